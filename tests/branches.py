@@ -51,8 +51,6 @@ TESTS = (
 _LARGE = "takes long, for what is large or many, and adds no branch"
 # The tests of these, by the beginnings of their ids, that do not run here, and why.
 LEFT_OUT = {
-    "tests/formats/bintensors/test_bintensors.py::test_a_real_model_goes_through_three_formats": _LARGE,
-    "tests/formats/bintensors/test_bintensors.py::test_counts_of_every_width_are_written_as_0_2_0_does": _LARGE,
     "tests/api/test_save.py::test_big_tensors_are_written_without_a_second_copy": _LARGE,
 }
 

@@ -46,7 +46,6 @@ LEFT_OUT = {
             "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
             "tests/faults/test_threads.py::test_ten_thousand_failures_leave_nothing",
             "tests/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",
-            "tests/formats/torch/test_checkpoint_memory.py::test_the_most_memory_for_each_byte_of_a_program",
         ),
         "counts memory, of which the sanitiser keeps for a while what was freed",
     ),

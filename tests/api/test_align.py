@@ -1,14 +1,11 @@
 """``align=``: tensors that begin at multiples of a power of two, in the formats that have room for it."""
 
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
 
 import weightmap as wm
-from weightmap import cli
 from weightmap.formats import by_name
 
 RNG = np.random.default_rng(3)
@@ -140,19 +137,6 @@ def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path, layout):
                 aligned += off == {0}
                 assert all(file[name].tobytes() == array.tobytes() for name, array in tensors.items())
     assert aligned > 100
-
-
-def test_the_command_line_aligns(tmp_path, source, capsys):
-    target = tmp_path / "t.safetensors"
-    assert cli.main(["convert", str(source), str(target), "--align", "64", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert "could not be aligned to 64 bytes" in json.dumps(document)
-    assert wm.open(target).infos()[0].offset % 64 == 0
-    assert cli.main(["convert", str(source), str(target), "--align", "64"]) == 0
-    captured = capsys.readouterr()
-    assert "1 tensor of 5 could not be aligned" in captured.out + captured.err
-    assert cli.main(["convert", str(source), str(target), "--align", "24"]) == 2
-    assert "--align is 24" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", [250, 251, 252])

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import pickletools
-import shutil
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
@@ -14,9 +13,8 @@ from tests.builders import gguf, normal, tensor
 from tests.builders import safetensors as st
 
 import weightmap as wm
-from weightmap.conversion import running, tasks, verifying
 from weightmap.conversion import shards as conversions
-from weightmap.conversion.dealing import moved_scales
+from weightmap.conversion import tasks, verifying
 from weightmap.io import memory
 
 COUNT = 6
@@ -165,53 +163,6 @@ def test_a_report_of_another_kind_is_refused(model, tmp_path):
 
 def kept():
     return len(memory._kept.buffers or ())
-
-
-def test_only_workers_of_their_own_keep_their_buffers(model, tmp_path):
-    """A process of workers keeps them from call to call; threads of this process free theirs."""
-    with ThreadPoolExecutor(1) as threads:
-        wm.convert(model, f"{tmp_path}/a/", run=wm.Run(threads), **QUANTISED)
-        assert threads.submit(kept).result() == 0
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
-        wm.convert(model, f"{tmp_path}/b/", run=wm.Run(processes), **QUANTISED)
-        assert processes.submit(kept).result() > 0
-
-
-class Remembers(Inline):
-    """Answers a call that equals an earlier one with what that one came to, as Dask does while somebody holds it."""
-
-    def __init__(self):
-        super().__init__()
-        self.known = {}
-
-    def submit(self, *call, **_):
-        key = pickle.dumps(call)
-        self.failed = False
-        if key not in self.known:
-            self.known[key] = super().submit(*call)
-        return self.known[key]
-
-
-def test_a_run_is_not_answered_with_an_earlier_one(model, tmp_path):
-    """Once the cause of an error is gone, a run succeeds; it writes what was removed since, and verifies again."""
-    path = model / name_of(3)
-    whole, state = path.read_bytes(), path.stat()
-    damaged = bytearray(whole)
-    damaged[-4 * 8 * 64 :] = np.full(8 * 64, np.nan, np.float32).tobytes()  # layer.3.bias and part of the weights
-    pool = Remembers()
-    for number, data in enumerate((damaged, whole, whole)):
-        path.write_bytes(data)
-        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-        if number == 0:
-            with pytest.raises(wm.QuantError, match="is nan"):
-                wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
-            continue
-        assert wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED).shards == COUNT
-        assert len(content(tmp_path / "out")) == COUNT + 1
-        wm.verify(tmp_path / "out", run=wm.Run(pool))
-        shutil.rmtree(tmp_path / "out")
-    assert len(pool.tasks) == COUNT + 4 * COUNT
-    assert len(set(pool.known)) == len(pool.tasks)
 
 
 # ----------------------------------------------------------------------------------------------------------- manifests
@@ -415,33 +366,6 @@ def many(tmp_path):
     return next(tmp_path.glob("*.index.json"))
 
 
-def test_an_error_within_a_call_keeps_what_was_before_it(many, converted):
-    """The results before the error are recorded, the tasks behind it do not begin; started again, these are done."""
-    bad = many.parent / name_of(5, 48)
-    whole = bad.read_bytes()
-    state = bad.stat()
-    nan = bytearray(whole)
-    nan[-4:] = np.float32(np.nan).tobytes()
-    bad.write_bytes(nan)
-    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
-    out, manifest = f"{many.parent}/out/", many.parent / "manifest.json"
-    with Inline() as pool, pytest.raises(wm.QuantError, match=r"model-00005"):
-        wm.convert(many, out, run=wm.Run(pool, manifest=manifest), **QUANTISED)
-    assert not {name_of(5, 48, ".amb"), name_of(6, 48, ".amb")} & set(converted)
-    assert name_of(4, 48, ".amb") in converted
-    assert [len(bundle) for bundle in running.bundled(range(48), [1] * 48)] == [3] * 16
-    with Inline() as pool, pytest.raises(wm.ShardsError, match=r"1 shard failed: .*model-00005"):
-        wm.convert(many, out, run=wm.Run(pool, manifest=manifest, keep_going=True), **QUANTISED)
-    assert sorted(converted) == [name_of(i, 48, ".amb") for i in range(1, 49) if i != 5]
-    bad.write_bytes(whole)
-    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
-    with Inline() as pool:
-        report = wm.convert(many, out, run=wm.Run(pool, manifest=manifest), **QUANTISED)
-    assert (report.shards, report.skipped) == (48, 47)
-    wm.convert(many, f"{many.parent}/serial/", **QUANTISED)
-    assert content(many.parent / "out") == content(many.parent / "serial")
-
-
 def test_errors_of_the_executor_name_the_shard(model, tmp_path):
     """A worker that is gone, or an executor that was shut down, is one error of ours with that as its cause."""
 
@@ -569,28 +493,6 @@ def test_scales_go_to_the_shard_of_their_weights(tmp_path):
     assert wm.diff(tmp_path, tmp_path / "out", tensors_only=True).equal
 
 
-@pytest.mark.parametrize(
-    ("weights", "scales"),
-    [
-        ("m.weight", "m.weight_scale"),
-        ("m.weight", "m.weight_scale_inv"),
-        ("m.weight", "m.scales"),
-        ("m.qweight", "m.qzeros"),
-        ("m.qweight", "m.g_idx"),
-        ("m.weight_packed", "m.weight_scale"),
-        ("m.weight", "m.weight.absmax"),
-        ("m.weight", "m.weight.quant_state.bitsandbytes__nf4"),
-        ("m_blocks", "m_scales"),
-        ("m.weight", "m.input_scale"),
-    ],
-)
-def test_names_of_scales(weights, scales):
-    moved = {} if scales == "m.input_scale" else {scales: "1"}
-    assert moved_scales({weights: "1", scales: "2", "other": "3"}) == moved
-    assert moved_scales({weights: "1", scales: "1"}) == {}
-    assert moved_scales({scales: "2", "other": "1"}) == {}
-
-
 def test_a_directory_keeps_its_configuration(model, tmp_path):
     (model / "config.json").write_text('{"hidden_size": 64, "vocab_size": 3}')
     (model / "vocab.txt").write_text("[PAD]\n[UNK]\nwörd\n")
@@ -612,17 +514,6 @@ def test_a_directory_keeps_its_configuration(model, tmp_path):
     assert wm.convert(model, f"{tmp_path}/b/", **options).skipped == COUNT - 1
     with wm.open(tmp_path / "b") as file:
         assert file.metadata["hidden_size"] == "65"
-
-
-def test_a_sharded_model_has_the_configuration_of_its_first_shard(model, tmp_path):
-    (model / "config.json").write_text('{"hidden_size": 64, "model_type": "bert"}')
-    wm.convert(model, f"{tmp_path}/out/", format="amb")
-    with wm.open(tmp_path / "out") as file, wm.open(tmp_path / "out" / name_of(1, suffix=".amb")) as first:
-        assert file.config == first.config
-        assert file.config is not None
-        assert (file.tokenizer is None) == (first.tokenizer is None)
-    with wm.open(model) as file:
-        assert file.config is file.tokenizer is None
 
 
 def test_parts_of_gguf_become_shards(tmp_path):
@@ -686,27 +577,6 @@ def test_verify_by_an_executor_says_the_same(model, tmp_path, monkeypatch):
     with pytest.raises(wm.ShardsError, match="1 shard failed"):
         wm.verify(out, run=wm.Run(keep_going=True))
     assert len(verified) == COUNT
-
-
-def test_quantize_writes_models(model, tmp_path):
-    wm.convert(model, f"{tmp_path}/a/", **QUANTISED)
-    with ThreadPoolExecutor(2) as pool:
-        report = wm.quantize(
-            model, "int4_block", f"{tmp_path}/b/", format="amb", run=wm.Run(pool, manifest=tmp_path / "m")
-        )
-    assert report.shards == COUNT
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-    wm.quantize(model, "int8", tmp_path / "one.amb")
-    said = r"array is the path 'm\.amb', expected numbers; a model is quantised to a file, dst="
-    with pytest.raises(TypeError, match=said):
-        wm.quantize("m.amb", "int8")
-    with pytest.raises(TypeError, match="with dst="):
-        wm.quantize(np.ones(4), "int8", run=wm.Run(Inline()))
-    with pytest.raises(TypeError, match="fields of run="):
-        wm.verify(model, run=wm.Run(), executor=Inline())
-    assert wm.verify(model, executor=Inline()).nbytes == wm.verify(model).nbytes
-    with pytest.raises(TypeError, match="no option 'surprise'; its options are block_size, scale_type, bits, threads"):
-        wm.quantize(np.ones(4), "int8", surprise=1)
 
 
 # ---------------------------------------------------------------------------------------------------- the command line

@@ -74,12 +74,6 @@ def test_only_the_blocks_needed_are_decoded(monkeypatch):
         assert asked == [found]
 
 
-@pytest.mark.parametrize("key", [(3, 0), (-4, 0), (0, 5)])
-def test_indices_out_of_bounds(key):
-    with pytest.raises(IndexError):
-        tensor("q4_0", (3, 5))[key]
-
-
 @pytest.mark.parametrize("scheme", GGML_SCHEMES)
 def test_parts(scheme):
     """Scales, minimums and codes are views that make up the blocks."""
@@ -110,33 +104,6 @@ def test_a_strict_tensor_has_finite_scales(scheme):
             blocks[5, at - 2] = 0xFF
         with pytest.raises(wm.QuantError, match=r"(scale|minimum) of block 5 is (nan|inf)"):
             GgmlTensor(scheme, q.shape, blocks.reshape(-1)).dequantize(strict=True)
-
-
-def test_a_tensor_without_elements():
-    for shape in ((0, 32), (3, 0), (0,)):
-        q = GgmlTensor("q4_1", shape, b"")
-        assert q.dequantize().shape == shape
-        assert len(q.scales) == len(q.minimums) == len(q.codes) == 0
-        assert q[...].shape == shape
-
-
-@pytest.mark.parametrize(
-    ("scheme", "shape", "nbytes", "match"),
-    [
-        ("q4_0", (2, 32), 35, r"bytes of q4_0 \[2, 32\] is 35, expected 36"),
-        ("q4_0", (32, 33), 36, r"shape of q4_0 is \[32, 33\], expected a last dimension that is a multiple of 32"),
-        ("q4_k", (32, 32), 36, "a multiple of 256"),
-        ("q4_0", (), 18, "shape of q4_0"),
-        ("q4_0", (-32,), 18, "shape"),
-        ("q8_1", (32,), 40, "scheme is 'q8_1'"),
-        ("int8", (32,), 34, "scheme is 'int8'"),
-    ],
-)
-def test_what_is_no_tensor(scheme, shape, nbytes, match):
-    with pytest.raises(wm.QuantError, match=match):
-        GgmlTensor(scheme, shape, bytes(nbytes))
-    with pytest.raises(TypeError, match="payload"):
-        GgmlTensor("q4_0", (32,), np.zeros(36, np.uint8)[::2])
 
 
 # ---------------------------------------------------------------------------------------------------- quantisation
@@ -335,23 +302,3 @@ def test_q8_0_with_one_scale():
 def test_what_does_not_become_blocks_of_ggml(q, match):
     with pytest.raises(wm.QuantError, match=match):
         regroup(q)
-
-
-def test_scales_of_float32_that_float16_has():
-    q = wm.quantize(np.arange(-8, 24, dtype=np.float32), "int8", scale_type="fp32")
-    exact = type(q)("int8", (32,), np.float32(0.25).tobytes() + q.codes.tobytes(), scale_type="fp32")
-    assert regroup(exact).dequantize().tobytes() == exact.dequantize().tobytes()
-
-
-@pytest.mark.parametrize(("scheme", "count"), [("mxfp4", 1), ("nvfp4", 4), ("iq1_m", 4), ("q4_0", 1)])
-def test_the_shape_of_scales(scheme, count):
-    blocks, (_, size, nbytes) = 3, TYPES[scheme]
-    q = GgmlTensor(scheme, (blocks, size), bytes(blocks * nbytes))
-    assert q.scales.shape == ((blocks,) if count == 1 else (blocks, count))
-
-
-def test_what_does_not_become_integers_and_scales():
-    """Types with minimums, tables or scales of scales have no counterpart."""
-    for scheme in set(GGML_SCHEMES) - {"q4_0", "q5_0", "q8_0"}:
-        with pytest.raises(wm.QuantError, match=f"scheme is {scheme}, expected one of int4, "):
-            regroup(tensor(scheme, (1,)))

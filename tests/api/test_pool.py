@@ -8,17 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, gguf, normal
-from tests.builders import safetensors as st
+from tests.builders import Tensor, gguf
 from tests.support import HANG, peak_of, run_child, sparse
 
 import weightmap as wm
-from weightmap.io import arena
 from weightmap.io import direct as direct_reading
-from weightmap.io.arena import Arena
 from weightmap.io.direct import ALIGN
 from weightmap.io.source import Source
-from weightmap.model.pool import Pool
 
 SIZE = 4 * ALIGN
 NAMES = [f"expert.{number}" for number in range(8)]
@@ -168,18 +164,6 @@ def test_neighbours_are_read_together(model, at_once, way):
             assert pool.stats.read_nbytes <= model.nbytes + ALIGN
 
 
-def test_what_lies_apart_is_read_apart(tmp_path, at_once):
-    far = np.zeros(direct_reading.CLOSE, np.float32)
-    wm.save(tmp_path / "m.safetensors", {"a": rows("x1"), "b": far, "c": rows("x2"), "d": rows("x3")})
-    with wm.open(tmp_path / "m.safetensors") as file, file.pool(1 << 20, direct=True) as pool:
-        pool.prefetch(["c", "d", "a"])
-        assert len(at_once) >= 2
-        assert pool.stats.read_nbytes < file.nbytes - far.nbytes + 4 * ALIGN
-        for name, own in (("a", "x1"), ("c", "x2"), ("d", "x3")):
-            with pool.hold(name) as found:
-                np.testing.assert_array_equal(found, rows(own))
-
-
 def test_an_error_is_that_of_the_tensor_that_it_concerns(model, at_once, monkeypatch):
     """Although it was read with its neighbours."""
     bad, read = model.info(NAMES[4]).offset + SIZE // 2, direct_reading.DirectReader.read
@@ -252,29 +236,6 @@ def test_one_read_for_many_threads(model, monkeypatch):
         assert (stats.hits, stats.misses) == (3, 1)
 
 
-def test_many_threads_at_once(model):
-    failed = []
-
-    def work(seed):
-        rng = np.random.default_rng(seed)
-        try:
-            for number in rng.integers(0, len(NAMES), 200).tolist():
-                if number % 3 == 0:
-                    pool.prefetch([NAMES[(number + 1) % len(NAMES)]])
-                check(pool, NAMES[number], None if number % 2 else number % 4)
-        except BaseException as error:  # noqa: BLE001 - seen by the test
-            failed.append(error)
-
-    with model.pool(6 * (SIZE + ALIGN), threads=2) as pool:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed
-        assert pool.stats.resident_nbytes <= pool.budget
-
-
 def test_an_array_that_is_held_or_kept_is_not_read_over(model):
     """Only memory that nobody looks at any more serves another tensor."""
     with model.pool(2 * (SIZE + ALIGN)) as pool:
@@ -305,43 +266,6 @@ def test_memory_stays_within_the_budget(tmp_path):
         wm.save(tmp_path / f"{name}.safetensors", {f"t{size}": np.ones(size, np.uint8) for size in some})
     models = (tmp_path / f"{name}.safetensors" for name in ("big", "small"))
     assert peak_of(HELD, *models, tmp_path / "out") < 8 << 20
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has small pages only")
-@pytest.mark.parametrize(("dear", "flag"), [(-1, "nh"), (1 << 60, "hg")])
-def test_an_arena_has_huge_pages_where_they_are_cheap(monkeypatch, dear, flag):
-    monkeypatch.setattr(arena, "_DEAR", dear)
-    array = Arena(huge=False).allocate(ALIGN, 0)
-    _, mapping = Path("/proc/self/smaps").read_text(encoding="utf-8").split(f"\n{array.ctypes.data & -(2 << 20):x}-", 1)
-    assert flag in next(line for line in mapping.splitlines() if line.startswith("VmFlags")).split()
-
-
-@pytest.mark.parametrize("huge", [True, False])
-def test_an_arena_takes_what_it_is_allowed(huge):
-    """Arrays keep their bytes; free pages are given back where an array of another size needs others."""
-    arena, most, rng, live = Arena(huge=huge), 64 * ALIGN, np.random.default_rng(3), []
-    for number in range(600):
-        pages = int(rng.integers(1, 12))
-        while live and sum(len(array) for array, _ in live) + pages * ALIGN > most:
-            array, mark = live.pop(int(rng.integers(len(live))))
-            assert (array == mark).all()
-            del array
-        array = arena.allocate(pages * ALIGN, most)
-        array[:] = number % 251
-        live.append((array, number % 251))
-        assert arena.nbytes <= most
-        assert arena._segments == 1
-    large = arena.allocate(100 << 20, 0)
-    assert arena.nbytes == len(large) + sum(len(array) for array, _ in live)
-    del large
-    live.clear()
-    del array
-    assert arena.nbytes > 100 << 20
-    arena.trim()
-    assert arena.nbytes == 0
-    assert not any(arena._paged.values())
-    assert sum(len(slots) for slots in arena._bare.values()) == len(arena._slots)
-    assert arena.allocate(0, most).size == 0
 
 
 def test_what_does_not_fit_is_refused_at_once(model):
@@ -376,12 +300,6 @@ def test_what_does_not_fit_is_refused_at_once(model):
 def test_wrong_arguments(model, call, error, match):
     with model.pool(1 << 20) as pool, pytest.raises(error, match=match):
         call(pool)
-
-
-def test_wrong_budgets(model):
-    for arguments in ({"budget": 0}, {"budget": 1, "threads": 0}):
-        with pytest.raises(ValueError, match="expected"):
-            model.pool(**arguments)
 
 
 def test_closing(model):
@@ -421,24 +339,6 @@ def test_files_that_change(tmp_path, way, how):
         else:
             wm.save(path, {name: rows(name) + 1 for name in NAMES})
             check(pool, NAMES[7])
-
-
-def test_a_file_cut_before_its_pool_is_made(tmp_path):
-    """The check whether the file is in memory tells it already."""
-    path = tmp_path / "m.safetensors"
-    wm.save(path, {name: rows(name) for name in NAMES})
-    with wm.open(path) as file:
-        os.truncate(path, 3 * SIZE)
-        with pytest.raises((wm.FileChangedError, wm.TruncatedError)), file.pool(1 << 30) as pool:
-            pool.hold(NAMES[7])
-
-
-def test_a_file_cut_between_the_check_and_the_read(model, monkeypatch):
-    reader = direct_reading.DirectReader(model._source)
-    monkeypatch.setattr(model._source, "check_unchanged", lambda: None)
-    os.truncate(model.path, SIZE)
-    with pytest.raises(wm.TruncatedError, match="shorter"):
-        reader.read(0, 4 * SIZE, [memoryview(bytearray(4 * SIZE))])
 
 
 CUT = """
@@ -517,13 +417,6 @@ def test_without_o_direct(model, monkeypatch):
     assert bytes(memory[: model.nbytes]) == Path(model.path).read_bytes()
     assert reader._file is None
     assert reader._drops
-
-
-def test_buffers_and_pools_of_a_list():
-    with wm.open(st.build({"a": normal((4, 8), 1)})) as file, file.pool(1 << 16) as pool:
-        assert isinstance(pool, Pool)
-        with pool.hold("a", 1) as found:
-            np.testing.assert_array_equal(found, file["a"][1])
 
 
 # ---------------------------------------------------------------------------------------------- past the page cache
@@ -606,12 +499,3 @@ def test_at_most_64_mib_of_a_large_model_stay_in_the_page_cache(tmp_path, call):
     assert cached() <= 64 << 20
     wm.load(path, mode="copy")
     assert cached() > 128 << 20
-
-
-def test_mappings_are_not_past_the_page_cache(model):
-    for call, match in (
-        (lambda: wm.open(model.path, direct=True, mode="mmap"), "mode is 'mmap', expected 'copy' or 'sealed'"),
-        (lambda: wm.plan(model).run("map", direct=True), "how is 'map', expected 'read' or 'auto'"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            call()

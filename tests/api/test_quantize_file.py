@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from tests.builders import normal, tensor
 from tests.builders import safetensors as st
-from tests.support import listing
 
 import weightmap as wm
-from weightmap.io import atomic, sink
-from weightmap.native import files, quantised
+from weightmap.io import sink
+from weightmap.native import quantised
 from weightmap.native.access import Failed
 from weightmap.native.quantised import BlockEncoder, Unwritten
 
@@ -49,59 +48,6 @@ def test_every_dtype_and_number_of_threads(put, tmp_path, block_size, threads):
         assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
 
 
-def test_reports_do_not_depend_on_threads(put, tmp_path):
-    source = put(st.build({"w": normal((90, 10_000), 1)}), "m.safetensors")
-    found = [wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=n).quantized for n in (1, 2, 3)]
-    assert found[0] == found[1] == found[2]
-
-
-def test_one_call_for_each_stage(put, tmp_path, monkeypatch):
-    """Blocks across its end take no call of their own; each byte is written once, and the first ones last."""
-    source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
-    calls, written, encode, pwrite = [], [], BlockEncoder.__call__, os.pwrite
-
-    def encoding(self, *args):
-        earlier = args[5]
-        calls.append(len(args[4]))
-        if earlier is not None:
-            written.append((earlier.offset, len(earlier.data)))
-        return encode(self, *args)
-
-    def writing(fd, data, offset):
-        written.append((offset, len(data)))
-        return pwrite(fd, data, offset)
-
-    monkeypatch.setattr(BlockEncoder, "__call__", encoding)
-    monkeypatch.setattr(os, "pwrite", writing)
-    wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=2)
-    size = (tmp_path / "q.amb").stat().st_size
-    assert len(calls) == -(-size // STAGE)
-    assert written[-1] == (0, sink._BEGINNING)
-    written.sort()
-    assert [begin for begin, _ in written] == [0, *(sum(pair) for pair in written[:-1])]
-    assert sum(written[-1]) == size
-    assert all(begin % STAGE == 0 for begin, _ in written[2:])
-
-
-def test_in_memory_calls_are_as_long(put, tmp_path, monkeypatch):
-    """On tmpfs pieces are shorter, but not those that threads share: a small tensor comes first, and a large one."""
-    model = {"a": normal((1, 3000), 2), "b": tensor(np.arange(1000, dtype=np.int8)), "w": normal((64, 10_000), 1)}
-    source = put(st.build(model), "m.safetensors")
-    wm.convert(source, tmp_path / "disk.amb", quantize="int4_block", threads=2)
-    lengths, encode = [], BlockEncoder.__call__
-
-    def encoding(self, *args):
-        lengths.append(len(args[4]))
-        return encode(self, *args)
-
-    monkeypatch.setattr(BlockEncoder, "__call__", encoding)
-    monkeypatch.setattr(sink, "STAGE_IN_MEMORY", STAGE // 4)
-    monkeypatch.setattr(atomic, "_is_in_memory", lambda *_: True)
-    wm.convert(source, tmp_path / "memory.amb", quantize="int4_block", threads=2)
-    assert max(lengths) > STAGE // 2
-    assert (tmp_path / "memory.amb").read_bytes() == (tmp_path / "disk.amb").read_bytes()
-
-
 def test_a_tensor_that_is_not_row_major(tmp_path):
     value = np.asfortranarray(np.random.default_rng(1).standard_normal((300, 400)).astype(np.float16))
     np.save(tmp_path / "a.npy", value)
@@ -110,20 +56,6 @@ def test_a_tensor_that_is_not_row_major(tmp_path):
         [name] = file
         expected = wm.quantize(np.ascontiguousarray(value), "int4_block").payload.tobytes()
         assert file[name].payload.tobytes() == expected
-
-
-def test_a_source_that_becomes_shorter(put, tmp_path, monkeypatch):
-    source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
-    size, original = source.stat().st_size, BlockEncoder.__call__
-
-    def cut(self, *args):
-        os.truncate(source, size // 2)
-        return original(self, *args)
-
-    monkeypatch.setattr(BlockEncoder, "__call__", cut)
-    with pytest.raises(wm.TruncatedError, match=rf"m\.safetensors.*became shorter.*{size // 2}"):
-        wm.convert(source, tmp_path / "q.amb", quantize="int4_block", threads=2)
-    assert listing(tmp_path) == ["m.safetensors"]
 
 
 def test_errors_of_reading_and_writing(tmp_path):
@@ -163,23 +95,3 @@ def test_a_full_disk_is_an_error_of_the_target(put, tmp_path, monkeypatch):
         wm.convert(source, tmp_path / "q.amb", quantize="int4_block")
     assert caught.value.filename == str(tmp_path / "q.amb")
     assert (tmp_path / "q.amb").read_bytes() == b"before"
-
-
-@pytest.mark.parametrize("room", [0, 1 << 40])
-def test_room_in_a_file_system_in_memory(tmp_path, monkeypatch, room):
-    """On tmpfs nothing is reserved, which would take as long as writing: a file that cannot fit is refused at once."""
-    reserved = []
-    monkeypatch.setattr(os, "posix_fallocate", lambda *args: reserved.append(args), raising=False)
-    monkeypatch.setattr(files, "file_system", lambda _: atomic._TMPFS)
-    monkeypatch.setattr(atomic, "_ALIKE", 0)
-    status = list(os.statvfs(tmp_path))
-    status[1:5] = [1, max(room, 1), room, room]
-    monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result(status))
-    if room:
-        wm.save(tmp_path / "a.safetensors", {"w": np.ones(3)})
-    else:
-        with pytest.raises(OSError, match="No space left") as caught:
-            wm.save(tmp_path / "a.safetensors", {"w": np.ones(3)})
-        assert caught.value.filename == str(tmp_path / "a.safetensors")
-        assert listing(tmp_path) == []
-    assert not reserved

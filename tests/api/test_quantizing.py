@@ -1,20 +1,14 @@
 """Quantisation on the way from one file to another: which tensors, how, with what error, and in how much memory."""
 
-import json
 import math
-import os
-import struct
 
 import numpy as np
 import pytest
-from tests.api.test_memory import quantised as quantised_file
 from tests.builders import amb, embd, noise, normal, tensor
 from tests.builders import safetensors as st
 from tests.support import listing
 
 import weightmap as wm
-from weightmap import cli
-from weightmap.conversion import quantizer as quantizing
 
 SCHEMES = ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"]
 MODEL = {
@@ -98,25 +92,6 @@ def test_the_bytes_are_those_of_quantize(model, tmp_path, scheme, scale_type):
             assert found.payload.tobytes() == expected.payload.tobytes(), name
 
 
-def test_adaptive_tensors_too_large_to_be_kept(model, tmp_path, monkeypatch):
-    """Adaptive tensors are quantised once, before their sizes are known; where they cannot be kept, once more."""
-    quantize, calls = quantizing.quantize, []
-
-    def counted(array, *rest, **options):
-        calls.append(np.size(array))
-        return quantize(array, *rest, **options)
-
-    monkeypatch.setattr(quantizing, "quantize", counted)
-    kept = wm.convert(model, tmp_path / "kept.amb", quantize="adaptive")
-    assert calls == [*(MODEL[name].array.size for name in CHOSEN)]
-    calls.clear()
-    monkeypatch.setattr(quantizing, "_KEEP", 0)
-    again = wm.convert(model, tmp_path / "again.amb", quantize="adaptive")
-    assert len(calls) == 2 * len(CHOSEN) - sum(info.nbytes == 0 for info in again.quantized)
-    assert again.quantized == kept.quantized
-    assert (tmp_path / "again.amb").read_bytes() == (tmp_path / "kept.amb").read_bytes()
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_report_has_size_and_error(model, tmp_path, scheme):
     report = wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize(scheme, **of_its_own(scheme, 8, 8)))
@@ -134,16 +109,6 @@ def test_the_report_has_size_and_error(model, tmp_path, scheme):
             assert info.rmse == pytest.approx(rmse, rel=1e-6)
             assert info.relative_error == pytest.approx(rmse / math.sqrt(np.square(value).mean()), rel=1e-6)
             assert info.rmse > 0
-
-
-def test_half_precision_for_dense_tensors(model, tmp_path):
-    """With dtype=, tensors that are not quantised become that type; those that are, are made of the originals."""
-    wm.convert(model, tmp_path / "q.amb", quantize="int4_block", dtype="float16")
-    with wm.open(tmp_path / "q.amb") as file:
-        assert file.info("tok_Embeddings.weight").dtype == "float16"
-        assert file.info("ids").dtype == "int8"
-        expected = wm.quantize(MODEL["layer.0.Attention.weight"].array, "int4_block")
-        assert file["layer.0.Attention.weight"].payload.tobytes() == expected.payload.tobytes()
 
 
 def test_other_formats_are_quantised_too(put, tmp_path):
@@ -191,12 +156,6 @@ def test_options_that_do_not_exist_are_refused_first(tmp_path, options, message)
     with pytest.raises(wm.QuantError, match=message):
         wm.quantize(tmp_path / "missing.safetensors", dst=tmp_path / "q.amb", **options)
     assert listing(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", ["fp32", "float32", np.float32, np.dtype("f4")])
-def test_types_of_scales_have_every_name(name):
-    assert wm.Quantize("INT4-Block", scale_type=name) == wm.Quantize("int4_block", scale_type="fp32")
-    assert wm.quantize(np.ones(32), "int4_block", scale_type=name).scale_type == "fp32"
 
 
 # -------------------------------------------------------------------------------------------- from quantised files on
@@ -278,28 +237,7 @@ def test_differences_of_quantised_files(quantised, tmp_path):
     assert "blocks of 16" in found["int5_block"].b
 
 
-def test_files_written_by_hand_are_converted(put, tmp_path):
-    """Bare blocks, as config describes them, are copied with a header, and decode to the same values."""
-    blocks = [(0.5, [*range(-8, 8)]), (2.0, [1, -1] * 8)]
-    payload = amb.pack_blocks(blocks, 4, 16, 1)
-    config = json.dumps({"quant": {"block_size": 16, "scale_type": "fp16"}}).encode()
-    source = put(amb.build([amb.Record("w", (30,), amb.INT4BLOCK, payload)], b"{}", config), "bare.amb")
-    wm.convert(source, tmp_path / "whole.amb")
-    _, _, _, [(record, _)] = amb.parse((tmp_path / "whole.amb").read_bytes())
-    assert record.data == struct.pack("<BHB", 4, 16, 1) + payload
-    with wm.open(tmp_path / "whole.amb") as file:
-        assert np.asarray(file["w"]).tolist() == amb.decode(payload, 4, 30, 16, 1)
-
-
 # ------------------------------------------------------------------------------------------------------------ memory
-
-
-def test_limits_come_before_reading(tmp_path):
-    path = tmp_path / "huge.amb"
-    quantised_file(path, 2**30, amb.INT8)
-    for options in ({}, {"dtype": "float16"}):
-        with pytest.raises(wm.LimitError, match="max_copy_bytes"):
-            wm.convert(path, tmp_path / "x.amb", limits=wm.Limits(max_copy_bytes=2**30), **options)
 
 
 def test_a_damaged_mask_is_an_error_with_file_and_place(tmp_path):
@@ -338,29 +276,6 @@ def test_codes_that_mean_the_same_are_no_difference(tmp_path):
     a, b, c = save("a.amb", 0.0, 1), save("b.amb", 0.0, 3), save("c.amb", 0.0, -1)
     assert wm.diff(a, b).equal
     assert wm.diff(a, c).changed[0].n_different == 8
-
-
-@pytest.mark.parametrize("how", ["convert", "command"])
-def test_threads_are_as_many_as_cpus_when_not_given(tmp_path, monkeypatch, how):
-    wm.save(tmp_path / "m.safetensors", {"w": np.ones((4, 32), np.float32)})
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5, 7}, raising=False)
-    used = []
-
-    def encoder(*args, threads, **options):
-        used.append(threads)
-        return original(*args, threads=threads, **options)
-
-    original = quantizing.BlockEncoder
-    monkeypatch.setattr(quantizing, "BlockEncoder", encoder)
-    for given in (None, 3):
-        if how == "convert":
-            options = {} if given is None else {"threads": given}
-            wm.convert(tmp_path / "m.safetensors", tmp_path / "q.amb", quantize="int4_block", **options)
-        else:
-            arguments = [] if given is None else ["--threads", str(given)]
-            paths = [str(tmp_path / "m.safetensors"), str(tmp_path / "q.amb")]
-            assert cli.main(["convert", *paths, "--quantize", "int4_block", *arguments]) == 0
-    assert used == [5, 3]
 
 
 @pytest.mark.parametrize(

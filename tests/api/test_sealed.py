@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support import HANG, SOURCES
+from tests.support import SOURCES
 
 import weightmap as wm
 from weightmap.io import sealed as sealing
@@ -142,23 +141,6 @@ def test_memory_that_is_refused_is_an_os_error(path, call, monkeypatch):
     assert not sealed_memory()
 
 
-@needs_sealing
-def test_systems_that_do_not_know_the_newest_flag(path, monkeypatch):
-    """A kernel that refuses memory which programs cannot be run from is asked without that."""
-    create, asked = os.memfd_create, []
-
-    def older(name, flags):
-        asked.append(flags)
-        if flags & ~(os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING):
-            raise OSError(22, "Invalid argument")
-        return create(name, flags)
-
-    monkeypatch.setattr(os, "memfd_create", older)
-    with wm.open(path, mode="sealed") as f:
-        np.testing.assert_array_equal(f["w"], VALUES)
-    assert len(asked) == 2
-
-
 def test_a_system_without_sealed_memory_is_an_error(path, monkeypatch):
     monkeypatch.setattr(sealing, "AVAILABLE", False)
     with pytest.raises(ValueError, match="needs Linux; use 'copy'"):
@@ -172,28 +154,6 @@ def test_a_system_without_sealed_memory_is_an_error(path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------- sources
-
-
-@needs_sealing
-@pytest.mark.parametrize("kind", ["descriptor", "file object", "bytes", "bytearray", "BytesIO"])
-def test_every_kind_of_source(path, kind):
-    data = path.read_bytes()
-    with path.open("rb") as file:
-        sources = {
-            "descriptor": file.fileno(),
-            "file object": file,
-            "bytes": data,
-            "bytearray": bytearray(data),
-            "BytesIO": io.BytesIO(data),
-        }
-        with wm.open(sources[kind], mode="sealed") as f:
-            if kind == "bytearray":
-                sources[kind][:] = bytes(len(data))
-            assert f.is_stable
-            assert os.pread(f.fileno(), len(data), 0) == data
-            np.testing.assert_array_equal(f["w"], VALUES)
-            with pytest.raises(TypeError, match="pickled"):
-                pickle.dumps(f)
 
 
 @needs_sealing
@@ -277,27 +237,3 @@ def tell(f, answer):
         except (OSError, TypeError) as error:
             again = type(error).__name__
         answer.send((f.path, f["w"].tobytes(), list(f.vocab), inode, len(sealed_memory()), f.verify().path, again))
-
-
-@needs_sealing
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("source", ["path", "gone", "bytes"])
-def test_an_argument_of_a_process_takes_its_memory_along(path, method, source):
-    """A process that multiprocessing starts has the same memory, even when the file is gone or never was one."""
-    context = multiprocessing.get_context(method)
-    ours, theirs = context.Pipe(duplex=False)
-    with wm.open(path.read_bytes() if source == "bytes" else path, mode="sealed") as f:
-        if source == "gone":
-            path.unlink()
-        inode = os.fstat(f.fileno()).st_ino
-        process = context.Process(target=tell, args=(f, theirs))
-        process.start()
-        theirs.close()  # so that a process that fails is the end of the pipe
-        assert ours.poll(HANG)
-        answer = ours.recv()
-        process.join(HANG)
-        assert process.exitcode == 0
-        f["w"]
-    again = {"path": str(path), "gone": "FileNotFoundError", "bytes": "TypeError"}[source]
-    name = None if source == "bytes" else str(path)
-    assert answer == (name, VALUES.tobytes(), WORDS, inode, 1, name, again)

@@ -1,6 +1,5 @@
 """Hugging Face sharded models: an index or a directory opens as one file would."""
 
-import errno
 import gc
 import io
 import json
@@ -81,55 +80,12 @@ def test_verify_says_of_how_many_shards_it_could_check_the_structure_only(index)
         assert f.verify().scope == "structure and checksums"
 
 
-def test_an_unknown_mode_is_an_error_before_anything_is_read(tmp_path):
-    empty = tmp_path / "model.safetensors.index.json"
-    empty.write_text('{"weight_map": {}}', encoding="utf-8")
-    for path in (empty, tmp_path, tmp_path / "missing.index.json"):
-        with pytest.raises(ValueError, match="mode is 'sideways'"):
-            wm.open(path, mode="sideways")
-
-
-def test_opening_asks_for_the_kind_of_a_path_once(index, tmp_path, monkeypatch):
-    """A second question may get another answer, such as none at all: then the first one still counts."""
-    monkeypatch.setattr(os.path, "isdir", lambda _: False)
-    with wm.open(index.parent) as f:
-        assert set(f) == set(ALL)
-    wm.convert(index.parent, tmp_path / "one.weights")
-    assert set(wm.load(tmp_path / "one.weights")) == set(ALL)
-    (index.parent / TWO).unlink()
-    (index.parent / TWO).mkdir()
-    with pytest.raises(wm.LayoutError, match="is an index or a directory"):
-        wm.open(index)
-
-
-def test_a_directory_that_the_system_cannot_ask_about(index, tmp_path, monkeypatch):
-    """It is that error: `convert` and `diff` would miss the vocabulary of a directory that they take for a file."""
-    ask = os.stat
-
-    def fails(path, **options):
-        if path == str(index.parent):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        return ask(path, **options)
-
-    monkeypatch.setattr(os, "stat", fails)
-    with pytest.raises(OSError, match="Input/output error"):
-        wm.convert(str(index.parent), tmp_path / "one.weights")
-    with pytest.raises(OSError, match="Input/output error"):
-        wm.diff(str(index.parent), index)
-    assert not (tmp_path / "one.weights").exists()
-
-
 def test_a_directory_with_one_file(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(st.build(ALL))
     (tmp_path / "config.json").write_text("{}")
     with wm.open(tmp_path) as f:
         assert set(f) == set(ALL)
         assert all(same(f[name], value) for name, value in ALL.items())
-
-
-def test_a_directory_without_a_model(tmp_path):
-    with pytest.raises((wm.TensorFileError, OSError), match=tmp_path.name):
-        wm.open(tmp_path)
 
 
 def test_a_directory_with_one_model_in_two_formats(index):
@@ -158,18 +114,6 @@ def test_a_directory_without_its_index(index):
     (index.parent / "x.gguf.index.json").unlink()
     with pytest.raises(wm.UnknownFormatError, match=r"several model files; .*'x-00001-of-00002\.gguf'"):
         wm.open(index.parent)  # these need no index
-
-
-def test_modes(index):
-    before = {path.name: path.read_bytes() for path in index.parent.iterdir()}
-    with wm.open(index, mode="cow") as f:
-        f["a.bias"][:] = 0
-        assert not f["a.bias"].any()
-    with wm.open(index, mode="copy") as f:
-        held = f["b.weight"]
-        assert same(held, SECOND["b.weight"])
-        assert not mappings(index.parent / TWO)
-    assert {path.name: path.read_bytes() for path in index.parent.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", [ONE, TWO, "model.safetensors.index.json"])
@@ -265,20 +209,6 @@ def test_a_total_size_that_lies(index):
         assert set(f) == set(ALL)
 
 
-@pytest.mark.parametrize("total", [0, "138", 20.5, True, [138], {"a": 1}, 10**400, "x" * 400])
-def test_a_total_size_may_be_anything(index, total):
-    """It is informative: programs write the number of tensors, or a text, there."""
-    content = json.loads(index.read_text())
-    index.write_text(json.dumps(content | {"metadata": {"total_size": total}}))
-    with pytest.warns(wm.ModelWarning, match="total_size of the index of shards is") as caught:
-        f = wm.open(index)
-    assert len(str(caught[0].message)) < 1000
-    assert caught[0].filename == __file__
-    with f:
-        assert set(f) == set(ALL)
-        assert sum("total_size" in line for line in f.verify().warnings) == 1
-
-
 WHERE = dict.fromkeys(FIRST, ONE) | dict.fromkeys(SECOND, TWO)
 
 
@@ -357,22 +287,6 @@ def test_what_is_missing_is_refused_unless_asked_for(index, tmp_path):
     ):
         assert sum(line.startswith(said) for line in lines) == 1
     assert len(lines) == len(more) + 3
-
-
-def test_an_index_none_of_whose_shards_is_there(index):
-    for name in (ONE, TWO):
-        (index.parent / name).unlink()
-    with pytest.warns(wm.ModelWarning, match="is left out"):
-        f = wm.open(index, strict=False)
-    with f:
-        assert list(f) == []
-        assert len(f.verify().warnings) == 7
-    (index.parent / "left.safetensors").write_bytes(st.build(ALL))
-    lists(index, {"a": "../x.safetensors"})
-    with pytest.warns(wm.ModelWarning):
-        f = wm.open(index, strict=False)
-    with f:  # no name of a shard says what kind of file it is
-        assert any(line.startswith("file 'left.safetensors' lies beside") for line in f.verify().warnings)
 
 
 def test_a_tensor_in_two_shards(index, tmp_path):
@@ -485,19 +399,6 @@ def test_an_index_or_a_directory_is_no_shard(tmp_path, names):
         wm.open(tmp_path / "model.index.json")
 
 
-def test_a_sharded_model_keeps_the_promises_of_a_mapping(tmp_path):
-    wm.save(tmp_path / "a.safetensors", {"w": np.ones(2, np.float32)})
-    index = {"metadata": {"author": "me"}, "weight_map": {"w": "a.safetensors"}}
-    (tmp_path / "model.index.json").write_text(json.dumps(index))
-    with wm.open(tmp_path) as f:
-        with pytest.raises(TypeError):
-            f.metadata["author"] = "you"
-        assert [] not in f
-        for look_up in (f.__getitem__, f.info):
-            with pytest.raises(wm.TensorNotFoundError):
-                look_up([])
-
-
 def _shards_that_say(folder, *said, index=None):
     where = {}
     for number, metadata in enumerate(said):
@@ -543,15 +444,6 @@ def test_shards_that_disagree_on_metadata(tmp_path):
     assert report.warnings == (f"{told}: left behind",)
     with wm.open(tmp_path / "one.safetensors") as f:
         assert f.metadata == {"a": "1"}
-
-
-@pytest.mark.parametrize(("said", "expected"), [(None, None), ({}, {}), ({"k": "v"}, {"k": "v"})])
-def test_a_model_of_shards_has_metadata_where_a_shard_has(tmp_path, said, expected):
-    _shards_that_say(tmp_path, said, None)
-    target = tmp_path / "one.embd"
-    wm.convert(tmp_path, target, format="safetensors")
-    with compat.safe_open(target, "np") as f, compat.safe_open(tmp_path, "np") as g:
-        assert f.metadata() == g.metadata() == expected
 
 
 # ------------------------------------------------------------------------------------------------- descriptors
@@ -620,26 +512,6 @@ def test_a_shard_that_is_gone_from_its_path(index, kept, change):
                 use()
 
 
-def test_the_working_directory_may_change(index, tmp_path, monkeypatch):
-    monkeypatch.chdir(index.parent)
-    with wm.open(index.name) as f:
-        monkeypatch.chdir(tmp_path)
-        assert same(f.read("b.weight"), SECOND["b.weight"])
-        assert same(f["b.weight"], SECOND["b.weight"])
-        assert f.verify().checks
-
-
-def test_closing(index):
-    f = wm.open(index)
-    shard, view = f.shards[TWO], f["b.weight"]
-    f.close()
-    f.close()
-    for use in (lambda: f["b.weight"], f.verify, lambda: shard["b.weight"], lambda: shard.read("b.weight")):
-        with pytest.raises(wm.ClosedError):
-            use()
-    assert same(view, SECOND["b.weight"])
-
-
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory that can be sealed")
 def test_sealed_shards(index, kept):
     """In mode "sealed" a model is stable; of few files each has a descriptor to share, the model itself has none."""
@@ -696,13 +568,3 @@ def test_a_damaged_index_in_pieces_is_the_error_of_the_whole(text):
             read_listing(from_buffer(text.encode(), "mmap"), Options(Limits()))
         errors.append((str(caught.value), caught.value.offset, caught.value.field))
     assert len(set(errors)) == 1
-
-
-def test_a_map_within_another_object_is_not_that_of_the_index():
-    text = '{"metadata": {"weight_map": {"a": "x", "b": "x"}}, "weight_map": {"c": "y"}}'
-    nested = '{"metadata": {"weight_map": {"a": "x", "b": "x"}}}'
-    with mock.patch.object(listing, "_PIECE", 1):
-        found = read_listing(from_buffer(text.encode(), "mmap"), Options(Limits()))
-        assert list(found.pairs()) == [("c", "y")]
-        with pytest.raises(wm.FormatError, match="no weight_map"):
-            read_listing(from_buffer(nested.encode(), "mmap"), Options(Limits()))

@@ -67,18 +67,6 @@ def test_nothing_is_written_where_it_cannot_be(tmp_path):
     assert not listed(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["x.index.json", "x.safetensors.index.json", ".index.json"])
-@pytest.mark.parametrize("format_", [None, "safetensors"])
-def test_a_file_of_tensors_is_no_index(tmp_path, name, format_):
-    said = r"index\.json: this name is that of an index of shards, .*; max_shard_size= writes shards and their index$"
-    with pytest.raises(wm.EncodeError, match=said):
-        wm.save(tmp_path / name, TENSORS, format=format_)
-    assert not list(tmp_path.iterdir())
-    wm.save(tmp_path / name, TENSORS, format="safetensors", max_shard_size=600)
-    with wm.open(tmp_path / name) as f:
-        assert len(f.shards) > 1
-
-
 @pytest.mark.parametrize("size", [None, 600])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "vocab.txt", "link"])
 def test_files_beside_a_model_stay(tmp_path, name, size):
@@ -183,12 +171,3 @@ def test_convert_splits(tmp_path):
     again = wm.convert(tmp_path / "halves", f"{tmp_path}/again/", format="gguf", max_shard_size=128)
     assert again.shards == 7
     assert wm.diff(tmp_path / "m.safetensors", tmp_path / "again", by_value=True, tensors_only=True).equal
-
-
-def test_the_command_splits(tmp_path, capsys):
-    wm.save(tmp_path / "m.safetensors", TENSORS)
-    argv = ["convert", str(tmp_path / "m.safetensors"), str(tmp_path / "n.amb"), "--max-shard-size"]
-    assert cli.main([*argv, "600"]) == 0
-    assert (tmp_path / "n.amb.index.json").exists()
-    assert cli.main([*argv, "much"]) == 2
-    assert "--max-shard-size is 'much'" in capsys.readouterr().err

@@ -245,22 +245,6 @@ def test_a_disk_that_is_full_at_each_call(to_and_fro, in_place):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_files_that_may_not_grow(to_and_fro, in_place):
-    """A limit of the process on the size of files is as a full disk: nothing changes."""
-    import resource
-
-    folder, source, states = to_and_fro(1)
-
-    def work():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        deltas.pull(folder, source, version=1, in_place=in_place)
-
-    assert forked(work) == 3
-    assert places.Local(folder).version() == 0
-    assert digests(wm.load(folder)) == states[0]
-
-
-@pytest.mark.parametrize("in_place", [False, True])
 def test_two_processes_at_once(to_and_fro, in_place):
     """The second one comes while the first makes the step: it waits for the lock, and finds the work done."""
     folder, source, states = to_and_fro(2)

@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.deltas.delta_files import EXPECTED, digests, frame, lay, model, payload, stepped, write_delta, write_model
+from tests.deltas.delta_files import EXPECTED, digests, frame, lay, model, stepped, write_delta, write_model
 
 import weightmap as wm
 from weightmap import deltas as deltas_of
@@ -43,22 +43,6 @@ def test_malformed_deltas_are_refused(tmp_path, case):
     refused = found["verdict"] == "reject"
     with pytest.raises(wm.DeltaError) if refused else contextlib.suppress(wm.DeltaError):
         wm.load(base, deltas=deltas)
-
-
-@pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
-@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
-@pytest.mark.parametrize("how", [{}, {"streamed": True}, {"level": 19, "checked": True}])
-def test_frames_of_any_writer(tmp_path, mode, encoding, how):
-    """Frames without their size, of other levels and with zstd's own checksum; writable where the mode is."""
-    old = model()
-    base = write_model(tmp_path / "base", old)
-    new = stepped(old, 1)
-    delta = write_delta(tmp_path, 1, old, new, encoding=encoding, files=2, **how)
-    with wm.open(base, deltas=[delta], mode=mode) as f:
-        assert digests(f) == digests(new)
-        assert all(f[name].flags.writeable == (mode != "mmap") for name in f)
-        np.testing.assert_array_equal(f.read("embed"), new["embed"])
-        assert not f.is_stable or mode == "copy"
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -207,44 +191,6 @@ def test_frames_are_checked(tmp_path, encoding, data, match):
     with wm.open(base, deltas=[delta]) as f, pytest.raises(wm.DeltaError, match=match) as caught:
         f["layer.0.w"]
     assert "'layer.0.w'" in str(caught.value)
-
-
-def test_a_wide_window_is_refused(tmp_path):
-    """A frame may not ask for more than 128 MiB of memory."""
-    old = model()
-    data = bytearray(frame(payload(old["layer.0.w"].tobytes(), old["layer.0.w"].tobytes(), "xor"), streamed=True))
-    data[5] = (29 - 10) << 3  # the exponent of its window
-    base = write_model(tmp_path / "base", old)
-    delta = write_delta(tmp_path, 1, old, old, frames={"layer.0.w": bytes(data)})
-    with wm.open(base, deltas=[delta]) as f, pytest.raises(wm.DeltaError, match="window of its frame is 536870912"):
-        f["layer.0.w"]
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 36])
-def test_long_chains_go_over_the_bytes_again(tmp_path, monkeypatch, at_once):
-    """As many frames at once as memory is for: the result is that of each version in turn, and so are the errors."""
-    from weightmap.deltas import frames, overlay, writing
-
-    states, source = [model()], tmp_path / "source"
-    base = write_model(tmp_path / "base", states[0])
-    for version in range(1, 8):
-        states.append(stepped(states[-1], version))
-        write_delta(source, version, states[-2], states[-1], encoding=("xor", "overwrite")[version % 2])
-    for module in (overlay, writing):
-        monkeypatch.setattr(module, "AT_ONCE", at_once)
-    most, patched = [], frames.patched
-    monkeypatch.setattr(overlay, "patched", lambda some, *rest: most.append(len(some)) or patched(some, *rest))
-    seen = []
-    wm.deltas.pull(tmp_path / "local", source, base=base, threads=1, progress=lambda *at: seen.append(at))
-    assert digests(wm.load(tmp_path / "local")) == digests(states[7])
-    assert max(most) == min(at_once, 7)
-    assert seen[-1][0] == seen[-1][1]
-    with wm.open(base, deltas=[source / f"weight_v{version:06}" for version in range(1, 8)]) as f:
-        assert digests(f) == digests(states[7])
-    write_delta(source, 8, states[3], states[4])  # built on what is not there
-    with pytest.raises(wm.DeltaError, match="of the result"):
-        wm.deltas.pull(tmp_path / "other", source, base=base)
-    assert not list((tmp_path / "other").glob("*.safetensors"))
 
 
 def test_plans_count_the_frames(tmp_path):

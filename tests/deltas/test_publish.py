@@ -6,7 +6,6 @@ import json
 import os
 import threading
 
-import ml_dtypes
 import numpy as np
 import pytest
 import zstandard
@@ -105,25 +104,6 @@ def test_a_chain_of_all_kinds_is_pulled(tmp_path):
     assert digests(wm.load(source / "weight_v000005")) == digests(states[1])
 
 
-def test_any_model_that_opens(tmp_path, monkeypatch):
-    """Content in memory, types below and beyond numpy's, other byte orders; with a chosen level and base version."""
-    old = {"b": np.arange(64).astype(ml_dtypes.bfloat16), "f8": np.arange(16).astype(ml_dtypes.float8_e4m3fn)}
-    new = {name: value[::-1].copy() for name, value in old.items()}
-    for name, tensors in (("old", old), ("new", new)):
-        wm.save(tmp_path / f"{name}.safetensors", tensors)
-    base, after = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("old", "new"))
-    deltas.publish(base, after, tmp_path, version=9, base_version=4, level=19)
-    with wm.open(base, deltas=[tmp_path / "weight_v000009"]) as f:
-        assert digests(f) == digests(new)
-    monkeypatch.setattr(publishing, "_SPOOLED", 1000)  # frames in several parts
-    np.save(tmp_path / "big.npy", np.arange(300000, dtype=">f4"))
-    changed = np.arange(300000, dtype="<f4") + (np.arange(300000) > 150000)  # all of them, but not at the beginning
-    np.save(tmp_path / "little.npy", changed)
-    assert deltas.publish(tmp_path / "big.npy", tmp_path / "little.npy", tmp_path, version=10).tensors == 1
-    wanted = payload(np.arange(300000, dtype="<f4").tobytes(), changed.astype("<f4").tobytes(), "xor")
-    assert read(tmp_path / "weight_v000010")[1][""] == (wanted, SUMS["xxh3-128"](changed.astype("<f4").tobytes()))
-
-
 def test_a_delta_needs_the_version_before(tmp_path):
     """Unless its number is given; a full version needs none, and neither does one that has to be full."""
     old = model()
@@ -148,26 +128,6 @@ def test_a_delta_needs_the_version_before(tmp_path):
         deltas.publish(base, after, store, version=2)
     assert deltas.publish(base, after, store, version=1).version == 1
     assert deltas.publish(base, after, store, version=2).version == 2
-
-
-def test_a_report_says_why_a_version_is_full(tmp_path):
-    """By the name of a tensor; nothing where somebody asked for it."""
-    old = {"language_model.w": np.zeros((4, 4), np.float32), "b": np.zeros(3, np.float32)}
-    base = write_model(tmp_path / "base", old)
-    others = {
-        "tensor 'model.w' appeared, which a delta cannot express": {"model.w": old["language_model.w"], "b": old["b"]},
-        "tensor 'b' vanished, which a delta cannot express": {"language_model.w": old["language_model.w"]},
-        "tensor 'b' changed from float32 [3] to float16 [3], which a delta cannot express": old
-        | {"b": np.zeros(3, np.float16)},
-    }
-    for number, (reason, tensors) in enumerate(others.items(), 1):
-        new = write_model(tmp_path / f"new{number}", tensors)
-        report = deltas.publish(base, new, tmp_path / "source", version=number)
-        assert (report.full, report.reason) == (True, reason)
-    report = deltas.publish(base, base, tmp_path / "source", version=7, full=True)
-    assert (report.full, report.reason) == (True, "")
-    report = deltas.publish(base, base, tmp_path / "source", version=8)
-    assert (report.full, report.reason) == (False, "")
 
 
 def test_what_is_refused(tmp_path, monkeypatch):

@@ -161,20 +161,6 @@ def test_gaps_and_wrong_bases_are_refused(chain, tmp_path):
         deltas.pull(folder, source)
 
 
-def test_an_empty_version_is_a_new_number(tmp_path):
-    """Nothing is written but the record."""
-    state = model()
-    base, source = write_model(tmp_path / "base", state), tmp_path / "source"
-    write_delta(source, 1, state, state)
-    folder = tmp_path / "local"
-    deltas.pull(folder, source, base=base, version=0)
-    file = (folder / "model.safetensors").stat()
-    assert deltas.pull(folder, source)[:3] == (1, 0, 0)
-    after = (folder / "model.safetensors").stat()
-    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (file.st_ino, file.st_size, file.st_mtime_ns)
-    assert recorded(folder) == 1
-
-
 def test_a_base_of_any_format_and_a_single_file(tmp_path):
     """A base that is no safetensors becomes such a file; `apply` takes a file on its own."""
     old = {name: value for name, value in model().items() if name != "empty"}
@@ -272,20 +258,6 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
         assert len(list(folder.glob("*.safetensors*"))) == (1 if target in (3, 4) else 3)
     assert number > (8 if in_place else 6)
     assert not in_place or refused > 3
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
-@pytest.mark.parametrize("threads", [1, 3])
-def test_in_place_as_many_threads_as_are_asked_for(chain, tmp_path, monkeypatch, threads):
-    base, source, _ = chain
-    pull, apply, used = tmp_path / "pull", tmp_path / "apply", []
-    make = places.make_changes
-    monkeypatch.setattr(places, "make_changes", lambda *given: used.append(given[2]) or make(*given))
-    for folder in (pull, apply):
-        deltas.pull(folder, source, base=base, version=0)
-    deltas.pull(pull, source, version=1, in_place=True, threads=threads)
-    deltas.apply(apply, source / "weight_v000001", in_place=True, threads=threads)
-    assert used == [threads, threads]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
@@ -432,30 +404,6 @@ def test_arrays_over_old_files_keep_their_bytes(chain, tmp_path):
         deltas.pull(folder, source, base=base, version=version)
         held.append(wm.load(folder))
         assert [digests(tensors) for tensors in held] == [digests(state) for state in states[: version + 1]]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
-def test_spare_files_are_written_over(chain, tmp_path):
-    """From the second version on, files take turns, once nobody has the old ones open."""
-    base, source, states = chain
-    folder = tmp_path / "local"
-    for version in (0, 1):
-        deltas.pull(folder, source, base=base, version=version)
-    old = wm.load(folder)
-    spares = {path.stat().st_ino for path in (folder / ".weight_sync" / "spare").iterdir()}
-    with next(folder.glob("*.safetensors")).open("rb+") as file:
-        if places._is_unused(file.fileno()):
-            pytest.fail("a file with arrays over it counts as unused")
-    deltas.pull(folder, source, base=base, version=2)
-    used = {path.stat().st_ino for path in folder.glob("*.safetensors")}
-    assert used == spares
-    assert digests(old) == digests(states[1])
-    linked = tmp_path / "linked"
-    os.link(next((folder / ".weight_sync" / "spare").iterdir()), linked)  # somebody else's name for it
-    before = linked.read_bytes()
-    write_delta(source, 7, states[2], states[3], base_version=2)
-    deltas.pull(folder, source, version=7)
-    assert linked.read_bytes() == before
 
 
 def test_two_pull_at_once(chain, tmp_path, monkeypatch):

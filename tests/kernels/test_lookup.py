@@ -81,42 +81,6 @@ NUMBERS = {
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("kind", NUMBERS)
-@pytest.mark.parametrize("height", [1, 11])
-def test_integers_and_float8_numbers_are_those_of_numpy(kind, height):
-    """Every code with scales of every size, with zero points and without; and numbers of which one has another sign."""
-    rng = np.random.default_rng(2)
-    rows, columns, width = 40, 1000, 200
-    count = -(-rows // height) * 5
-    codes = rng.integers(0, 256, (rows, columns)).astype(np.uint8)
-    codes[:, -width:] &= 0xEF  # without a NaN
-    blocks = np.arange(rows)[:, None] // height * 5 + np.arange(columns) // width
-    other = NUMBERS[kind].copy()
-    other[0] = -0.0
-    # Those around the borders of what exponents alone tell, and some with all bits of a fraction.
-    borders = np.array([2.0**-120, 2.0**-119, 2.0**-118, 2.0**118, 2.0**119, 2.0**120], np.float32)
-    borders = [*borders, *np.nextafter(borders, np.float32(1)), *-borders, *rng.lognormal(0, 5, 20)]
-    scales = rng.choice(np.array([*SPECIAL, -1e-3, 2.5, 3e-39, *borders], np.float32), count)
-    zeros = rng.choice(np.array([*range(-128, 128, 7), np.inf, np.nan], np.float32), count)
-    which = rng.integers(0, len(scales), count).astype(np.uint8)
-    ones = np.ones_like(scales)
-    for values in (NUMBERS[kind], other):
-        for subtracted in (None, zeros):
-            for numbered in (None, which):
-                for dtype in DTYPES:
-                    out = np.empty((rows, columns), dtype)
-                    more = {"height": height, "width": width, "zeros": subtracted, "which": numbered}
-                    scans.look_up(codes, 8, values, scales, out, **more)
-                    wanted = definition(codes, values, scales, subtracted, numbered, blocks, dtype, 1)
-                    # Of a NaN times a NaN the result is either, as the compiler orders them.
-                    twice = np.isnan(definition(codes, values, ones, subtracted, numbered, blocks, np.float32, 1))
-                    twice &= np.isnan(scales[blocks if numbered is None else numbered[blocks]])
-                    assert np.isnan(out[twice]).all()
-                    bits, expected = (array[~twice].view(f"u{dtype.itemsize}") for array in (out, wanted))
-                    np.testing.assert_array_equal(bits, expected)
-
-
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_what_is_streamed_is_the_same(bits):
     """An output that exceeds the caches, in whole lines and beside them."""

@@ -7,21 +7,17 @@ import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from tests.device_support import DECODED, FakeDevice, LateError, Ranks
-from tests.support import HANG, until
+from tests.support import HANG
 from tests.weights.checkpoints import awq
 
 import weightmap as wm
-from weightmap import kernels
-from weightmap.device import Loader, Staging, _loader, _slots, load, release_slots
-from weightmap.device._slots import Slots
-from weightmap.io import pages
-from weightmap.native import files, scans
+from weightmap.device import Staging, _slots, load, release_slots
+from weightmap.native import files
 from weightmap.quant.ggml import quantize_ggml
 
 RNG = np.random.default_rng(20)
@@ -208,14 +204,6 @@ def _sized(device, what):
     return [entry for entry in device.log if entry[0] == what]
 
 
-def test_whole_tensors_are_dealt_out(models):
-    found = {}
-    for rank in range(3):
-        with wm.plan(models["a.safetensors"], rank=rank, world_size=3) as plan:
-            found |= dict(load(plan, FakeDevice()))
-    assert set(found) == set(DENSE)
-
-
 def on_ranks(path, ranks, devices, wants=None, **options):
     """What each of several ranks gets, in a thread of its own: a dict, or its error."""
 
@@ -249,22 +237,6 @@ def test_ranks_read_a_part_each_and_exchange_them(models, staged, name, count, g
     sent = [sum(size for _, size in _sized(device, "copy")) for device in devices]
     assert abs(sum(sent[:-1]) - sent[-1]) <= 256 * 30
     assert max(sent[:-1]) <= sent[-1] / count + 2 * largest
-
-
-def test_ranks_divide_large_tensors_and_slices_evenly(tmp_path, staged):
-    tensors = {"a": numbers(100_000), "b": numbers(700, 100), "c": numbers(3)}
-    path = _saved(tmp_path / "a.safetensors", tensors)
-    for wants in (None, {"b": np.s_[::3, 10:90]}):
-        staged.clear()
-        devices = [FakeDevice(f"fake:{rank}") for rank in range(4)]
-        expected = tensors if wants is None else {name: tensors[name][key] for name, key in wants.items()}
-        for found in on_ranks(path, Ranks.of(4), devices, wants):
-            for name, value in found.items():
-                assert_same(value, expected[name])
-        nbytes = sum(value.nbytes for value in expected.values())
-        assert sum(staged) == nbytes
-        for device in devices:
-            assert abs(sum(size for _, size in _sized(device, "copy")) - nbytes // 4) < 1024
 
 
 @pytest.mark.parametrize("verify", [True, "last"])
@@ -304,15 +276,6 @@ def test_an_error_of_one_rank_is_one_of_all(models, what, after):
     assert [(device.idle, device.alive) for device in devices] == [(True, 0)] * 3
 
 
-def test_neighbours_go_over_in_one_copy(tmp_path, staged):
-    """Small tensors share a slot, a read and a copy."""
-    path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(10) for i in range(100)})
-    device = FakeDevice()
-    with wm.plan(path) as plan:
-        dict(load(plan, device))
-    assert (device.count("copy"), len(staged)) == (1, 1)
-
-
 TINY = {
     f"t{i}": RNG.integers(0, 100, (i % 3, 5, 2)[i % 2 : 3]).astype(["f4", "i8", "u1", "?", "f2"][i % 5])
     for i in range(3000)
@@ -335,18 +298,6 @@ def test_tiny_tensors_of_all_kinds_are_sent_together(tmp_path, staged, staging, 
         assert_same(got[name], as_on_the_host(array, dtype))
     if staging is None and dtype is None and group is None:
         assert (device.count("copy"), len(staged)) == (1, 1)
-
-
-def test_a_tiny_tensor_that_is_cut_off_is_named(tmp_path):
-    path = _saved(tmp_path / "a.safetensors", {f"t{i}": numbers(10) for i in range(500)})
-    with wm.open(path) as file:
-        end = file.info("t123").offset + 3
-    device = FakeDevice()
-    device.before = lambda what: os.truncate(path, end) if what == "allocate" else None
-    with wm.plan(path) as plan, pytest.raises(wm.TruncatedError, match="became shorter while tensor 't"):
-        dict(load(plan, device, staging=Staging(2, 1 << 14, 1)))
-    gc.collect()
-    assert device.alive == 0
 
 
 def test_groups_bound_the_memory_of_a_device(tmp_path):
@@ -415,24 +366,6 @@ def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
     assert device.count("allocate") == pieces + (device.count("change") > 0)
 
 
-def test_the_next_parameter_is_decoded_while_one_is_used(parameters, monkeypatch):
-    """Whoever works on one finds the next one on the device by then."""
-    path, weights = parameters
-    decoded, real, where = [threading.Event() for _ in range(4)], scans.decode_groups, set()
-
-    def decode_groups(*args, **named):
-        real(*args, **named)
-        where.add(threading.get_ident())
-        next(event for event in decoded if not event.is_set()).set()
-
-    monkeypatch.setattr(scans, "decode_groups", decode_groups)
-    with wm.plan(path, weights=True) as plan:
-        for number, (name, tensor) in enumerate(load(plan, FakeDevice())):
-            assert decoded[min(number + 1, 3)].wait(HANG), "nothing is decoded while the caller works"
-            assert_same(tensor, weights[name])
-    assert len(where) == 2
-
-
 @pytest.mark.parametrize("verify", [False, True, "last"])
 @pytest.mark.parametrize("room", [60_000, 120_000, 150_000, 300_000, 600_000])
 def test_memory_that_is_short_is_divided(tmp_path, room, verify):
@@ -464,69 +397,6 @@ def test_memory_that_is_short_is_divided(tmp_path, room, verify):
             assert names == list(tensors)
     gc.collect()
     assert device.idle
-
-
-@pytest.mark.parametrize("fails", ["copy", "event", "allocate"])
-def test_an_error_in_the_next_group_comes_when_that_is_due(tmp_path, fails):
-    """What was read before is handed out first."""
-    path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(9000) for i in range(5)})
-    device, handed = FakeDevice(**{fails: 4 if fails == "event" else 2}), []
-    with wm.plan(path) as plan, pytest.raises(RuntimeError, match=f"failed: {fails}") as caught:
-        handed.extend(name for name, _ in load(plan, device, group=1))
-    assert handed == ["w0", "w1"]
-    del caught
-    gc.collect()
-    assert (device.idle, device.alive) == (True, 0)
-
-
-def test_a_load_without_a_second_thread(tmp_path, monkeypatch):
-    """Where the system has no thread to give, the caller's reads."""
-    tensors = {f"w{i}": numbers(90) for i in range(3)}
-    path = _saved(tmp_path / "a.safetensors", tensors)
-    monkeypatch.setattr(_slots, "start_new_thread", lambda *_: _raise(RuntimeError("can't start new thread")))
-    with wm.plan(path) as plan:
-        got = dict(load(plan, FakeDevice(), group=1))
-    for name, array in tensors.items():
-        assert_same(got[name], array)
-
-
-def test_a_load_that_is_garbage_is_closed_in_its_own_thread(tmp_path):
-    """Garbage may be collected in the thread that reads: it waits for itself no more than for another."""
-    path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(9000) for i in range(4)})
-    device, here, closed = FakeDevice(), threading.get_ident(), threading.Event()
-    kept = []
-
-    def collect(what):
-        if what == "copy" and threading.get_ident() != here:
-            assert dropped.wait(HANG)
-            kept.clear()  # the last reference to the load
-            closed.set()
-
-    dropped = threading.Event()
-    device.before = collect
-    with wm.plan(path) as plan:
-        kept.append(load(plan, device, group=1))
-        next(kept[0])
-        dropped.set()
-        assert closed.wait(HANG)
-        until(lambda: device.alive == 0)
-    assert (device.idle, device.alive) == (True, 0)
-    assert sum(map(len, _slots._idle.values())) == 3
-
-
-def test_what_is_cold_is_asked_for_ahead(tmp_path, monkeypatch):
-    """Bytes that are not in memory are asked for before they are read, by more threads; each once."""
-    path = _saved(tmp_path / "a.safetensors", {"w": numbers(300_000)})
-    asked = []
-    monkeypatch.setattr(pages, "resident_in", lambda *_: np.array([500_000]))
-    monkeypatch.setattr(_loader, "ask_for", lambda _, offset, nbytes: asked.append((offset, nbytes)))
-    with wm.plan(path) as plan:
-        begin = plan.file.info("w").offset
-        assert_same(dict(load(plan, FakeDevice(), staging=Staging(2, 1 << 16)))["w"], wm.open(path)["w"])
-    ends = [offset + nbytes for offset, nbytes in asked]
-    assert len(asked) > 3
-    assert [offset for offset, _ in asked] == [begin, *ends[:-1]]
-    assert ends[-1] == begin + 1_200_000
 
 
 def cold(path):
@@ -582,37 +452,6 @@ def test_a_cold_file_is_read_past_the_page_cache(tmp_path, monkeypatch, name, re
     assert not direct
 
 
-def test_a_system_that_does_not_say_what_is_resident(tmp_path, monkeypatch):
-    """Then everything counts as resident; an error of ours is one."""
-    path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
-    monkeypatch.setattr(pages, "resident_in", lambda *_: _raise(OSError(errno.EPERM, "no")))
-    with wm.plan(path) as plan:
-        assert_same(dict(load(plan, FakeDevice()))["w"], plan.file["w"])
-        monkeypatch.setattr(pages, "resident_in", lambda *_: _raise(wm.FileChangedError("changed")))
-        with pytest.raises(wm.FileChangedError):
-            dict(load(plan, FakeDevice()))
-
-
-def _raise(error):
-    raise error
-
-
-def test_the_fake_device_sees_what_lives():
-    """A tensor keeps its memory alive, though numpy forgets the array that it was made of; freed memory is not."""
-    device = FakeDevice()
-    buffer = device.allocate(1024)
-    tensor = device.tensor(buffer, 256, "float32", (3,))
-    del buffer
-    assert (device.alive, device.alive_nbytes) == (1, 1024)
-    del tensor
-    assert device.alive == 0
-    buffer = device.allocate(512)
-    device.free(buffer)
-    assert (device.alive, device.peak) == (0, 1024)
-    with pytest.raises(LateError, match="second time"):
-        device.free(buffer)
-
-
 def test_a_tensor_that_is_kept_keeps_its_group(models):
     """Tensors of a group share memory: it lives as long as one of them."""
     device = FakeDevice()
@@ -625,21 +464,6 @@ def test_a_tensor_that_is_kept_keeps_its_group(models):
         assert device.alive == 0
         held = [tensor for _, tensor in load(plan, device, group=1) if tensor.size]
         assert device.alive == len(held) == 5
-
-
-def test_what_is_in_memory_or_in_a_store_needs_no_file(tmp_path, monkeypatch):
-    path = _saved(tmp_path / "a.safetensors", DENSE)
-    for verify in (False, True):
-        with wm.plan(path.read_bytes()) as plan:
-            got = dict(load(plan, FakeDevice(), verify=verify))
-        for name, value in DENSE.items():
-            assert_same(got[name], value)
-    dense = MODELS["a.weights"]
-    with wm.open(_saved(tmp_path / "a.weights", dense)) as file:
-        monkeypatch.setattr(type(file._source), "store", "a store")
-        got = dict(load(wm.plan(file), FakeDevice(), verify=True))
-    for name, value in dense.items():
-        assert_same(got[name], value)
 
 
 # ----------------------------------------------------------------------------------------------------- how it ends
@@ -737,144 +561,6 @@ def test_a_load_that_nobody_takes_to_its_end(models):
     assert len(device.pins) == 3 == sum(map(len, _slots._idle.values()))
 
 
-def test_a_hundred_loads_leak_nothing(models):
-    """Slots are pinned once; descriptors and device memory come back."""
-    device = FakeDevice()
-    gc.collect()
-    folder = Path("/proc/self/fd")
-    before = len(list(folder.iterdir())) if folder.is_dir() else 0
-    for _ in range(100):
-        with wm.plan(models["a.amb"]) as plan:
-            assert dict(load(plan, device))
-        gc.collect()
-        assert device.alive == 0
-    assert device.count("pin") == 3
-    assert before == (len(list(folder.iterdir())) if before else 0)
-
-
-def test_loads_at_the_same_time_have_slots_of_their_own(models):
-    """The pool keeps as many slots as one load needs; those beyond are unpinned."""
-    device = FakeDevice()
-    with wm.plan(models["a.safetensors"]) as plan:
-        first, second = load(plan, device, group=1), load(plan, device, group=1)
-        for (name, one), (other, two) in zip(first, second, strict=True):
-            assert name == other
-            assert_same(one, two)
-    assert device.count("pin") == 6
-    assert len(device.pins) == 3
-
-
-def test_a_device_that_is_lost_keeps_its_slots(tmp_path):
-    path = _saved(tmp_path / "a.safetensors", {"w": numbers(30_000)})
-    device = FakeDevice(copy=1, synchronize=0)
-    with wm.plan(path) as plan, pytest.raises(RuntimeError, match="failed: copy"):
-        dict(load(plan, device, staging=Staging(2, 1 << 14)))
-    assert not any(_slots._idle.values())
-    device = FakeDevice("b", synchronize=0)
-    with wm.plan(path) as plan, pytest.raises(RuntimeError, match="failed: synchronize"):
-        for _ in load(plan, device):
-            pass
-    for slot in _slots._lost:
-        slot._backend.forget()
-
-
-@pytest.mark.parametrize(
-    ("pinnable", "size", "warned"), [(24 << 20, 8 << 20, 0), (4 << 20, 1 << 20, 0), (1 << 20, 0, 1), (0, 0, 1)]
-)
-def test_memory_that_cannot_be_pinned_is_asked_for_in_smaller_slots(models, caplog, pinnable, size, warned):
-    """Then it is not pinned, and one warning says so; later loads try nothing in vain."""
-    device = FakeDevice()
-    device.pinnable = pinnable
-    for number in range(2):
-        with wm.plan(models["a.amb"]) as plan:
-            for name, value in load(plan, device):
-                assert_same(value, as_on_the_host(plan.file[name], None))
-        assert set(device.pins.values()) == ({size} if size else set())
-        assert len(device.pins) == (3 if size else 0)
-        if number == 0:
-            asked = device.count("pin")
-    assert device.count("pin") == asked
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
-    assert all("cannot be pinned for fake:0 (no memory left to pin)" in text for text in caplog.messages)
-
-
-@pytest.mark.parametrize("what", ["pin", "unpin"])
-@pytest.mark.parametrize("number", [1, 2])
-def test_an_interrupt_behind_a_call_that_pins_leaves_nothing_pinned(models, what, number):
-    """Memory may be pinned, or unpinned, and the call that did it not have returned."""
-    device, calls = FakeDevice(), []
-
-    def interrupt(called):
-        calls.append(called)
-        if calls.count(what) == number and called == what:
-            raise KeyboardInterrupt
-
-    device.after = interrupt
-    with wm.plan(models["a.safetensors"]) as plan:
-        error = ending(lambda: (dict(load(plan, device, staging=Staging(2, 1 << 14))), release_slots()))
-    assert isinstance(error, KeyboardInterrupt)
-    del error
-    gc.collect()
-    assert device.pins == {}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux empties memory for a child")
-def test_a_child_process_shares_no_page_of_a_slot():
-    """Shared, a page would be copied when the parent writes, and the device would go on reading the old one."""
-    device = FakeDevice()
-    slots = Slots(device, Staging(2, 1 << 16))
-    memory = slots.next().memory
-    memory[:] = 7
-    child = os.fork()
-    if not child:
-        os._exit(int(memory.any()))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert (memory == 7).all()
-    slots.give_back()
-
-
-def test_slots_of_a_parent_are_not_used_by_a_child(monkeypatch):
-    """After a fork the pool is empty for the child, which unpins nothing."""
-    device = FakeDevice()
-    Slots(device, Staging(2, 1 << 14)).give_back()
-    assert len(device.pins) == 2
-    real = os.getpid()
-    monkeypatch.setattr(_slots.os, "getpid", lambda: real + 1)
-    Slots(device, Staging(2, 1 << 14)).give_back()
-    gc.collect()
-    assert (device.count("pin"), device.count("unpin")) == (4, 0)
-    monkeypatch.undo()
-    device.pins.clear()
-    _slots._idle.clear()
-
-
-def test_slots_lie_on_the_node_of_the_device(monkeypatch):
-    """If it is known; no node is an error."""
-    asked = []
-    monkeypatch.setattr(files, "prefer_node", lambda memory, node: asked.append((len(memory), node)))
-    device = FakeDevice()
-    device.node = 1
-    Slots(device, Staging(2, 1 << 14)).give_back()
-    assert asked == [(1 << 14, 1)] * 2
-
-
-def test_a_loader_is_used_within_its_block(models):
-    loader = Loader(FakeDevice())
-    loader.__exit__(None, None, None)
-    with pytest.raises(ValueError, match="within its block"):
-        loader._current()
-
-
-def test_a_device_without_pinned_memory_gets_small_slots(models):
-    """Nothing is pinned or kept."""
-    device = FakeDevice()
-    device.pinned = False
-    with wm.plan(models["a.safetensors"]) as plan:
-        assert dict(load(plan, device)).keys() == DENSE.keys()
-    assert not device.count("pin")
-    assert not any(_slots._idle.values())
-
-
 # --------------------------------------------------------------------------------------------- files that change
 @pytest.mark.parametrize("left", [0.0, 0.4, 0.9])
 def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path, left):
@@ -905,15 +591,6 @@ def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path):
     with wm.plan(path) as plan, pytest.raises(wm.FileChangedError):
         dict(load(plan, device, staging=Staging(2, 1 << 14)))
     assert device.alive == 0
-
-
-def test_an_error_of_the_disk_passes_through(tmp_path, monkeypatch):
-    path = _saved(tmp_path / "a.safetensors", {"w": numbers(3)})
-    monkeypatch.setattr(files, "stage", lambda *_, **__: (0, errno.EIO))
-    with wm.plan(path) as plan, pytest.raises(OSError, match="Input/output error") as caught:
-        dict(load(plan, FakeDevice()))
-    assert caught.value.filename == os.fspath(path)
-    assert caught.value.__notes__ == ["while tensor 'w' was being read"]
 
 
 # ------------------------------------------------------------------------------------------------------ checksums
@@ -969,15 +646,6 @@ def test_a_damaged_byte_is_found_before_the_last_tensor(tmp_path, where, staging
         dict(load(plan, device, verify="full"))
 
 
-def test_bytes_between_tensors_are_checked_too(tmp_path):
-    path = _saved(tmp_path / "a.weights", SUMMED)
-    with wm.open(path) as file:
-        info = file.info("odd")
-    _damaged(path, info.offset + info.nbytes + 1)
-    with wm.plan(path) as plan, pytest.raises(wm.ChecksumError):
-        dict(load(plan, FakeDevice(), verify=True))
-
-
 @pytest.mark.parametrize("wants", [["x"], {"x": np.s_[:, 3:7]}, {"w": np.s_[5:9], "x": np.s_[3]}], ids=repr)
 @pytest.mark.parametrize("sound", [True, False])
 def test_parts_are_checked_by_what_covers_them(tmp_path, wants, sound):
@@ -996,76 +664,9 @@ def test_parts_are_checked_by_what_covers_them(tmp_path, wants, sound):
                 dict(load(plan, FakeDevice(), verify=True))
 
 
-def test_entries_that_nobody_wants_are_not_read_for_their_checksums(tmp_path, staged):
-    path = tmp_path / "a.npz"
-    np.savez(path, **SUMMED)
-    with wm.open(path) as file:
-        _damaged(path, file.info("w").offset)
-    with wm.plan(path, ["x"]) as plan:
-        assert_same(dict(load(plan, FakeDevice(), verify=True))["x"], SUMMED["x"])
-
-
 # ------------------------------------------------------------------------------------------------------ the kernel
-def test_pieces_are_copied_by_any_number_of_threads(tmp_path):
-    """Long pieces, and short ones near to each other or not, from a file and from memory, with their checksums."""
-    data = RNG.integers(0, 256, 3_000_000, np.uint8)
-    path = tmp_path / "data"
-    path.write_bytes(data)
-    sizes = np.concatenate([[1_000_000, 0, 700_001], RNG.integers(0, 60, 4000), [33_000, 5]]).astype(np.uint64)
-    gaps = np.concatenate([[0, 0, 7], RNG.integers(0, 50, 2000), RNG.integers(0, 9, 2000), [5000, 1]])
-    starts = (np.cumsum(sizes.astype(np.int64) + gaps) - sizes.astype(np.int64)).astype(np.uint64)
-    to = (np.cumsum(sizes) - sizes).astype(np.uint64)
-    expected = b"".join(data[a : a + n].tobytes() for a, n in zip(starts.tolist(), sizes.tolist(), strict=True))
-    with path.open("rb") as file:
-        for source in (file.fileno(), data):
-            for threads in (1, 3, 64):
-                for order in (slice(None), slice(None, None, -1)):
-                    out = np.zeros(len(expected), np.uint8)
-                    crcs = np.ones(len(sizes), np.uint32)
-                    pieces = tuple(np.ascontiguousarray(column[order]) for column in (starts, to, sizes))
-                    assert files.stage(source, pieces, out, crcs=crcs, threads=threads) == (-1, 0)
-                    assert out.tobytes() == expected
-                    spans = zip(pieces[1].tolist(), pieces[2].tolist(), strict=True)
-                    assert crcs.tolist() == [kernels.crc32(out[a : a + n]) for a, n in spans]
-
-
 def _columns(*pieces):
     return tuple(np.array(column, np.uint64) for column in zip(*pieces, strict=True))
-
-
-def test_pieces_that_do_not_fit_are_refused(tmp_path):
-    out = np.zeros(10, np.uint8)
-    memory = np.arange(20, dtype=np.uint8)
-    far = 2**64 - 1
-    for piece in ((11, 0, 10), (0, 1, 10), (0, 11, 0), (21, 0, 0), (far, 0, 2), (0, far, 2), (1, 0, far)):
-        with pytest.raises(ValueError, match="piece 1 does not lie within"):
-            files.stage(memory, _columns((0, 0, 1), piece), out)
-    assert files.stage(memory, _columns((10, 0, 10), (20, 10, 0)), out) == (-1, 0)
-    assert out.tolist() == list(range(10, 20))
-    with pytest.raises(ValueError, match="differ in length"):
-        files.stage(memory, _columns((0, 0, 1)), out, crcs=np.zeros(2, np.uint32))
-
-
-def test_the_end_of_a_file_and_errors_are_told_by_their_piece(tmp_path):
-    """Of a long piece and of short ones that are read together."""
-    path = tmp_path / "data"
-    path.write_bytes(bytes(1000))
-    out = np.zeros(2000, np.uint8)
-    with path.open("rb") as file:
-        assert files.stage(file.fileno(), _columns((0, 0, 1000)), out) == (-1, 0)
-        assert files.stage(file.fileno(), _columns((0, 0, 10), (500, 10, 501)), out)[1] == 0
-        assert files.stage(file.fileno(), _columns((0, 0, 10), (5000, 10, 1)), out) == (1, 0)
-        closed = os.dup(file.fileno())
-    os.close(closed)
-    assert files.stage(closed, _columns((0, 0, 10)), out) == (0, errno.EBADF)
-
-
-def test_a_node_that_memory_cannot_lie_on():
-    """Is told by an errno; memory of less than a page has none."""
-    memory = np.zeros(1 << 20, np.uint8)
-    assert files.prefer_node(memory, -1) in {errno.EINVAL, errno.ENOSYS}
-    assert files.prefer_node(memory, 1023) != 0
-    assert files.prefer_node(memory, 0) in {0, errno.ENOSYS, errno.EPERM}
 
 
 # --------------------------------------------------------------------------------------------------- staging memory
@@ -1093,36 +694,3 @@ def test_impossible_staging_is_refused_before_memory_is_taken(models, staging, g
         next(iter(load(plan, device, staging=staging, group=group)))
     assert (type(caught.value), str(caught.value)) == (expected, problem)
     assert device.log == []
-
-
-@pytest.mark.parametrize("slot", [256, 1000, 4097])
-def test_quantised_blocks_longer_than_a_slot_are_decoded_by_the_cpu(tmp_path, slot):
-    """The longest that AMB has: 40 kB, and of adaptive tensors four blocks of 128 kB."""
-    values = numbers(3, 65528)
-    tensors = {
-        name: wm.quantize(values, name, block_size=65528 if name != "adaptive" else 65520)
-        for name in ("int4_block", "int5_block", "adaptive")
-    }
-    wm.save(tmp_path / "a.amb", tensors)
-    wm.save(tmp_path / "a.gguf", GGML)
-    for path, expected in ((tmp_path / "a.amb", tensors), (tmp_path / "a.gguf", GGML)):
-        device = FakeDevice()
-        with wm.plan(path) as plan:
-            got = dict(load(plan, device, staging=Staging(2, slot)))
-        for name, tensor in expected.items():
-            assert_same(got[name], tensor.dequantize())
-    assert ("change", "q6_k") not in device.log or slot > 4 * 210
-
-
-def test_pieces_that_kernels_decode_stay_below_two_to_the_31_bits():
-    class Cargo:
-        name, source, most = "a tensor", None, []
-
-        def pieces(self, most):
-            self.most.append(most)
-            return iter(())
-
-    for slot in (1 << 16, 1 << 30):
-        with Loader(FakeDevice(), Staging(2, slot)) as loader:
-            loader.send(Cargo(), None, 0)
-    assert Cargo.most == [1 << 14, 64 << 20]

@@ -1,7 +1,6 @@
 """What a plan hands out and costs, counted by the kernel: `run`, `warm`, `TensorFile.residency` and `release`."""
 
 import collections
-import io
 import itertools
 import mmap
 import os
@@ -17,19 +16,16 @@ from tests.builders import Tensor, embd, normal, npz
 from tests.builders import safetensors as safe
 from tests.builders import torch as checkpoints
 from tests.plans.test_plan_reads import indices, models, rules
-from tests.support import DATA
 
 import weightmap as wm
 from weightmap.io import pages
 from weightmap.io.memory import Headroom
-from weightmap.io.open_source import from_path, open_source
+from weightmap.io.open_source import from_path
 from weightmap.io.pages import FileSystem, file_system_of, known
 from weightmap.io.source import Source
 from weightmap.model.parts import parts_of
 from weightmap.native import files as native_files
 from weightmap.plans import delivery, read_plan, warming
-from weightmap.plans.warming import pieces, share
-from weightmap.quant import places
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -148,18 +144,6 @@ def test_shards_come_one_after_another(tmp_path):
                 assert tuple(name for name, array in plan.run(way) if equal(array, f[name])) == plan.names
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_split_models_come_part_by_part(way):
-    path = DATA / "gguf" / "split-00001-of-00003.gguf"
-    with wm.plan(path) as plan:
-        f = plan.file
-        assert len({read[0] for read in plan.reads}) == 3
-        assert all(equal(array, f[name]) for name, array in plan.run(way))
-        ranks = [wm.plan(f, rank=rank, world_size=2) for rank in range(2)]
-        assert sum((rank.names for rank in ranks), ()) == plan.names
-        assert sum(rank.wanted_nbytes for rank in ranks) == plan.wanted_nbytes
-
-
 # ------------------------------------------------------------------------------------------------- what is counted
 
 
@@ -218,41 +202,6 @@ def test_residency_follows_what_happens(disk):
         assert there >= min(begin + PAGE, f.info("t008").offset) - max(begin, f.info("t007").offset)
 
 
-@given(
-    some.lists(some.booleans(), min_size=30, max_size=30),
-    some.lists(some.tuples(some.integers(0, 29 * PAGE), some.integers(0, 5 * PAGE)), max_size=6),
-    some.sampled_from((PAGE, 3 * PAGE, 3 * PAGE + 1, 64 << 20)),
-    some.sampled_from((0, 1, -1)),
-)
-def test_residency_counts_bytes(bits, ranges, window, counting):
-    pages_there = np.array(bits)
-    size = 30 * PAGE - 5
-
-    def of_mapping(_, offset, nbytes):
-        return pages_there[offset // PAGE : -(-(offset + nbytes) // PAGE)].astype(np.uint8)
-
-    def of_file(_, offset, nbytes):
-        return int(of_mapping(None, offset, nbytes).sum()) if counting >= 0 else -38
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_files, "resident_pages", of_mapping)
-        patch.setattr(native_files, "cached_pages", of_file)
-        patch.setattr(pages, "_WINDOW", window)
-        if counting == 0:
-            patch.setattr(pages, "file_system_of", lambda _: FileSystem("overlay", "overlay"))
-        starts = np.array([start for start, _ in ranges], np.int64)
-        sizes = np.array([min(n, size - start) for start, n in ranges], np.int64)
-        number = os.memfd_create("pages")
-        try:
-            os.truncate(number, size)
-            source = open_source(number, None, "mmap")
-            found = pages.resident_in(source, starts, sizes).tolist()
-        finally:
-            os.close(number)
-    plain = [int(sum(bits[byte // PAGE] for byte in range(a, a + n))) for a, n in zip(starts, sizes, strict=True)]
-    assert found == plain
-
-
 @linux
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_gives_back_what_was_consumed(way, disk):
@@ -277,29 +226,6 @@ def test_small_tensors_are_given_back_too(disk):
 
 
 @linux
-def test_other_tensors_stay_when_some_are_given_back(disk, monkeypatch):
-    path = put(disk / "m.safetensors", model(8, 8 * MIB))
-    ranges = []
-    real = delivery.give_back
-
-    def recorded(source, given):
-        listed = list(given)
-        ranges.extend(listed)
-        real(source, listed)
-
-    monkeypatch.setattr(delivery, "give_back", recorded)
-    with wm.open(path) as f:
-        warmed(f)
-        for _ in wm.plan(f, ["t001", "t005"]).run("map", release=True):
-            pass
-        offsets = {f.info(name).offset: f.info(name).offset + 8 * MIB for name in ("t001", "t005")}
-        assert {(max(a for a in offsets if a <= begin)) for begin, _ in ranges} == set(offsets)
-        assert all(end <= offsets[max(a for a in offsets if a <= begin)] for begin, end in ranges)
-        # A unit of up to 2 MiB that both ends share with others stays.
-        assert all(f.residency(name)[name].resident <= 4 * MIB for name in ("t001", "t005"))
-
-
-@linux
 @pytest.mark.parametrize("wants", [None, ["t001"], {"t001": np.s_[10:20], "t002": np.s_[:, 5:9]}], ids=str)
 def test_a_run_reads_what_is_planned(wants, disk):
     path = put(disk / "m.safetensors", model(4, MIB))
@@ -314,73 +240,6 @@ def test_a_run_reads_what_is_planned(wants, disk):
                 pass
             assert wanted <= bytes_read() - before <= wanted + slack
         assert plan.nbytes == plan.wanted_nbytes
-
-
-@linux
-def test_a_mask_is_read_once(disk):
-    tensor = wm.quantize(normal((512, 1024)).array, "adaptive")
-    path = disk / "m.amb"
-    wm.save(path, {"w": tensor})
-    with wm.open(path) as f:
-        wants = [("w", np.s_[at : at + 16]) for at in range(0, 512, 16)]
-        collections.deque(wm.plan(f, wants).run("read"), 0)
-        before = bytes_read()
-        plan = wm.plan(f, wants, gap=0)
-        for (_, key), (_, part) in zip(wants, plan.run("read"), strict=True):
-            assert np.array_equal(part, f["w"][key])
-        # A part ends within a byte of codes that the next one begins with; the counter itself is read.
-        assert tensor.nbytes <= bytes_read() - before <= tensor.nbytes + 4096 + len(wants)
-
-
-def test_masks_are_forgotten_when_they_are_many(monkeypatch, tmp_path):
-    """Heads that are dropped are read again, and what comes is the same."""
-    monkeypatch.setattr(places, "_MOST_KEPT", 8)
-    wm.save(tmp_path / "m.amb", {f"w{i}": wm.quantize(normal((16, 64), i).array, "adaptive") for i in range(4)})
-    with wm.open(tmp_path / "m.amb") as f:
-        wants = [(name, np.s_[at : at + 4]) for name in f for at in (0, 8)]
-        for (name, key), (_, part) in zip(wants, wm.plan(f, wants).run("read"), strict=True):
-            assert np.array_equal(part, f[name][key])
-
-
-@linux
-@pytest.mark.parametrize("columns", [1, 40, 700])
-def test_runs_bring_in_their_pages_and_no_others(columns, disk):
-    """Of rows of eight pages, those that a slice of columns lies in, asked for ahead, and no neighbours."""
-    rows, width = 600, 8 * PAGE // 4
-    array = normal((rows, width)).array
-    path = put(disk / "m.safetensors", safe.build({"w": normal((rows, width))}))
-    with wm.open(path, advise="random") as f:
-        name = "w"
-        first = f.info(name).offset
-        f.release()
-        before = f.residency(name)[name].resident
-        part = dict(wm.plan(f, {name: np.s_[:, 8 : 8 + columns]}, gap=0).run("read"))[name]
-        assert np.array_equal(part, array[:, 8 : 8 + columns])
-        spans = {
-            page
-            for row in range(rows)
-            for page in range(
-                (first + 4 * (row * width + 8)) // PAGE, (first + 4 * (row * width + 8 + columns) - 1) // PAGE + 1
-            )
-        }
-        there = f.residency(name)[name].resident - before
-        assert there <= len(spans) * PAGE
-        assert there >= len(spans) * PAGE // 2  # what was released may have stayed
-
-
-@linux
-@pytest.mark.parametrize(("kind", "times"), [("local", 8), ("network", 1)])
-def test_gaps_between_runs_come_from_a_disk_too(kind, times, disk, monkeypatch):
-    """Up to `gap` bytes, which take less time than to find each run; not over a network."""
-    rows, width = 600, 8 * PAGE // 4
-    path = put(disk / "m.safetensors", safe.build({"w": normal((rows, width))}))
-    monkeypatch.setattr("weightmap.plans.part.file_system_of", lambda _: FileSystem("some", kind))
-    with wm.open(path, advise="random") as f:
-        f.release()
-        before = f.residency("w")["w"].resident
-        dict(wm.plan(f, {"w": np.s_[:, 8:48]}).run("read"))
-        there = f.residency("w")["w"].resident - before
-    assert times // 2 * rows * PAGE <= there <= (times + 1) * rows * PAGE
 
 
 @linux
@@ -415,42 +274,6 @@ def test_warming_stays_within_the_budget(brought):
         assert all(first <= begin < end <= first + 10 * MIB for begin, end in brought)
 
 
-@linux
-@pytest.mark.parametrize(
-    ("ahead", "advice", "asks"),
-    [("128", "normal", True), ("1024", "normal", False), ("1024", "random", True), ("", "normal", True)],
-)
-def test_what_the_system_reads_ahead_is_not_asked_for(ahead, advice, asks, tmp_path, monkeypatch):
-    path = put(tmp_path / "m.safetensors", model(3, 4096))
-    asked = []
-    monkeypatch.setattr(delivery, "ask_for", lambda _, offset, nbytes: asked.append(nbytes))
-    monkeypatch.setattr(pages, "open", lambda *_, **__: io.StringIO(ahead), raising=False)
-    pages._ahead.cache_clear()
-    with wm.open(path, advise=advice) as f:
-        assert len(list(wm.plan(f).run("map"))) == 3
-    pages._ahead.cache_clear()
-    assert bool(asked) == asks
-
-
-@pytest.mark.parametrize(
-    ("size", "threads", "stretch"), [(64, 4, 16), (64, 1, 64), (8, 8, 1), (300, 2, 64), (300, 9, 33)]
-)
-def test_a_thread_warms_what_lies_together(size, threads, stretch, brought, monkeypatch):
-    taken = []
-    start = warming._Bringing.__init__
-
-    def noted(self, sources, work, *rest):
-        taken.extend(stop - first for _, first, stop in work)
-        start(self, sources, work, *rest)
-
-    monkeypatch.setattr(warming._Bringing, "__init__", noted)
-    reads = (np.zeros(1, np.uint32), np.array([0]), np.array([size * MIB]))
-    with wm.open(memoryview(model(1, MIB))) as f:
-        assert warming.warm([parts_of(f)[0]], reads, MIB, None, threads, None) == size * MIB
-    assert max(taken) == stretch * MIB
-    assert sorted(brought) == [(at, at + MIB) for at in range(0, size * MIB, MIB)]
-
-
 @pytest.mark.parametrize("dealt", [False, True])
 def test_local_ranks_warm_all_of_it_together(brought, *, dealt):
     """The shares of local ranks are disjoint, and all of them are everything; whole tensors dealt out are shares."""
@@ -462,27 +285,6 @@ def test_local_ranks_warm_all_of_it_together(brought, *, dealt):
         assert sum(end - begin for begin, end in brought) == wm.plan(f).nbytes
         ordered = sorted(brought)
         assert all(one[1] == other[0] for one, other in itertools.pairwise(ordered))
-
-
-reads_of_files = some.lists(
-    some.tuples(some.integers(0, 3), some.integers(0, 60_000), some.integers(1, 30_000)), max_size=8
-).map(sorted)
-
-
-@given(reads_of_files, some.integers(1, 5), some.sampled_from((1000, 4096, 1 << 20)))
-def test_shares_divide_the_bytes(reads, world, chunk):
-    files, starts, sizes = (np.array([read[k] for read in reads], np.int64) for k in range(3))
-    files, starts, stops = native_files.join_ranges(files, starts, starts + sizes, gap=0, most=1.0)[:3]
-    whole = [(file, byte) for file, a, b in zip(files, starts, stops, strict=True) for byte in range(a, b)]
-    found, totals = [], []
-    for rank in range(world):
-        parts = pieces(share((files, starts, stops), rank, world), chunk)
-        assert all(b - a <= chunk for _, a, b in zip(*parts, strict=True))
-        mine = [(file, byte) for file, a, b in zip(*parts, strict=True) for byte in range(a, b)]
-        totals.append(len(mine))
-        found += mine
-    assert found == whole
-    assert all(abs(total - len(whole) / world) <= 2 * PAGE for total in totals)
 
 
 # ------------------------------------------------------------------------------------------------------- verifying
@@ -590,22 +392,6 @@ def test_auto_reads_where_mappings_may_fail(number, name, kind, way, tmp_path, m
         assert mapped == [way == "map"] * 2
 
 
-@linux
-def test_file_systems_of_this_machine_are_known():
-    with wm.open(memoryview(model(1, 256))) as f:
-        assert file_system_of(f._source) == FileSystem("memory", "memory")
-    if Path("/dev/shm").is_dir() and os.access("/dev/shm", os.W_OK):
-        path = Path(f"/dev/shm/weightmap-test-{os.getpid()}")
-        try:
-            path.write_bytes(model(1, 256))
-            with wm.open(path) as f:
-                assert file_system_of(f._source).kind == "memory"
-                assert f.release() == 0
-                assert resident(f) == 256
-        finally:
-            path.unlink()
-
-
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
@@ -655,27 +441,6 @@ def test_runs_of_a_file_that_becomes_shorter(left, tmp_path, monkeypatch):
         with pytest.raises(wm.TruncatedError, match=r"m\.safetensors.*became shorter") as caught:
             next(run)
         assert caught.value.offset == at
-
-
-def test_runs_of_a_file_that_cannot_be_read(tmp_path, monkeypatch):
-    path = tmp_path / "m.npy"
-    array = normal((50, 100)).array
-    np.save(path, array)
-    source = from_path(str(path), "mmap")
-    starts, target = np.arange(128, 1128, 400), np.empty(24, np.uint8)
-    source.read_runs(starts, 8, target)
-    again = np.empty_like(target)
-    monkeypatch.setattr("weightmap.io.source.os.name", "nt")
-    source.read_runs(starts, 8, again)
-    assert target.tobytes() == again.tobytes() == b"".join(path.read_bytes()[at : at + 8] for at in starts)
-    monkeypatch.undo()
-    monkeypatch.setattr(native_files, "read_runs", lambda fd, *of: os.pread(-1, 1, 0))
-    with pytest.raises(OSError, match="Bad file descriptor") as caught:
-        source.read_runs(starts, 8, target)
-    assert caught.value.filename == str(path)
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="3 runs of 7 bytes do not fill 24"):
-        native_files.read_runs(0, starts, 7, target)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path, monkeypatch):
@@ -745,14 +510,6 @@ def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
         monkeypatch.setattr(native_files, "resident_pages", lambda *_: 38)
         with pytest.raises(OSError, match="not implemented"):
             f.residency()
-
-
-def test_buffers_are_in_memory():
-    """Bytes of this process count as resident, are never cold, and nothing of them is given back."""
-    with wm.open(memoryview(model(3, 4096))) as f:
-        assert resident(f) == 3 * 4096
-        assert f.release() == 0
-        assert wm.plan(f).warm() == 0
 
 
 def test_nothing_is_asked_of_a_closed_handle(tmp_path):

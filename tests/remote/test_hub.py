@@ -24,8 +24,7 @@ import pytest
 from tests import builders
 from tests.builders import onnx
 from tests.builders import safetensors as safe
-from tests.llama import models
-from tests.remote.hub_server import STALL, Hub, git_hash, sha256
+from tests.remote.hub_server import Hub, git_hash, sha256
 from tests.remote.test_proxies import Proxy
 from tests.support import HANG, SOURCES, until
 
@@ -35,7 +34,6 @@ from weightmap import compat
 from weightmap.cli import main
 from weightmap.errors import AddressError, ChecksumError, FileChangedError, MissingDependencyError, RemoteError
 from weightmap.io import fetching
-from weightmap.io.open_source import path_of
 from weightmap.model.parts import sources_of
 
 hub_library = pytest.importorskip("huggingface_hub")
@@ -304,17 +302,6 @@ def test_the_token_goes_to_the_hub_alone(hub: Hub, monkeypatch: pytest.MonkeyPat
         assert asked.token == (None if asked.what == "data" else "Bearer hf_secret")
 
 
-def test_a_repository_that_was_renamed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub redirects to the new name, and the token goes along there, and nowhere else."""
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.renamed["old/name"] = NAME
-    hub.tokens[NAME] = {"hf_secret"}
-    assert equal(wm.load("hf://old/name"))
-    assert hub.count("renamed") > 1
-    assert {asked.token for asked in hub.asked if asked.what != "data"} == {"Bearer hf_secret"}
-    assert {asked.token for asked in hub.asked if asked.what == "data"} == {None}
-
-
 @pytest.mark.parametrize("what", ["api", "resolve"])
 def test_a_redirect_to_another_host_gets_no_token(what: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the list of files, and of a file: who answers there never sees the token."""
@@ -380,60 +367,6 @@ def test_the_rate_limit_is_explained(what: str, hub: Hub) -> None:
         wm.open(f"hf://{NAME}")
 
 
-@pytest.mark.parametrize("what", ["api", "resolve", "data"])
-@pytest.mark.parametrize("status", [500, 503])
-def test_faults_that_stay(what: str, status: int, hub: Hub) -> None:
-    """A server that goes on failing is one error, which names the repository, after five attempts."""
-    hub.faults[what] += [(status, {})] * 200
-    with pytest.raises(RemoteError, match=rf"hf://{NAME}") as caught:
-        wm.open(f"hf://{NAME}")
-    assert str(status) in str(caught.value)
-    assert "secret" not in str(caught.value)
-    hub.faults[what].clear()
-    assert equal(wm.load(f"hf://{NAME}"))
-
-
-@pytest.mark.parametrize("what", ["api", "resolve", "data"])
-def test_as_long_as_the_hub_asks_for(what: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``Retry-After`` is the wait before the next attempt."""
-    waits, pause = [], fetching.pause
-
-    def noted(failed: int, after: float) -> float:
-        waits.append(pause(failed, after))
-        return 0.0
-
-    monkeypatch.setattr(fetching, "pause", noted)
-    monkeypatch.setattr("weightmap.io.hub.pause", noted)
-    hub.faults[what] += [(429, {"Retry-After": "7"})]
-    assert equal(wm.load(f"hf://{NAME}"))
-    assert waits == [7.0]
-
-
-@pytest.mark.parametrize("what", ["api", "resolve", "data"])
-def test_a_hub_that_does_not_answer(what: str, hub: Hub) -> None:
-    """The deadline ends it; the message names the repository and says what to do."""
-    hub.faults[what] += [(STALL, {})] * 200
-    with pytest.raises(RemoteError, match=rf"hf://{NAME}.*took too long.*deadline"):
-        wm.open(f"hf://{NAME}", deadline=0.1)
-    hub.released.set()
-    hub.faults[what].clear()
-    assert equal(wm.load(f"hf://{NAME}"))
-
-
-def test_bytes_that_are_not_there(hub: Hub) -> None:
-    """A server that has fewer bytes than the list of files says: an error, or another file once it was opened."""
-    hub.faults["data"] += [(416, {})]
-    with pytest.raises(RemoteError, match=rf"hf://{NAME}.*416"):
-        wm.open(f"hf://{NAME}")
-    large = {"w": np.zeros((64, 1024), np.float32)}
-    hub.repositories[NAME]["main"] = {"model.safetensors": safe.build({"w": builders.tensor(large["w"])})}
-    with wm.open(f"hf://{NAME}") as file:
-        hub.faults["data"] += [(416, {})]
-        with pytest.raises(FileChangedError, match=rf"hf://{NAME}/model.safetensors"):
-            file["w"]
-        assert np.array_equal(file["w"], large["w"])
-
-
 def test_signed_addresses_expire(hub: Hub) -> None:
     """When a signed address is refused, the Hub is asked for another one."""
     with wm.open(f"hf://{NAME}") as file:
@@ -488,17 +421,6 @@ def test_a_file_that_changes_after_it_was_opened(hub: Hub) -> None:
             file["w"]
 
 
-@pytest.mark.parametrize("folder", ["blobs", "incomplete"])
-def test_what_is_missing_without_a_hub(folder: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A download that did not end is named, where the Hub is not asked for the rest."""
-    at = Path(cache("config.json")).parents[2] / folder
-    at.mkdir(exist_ok=True)
-    (at / f"{'b' * 64}.incomplete").write_bytes(b"x")
-    monkeypatch.setattr(hub_library.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(wm.NotRegularFileError, match=r"HF_HUB_OFFLINE.*a part of .*1 download .* did not end"):
-        wm.open(f"hf://{NAME}")
-
-
 def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a Hub, the cache opens what it has; else the message says so."""
     from huggingface_hub import constants
@@ -509,19 +431,6 @@ def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch)
     assert len(wm.load(f"hf://{NAME}/{first}")) == 4
     with pytest.raises(RemoteError, match="the Hub cannot be reached, and the cache has no revision 'main' of owner/x"):
         wm.open("hf://owner/x")
-
-
-def test_a_repository_becomes_a_file_for_llama_cpp(hub: Hub, tmp_path: Path) -> None:
-    """The bytes of a conversion on the disk; what is read ahead is not asked for again, and nothing is cached."""
-    pytest.importorskip("gguf")
-    name = "Qwen3MoeForCausalLM"
-    local = models.write(tmp_path / "model", models.config_of(name), models.tensors_of(name), shards=3)
-    hub.repositories[NAME]["main"] = {path.name: path.read_bytes() for path in local.iterdir()}
-    wm.convert(local, tmp_path / "local.gguf")
-    wm.convert(f"hf://{NAME}", tmp_path / "remote.gguf")
-    assert (tmp_path / "remote.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
-    assert 3 <= hub.count("data") <= 30  # three files, their headers, and what lies beside them
-    assert not list((tmp_path / "cache").rglob("model*"))
 
 
 # ------------------------------------------------------------------------------------------------------- the commands
@@ -635,22 +544,6 @@ def test_a_download_that_was_killed_goes_on_where_it_ended(hub: Hub) -> None:
     assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") <= len(data) - there + (32 << 10)
 
 
-@pytest.mark.parametrize("held", [b"other bytes", bytes(4 << 20)], ids=["shorter", "longer"])
-def test_what_a_broken_disk_has_kept_is_fetched_again(held: bytes, hub: Hub) -> None:
-    """The beginning of a file that an earlier download left may be wrong: the file is fetched anew, once."""
-    data = np.random.default_rng(1).bytes(2 << 20)
-    hub.repositories[NAME] = {"main": {"large.bin": data}}
-    hub.spoilt.add(sha256(data))
-    with pytest.raises(ChecksumError):
-        weightmap.hub.download(f"hf://{NAME}")
-    hub.spoilt.clear()
-    store = path_of(f"hf://{NAME}").access.store
-    partial = Path(store.folder) / "incomplete" / sha256(data)
-    partial.write_bytes(held)
-    folder = weightmap.hub.download(f"hf://{NAME}")
-    assert (Path(folder) / "large.bin").read_bytes() == data
-
-
 def listing(commit: Any = "a" * 40, **changes: Any) -> bytes:
     """The list of a repository with one file."""
     entry = {"rfilename": "x.safetensors", "size": 7, "blobId": "b" * 40} | changes
@@ -757,13 +650,6 @@ def test_names_that_are_no_plain_paths(name: str, hub: Hub) -> None:
         wm.open(f"hf://{NAME}")
 
 
-def test_another_commit_than_the_one_that_is_named(hub: Hub) -> None:
-    """An address with a commit is about that one, whatever the Hub says."""
-    hub.listings[f"{NAME}"] = listing("a" * 40)
-    with pytest.raises(RemoteError, match="no list of files"):
-        wm.open(f"hf://{NAME}@{'b' * 40}/x.safetensors")
-
-
 def test_wrong_bytes_get_no_name(hub: Hub) -> None:
     """Bytes of another digest are an error, and removed; the next download has the right ones."""
     name = "model-00002-of-00003.safetensors"
@@ -799,60 +685,6 @@ def test_a_full_disk_leaves_no_blob(call: str, hub: Hub, monkeypatch: pytest.Mon
             weightmap.hub.download(f"hf://{NAME}")
     assert not blobs()
     assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
-
-
-def test_an_interrupt_ends_all_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers see nothing of it: they wait for no server any more, and begin no other file."""
-    hub.faults["data"] += [(STALL, {})] * 40
-    hub.repositories[NAME]["main"] = {f"{number}.bin": bytes([number]) * 1000 for number in range(40)}
-    stopped = threading.Event()
-
-    class Interrupted(ThreadPoolExecutor):
-        def submit(self, *arguments: Any, **options: Any) -> Any:
-            super().submit(*arguments, **options)
-            return types.SimpleNamespace(result=lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-
-        def shutdown(self, *arguments: Any, **options: Any) -> None:
-            stopped.set()
-            super().shutdown(*arguments, **options)
-
-    monkeypatch.setattr(weightmap.hub, "ThreadPoolExecutor", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        weightmap.hub.download(f"hf://{NAME}", progress=lambda *_: stopped.wait(HANG) and None)
-    assert hub.count("data") <= 4
-
-
-@pytest.mark.parametrize("call", ["replace", "rename", "link", "write"])
-def test_an_interrupt_leaves_no_half_of_a_reference(call: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in refs is a revision of the repository."""
-    weightmap.hub.download(f"hf://{NAME}")
-    refs = Path(hub_library.constants.HF_HUB_CACHE, "models--owner--model", "refs")
-    (refs / "main").unlink()
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, interrupted)
-        with contextlib.suppress(KeyboardInterrupt):
-            weightmap.hub.download(f"hf://{NAME}")
-    assert {path.name for path in refs.iterdir()} <= {"main"}
-    weightmap.hub.download(f"hf://{NAME}")
-    assert (refs / "main").read_text() == git_hash(f"{NAME} main".encode())
-
-
-def test_two_processes_share_the_work(hub: Hub) -> None:
-    """Eight files are under way at once, four in each process, and each byte is fetched by one of them alone."""
-    rng = np.random.default_rng(2)
-    files = {f"{number}.bin": rng.bytes(1 << 20) for number in range(8)}
-    hub.repositories[NAME] = {"main": files}
-    hub.together, hub.first = threading.Barrier(8), 0
-    with running(IN_PIECES, hub) as first, running(IN_PIECES, hub) as second:
-        assert (first.wait(HANG), second.wait(HANG)) == (0, 0)
-    assert not hub.together.broken
-    folder = weightmap.hub.download(f"hf://{NAME}")
-    assert all((Path(folder) / name).read_bytes() == data for name, data in files.items())
-    assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") == sum(map(len, files.values()))
 
 
 def test_what_huggingface_hub_downloads_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.remote.servers import Objects, Server, deadlines_pass_when_stuck
+from tests.remote.servers import Objects, Server
 from tests.support import HANG
 from tests.weights.checkpoints import EXAMPLES, awq
 
@@ -18,7 +18,6 @@ import weightmap as wm
 from weightmap import compat
 from weightmap.conversion import packing
 from weightmap.io import ahead
-from weightmap.io.ahead import Pattern
 from weightmap.io.open_source import open_source, path_of
 from weightmap.io.remote import RemoteSource
 from weightmap.model import parts
@@ -240,15 +239,6 @@ def test_ranges_are_read_in_any_order(order: list[int], again: int, objects: Obj
     assert len(objects.requests) <= 1 + len(ranges) + again
 
 
-def test_pieces_have_their_size_wherever_requests_end(objects: Objects, url: str) -> None:
-    """`chunks` yields pieces of one size, the last one shorter, over windows, requests and what was not announced."""
-    data = objects.objects["m"]
-    source = open_source(url, path_of(url), "mmap").ahead([(10 * KIB, 300 * KIB), (310 * KIB, 400 * KIB)])
-    pieces = [bytes(piece) for piece in source.chunks(9 * KIB, 395 * KIB, 7 * KIB)]
-    assert b"".join(pieces) == data[9 * KIB : 404 * KIB]
-    assert {len(piece) for piece in pieces[:-1]} == {7 * KIB}
-
-
 @pytest.mark.parametrize("call", ["load", "items", "plan", "compat.load_file"])
 def test_arrays_are_received_in_their_own_memory(
     call: str, objects: Objects, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -267,34 +257,6 @@ def test_arrays_are_received_in_their_own_memory(
     assert all(array.ctypes.data % 64 == 0 for array in found.values() if array.base is not None)
 
 
-def test_received_arrays_share_nothing(objects: Objects, url: str) -> None:
-    """Ranges that overlap, or are read twice, are memory of their own: to write to one array changes no other one."""
-    data, size = objects.objects["m"], 100 * KIB
-    begins = [100 * KIB, 100 * KIB, 150 * KIB, 300 * KIB, 100 * KIB]
-    ranges = [(begin, begin + size) for begin in begins]
-    source = open_source(url, path_of(url), "mmap").ahead(ranges, arrays=ranges)
-    found = []
-    for begin in begins:
-        array = source.array(np.dtype(np.uint8), (size,), begin, size)
-        assert array.tobytes() == data[begin : begin + size]
-        array[:] = 0
-        found.append(array)
-    assert not any(array.any() for array in found)
-    assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(found, 2))
-
-
-def test_a_late_answer_writes_to_no_array(objects: Objects, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a request was given up, what its server still sends goes nowhere: the array is the caller's."""
-    source = open_source(url, path_of(f"{url}"), "mmap")
-    deadlines_pass_when_stuck(objects, monkeypatch)
-    objects.faults = ["drip"]
-    array = source.array(np.dtype(np.uint8), (64 * KIB,), 200 * KIB, 64 * KIB)
-    assert array.tobytes() == objects.objects["m"][200 * KIB : 264 * KIB]
-    array[:] = 7
-    objects.released.set()
-    assert (array == 7).all()
-
-
 @pytest.mark.parametrize("suffix", [".amb", ".npz"])
 def test_headers_are_asked_for_at_once(suffix: str, objects: Objects, url: str, tmp_path: Path) -> None:
     """A format with a header before every tensor opens in three rounds: the third has the headers of all others."""
@@ -306,33 +268,6 @@ def test_headers_are_asked_for_at_once(suffix: str, objects: Objects, url: str, 
     with together(20, objects, first=3 if suffix == ".npz" else 2):  # its tail is two requests of 48 KiB at most
         assert wm.open(url).keys() == FLOATS.keys()
     assert len(objects.requests) <= 2 + len(FLOATS)
-
-
-LLAMA = [8, 114688, 114688, 114688, 8, 8192, 32768, 32768, 8192]  # the tensors of a layer, in KiB
-EXPERTS = [8, *[5632] * 3 * 60, 240, 8, 2048, 8192, 8192, 2048]
-
-
-@pytest.mark.parametrize(
-    ("layer", "layers", "rounds"),
-    [
-        ([100], 210, 5),
-        ([400, 400, 100, 400, 900, 900, 900], 30, 7),
-        ([100] * 4 + [300] * 5, 30, 6),
-        (LLAMA, 32, 11),
-        (EXPERTS, 10, 40),
-    ],
-    ids=["equal", "seven", "nine", "llama", "experts"],
-)
-def test_layers_that_repeat_are_guessed(layer: list[int], layers: int, rounds: int) -> None:
-    """A walk takes a round for each new tensor of the first layer, and one for 64 headers after it."""
-    places = np.cumsum([5000, *((step << 10) + 8 * (i % 3) for i, step in enumerate(layer * layers))]).tolist()
-    pattern, here, missed = Pattern(), np.empty(0, np.int64), 0
-    for place in places:
-        pattern.note(place)
-        if not (np.abs(here - place) < 4 * KIB).any():
-            here = np.append(here, [place, *pattern.guess(places[-1] + 1)])
-            missed += 1
-    assert missed <= rounds
 
 
 SLICES: dict[str, tuple[Any, int, float]] = {
@@ -367,13 +302,6 @@ def in_a_folder(shards: int, objects: Objects, tmp_path: Path) -> None:
         objects.objects |= {f"folder/{path.name}": path.read_bytes() for path in (tmp_path / "several").iterdir()}
     else:
         objects.objects["folder/model.safetensors"] = objects.objects["m"]
-
-
-def test_a_pool_of_several_files_reads_each_tensor_once(objects: Objects, url: str, tmp_path: Path) -> None:
-    in_a_folder(3, objects, tmp_path)
-    found = pooled(url.removesuffix("m") + "folder/model.safetensors.index.json", tmp_path)
-    assert all(np.array_equal(found[name], array) for name, array in FLOATS.items())
-    assert sum(request.end - request.begin for request in objects.requests) <= NBYTES + 3 * 40 * KIB
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -1,6 +1,5 @@
 """Requests that fail: tried again within bounds, cancelled at the deadline, refused where trying again is no use."""
 
-import http.client
 import pickle
 import threading
 
@@ -14,7 +13,7 @@ import weightmap as wm
 from weightmap.cli import main
 from weightmap.errors import FileChangedError, RemoteError
 from weightmap.io import fetching
-from weightmap.io.fetching import ATTEMPTS, StoreError, fault_of_status
+from weightmap.io.fetching import ATTEMPTS, StoreError
 from weightmap.io.stores import location_of
 from weightmap.io.web import WebStore
 
@@ -86,14 +85,6 @@ def test_bytes_that_came_are_not_asked_for_again(objects, opened):
     assert right(file)
     first, second = objects.requests
     assert first.begin < second.begin < first.end == second.end
-
-
-def test_progress_is_no_failure(objects, opened, monkeypatch):
-    """An object that comes in many pieces comes at last, if each brings something."""
-    monkeypatch.setattr(fetching, "_PROGRESS", 100)
-    file = opened()
-    objects.faults = ["short"] * 2 * ATTEMPTS
-    assert right(file)
 
 
 @pytest.mark.parametrize(
@@ -271,15 +262,6 @@ def test_requests_that_stay_stuck_are_one_error(objects, opened, monkeypatch):
         file["w"]
 
 
-def test_a_deadline_behind_the_last_byte(objects, monkeypatch):
-    """A request that is given up when all its bytes have come is not tried again: there would be none to ask for."""
-    file = wm.open("m", store=Stored(objects))
-    objects.requests.clear()
-    monkeypatch.setattr(fetching._Attempt, "finish", lambda _: (_ for _ in ()).throw(TimeoutError))
-    assert right(file)
-    assert len(objects.requests) == 1
-
-
 def test_bytes_of_a_given_up_request_go_nowhere(objects, monkeypatch):
     """What a stuck request brings when it has been given up does not reach the array of the next one."""
     late, done = threading.Event(), threading.Event()
@@ -405,19 +387,6 @@ def test_redirects_lead_to_no_unprotected_address(target):
 
 
 # ---------------------------------------------------------------------------------------------------------- connections
-def test_connections_are_used_again(objects, monkeypatch):
-    """Requests one after another use one connection; one that the server has closed meanwhile costs no attempt."""
-    with Server(objects) as server:
-        file = wm.open(server.url + "m")
-        store = file.path.access.store
-        (idle,) = store._idle.values()
-        assert len(idle) == 1
-        assert right(file)
-        assert len(idle) == 1
-        monkeypatch.setattr(idle[0], "getresponse", lambda: (_ for _ in ()).throw(http.client.RemoteDisconnected))
-        assert right(file)
-
-
 def test_hosts_that_are_not_there(objects):
     with Server(objects) as server:
         url = server.url
@@ -425,17 +394,6 @@ def test_hosts_that_are_not_there(objects):
         wm.open(url + "m")
     with pytest.raises(RemoteError, match=r"host is unknown|cannot be reached"):
         wm.open("https://nowhere.invalid/m")
-
-
-def test_mistakes_of_a_store_are_not_hidden(objects):
-    """An exception that says nothing about an object is the caller's own."""
-
-    class Broken(Stored):
-        def get(self, path, *, options):
-            raise TypeError("a mistake")
-
-    with pytest.raises(TypeError, match="a mistake"):
-        wm.open("m", store=Broken(objects))
 
 
 @pytest.mark.parametrize(
@@ -458,46 +416,3 @@ def test_what_obstore_says_becomes_words_of_ours(text, kind, words):
     assert fault.kind == kind
     assert words in fault.words
     assert "secret" not in fault.words
-
-
-def test_statuses_have_their_meaning():
-    """Which statuses are tried again, and which say that the object is another one or gone."""
-    kinds = {status: fault_of_status(status).kind for status in (304, 400, 404, 408, 410, 412, 416, 425, 429, 500, 599)}
-    assert kinds == {
-        304: "refused",
-        400: "refused",
-        404: "missing",
-        410: "missing",
-        412: "changed",
-        416: "beyond",
-        **dict.fromkeys((408, 425, 429, 500, 599), "again"),
-    }
-
-
-def test_threads_share_a_handle(objects, opened):
-    file = opened(concurrency=4)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(right(file))) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 12
-
-
-def test_an_interrupted_wait_gives_the_request_up(objects, monkeypatch):
-    """Control-C while bytes are awaited cancels the request."""
-    file = wm.open("m", store=AsyncStore(objects))
-    stored = file._source._stored
-    objects.always = "stall"
-    submitted = stored.fetch
-
-    def fetch(*arguments):
-        future = submitted(*arguments)
-        monkeypatch.setattr(future, "result", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-        return future
-
-    monkeypatch.setattr(stored, "fetch", fetch)
-    with pytest.raises(KeyboardInterrupt):
-        file["w"]
-    assert objects.released.wait(HANG)

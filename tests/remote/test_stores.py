@@ -15,7 +15,7 @@ import pytest
 from tests import attacks, builders
 from tests.builders import safetensors as safe
 from tests.remote.servers import AsyncStore, Objects, Server, Stored, Virtual
-from tests.support import HANG, in_one_item, run_child, same
+from tests.support import HANG, in_one_item
 
 import weightmap as wm
 from weightmap.cli import main
@@ -27,7 +27,6 @@ from weightmap.errors import (
     MissingDependencyError,
     NotRegularFileError,
     TensorFileError,
-    TruncatedError,
 )
 from weightmap.io import fetching
 
@@ -122,16 +121,6 @@ def test_tensors_are_private_memory(suffix, kind, tmp_path):
         with pytest.raises(ClosedError):
             file["layer.3.w"]
         assert first[0, 0] == -1
-
-
-def test_strided_and_deflated_tensors(objects):
-    for name, example in EXAMPLES.items():
-        if example.format in {"npz", "torch", "npy"}:
-            objects.objects["f"] = example.data
-            with wm.open("f", store=Stored(objects)) as file:
-                for tensor, expected in example.tensors.items():
-                    assert same(np.ascontiguousarray(file[tensor]).reshape(expected.shape), expected), name
-                    file.prefetch()
 
 
 # --------------------------------------------------------------------------------------------------- requests and bytes
@@ -386,52 +375,12 @@ def test_a_forked_child_asks_for_itself(objects, url, tmp_path):
     assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
 
 
-def test_the_end_of_a_process_waits_for_the_threads_of_stores(objects, url, tmp_path):
-    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
-    child = """
-import _thread, os, sys, threading, time, weightmap as wm
-
-def call_soon_threadsafe():  # as obstore's threads do: nothing of Python lies below it
-    entered.set()
-    time.sleep(0.3)
-    os.write(1, b"back")
-
-wm.open(sys.argv[1]).close()
-entered = threading.Event()
-_thread.start_new_thread(call_soon_threadsafe, ())
-entered.wait()
-"""
-    assert run_child(child, f"{url}m").stdout == "back"
-
-
-def test_nothing_of_it_is_in_memory(objects, url, tmp_path):
-    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
-    with wm.open(url + "m") as file:
-        assert {there.resident for there in file.residency().values()} == {0}
-        assert file.release() == 0
-        plan = wm.plan(file)
-        assert plan.warm() == 0
-        report = plan.explain()
-        assert [(place.file_system, place.kind, place.how) for place in report.places] == [("http", "store", "read")]
-        assert "by requests" in str(report)
-        assert "mapping" not in str(report)
-        assert "disk" not in str(report)
-
-
 def test_limits_hold_before_bytes_come(objects, url, tmp_path):
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.open(url + "m", limits=wm.Limits(max_copy_bytes=1000)) as file, pytest.raises(LimitError):
         file["layer.0.w"]
     with pytest.raises(LimitError):
         wm.open(url + "m", limits=wm.Limits(max_header_bytes=100))
-
-
-def test_objects_without_bytes(objects, url):
-    objects.objects["m"] = b""
-    with pytest.raises(TruncatedError, match="the file is empty"):
-        wm.open(url + "m")
-    with pytest.raises(TruncatedError, match="the file is empty"):
-        wm.open("m", store=Stored(objects))
 
 
 # ----------------------------------------------------------------------------------------------------------- addresses
@@ -457,19 +406,6 @@ def test_what_no_address_has_is_refused(source, options):
     with pytest.raises(ValueError, match=r"address|concurrency|deadline") as caught:
         wm.open(source, **options)
     assert "SECRET" not in str(caught.value)
-
-
-def test_a_store_takes_addresses_or_keys(objects):
-    objects.objects["b/m"] = safe.build({"w": builders.normal((2, 2))})
-    store = Stored(objects)
-    assert wm.open("s3://bucket/b/m", store=store).path == "s3://bucket/b/m"
-    assert wm.open("b/m", store=store, redirects=True)["w"].shape == (2, 2)
-    store.prefix = "a"
-    with wm.open("s3://bucket/a/b/m", store=store) as file:
-        assert file.path == "s3://bucket/a/b/m"
-        assert wm.open(file.path)["w"].shape == (2, 2)
-    with pytest.raises(TypeError, match="is a bytes"):
-        wm.open(b"content", store=store)
 
 
 # --------------------------------------------------------------------------------------------------------- credentials
@@ -509,21 +445,3 @@ def test_the_command_line_takes_addresses(objects, url, tmp_path, capsys):
     assert main(["diff", address, str(target)]) == 0
     assert main(["doctor", address]) == 0
     assert main(["inspect", url + "nothing"]) == 4
-
-
-def test_a_directory_of_a_hub_is_converted_with_its_files(objects, url, tmp_path):
-    config = {"model_type": "llama", "hidden_size": 256, "_name_or_path": "someone/model"}
-    objects.objects |= {
-        "hub/model.safetensors": saved(".safetensors", tmp=tmp_path),
-        "hub/config.json": json.dumps(config).encode(),
-        "hub/vocab.txt": b"[PAD]\n[UNK]\nword\n",
-        "hub/modules.json": b'[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Normalize"}]',
-        "hub/1_Pooling/config.json": b"{}",
-    }
-    copied = ("config.json", "vocab.txt", "modules.json", "1_Pooling/config.json")
-    assert wm.convert(url + "hub/", f"{tmp_path}/out/", format="amb").copied == copied
-    assert (tmp_path / "out" / "1_Pooling" / "config.json").read_bytes() == b"{}"
-    wm.convert(url + "hub/", tmp_path / "m.weights")
-    with wm.open(tmp_path / "m.weights") as file:
-        assert list(file.vocab or ()) == ["[PAD]", "[UNK]", "word"]
-        assert file.metadata["model_type"] == "llama"

@@ -10,7 +10,7 @@ from tests.bounds_support import refused
 from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, noise, normal, safetensors
 from tests.builders import finalfusion as ff
 from tests.support import run_child
-from tests.word_files import fasttext, fasttext_hash, ngrams
+from tests.word_files import fasttext, ngrams
 
 import weightmap as wm
 from weightmap.words import convert as convert_words
@@ -252,22 +252,6 @@ def test_listed_ngrams_are_bounded(tmp_path):
     assert caught.value.actual == size
 
 
-def test_listed_ngrams_are_those_of_the_definition(tmp_path):
-    words = [letters(5 + i % 9, i) for i in range(9_000)]
-    words = list(dict.fromkeys(words))
-    rows = np.arange(len(words) + 512, dtype=np.float32)[:, None] + 1
-    path = tmp_path / "in.bin"
-    path.write_bytes(fasttext(words, rows, 512))
-    convert_words(path, tmp_path / "x.fifu", subwords="explicit", normalize=False)
-    expected = listed(words, 3, 6)
-    assert len(expected) > 2**17
-    with wm.open(tmp_path / "x.fifu", verify="full") as f:
-        table, indices = f.vocab.subwords.ngrams()
-        assert list(table) == expected
-        stored = f["embeddings"][len(words) :, 0][indices.astype(np.int64)]
-    assert (stored == rows[[len(words) + fasttext_hash(ngram) % 512 for ngram in expected], 0]).all()
-
-
 @pytest.mark.slow
 def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path):
     """Four times as many words with nearly the same n-grams take the same memory: that of what is compared at once."""
@@ -279,38 +263,3 @@ def test_listing_ngrams_takes_memory_for_each_one_once(tmp_path):
         convert_words(path, tmp_path / "warm.fifu", subwords="explicit")
         peaks.append(peak_of(lambda path=path: convert_words(path, tmp_path / "x.fifu", subwords="explicit")))
     assert peaks[1] < peaks[0] + (2 << 20)
-
-
-def test_means_of_long_words_take_little_memory(tmp_path):
-    words = [letters(1400, i) for i in range(6)]
-    rows = np.ones((6 + 2, 8), np.float32)
-    rows[6:] = [[2], [3]]
-    path = tmp_path / "in.bin"
-    path.write_bytes(fasttext(words, rows, 2, minn=1, maxn=2**30))
-    convert_words(path, tmp_path / "x.fifu", normalize=False)
-    steps = (
-        (path, {"dst": tmp_path / "y.fifu", "normalize": False}),
-        (tmp_path / "x.fifu", {"dst": tmp_path / "y.bin", "format": "fasttext"}),
-    )
-    for source, options in steps:
-        assert peak_of(lambda source=source, options=options: convert_words(source, **options)) < 64 << 20
-    with wm.open(tmp_path / "y.fifu") as f:
-        count = 1402 * 1403 // 2
-        means = f["embeddings"][:6]
-    assert ((means > (1 + 2 * count) / (1 + count)) & (means < 3)).all()
-
-
-def test_a_batch_of_long_words_takes_little_memory(tmp_path):
-    path = tmp_path / "in.fifu"
-    path.write_bytes(ff.build([ff.hashed(ff.FASTTEXT, ["a"], 1, 2**30, 5), ff.matrix(normal((6, 3)))]))
-    words = ["b", letters(1300, 1), "a", *(letters(1400, i) for i in range(2, 8)), "c"]
-    with wm.open(path) as f:
-        single = [f.embeddings[word] for word in words]
-        peak = peak_of(lambda: f.embeddings.batch(words))
-        vectors, found = f.embeddings.batch(words)
-        rows, bounds = f.vocab.subwords.rows_of(words)
-    assert found.all()
-    assert np.array_equal(vectors, single)
-    assert peak < 32 << 20
-    assert np.diff(bounds.astype(np.int64)).tolist() == [(len(word) + 2) * (len(word) + 3) // 2 for word in words]
-    assert len(rows) == bounds[-1]

@@ -3,7 +3,6 @@
 import copy
 import json
 import pickle
-import random
 import sys
 import tomllib
 import tracemalloc
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 from tests.builders import amb, normal
 from tests.builders import finalfusion as ff
-from tests.support import run_child
 
 import weightmap as wm
 from weightmap.cli import main
 from weightmap.formats import finalfusion as toml_parser
 from weightmap.io import strict_json
-from weightmap.native import scans
 
 DEEPEST = 128
 
@@ -79,31 +76,6 @@ def test_json_is_nested_128_deep_at_most(place, make, tmp_path):
         PLACES[place](folder, make(DEEPEST + 1))
 
 
-def plain_depth(text):
-    """Depth by its definition: character by character."""
-    deepest = depth = 0
-    within = escaped = False
-    for char in text.decode("latin-1"):
-        if within:
-            within, escaped = escaped or char != '"', not escaped and char == "\\"
-        elif char == '"':
-            within = True
-        elif char in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "]}":
-            depth = max(depth - 1, 0)
-    return deepest
-
-
-def test_depth_is_that_of_the_definition():
-    drawn = random.Random(5)
-    for length in range(60):
-        for _ in range(40):
-            text = bytes(drawn.choices(b'[{]}"\\a', k=length))
-            assert scans.json_depth(text) == plain_depth(text), text
-
-
 DEEP = """
 import sys, weightmap as wm
 sys.setrecursionlimit(100_000)
@@ -112,13 +84,6 @@ try:
 except wm.FormatError as error:
     print(error)
 """
-
-
-def test_the_recursion_limit_makes_no_difference(tmp_path):
-    """Where Python is allowed more recursion than its stack has room for, 200,000 levels are an error and no signal."""
-    path = tmp_path / "deep.amb"
-    path.write_bytes(amb.build(metadata=lists(200_000)))
-    assert "nested more than 128 deep" in run_child(DEEP, path).stdout
 
 
 def at_depth(frames, call):
@@ -297,14 +262,3 @@ def test_toml_with_too_many_keys_is_not_written(tmp_path):
     metadata = {f"a{i}": 1 for i in range(2**16 + 1)}
     with pytest.raises(wm.EncodeError, match="number of keys in the metadata"):
         wm.save(tmp_path / "x.fifu", {"embeddings": np.ones((1, 1), np.float32)}, vocab=["a"], metadata=metadata)
-
-
-def test_a_document_whose_text_is_none_is_written_anew(tmp_path):
-    """Metadata that keeps a text which says something else, or nothing, is written by its content."""
-    pytest.importorskip("tomli_w")
-    with wm.open(toml(b"a = 1 # one")) as f:
-        document = f.metadata.copy()
-    document.text = "a ="
-    wm.save(tmp_path / "x.fifu", {"embeddings": np.ones((1, 1), np.float32)}, vocab=["a"], metadata=document)
-    with wm.open(tmp_path / "x.fifu") as f:
-        assert dict(f.metadata) == {"a": 1}

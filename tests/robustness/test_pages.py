@@ -85,14 +85,6 @@ def test_unknown_advice_is_refused(path, advise):
             wm.open(source, advise=advise)
 
 
-@pytest.mark.parametrize("advise", ["random", "sequential", "normal"])
-def test_advice_where_it_means_nothing(path, advise):
-    wanted = wm.open(path)["t3"]
-    with path.open("rb") as file:
-        for source, options in ((path.read_bytes(), {}), (file, {}), (path, {"mode": "copy"})):
-            assert np.array_equal(wm.open(source, advise=advise, **options)["t3"], wanted, equal_nan=True)
-
-
 # ------------------------------------------------------------------------------------------------- prefetch
 
 
@@ -170,21 +162,6 @@ def test_prefetch_reads_pages_that_are_not_in_memory(path):
         until(lambda: resident(array) >= array.nbytes // PAGE)
 
 
-@linux
-def test_without_a_thread_the_kernel_is_asked_to_read_ahead(path, monkeypatch):
-    def none(*_):
-        raise RuntimeError("can't start new thread")
-
-    asked = []
-    monkeypatch.setattr(prefetching._thread, "start_new_thread", none)
-    monkeypatch.setattr(access, "will_need", lambda memory, offset, size: asked.append((offset, size)))
-    with wm.open(path) as f:
-        f.prefetch(["t1", "t2"])
-        assert asked == [(f.info("t1").offset, 2 * f.info("t1").nbytes)]
-        assert idle()
-        assert not prefetching._worker.own._wanted
-
-
 class Slow:
     """Stands for `access.populate`: each piece waits until it is let through."""
 
@@ -217,20 +194,6 @@ def test_prefetch_returns_while_the_work_goes_on(path, slow):
     assert slow.pieces == [(at, 1 << 18) for at in range(start, end, 1 << 18)]
 
 
-def test_asking_twice_does_the_work_once(path, slow):
-    with wm.open(path) as f:
-        for _ in range(5):
-            f.prefetch("t1")
-            f.prefetch("t3")
-        until(lambda: len(slow.pieces) == 1)
-        f.prefetch("t1")
-        slow.allowed = 1 << 30
-        until(idle)
-        assert [offset for offset, _ in slow.pieces] == [
-            f.info(name).offset + k * (1 << 18) for name in ("t1", "t3") for k in range(4)
-        ]
-
-
 @linux
 def test_closing_ends_a_prefetch_and_the_mapping(path, slow):
     """A handle that is closed meanwhile with no array left: the piece at hand is finished, then the mapping is gone."""
@@ -243,16 +206,6 @@ def test_closing_ends_a_prefetch_and_the_mapping(path, slow):
     until(idle)
     assert len(slow.pieces) == 1
     assert mappings(path) == []
-
-
-def test_a_prefetch_goes_on_for_arrays_that_are_left(path, slow):
-    with wm.open(path) as f:
-        array = f["t0"]
-        f.prefetch()
-        until(lambda: len(slow.pieces) == 1)
-    slow.allowed = 1 << 30
-    until(idle)
-    assert sum(size for _, size in slow.pieces) >= 4 * array.nbytes
 
 
 @linux
@@ -283,73 +236,3 @@ print("alive")
 """
     paths = [model(tmp_path / f"{i}.weights", 16) for i in range(4)]
     assert run_child(code, *paths).stdout == "alive\n"
-
-
-@linux
-def test_a_process_ends_during_a_prefetch(path):
-    code = """
-import sys, time
-import weightmap as wm
-from weightmap.native import access
-from weightmap.io import prefetch as prefetching
-started = []
-def populate(*_, **__):
-    started.append(1)
-    time.sleep(1000)
-access.populate = populate
-f = wm.open(sys.argv[1])
-f.prefetch()
-while not started:
-    time.sleep(0.001)
-print("end")
-"""
-    ended = run_child(code, path)
-    assert (ended.stdout, ended.stderr) == ("end\n", "")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork") or not LINUX, reason="needs fork")
-def test_a_child_of_fork_can_prefetch(path):
-    code = """
-import os, sys, time
-import weightmap as wm
-from weightmap.native import access
-from weightmap.io import prefetch as prefetching
-real, started = access.populate, []
-def populate(*_, **__):
-    started.append(1)
-    time.sleep(1000)
-access.populate = populate
-f = wm.open(sys.argv[1])
-f.prefetch()
-while not started:
-    time.sleep(0.001)
-prefetching._worker.own._lock.acquire()
-child = os.fork()
-if child == 0:
-    access.populate = real
-    f.prefetch()
-    while prefetching._worker.own._busy:
-        time.sleep(0.001)
-    os._exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-print("done")
-"""
-    assert run_child(code, path).stdout == "done\n"
-
-
-def test_prefetch_of_copies_does_nothing(path, slow):
-    for source, options in ((path.read_bytes(), {}), (path, {"mode": "copy"})):
-        with wm.open(source, **options) as f:
-            f.prefetch()
-            f.prefetch(["t0"])
-    assert slow.pieces == []
-    assert idle()
-
-
-def test_ranges_that_lie_close_together_are_one():
-    """A hundred thousand tensors side by side are one range; far apart, in any order, they are many; empty, none."""
-    merged = prefetching._merged
-    assert merged((k * 64, 64) for k in range(100_000)) == ((0, 6_400_000),)
-    assert merged([(1 << 30, 5), (0, 10), (4, 0)]) == ((0, 10), (1 << 30, (1 << 30) + 5))
-    assert merged([(0, 1 << 20), (5, 10)]) == ((0, 1 << 20),)
-    assert merged([]) == ()

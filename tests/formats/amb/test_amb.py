@@ -1,22 +1,17 @@
 """AMB: what the specification's own writer makes, sections, tokenizers, what is written, and what cannot be."""
 
-import errno
 import json
-import os
-import struct
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.attacks import amb as lies
 from tests.builders import amb, noise, normal
 from tests.support import DATA, listing, same
 
 import weightmap as wm
 from weightmap.formats import amb as amb_module
-from weightmap.io.open_source import from_buffer, from_path
-from weightmap.native import access, scans
+from weightmap.io.open_source import from_buffer
 from weightmap.options import Options
 
 TRUTH = sorted((DATA / "amb" / "spec_example_writer").glob("*.amb"))
@@ -155,17 +150,6 @@ def test_the_walk_gives_the_same_over_files_and_memory(put):
         assert all(same(f[name], value) for name, value in tensors.items())
 
 
-def test_more_records_than_the_first_guess(put):
-    """Thousands of tensors, dimensions and kilobytes of names beyond what the walk first makes room for."""
-    shapes = {f"{'long' * (i % 9)}.{i}": (1,) * (i % 33) + (i % 3,) for i in range(3000)}
-    records = [amb.dense(name, noise("int8", shape, 1)) for name, shape in shapes.items()]
-    with wm.open(put(amb.build(records))) as f:
-        assert [(info.name, info.shape) for info in f.infos()] == list(shapes.items())
-        assert same(
-            f["longlong.2999".replace("longlong", "long" * (2999 % 9))], noise("int8", shapes[list(shapes)[-1]], 1)
-        )
-
-
 def test_sixty_four_dimensions_are_the_most(put):
     fine = amb.build([amb.dense("w", noise("int8", (1,) * 64, 1))])
     with wm.open(put(fine)) as f:
@@ -226,11 +210,6 @@ def test_verify_compares_tokenizer_and_config(put):
         assert all(word in text for word, text in zip(words, warnings, strict=True))
 
 
-def test_line_feeds_among_the_ids_are_no_tokens(put):
-    section = amb.tokenizer(2, (10, 0x0A0A, 10, 10, 10), b"t\n" * 0x0A0B)
-    assert wm.open(put(amb.build(config=b'{"n_vocab": 2571}', tokens=section))).verify().warnings == ()
-
-
 def test_verify_notices_changes(put):
     data = bytearray(amb.build([amb.dense("w", normal((2,)))], b'{"a": 1}'))
     for at, new in ((28 + 6, ord("2")), (data.index(b"w"), ord("v"))):
@@ -284,18 +263,6 @@ def test_what_is_written_reads_back_by_the_specification(tmp_path):
             assert record.data == little.tobytes()
 
 
-def test_both_readings_of_the_alignment_agree_on_our_files(tmp_path):
-    path = tmp_path / "ours.amb"
-    wm.save(path, arrays(), metadata={"name": "x" * 3}, tokenizer={"type": 0, "payload": b"12345"})
-    data = path.read_bytes()
-    sizes = struct.unpack_from("<3I", data, 8)
-    section = scans.Section(-1, np.frombuffer(data, np.uint8), 28 + sum(sizes), len(data), 1000, 10**6, (0, 0))
-    found = [scans.scan_section(section, relative=relative, lax=False) for relative in (False, True)]
-    assert found[0][2] is found[1][2] is None
-    ends = [columns.array(columns.end, columns.count, "<u8").tolist() for columns, _, _ in found]
-    assert ends[0] == ends[1]
-
-
 @pytest.mark.parametrize("given", ["mapping", "namespace", "ours"])
 def test_a_tokenizer_of_any_kind_is_written(tmp_path, given):
     """A mapping, an object with these attributes, and what a file gave are written alike."""
@@ -330,12 +297,6 @@ def test_everything_that_cannot_be_written_is_named_at_once(tmp_path):
         assert part in message
     assert "'fine'" not in message
     assert listing(tmp_path) == []
-
-
-def test_a_fault_that_has_no_words_is_an_error_all_the_same():
-    error = amb_module._error(access.Fault(access.faults()["COLUMN"], 3, 100, 0, 0), 0, "m.amb")
-    assert isinstance(error, wm.FormatError)
-    assert str(error) == "tensor 3: the records are damaged (COLUMN) (at byte 100)"
 
 
 def test_what_has_no_place_is_refused(tmp_path):
@@ -375,61 +336,9 @@ def test_names_and_data_across_the_window_of_the_walk(put, size):
         assert [np.asarray(f[name]).tobytes() for name in f] == [record.data for record in records]
 
 
-@pytest.mark.parametrize("past", range(9))
-def test_padding_that_begins_behind_the_first_read(put, past):
-    head = len(amb.Record("a", (1,), amb.INT8, b"").head())
-    start, size = 32, 3 * 4096 + past - 32 - head
-    record = amb.Record("a", (size,), amb.INT8, bytes(size))
-    for byte in (b"\0", b"\1"):
-        data = amb.build([record], b"{}  ", fill=byte)
-        padding = -(start + head + size) % 8
-        error = None
-        try:
-            wm.open(put(data)).close()
-        except wm.LayoutError as found:
-            error = found
-        assert (error is None) == (byte == b"\0" or padding == 0)
-        assert error is None or (error.field, error.offset) == ("padding", start + head + size)
-
-
 # ------------------------------------------------------------------------------------------------- files that change
 
 
 def walked(source, data):
     header = amb_module.read_header(from_buffer(data, "mmap"), data, Options(wm.Limits()), [])
     amb_module.walk(source, header, None, Options(wm.Limits()), [])
-
-
-def test_a_file_that_shrinks_before_the_walk(tmp_path):
-    """Headers of records that are gone when the walk comes to them are a TruncatedError; data is not looked at."""
-    data = lies.WHOLE
-    path = tmp_path / "shrinks.amb"
-    for size in range(lies.START, len(data) - len(lies.SECOND.data)):
-        path.write_bytes(data)
-        source = from_path(str(path), "mmap")
-        os.truncate(path, size)
-        with pytest.raises(wm.TruncatedError, match="became shorter"):
-            walked(source, data)
-
-
-def test_an_error_of_the_system_passes_through(tmp_path):
-    with (tmp_path / "x.amb").open("wb") as file, pytest.raises(OSError, match="descriptor") as caught:
-        walked(SimpleNamespace(scanned=(file.fileno(), None), name="x.amb"), lies.WHOLE)
-    assert (caught.value.errno, caught.value.filename) == (errno.EBADF, "x.amb")
-
-
-def test_records_that_grow_between_two_walks(monkeypatch):
-    """A table that did not fit, and does not fit its own size at the second walk, is an error and no wrong table."""
-    walk = scans._walk
-    found = []
-
-    def growing(section, room, **options):
-        columns, result, fault = walk(section, room, **options)
-        result.n_tensors += 600 * (1 + len(found))
-        found.append(room)
-        return columns, result, fault
-
-    monkeypatch.setattr(scans, "_walk", growing)
-    with pytest.raises(wm.TruncatedError, match="changed"):
-        wm.open(lies.WHOLE)
-    assert len(found) == 2

@@ -6,14 +6,13 @@ import struct
 
 import numpy as np
 import pytest
-from tests.attacks.cnn_v2 import TOTAL, lie
+from tests.attacks.cnn_v2 import lie
 from tests.builders import cnn_v2 as cnn
 from tests.builders import noise
 from tests.builders import safetensors as st
-from tests.support import DATA, listing, same
+from tests.support import DATA, listing
 
 import weightmap as wm
-from weightmap.native import access, scans
 
 TRUTH = DATA / "cnn_v2" / "ourreading" / "spec_example_v2.bin"
 MALFORMED = DATA / "malformed" / "cnn_v2_ourreading"
@@ -87,17 +86,6 @@ def test_every_element_is_the_half_that_the_specification_takes(version, *, pad)
     assert {first % 2 for first in starts} == {0, 1}
 
 
-def test_layers_at_odd_halves_are_views_in_place(put):
-    path = put(cnn.build(cnn.ODD), "odd.bin")
-    with wm.open(path) as f:
-        view = f["layer.1.weight"]
-        assert f.info("layer.1.weight").offset % 4 == 2
-        assert view.flags.aligned
-        assert not view.flags.owndata
-        assert same(view, cnn.ODD[1])
-        np.testing.assert_array_equal(f.read("layer.1.weight"), cnn.ODD[1].array.astype(np.float32))
-
-
 # ------------------------------------------------------------------------------------------------- one lie each
 
 U32 = 2**32 - 1
@@ -113,16 +101,6 @@ def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path):
         wm.open(path)
     with pytest.raises(wm.LimitError, match="max_header_bytes"):
         wm.open(path, limits=wm.Limits(max_tensors=10_000_000))
-
-
-def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch):
-    """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
-    most = U32 // 32
-    fault = access.Fault(access.faults()["CAPACITY"], most + 1, 0, most + 1, most)
-    monkeypatch.setattr(scans, "scan_layers", lambda _: fault)
-    with pytest.raises(wm.LimitError, match=f"num_layers is {most + 1}, expected at most {most}") as caught:
-        wm.open(TRUTH)
-    assert (caught.value.field, caught.value.offset) == ("num_layers", 8)
 
 
 def test_the_largest_layer_that_can_be(tmp_path):
@@ -185,16 +163,6 @@ def test_damaged_files_open_when_the_rules_still_allow_them():
     assert 1000 < opened < 3000
 
 
-# ------------------------------------------------------------------------------------------------- the scan in C
-
-
-def test_the_scan_reads_records_alone():
-    columns, found = scans.scan_layers(cnn.record(3, 12, 4, 5) + bytes(19))
-    assert (columns.count, found.counted, found.needed) == (1, 432, 432)
-    assert (columns.dtype[0], list(columns.dims[0:4]), columns.begin[0]) == (0, [4, 12, 3, 3], 10)
-    assert columns.text() == b"layer.0.weight"
-
-
 # ------------------------------------------------------------------------------------------------- verify
 
 
@@ -217,14 +185,6 @@ def test_records_that_change_under_a_handle_are_noticed():
         with pytest.raises(wm.LayoutError, match="changed"):
             f.verify()
         assert f["layer.0.weight"].shape == (4, 12, 3, 3)
-
-
-def test_verify_none_checks_a_layer_when_it_is_looked_up():
-    with wm.open(memoryview(lie(weight_offset=TOTAL, layer=1)), verify="none") as f:
-        assert f["layer.0.weight"].size == 432
-        with pytest.raises(wm.LayoutError) as caught:
-            f["layer.1.weight"]
-    assert caught.value.field == "weight_offset"
 
 
 def test_swapped_bytes_get_a_hint():
@@ -325,12 +285,6 @@ def test_from_version_1_to_2_and_back(put, tmp_path):
     assert (tmp_path / "same.bin").read_bytes() == old.read_bytes()
     wm.convert(put(cnn.build(cnn.ODD, 1, pad=False)), tmp_path / "padded.bin")
     assert (tmp_path / "padded.bin").read_bytes() == cnn.build(cnn.ODD, 1)
-
-
-def test_a_mip_level_does_not_get_lost_in_version_1(put, tmp_path):
-    with pytest.raises(wm.EncodeError, match="mip_level"):
-        wm.convert(put(cnn.build(cnn.ODD, 2)), tmp_path / "out.bin", layout="v1")
-    assert not (tmp_path / "out.bin").exists()
 
 
 @pytest.mark.parametrize("version", [1, 2])

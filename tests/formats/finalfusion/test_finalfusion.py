@@ -19,13 +19,10 @@ from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
 from tests.places import GROUNDTRUTH
-from tests.support import DATA, each, exercise, listing, mappings, same
+from tests.support import DATA, each, exercise, listing, same
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.formats import finalfusion as finalfusion_module
-from weightmap.formats.finalfusion import writing
-from weightmap.io.source import Source
 from weightmap.quant.product import ProductQuantized
 
 TRUTH = DATA / "finalfusion"
@@ -83,12 +80,6 @@ def test_files_of_finalfusion_python_have_the_recorded_content(name):
             assert f.vocab.subwords is None
         if "ngrams" in known:
             assert pairs_of(f.vocab) == [tuple(pair) for pair in known["ngrams"]]
-
-
-def test_there_are_files_to_compare():
-    """The recorded files are there: all four vocabularies and both storages."""
-    assert len(OF_PYTHON) >= 25
-    assert {name.split("_")[0] for name in OF_PYTHON} >= {"bucket", "explicit", "fasttext", "simple", "pad0"}
 
 
 @pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of the finalfusion projects is not here")
@@ -149,11 +140,6 @@ def test_verdicts_are_those_of_finalfusion_python(name, verdict):
     except wm.TensorFileError:
         accepted = False
     assert (accepted != verdict.startswith("ACCEPT")) == (name in DIFFERENT)
-
-
-def test_verdicts_cover_the_files():
-    assert {path.stem for path in MALFORMED.glob("*.fifu")} == {name for name, _ in VERDICTS}
-    assert set(DIFFERENT) <= {name for name, _ in VERDICTS}
 
 
 # ------------------------------------------------------------------------------------------------------- writing
@@ -326,25 +312,6 @@ def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case, tmp_pa
     assert not listing(tmp_path)
 
 
-def test_what_is_as_large_as_it_may_be_is_written(tmp_path):
-    path = tmp_path / "t.fifu"
-    wm.save(path, {"embeddings": product(1, 256, 3)}, vocab=["a", "b"], metadata=nested(127))
-    with wm.open(path, verify="full") as f:
-        assert f["embeddings"].codebooks.shape == (1, 256, 3)
-        assert dict(f.metadata) == nested(127)
-    wm.save(path, {"embeddings": np.zeros((0, 2**32 - 1), np.float32)}, vocab=[])
-    with wm.open(path, verify="full") as f:
-        assert f["embeddings"].shape == (0, 2**32 - 1)
-
-
-def test_a_word_longer_than_its_length_field_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "U32_MAX", 10)
-    wm.save(tmp_path / "fits.fifu", {"embeddings": FINE}, vocab=["a", "b" * 10])
-    with pytest.raises(wm.EncodeError, match=r"a word of 2\*\*32 bytes"):
-        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b" * 11])
-    assert listing(tmp_path) == ["fits.fifu"]
-
-
 def test_an_explicit_vocabulary_may_have_no_ngrams(put):
     """A list of no n-grams is legal, in either order of fields."""
     for spec in (False, True):
@@ -352,11 +319,6 @@ def test_an_explicit_vocabulary_may_have_no_ngrams(put):
         with wm.open(put(data), verify="full") as f:
             assert pairs_of(f.vocab) == []
             assert f.verify().warnings == ()
-
-
-def test_an_unknown_layout_is_a_value_error(tmp_path):
-    with pytest.raises(ValueError, match="upstream, spec"):
-        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], layout="other")
 
 
 # ------------------------------------------------------------------------------------------------------ metadata
@@ -441,18 +403,6 @@ def test_opening_reads_no_word_and_checks_none(put):
             assert caught.value.field == "vocabulary"
 
 
-def test_opening_reads_as_much_of_a_large_vocabulary_as_of_a_small_one(put, monkeypatch):
-    words = [f"word {i}" for i in range(100_000)]
-    path = put(ff.build([ff.hashed(ff.BUCKET, words, 3, 6, 4), ff.matrix(normal((100_016, 1)))]), "t.fifu")
-    original, sizes = Source.pread, []
-    monkeypatch.setattr(Source, "pread", lambda self, at, size: (sizes.append(size), original(self, at, size))[1])
-    with wm.open(path) as f:
-        assert len(f.vocab) == 100_000
-        assert not mappings(path)
-        assert sum(sizes[1:]) < 400
-        assert f.vocab.index("word 99999") == 99_999
-
-
 @pytest.mark.parametrize("wrong", [0, 1, 30, 2**40, 2**64 - 1])
 @pytest.mark.parametrize("case", ["simple", "bucket", "fasttext-spec", "explicit", "explicit-spec"])
 def test_a_wrong_length_of_a_vocabulary_does_no_harm(case, wrong):
@@ -464,16 +414,6 @@ def test_a_wrong_length_of_a_vocabulary_does_no_harm(case, wrong):
         assert list(f.vocab) == list(WORDS)
         [warning] = f.verify().warnings
         assert f"is {wrong}, and its words and n-grams take {len(chunk.fields)} bytes" in warning
-
-
-def test_words_longer_than_a_piece_are_walked_too():
-    """The walk reads a mebibyte at a time, and steps over words that are longer or lie across two pieces."""
-    words = ["a" * 3_000_000, "b", "c" * 1_048_570, "d" * 20, "e" * 1_048_576, "f"]
-    chunk = ff.simple(words, length=0)
-    value = normal((len(words), 1))
-    with wm.open(ff.build([chunk, ff.matrix(value)])) as f:
-        assert same(f["embeddings"], value)
-        assert list(f.vocab) == words
 
 
 # ------------------------------------------------------------------------------------------------- damaged files
@@ -490,15 +430,6 @@ def test_repeated_words_are_found_by_looking_one_up():
                 f.vocab.index("b")
 
 
-def test_damaged_ngrams_do_no_harm_to_words():
-    """Wrong indices matter to n-grams alone: words are found, and the error of the n-grams names the file."""
-    with wm.open(ATTACKS["index 2"].data) as f:
-        assert f.vocab.index("two") == 1
-        with pytest.raises(wm.LayoutError) as caught:
-            f.vocab.subwords.ngrams()
-        assert caught.value.path == "<bytes>"
-
-
 def test_ngrams_are_checked_when_they_are_asked_for_first():
     past = (f"explicit, {what} runs past it" for what in ("word 0 of 3", "n-gram 0 of 4", "n-gram 1 of 4"))
     for name in (*past, "0 bytes of a number of n-grams", "n-grams that end early"):
@@ -508,28 +439,6 @@ def test_ngrams_are_checked_when_they_are_asked_for_first():
                 with pytest.raises(wm.LayoutError, match=case.says) as caught:
                     use()
                 assert (caught.value.path, caught.value.field) == ("<bytes>", "vocabulary")
-
-
-def test_ngrams_without_a_matrix_are_read():
-    with wm.open(ff.build([ff.explicit(WORDS, [("abcdefghijkl", 0), ("b", 1)], 1, 12)], []), strict=False) as f:
-        table, indices = f.vocab.subwords.ngrams()
-        assert (list(table), indices.tolist()) == (["abcdefghijkl", "b"], [0, 1])
-
-
-@pytest.mark.parametrize("kind", ["simple", "explicit"])
-def test_strings_that_positions_count(monkeypatch, kind):
-    part = lies.KINDS[kind].make(words=lies.WORDS)
-    size = len(part.fields) - lies.KINDS[kind].fields
-    file = ff.build([part, ff.matrix(normal((lies.KINDS[kind].rows, 2)))])
-    for most in (size - 1, size):
-        monkeypatch.setattr(finalfusion_module, "MAX_STRINGS", most)
-        with wm.open(file) as f:
-            if most == size:
-                assert list(f.vocab) == lies.WORDS
-                continue
-            words = f"bytes of words or n-grams is {size}, expected at most {most}, which this library can address"
-            with pytest.raises(wm.UnsupportedError, match=words):
-                list(f.vocab)
 
 
 # Attacks that leave the matrix unchanged, and are legal or let pass.
@@ -588,42 +497,3 @@ def test_a_bad_code_is_located_when_it_is_read(tmp_path):
             error = caught.value
             assert (error.path, error.format) == (str(path), "finalfusion")
             assert (error.field, error.offset) == (case.field, case.offset)
-
-
-# ------------------------------------------------------------------------------------ however little is read at once
-
-
-def test_chunks_around_the_first_4096_bytes():
-    """What opening has read already, it reads no further than that goes, wherever a chunk begins or ends."""
-    for size in range(4010, 4090):
-        data = ff.build([ff.metadata("#".ljust(size)), lies.VOCAB, lies.STORAGE])
-        with wm.open(data) as f:
-            assert [array.tobytes() for array in f.values()] == [lies.MATRIX.data], size
-            assert list(f.vocab) == lies.WORDS, size
-
-
-@pytest.mark.parametrize("piece", [4, 5, 7, 8, 16, 1 << 20])
-@pytest.mark.parametrize("kind", lies.KINDS)
-def test_words_longer_than_a_read(monkeypatch, piece, kind):
-    """However little is read at once, a vocabulary without a matrix behind it ends where its last string does."""
-    monkeypatch.setattr(finalfusion_module, "_PIECE", piece)
-    words = ["a" * n for n in (0, 1, 3, 4, 5, 11, 12, 13, 20)]
-    make, rows = lies.KINDS[kind].make, lies.KINDS[kind].rows - lies.N + len(words)
-    whole = ff.build([make(words=words)])
-    with wm.open(whole, strict=False) as f:
-        assert list(f.vocab) == words
-    for cut in (1, 2, 3, 4, 5):
-        with pytest.raises(wm.TruncatedError) as caught:
-            wm.open(whole[:-cut], strict=False)
-        assert caught.value.field in {"vocabulary", "n_ngrams"}
-    # A length of a chunk that leads nowhere is no matter, where the words can be walked.
-    with wm.open(ff.build([make(words=words, length=3), ff.matrix(normal((rows, 2)))])) as f:
-        assert list(f.vocab) == words
-        assert len(f.verify().warnings) == 1
-
-
-@pytest.mark.parametrize("left", range(40))
-def test_a_length_that_leads_to_no_matrix(left):
-    lied = ff.simple(lies.WORDS, length=lies.END - left - 32)  # the payload begins at byte 32
-    with wm.open(ff.build([lied, lies.STORAGE])) as f:
-        assert list(f.vocab) == lies.WORDS

@@ -2,10 +2,6 @@
 
 import hashlib
 import json
-import pickle
-import re
-import struct
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,8 +9,7 @@ from tests.builders import Tensor, gguf, noise, normal
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap import cli
-from weightmap.native import access, scans
+from weightmap.native import access
 
 KV = gguf.KeyValue
 TRUTH = sorted((DATA / "gguf").glob("*.gguf"))
@@ -97,17 +92,6 @@ def test_other_versions_become_version_3(name, tmp_path):
     _, values = gguf.parse(target.read_bytes())
     assert [value[:2] for value in values] == [value[:2] for value in gguf.dissect(path.read_bytes()).values]
     assert wm.diff(path, target).equal
-
-
-@pytest.mark.parametrize(("version", "big"), [(1, False), (1, True), (2, False), (3, True)])
-def test_every_value_of_other_versions(version, big, tmp_path):
-    values = [*gguf.EVERY_VALUE, *gguf.VOCAB]
-    with opened(gguf.build(gguf.SMALL, values, version=version, big=big)) as f:
-        wm.save(tmp_path / "t.gguf", {name: f[name] for name in f}, metadata=f.metadata)
-    wm.save(
-        tmp_path / "3.gguf", {name: value.array for name, value in gguf.SMALL.items()}, metadata=metadata_of(values)
-    )
-    assert (tmp_path / "t.gguf").read_bytes() == (tmp_path / "3.gguf").read_bytes()
 
 
 def metadata_of(values):
@@ -484,27 +468,6 @@ def test_a_model_without_an_architecture(tmp_path, suffix, metadata, warned, sha
     assert sum("llama.cpp will not load this file" in warning for warning in warnings) == warned
 
 
-def test_a_file_without_tensors_has_little_padding(tmp_path):
-    source, target = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    for alignment, size in ((4096, 4096), (8192, 57), (2**31, 57)):
-        wm.save(source, {}, metadata={"general.alignment": alignment})
-        wm.convert(source, target)
-        assert target.read_bytes() == source.read_bytes()
-        assert target.stat().st_size == size
-        with wm.open(target, verify="full") as f:
-            assert not f
-
-
-def test_padding_takes_no_memory(tmp_path):
-    """It is written in pieces, however wide the alignment is."""
-    tracemalloc.start()
-    wm.save(tmp_path / "t.gguf", {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 16 << 20}, durable=False)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert (tmp_path / "t.gguf").stat().st_size == 32 << 20
-    assert peak < 8 << 20
-
-
 # ------------------------------------------------------------------------------------------------- headers
 
 
@@ -519,116 +482,8 @@ def test_headers_of_any_length(count, tmp_path):
         assert list(f.vocab[-2:]) == [f"{i:07}" for i in range(count)][-2:]
 
 
-def test_a_key_value_that_a_piece_cuts(tmp_path):
-    """Wherever a piece ends, within a number, a key, a text or an array, the scan goes on behind it."""
-    values = [
-        KV("long " * 8, "str", "x" * 50),
-        KV("n", "u64", 2**63),
-        KV("a", [["i16"]], [[1, 2], [3]]),
-        KV("s", ["str"], ["ab", "", "c"]),
-        KV("b", ["bool"], [True] * 5),
-    ]
-    tensors = {"first": normal((2, 2)), "second": noise("int8", (3,))}
-    size = len(gguf.header(gguf.infos_of(tensors), values))
-    for shift in range(4096 - size, 4098):
-        with opened(gguf.build(tensors, [KV("pad", "str", "p" * max(shift - 40, 0)), *values])) as f:
-            assert list(f) == list(tensors)
-            assert f.metadata["a"][0].tolist() == [1, 2]
-
-
-def test_a_header_past_positions_of_32_bits(tmp_path):
-    path = tmp_path / "t.gguf"
-    with path.open("wb") as file:  # of a text of more than 4 GiB, in a file of holes
-        file.write(gguf.header([], [], kv_count=1) + gguf.Coder().string("k") + struct.pack("<IQ", 8, 1 << 32))
-        file.truncate(5 << 30)
-    with pytest.raises(wm.LimitError, match=r"size of the header .*, for 32-bit positions"):
-        wm.open(path, limits=wm.Limits(max_header_bytes=8 << 30))
-
-
 def test_a_header_that_no_reader_counts_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(access, "U32_MAX", 100)
     wm.save(tmp_path / "t.gguf", {"w" * 42: np.zeros(1, np.float32)})
     with pytest.raises(wm.EncodeError, match="a header of 99 bytes"):
         wm.save(tmp_path / "t.gguf", {"w" * 43: np.zeros(1, np.float32)})
-
-
-def test_what_a_limit_leaves_out(tmp_path):
-    """A header past a limit is said to be as large as the field takes that reaches past it, at least."""
-    path = tmp_path / "t.gguf"
-    head = gguf.header([], [KV("k", "u64", 1), KV("t", "str", "x" * 5000)])
-    path.write_bytes(head + bytes(5000))
-    number, text = head.index(b"k") + 5, head.index(b"t", 50) + 5
-    for limit, wanted in ((number + 3, number + 8), (text + 100, text + 5000)):
-        with pytest.raises(wm.LimitError) as error:
-            wm.open(path, limits=wm.Limits(max_header_bytes=limit))
-        assert error.value.actual == wanted
-
-
-def test_one_byte_and_one_of_nothing():
-    """A file may end with one byte, padded or not; an empty tensor may lie where another one does, in any order."""
-    for padded in (False, True):
-        with opened(gguf.build({"w": noise("int8", (1,))}, padded=padded)) as f:
-            assert f["w"].tobytes() == noise("int8", (1,)).data
-    infos = [gguf.Info(name, (size,), gguf.DENSE["int8"], 0) for name, size in (("one", 1), ("none", 0))]
-    for listed in (["b", "a"], ["a", "b"]):
-        with opened(gguf.build({"a": normal((3,)), "b": normal((4,))}, listed=listed)) as f:
-            assert list(f) == ["a", "b"]
-            assert f["b"].tobytes() == normal((4,)).data
-    for order in (infos, infos[::-1]):
-        head = gguf.header(order)
-        with opened(head + gguf.padding(len(head)) + b"\5") as f:
-            assert list(f) == ["none", "one"]
-            assert f["one"].tolist() == [5]
-
-
-def test_a_limit_one_byte_below(tmp_path):
-    """A header that ends with its file is past a limit that is one byte less; one that goes on is cut off."""
-    path = tmp_path / "t.gguf"
-    head = gguf.header([], [KV("k", "u64", 1)])
-    for data, error in ((head, wm.LimitError), (head[:-1], wm.TruncatedError)):
-        path.write_bytes(data)
-        with pytest.raises(error):
-            wm.open(path, limits=wm.Limits(max_header_bytes=len(data) - 1))
-
-
-def test_the_largest_of_each_type(tmp_path):
-    deep = [1]
-    for _ in range(scans.GGUF_DEEPEST):
-        deep = [deep]
-    values = {"i32": 2**31 - 1, "i64": 2**63 - 1, "u64": 2**64 - 1, "i64 ": 2**31, "u64 ": 2**63, "deep": deep}
-    wm.save(tmp_path / "t.gguf", {}, metadata=values, vocab=["a"], special_ids={"bos": 2**32 - 1})
-    _, found = gguf.parse((tmp_path / "t.gguf").read_bytes())
-    assert all(kind == key.strip() for key, kind, _ in found[:5])
-    with wm.open(tmp_path / "t.gguf") as f:
-        assert f.vocab.special_ids == {"bos": 2**32 - 1}
-    with pytest.raises(wm.EncodeError, match="nested more than 65 deep"):
-        wm.save(tmp_path / "t.gguf", {}, metadata={"deep": [deep]})
-
-
-def test_metadata_is_pickled_as_plain_values():
-    found = opened(gguf.build({}, [*gguf.EVERY_VALUE, *gguf.VOCAB])).metadata
-    again = pickle.loads(pickle.dumps(found.copy()))
-    assert type(again) is dict
-    assert list(again) == list(found)
-    assert again["strs"] == list(found["strs"])
-    assert type(pickle.loads(pickle.dumps(found["strs"]))) is list
-    with pytest.raises(TypeError):
-        found.copy() | [("k", 1)]
-
-
-def test_inspect_shows_what_dumps_show(tmp_path, capsys):
-    path = tmp_path / "t.gguf"
-    blocks = Tensor("q4_k", (2, 256), bytes(288))
-    path.write_bytes(gguf.build({"w": normal((2, 3)), "b": blocks}, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
-    assert cli.main(["inspect", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert re.search(r"^general.architecture +STRING +llama$", text, re.MULTILINE)
-    assert re.search(r'^tokenizer.ggml.tokens +\[STRING\] +9  \["<unk>", "<s>", .*, \.\.\.\]$', text, re.MULTILINE)
-    assert re.search(r"^i32s +\[INT32\] +3  \[1, -2, 3\]$", text, re.MULTILINE)
-    assert re.search(r"^nested +\[\[INT16\]\] +3  \[\[1, 2\], \[\], \[3\]\]$", text, re.MULTILINE)
-    assert cli.main(["inspect", "--json", str(path)]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["metadata"]["tokenizer.ggml.tokens"] == list(gguf.TOKENS)
-    assert document["metadata_types"]["u64"] == "UINT64"
-    quantized = {"scheme": "q4_k", "block_size": 256, "scale_type": "fp16", "bits_per_weight": 4.5}
-    assert quantized.items() <= document["tensors"][1].items()

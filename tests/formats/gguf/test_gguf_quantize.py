@@ -4,13 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, gguf, normal, tensor
+from tests.builders import Tensor, gguf, normal
 from tests.builders import safetensors as st
 from tests.ggml_support import TYPES, random_blocks
 from tests.support import listing
 
 import weightmap as wm
-from weightmap import cli
 from weightmap.conversion import quantizer
 
 SCHEMES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4"]
@@ -87,14 +86,6 @@ def test_rows_that_are_no_whole_blocks(model, tmp_path):
         assert file.info("blk.0.odd.weight").dtype == "float16"
 
 
-def test_a_scalar_that_is_asked_for_stays(put, tmp_path):
-    """A tensor without dimensions has no rows."""
-    source = put(st.build({"s": normal(()), "v": normal((32,))}, ARCHITECTURE), "s.safetensors")
-    report = wm.convert(source, tmp_path / "q.gguf", quantize=wm.Quantize("q8_0", include="*"))
-    assert [info.name for info in report.quantized] == ["v"]
-    assert "stayed dense" in report.warnings[0]
-
-
 def test_what_is_refused(model, tmp_path):
     with pytest.raises(wm.EncodeError, match="has no scheme q4_k: it is written with int8, int4"):
         wm.convert(model, tmp_path / "q.amb", quantize="q4_k")
@@ -106,19 +97,6 @@ def test_what_is_refused(model, tmp_path):
         wm.convert(model, tmp_path / "q.gguf", quantize=wm.Quantize("q8_0", scale_type="fp32"))
     with pytest.raises(wm.QuantError, match=r"shape of q8_0 is \[31\]"):
         wm.quantize(np.zeros(31), "q8_0")
-
-
-def test_the_commands(model, tmp_path, capsys):
-    wm.convert(model, tmp_path / "q.gguf", quantize="q4_k")
-    for command in (["quantize", "--scheme"], ["convert", "--quantize"]):
-        name, option = command
-        assert cli.main([name, str(model), str(tmp_path / "c.gguf"), option, "q4_k"]) == 0
-        out = capsys.readouterr().out
-        assert "quantised to q4_k and q5_0: 4 of 8 tensors" in out
-        assert "warning: 1 tensor became q5_0 instead of q4_k" in out
-        assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "q.gguf").read_bytes()
-    assert cli.main(["quantize", str(model), str(tmp_path / "c.gguf"), "--scheme", "q4_k", "--block-size", "64"]) == 2
-    assert "q4_k has blocks of one size" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------- AMB to GGUF and back
@@ -250,46 +228,3 @@ def test_other_targets_hear_of_no_counterpart(tmp_path):
     assert not report.warnings
     assert quantizer.Regrouper({"q8_0"}).wants("int8")
     assert not quantizer.Regrouper({"q8_0", "int8"}).wants("int8")
-
-
-def test_a_scale_that_changes_between_looking_and_writing(put, tmp_path, monkeypatch):
-    raw = random_blocks(np.random.default_rng(6), "q8_0", 4)
-    raw[:, :2] = raw[0, :2]
-    source = put(gguf.build({"w": Tensor("q8_0", (4, 32), raw.tobytes())}), "g.gguf")
-    counted = quantizer.quantised.blocks_size
-    with wm.open(source) as file:
-        last = file.info("w").offset + 3 * 34
-
-    def overwrite(*args, **options):
-        with source.open("r+b") as file:
-            file.seek(last)
-            file.write(b"\0\0")
-        return counted(*args, **options)
-
-    monkeypatch.setattr(quantizer.quantised, "blocks_size", overwrite)
-    with pytest.raises((wm.QuantError, wm.FileChangedError)):
-        wm.convert(source, tmp_path / "a.amb")
-    assert "a.amb" not in listing(tmp_path)
-
-
-def test_values_are_compared_whatever_the_types(put, tmp_path):
-    """`diff` of a quantised model and its original, in another format, has the number and size of differences."""
-    values = normal((6, 65_536), 3).array.copy()
-    values[0, :2] = np.nan, np.inf
-    stored = {"w": tensor(values), "bf": normal((3, 64), 4, "bfloat16"), "ints": Tensor("int16", (2,), bytes(4))}
-    source = put(st.build(stored), "m.safetensors")
-    values[0, :2] = 0
-    q = wm.quantize(values, "q8_0")
-    ours = {"w": q, "bf": stored["bf"].array.astype(np.float32), "ints": np.zeros(2, np.int32)}
-    wm.save(tmp_path / "m.gguf", ours)
-    for a, b in ((source, tmp_path / "m.gguf"), (tmp_path / "m.gguf", source)):
-        found = {change.name: change for change in wm.diff(a, b).changed}
-        error = np.abs(q.dequantize().astype(np.float64) - values)
-        assert {change.what for change in found.values()} == {"dtype"}
-        assert found["w"].n_different == np.count_nonzero(error) + 2
-        assert math.isnan(found["w"].max_abs)
-        assert (found["bf"].n_different, found["bf"].max_abs) == (0, 0)
-        assert found["ints"].n_different is None
-    wm.save(tmp_path / "n.safetensors", {"w": values})
-    [change] = wm.diff(tmp_path / "n.safetensors", tmp_path / "m.gguf", tensors_only=True).changed
-    assert (change.n_different, change.max_abs) == (np.count_nonzero(error), error.max())

@@ -1,6 +1,5 @@
 """GGUF models in several files: the first part opens all of them."""
 
-import pickle
 import re
 import shutil
 
@@ -10,8 +9,6 @@ from tests.builders import gguf, normal
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap.formats import Request, Tensors, by_name
-from weightmap.model.saving import from_arrays, plan_request
 
 KV = gguf.KeyValue
 FOLDER = DATA / "gguf"
@@ -118,15 +115,6 @@ def test_the_whole_model_is_one_file_again(tmp_path):
     assert wm.diff(path, target).equal
 
 
-def test_a_model_of_many_parts_and_pickled(tmp_path):
-    path = write(tmp_path, 70)
-    with wm.open(path) as f, pickle.loads(pickle.dumps(f)) as again:
-        assert len(f) == len(again) == 70
-        np.testing.assert_array_equal(again["blk.69.w"], f["blk.69.w"])
-    with pytest.raises(wm.LimitError, match="max_shards"):
-        wm.open(path, limits=wm.Limits(max_shards=69))
-
-
 def test_parts_that_are_missing_or_others(tmp_path):
     path = write(tmp_path, lies={1: [KV("split.no", "u16", 2), KV("split.count", "u16", 3)]})
     with pytest.raises(wm.LayoutError, match="is part 3 of 3, expected part 2 of 3"):
@@ -192,25 +180,6 @@ def test_what_we_split_opens_by_its_first_part(tmp_path):
         folder.mkdir()
         wm.convert(source, folder / "m.gguf", max_shard_size=size)
         _checked_parts(folder, count)
-
-
-def test_a_model_in_one_part_has_no_keys_of_parts(tmp_path):
-    wm.save(tmp_path / "one.gguf.index.json", SIX, max_shard_size="1MB")
-    assert gguf.parse((tmp_path / "one-00001-of-00001.gguf").read_bytes())[1] == []
-    with pytest.warns(wm.ModelWarning), wm.open(FOLDER / "split-00002-of-00003.gguf") as f:
-        wm.save(tmp_path / "m.gguf", SIX, metadata=f.metadata, max_shard_size=400)
-    with wm.open(tmp_path / "m-00001-of-00002.gguf") as f:
-        assert list(f) == list(SIX)
-
-
-def test_more_parts_than_have_numbers():
-    """Parts are numbered in 16 bits: an error before anything is written."""
-    payloads = from_arrays({"a": np.ones(3)})
-    request = Request(Tensors(payloads), "gguf", part=(0, 65_535, 65_535))
-    assert plan_request("m.gguf", by_name("gguf"), request).size
-    request = Request(Tensors(payloads), "gguf", part=(0, 65_536, 65_536))
-    with pytest.raises(wm.EncodeError, match=r"65,536 parts \(expected at most 65535\)"):
-        plan_request("m.gguf", by_name("gguf"), request)
 
 
 def test_a_count_of_tensors_that_is_wrong(tmp_path):

@@ -86,26 +86,6 @@ def test_gguf_py_finds_the_same_fields(tmp_path):
         assert fields(tmp_path / "back.gguf") == fields(source)
 
 
-def test_the_record_is_text_that_a_person_reads(tmp_path):
-    entries = [gguf.KeyValue("a", "u32", 32), gguf.KeyValue("b", ["f32"], [0.5, NAN]), gguf.KeyValue("c", "str", "x")]
-    wm.convert(written(tmp_path / "a.gguf", entries), tmp_path / "b.safetensors")
-    metadata = dict(wm.open(tmp_path / "b.safetensors").metadata)
-    assert json.loads(metadata.pop(RECORD)) == {"a": "UINT32", "b": "[FLOAT32]"}
-    assert metadata == {"a": "32", "b": '[0.5, "NaN"]', "c": "x"}
-
-
-def test_types_survive_beside_a_configuration(tmp_path):
-    """A directory adds what its config.json says; what the file says keeps its types."""
-    source = written(tmp_path / "a.gguf", [gguf.KeyValue("a", "u8", 32)])
-    (tmp_path / "model").mkdir()
-    wm.convert(source, tmp_path / "model" / "model.safetensors")
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert", "hidden_size": 4}')
-    wm.convert(tmp_path / "model", tmp_path / "b.gguf")
-    found = {entry.key: (entry.kind, entry.value) for entry in gguf.parse((tmp_path / "b.gguf").read_bytes())[1]}
-    assert found.pop("a") == ("u8", 32)
-    assert found
-
-
 def test_every_key_that_stays_behind_is_named(tmp_path):
     long = [gguf.KeyValue(f"long.{i}", ["i32"], [10**9] * 6000) for i in range(7)]
     odd = [
@@ -119,14 +99,6 @@ def test_every_key_that_stays_behind_is_named(tmp_path):
     assert said.startswith("EMBD has no place for 11 metadata entries (")
     assert all(repr(entry.key) in said for entry in (*long, *odd))
     assert dict(wm.open(tmp_path / "b.weights").metadata) == {"kept": "1", RECORD: '{"kept": "UINT8"}'}
-
-
-def test_a_record_that_does_not_fit_is_no_error(tmp_path):
-    """Where EMBD cannot hold the record, the values of which it would speak stay behind."""
-    entries = [gguf.KeyValue(f"{i:03}" + "k" * 600, "u8", i % 256) for i in range(200)]
-    (said,) = wm.convert(written(tmp_path / "a.gguf", entries), tmp_path / "b.weights").warnings
-    assert "200 metadata entries" in said
-    assert not wm.open(tmp_path / "b.weights").metadata
 
 
 # What a file states, the value, and whether it is one of that type.

@@ -202,21 +202,3 @@ def test_a_name_that_is_there_twice():
         np.testing.assert_array_equal(f["a.c"], SIX.reshape(2, 3).T)
         assert f.metadata == {"x.y": 1, "x.z": 3}
         assert [re.findall(r"called '(\S+)'", warning) for warning in f.verify().warnings] == [["x.y"], ["a.b"]]
-
-
-def test_a_container_that_holds_itself_is_named_so():
-    """It has no end, unlike one that is only deep."""
-    with pytest.raises(wm.LimitError, match="a container holds itself, and has no end"):
-        wm.open(checkpoint(b"]q\1h\1a"))
-    with pytest.raises(wm.LimitError, match="depth of containers"):
-        wm.open(checkpoint(b"]" * 200 + b"a" * 199))
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [((2,), r"bytes of 'x', of numpy's type float32 is 4, expected 8"), ((2**62, 0), "bytes of 'x'"), ((0, 2**62), "")],
-)
-def test_an_array_of_another_shape_is_refused(shape, message):
-    raw = bytes(4) if message else b""
-    with pytest.raises(wm.LayoutError, match=message or "numpy has no shape as that of 'x'"):
-        dict(wm.open(checkpoint(array(shape, F4, raw))).metadata)

@@ -10,11 +10,8 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders import torch as files
-
-import weightmap as wm
 
 
 class Storage:
@@ -100,50 +97,6 @@ def objects(draw):
     return {str(i): value for i, value in enumerate(pool[8:])}
 
 
-@given(objects(), st.integers(2, 5))
-@settings(max_examples=150, deadline=None)
-def test_objects_that_share_parts(value, protocol):
-    program = saved(value, protocol)
-    expected = flat(value)
-    tensors = {name: leaf for name, leaf in expected.items() if isinstance(leaf, Tensor)}
-    used = {tensor.storage.key: DATA[tensor.storage.key].tobytes() for tensor in tensors.values()}
-    listed = list(dict.fromkeys(used))
-    legacy = files.legacy(program, {key: files.Item(used[key], 4) for key in listed})
-    for data in (files.zipped(program, used), legacy):
-        with wm.open(data) as f:
-            assert list(f) == list(tensors)
-            for name, tensor in tensors.items():
-                whole = DATA[tensor.storage.key][tensor.offset :]
-                steps = [4 * step for step in tensor.strides]
-                np.testing.assert_array_equal(f[name], np.lib.stride_tricks.as_strided(whole, tensor.shape, steps))
-            assert f.metadata == {name: leaf for name, leaf in expected.items() if name not in tensors}
-
-
-def test_a_container_that_grows_after_it_was_mentioned():
-    tensor = files.tensor_code(files.Stored("a", "float32", ELEMENTS, 0, (2,), (1,)))
-    # The list is put in, mentioned as a member, and gets a tensor and a text when it is taken out.
-    program = b"\x80\2}(" + files.text("x") + b"]q\0" + files.text("y") + b"h\0(" + tensor + files.text("t") + b"eu."
-    with wm.open(files.zipped(program, {"a": DATA["a"].tobytes()})) as f:
-        assert list(f) == ["x.0", "y.0"]
-        assert f.metadata == {"x.1": "t", "y.1": "t"}
-        assert f["y.0"].tolist() == [0, 1]
-
-
-def test_programs_longer_than_what_is_read_at_once(tmp_path):
-    """Names, keys, numbers and texts that lie on either side of a part that is read are what they are in memory."""
-    for shift in (0, 9, 22):
-        tensors = {f"{'n' * 80}{i}": files.Stored("a", "float32", ELEMENTS, i % 5, (2, 3), (3, 1)) for i in range(3000)}
-        value = {"pad": "x" * (400 + shift), **tensors, "long": 2**70, "text": "y" * 40_000, "last": "z"}
-        program = files.dump(value)
-        assert len(program) > 20 * (1 << 14)
-        path = tmp_path / f"{shift}.pt"
-        path.write_bytes(files.zipped(program, {"a": DATA["a"].tobytes()}))
-        with wm.open(path) as f, wm.open(path.read_bytes()) as g:
-            assert list(f) == list(g) == list(tensors)
-            assert f.metadata == g.metadata == {k: v for k, v in value.items() if k not in tensors}
-            assert all(f.info(name) == g.info(name) for name in tensors)
-
-
 CHILD = """
 import gc, sys, weightmap as wm
 
@@ -221,19 +174,6 @@ for path in sys.argv[1:]:
         pass
     print(memory("VmHWM") - before)
 """
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory that a process had")
-@pytest.mark.parametrize("layout", ["zip", "legacy"])
-def test_the_most_memory_for_each_byte_of_a_program(tmp_path, layout):
-    make = files.zipped if layout == "zip" else files.legacy
-    paths = [tmp_path / name for name in ("nothing", *DENSE)]
-    for path, program in zip(paths, (b"N.", *DENSE.values()), strict=True):
-        path.write_bytes(make(program, {}))
-    done = subprocess.run([sys.executable, "-c", EACH, *paths], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for (name, program), peak in zip(DENSE.items(), map(int, done.stdout.split()[1:]), strict=True):
-        assert peak < (1 << 20) + 32 * len(program), name
 
 
 def write(folder, count, layout):

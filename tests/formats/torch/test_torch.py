@@ -17,7 +17,6 @@ import weightmap as wm
 import weightmap.report
 from weightmap import compat
 from weightmap.cli.commands import export
-from weightmap.formats import torch as torch_format
 from weightmap.io import derived
 from weightmap.model.parts import dense_row
 
@@ -174,24 +173,6 @@ def test_elements_that_no_file_holds_are_walked_on_request(kind, walk, tmp_path)
     assert [entry.name for entry in tmp_path.rglob("*") if entry.is_file()] == ["a.pt"]
 
 
-def test_a_limit_allows_to_walk_over_what_a_file_does_not_hold(tmp_path):
-    path, to, limits = tmp_path / "a.pt", tmp_path / "o.safetensors", wm.Limits(max_copy_bytes=80 << 20)
-    path.write_bytes(strided((20, 1 << 20), (0, 0), 3))
-    with wm.open(path, limits=limits) as f:
-        assert (f.read("w") == 3).all()
-        wm.convert(path, to, limits=limits)
-        assert not wm.diff(f, to, tensors_only=True).changed
-
-
-@pytest.mark.parametrize("searched", [1, 3, 8, 9, 10, 50])
-def test_the_program_is_found_among_names_searched_in_pieces(searched, monkeypatch):
-    monkeypatch.setattr(torch_format, "_SEARCHED", searched)
-    checkpoints = [path for path in TRUTH if path.suffix == ".pt" and path.read_bytes()[:1] == b"P"]
-    assert checkpoints
-    for path in checkpoints:
-        test_files_of_torch_and_numpy(path, in_memory=True)
-
-
 def test_tied_tensors_share_memory():
     whole = files.Stored("0", "float32", 24, 0, (4, 6), (6, 1))
     tied = {"a": whole, "b": whole, "row": whole._replace(offset=6, shape=(6,), strides=(1,))}
@@ -299,31 +280,6 @@ def test_members_that_are_equal(name):
                 stack.enter_context(wm.open(files.zipped(files.dump({"a": files.Plain(whole)}), {})))
 
 
-def test_entries_are_found_whatever_their_capitals():
-    entry, weight = zip_files.Entry, files.Stored("A", "float32", 24, 0, (24,), (1,))
-    program = entry(b"Model/data.pkl", files.dump({"w": weight}))
-    data = [entry(b"Model/ByteOrder", b"big"), entry(b"Model/data/a", TWO.byteswap().tobytes())]
-    with wm.open(zip_files.archive([program, *data]), verify="full") as f:
-        np.testing.assert_array_equal(f["w"], TWO)
-    legacy = files.legacy(files.dump({"w": weight}), {"A": files.Item(TWO.tobytes(), 4)}, little=False)
-    with wm.open(legacy) as f:
-        np.testing.assert_array_equal(f["w"], TWO)
-
-
-def test_axes_of_one_with_any_stride():
-    """The stride of an axis of one element says nothing, and may be anything."""
-    for shape, strides in (
-        ((1, 4), (2**61, 1)),
-        ((4, 1), (1, 2**63 - 1)),
-        ((1, 2, 3), (2**62, 1, 2)),
-        ((1,), (2**61,)),
-    ):
-        with wm.open(strided(shape, strides)) as f:
-            plain = tuple(s if n > 1 else 1 for n, s in zip(shape, strides, strict=True))
-            np.testing.assert_array_equal(f["w"], np.lib.stride_tricks.as_strided(TWO, shape, [4 * s for s in plain]))
-            np.testing.assert_array_equal(f.read("w"), f["w"])
-
-
 def test_opcodes_of_newer_protocols():
     """Frames, short texts, STACK_GLOBAL and MEMOIZE make the same as the opcodes of protocol 2."""
     new = (
@@ -338,50 +294,6 @@ def test_opcodes_of_newer_protocols():
     )
     with wm.open(files.zipped(new, {"0": TWO.tobytes()})) as f:
         np.testing.assert_array_equal(f["a"], TWO.reshape(4, 6))
-
-
-@pytest.mark.parametrize("size", [1, 100, 5000, 200_000])
-def test_legacy_programs_of_any_length(size):
-    """The pickles at the beginning of a legacy file are read in windows that grow, and no more of the file."""
-    value = {"text": "x" * size, "w": files.Stored("0", "float32", 24, 0, (24,), (1,))}
-    data = files.legacy(files.dump(value), {"0": files.Item(TWO.tobytes(), 4)})
-    with wm.open(data, verify="full") as f:
-        assert f.metadata["text"] == "x" * size
-        np.testing.assert_array_equal(f["w"], TWO)
-    with pytest.raises(wm.LimitError):
-        wm.open(data, limits=wm.Limits(max_header_bytes=size))
-
-
-def test_data_descriptors_of_every_size():
-    for size in (12, 16, 20, 24):
-        entries = [
-            zip_files.Entry(b"x/data.pkl", files.dump({"a": 1}), descriptor=size),
-            zip_files.Entry(b"x/version", b"3\n", descriptor=size),
-        ]
-        with wm.open(zip_files.archive(entries), verify="full") as f:
-            assert f.metadata == {"a": 1}
-
-
-def test_integers_of_any_length():
-    """An integer of more than 64 bits is what Python made it; one that Python would not write out is a LimitError."""
-    long, longer = (files.Plain(b"\x8b" + n.to_bytes(4, "little") + b"\1" * n) for n in (1024, 1025))
-    with wm.open(files.zipped(files.dump({"a": 2**70, "b": -(2**100), "c": long}), {})) as f:
-        assert f.metadata == {"a": 2**70, "b": -(2**100), "c": int.from_bytes(b"\1" * 1024, "little")}
-    with wm.open(files.zipped(files.dump({"a": longer}), {})) as f, pytest.raises(wm.LimitError, match="integer"):
-        dict(f.metadata)
-
-
-def test_a_text_that_is_mentioned_often_is_made_once():
-    """Values of one place in the program are one object, and bounded: written out, they are as many as mentions."""
-    text, count = b"\x80\2" + files.text("x" * 10_000) + b"q\1" + b"0(", (32 * 10_000 + (1 << 20)) // 10_000
-    with wm.open(files.zipped(text + b"h\1" * count + b"t.", {})) as f:
-        assert len(f.metadata) == count
-        assert len({id(value) for value in f.metadata.values()}) == 1
-    weight = b"}(X\1\0\0\0w" + files.code(files.Stored("0", "float32", 24, 0, (24,), (1,))) + b"X\1\0\0\0v("
-    with wm.open(files.zipped(text.removesuffix(b"(") + weight + b"h\1" * 1000 + b"tu.", {"0": TWO.tobytes()})) as f:
-        np.testing.assert_array_equal(f["w"], TWO)
-        with pytest.raises(wm.LimitError, match="bytes of texts that values share is"):
-            dict(f.metadata)
 
 
 def test_other_entries_of_an_archive():
