@@ -147,6 +147,16 @@ def test_the_table_of_formats_is_that_of_the_builders():
         assert f"\n| {builder.title} | `{builder.suffix}` | yes | {written} | {builder.holds} |\n" in text
 
 
+def test_the_versions_of_the_readme_are_those_that_its_targets_install():
+    text = (ROOT / "README.md").read_text("utf-8").partition("### Run with")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `make ([a-z]+)-test` \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) > 5
+    for target, versions in rows:
+        pinned = "".join(path.read_text("utf-8") for path in (ROOT / "requirements").glob(f"{target}*.txt"))
+        absent = [each for each in versions.split(", ") if f"\n{each.replace(' ', '==')}" not in f"\n{pinned}"]
+        assert not absent, target
+
+
 @pytest.mark.skipif(sys.maxsize < 1 << 40, reason="an address space of 64 bits")
 def test_forty_gib_open_without_that_much_memory(tmp_path):
     command = [sys.executable, str(ROOT / "examples" / "larger_than_memory.py"), str(tmp_path)]
