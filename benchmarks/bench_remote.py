@@ -20,7 +20,7 @@ from timing import Timed, each_contender, need, ours, rival
 from weightmap import compat
 
 TENSORS = 64
-FORMATS = ("safetensors", "weights", "amb", "bt", "gguf", "npz", "pt")
+FORMATS = ("safetensors", "weights", "bt", "gguf", "npz", "pt")
 ROWS, COLUMNS = np.s_[128:256], np.s_[:, 128:256]
 
 
@@ -32,7 +32,7 @@ class Remote:
         rng = np.random.default_rng(1)
         tensors = {f"layers.{i}.w": rng.standard_normal((size, size), np.float32) for i in range(TENSORS)}
         self.names = list(tensors)
-        for suffix in ("safetensors", "weights", "amb", "bt", "gguf"):
+        for suffix in ("safetensors", "weights", "bt", "gguf"):
             wm.save(folder / f"m.{suffix}", tensors)
         np.savez(folder / "m.npz", **tensors)
         self.tensors = tensors

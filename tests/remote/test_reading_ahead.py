@@ -259,15 +259,26 @@ def test_arrays_are_received_in_their_own_memory(
 
 @pytest.mark.parametrize("suffix", [".amb", ".npz"])
 def test_headers_are_asked_for_at_once(suffix: str, objects: Objects, url: str, tmp_path: Path) -> None:
-    """A format with a header before every tensor opens in three rounds: the third has the headers of all others."""
+    """A format with a header before every tensor opens in four rounds: the last has the headers of all others."""
+    tensors = {f"layer.{i}.w": np.full(40 * KIB, i, np.float32) for i in range(24)}
     if suffix == ".npz":
-        np.savez(tmp_path / "model.npz", **FLOATS)
+        np.savez(tmp_path / "model.npz", **tensors)
     else:
-        wm.save(tmp_path / "model.amb", FLOATS)
+        wm.save(tmp_path / "model.amb", tensors)
     objects.objects["m"] = (tmp_path / f"model{suffix}").read_bytes()
-    with together(20, objects, first=3 if suffix == ".npz" else 2):  # its tail is two requests of 48 KiB at most
-        assert wm.open(url).keys() == FLOATS.keys()
-    assert len(objects.requests) <= 2 + len(FLOATS)
+    with together(20, objects, first=3):  # the tail of an .npz is two requests of 48 KiB at most
+        assert wm.open(url).keys() == tensors.keys()
+    assert len(objects.requests) <= 5 + len(tensors)
+
+
+def test_headers_of_unequal_tensors_are_read_by_windows(objects: Objects, url: str, tmp_path: Path) -> None:
+    """Behind small tensors the next headers come with the same 64 KiB; behind a large one, by another request."""
+    tensors = {f"layer.{i}.{n}": np.zeros(n * KIB, np.int8) for i in range(12) for n in (1, 100 + i, 2, 3, 5)}
+    wm.save(tmp_path / "model.amb", tensors)
+    objects.objects["m"] = (tmp_path / "model.amb").read_bytes()
+    assert wm.open(url).keys() == tensors.keys()
+    assert len(objects.requests) <= 1 + 2 * 12
+    assert objects.nbytes <= 2 * 12 * 64 * KIB
 
 
 SLICES: dict[str, tuple[Any, int, float]] = {

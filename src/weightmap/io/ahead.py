@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 _MOST_KEPT = 16 << 20
 # Bytes per request, and bytes requested ahead of the reader at most.
 PART, _WINDOW = 8 << 20, 128 << 20
-# Headers guessed at once, steps between headers that a guess regards, and the bytes by which those of equal tensors
-# differ, since names do.
-_GUESSES, _REMEMBERED, _ALIKE = 64, 2048, 64
 
 
 class Windows:
@@ -59,54 +56,6 @@ class Windows:
             self._starts.insert(number, start)
             self._data.insert(number, data)
             self._size += len(data)
-
-
-class Pattern:
-    """Guesses which headers a walk from tensor to tensor will read, where each header says where the next one is.
-
-    Layers of a model repeat: what followed last time, after the same distances, is likely to follow again.
-    """
-
-    def __init__(self) -> None:
-        self._last = -1
-        self._steps = _Steps(np.empty(0, np.int64), np.empty(0, np.int64))
-
-    def note(self, at: int) -> None:
-        """Note that a header at `at` is read."""
-        if 0 <= self._last < at:
-            self._steps = self._steps.then(at - self._last)
-        self._last = at
-
-    def guess(self, size: int) -> list[int]:
-        """Return where headers behind the last one may be, in a file of `size` bytes."""
-        at, steps, found = self._last, self._steps, list[int]()
-        while len(found) < _GUESSES and (step := steps.next()) and at + step < size:
-            at += step
-            found.append(at)
-            steps = steps.then(step)
-        return found
-
-
-class _Steps(NamedTuple):
-    """Distances between headers; and for each, how many up to it are alike those up to the last one."""
-
-    steps: NDArray[np.int64]
-    alike: NDArray[np.int64]
-
-    def then(self, step: int) -> _Steps:
-        """Return these with one more."""
-        before = np.concatenate(([0], self.alike[:-1]))[: len(self.alike)]
-        alike = np.where(np.abs(self.steps - step) <= _ALIKE, before + 1, 0)
-        return _Steps(np.append(self.steps, step)[-_REMEMBERED:], np.append(alike, 0)[-_REMEMBERED:])
-
-    def next(self) -> int:
-        """Return what most often followed the longest part of the end that came before; else the last one, or 0."""
-        alike = self.alike[:-1]
-        if not alike.any():
-            return int(self.steps[-1]) if len(self.steps) else 0
-        found = self.steps[1:][alike == alike.max()][-_GUESSES:][::-1]
-        votes = (np.abs(found[:, None] - found) <= _ALIKE).sum(1)
-        return int(found[votes.argmax()])
 
 
 class _Request(NamedTuple):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -24,14 +23,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Bytes of addresses that are taken at once, and of a huge page. A read past the page cache looks up every page: into
-# huge ones it takes a fifth of the processor's time.
-_SEGMENT = 64 << 20
-_HUGE = 2 << 20
-# Virtual machines may give free huge pages back to their host. The first touch of one takes 4 to 6 ms then instead of
-# 0.1, while memory that is free in smaller pieces is still there. Where pages are not read to again and again, the
-# first of so many segments tells whether they have huge pages: if touching one takes no more nanoseconds.
-_ALIKE, _DEAR = 4, 1_000_000
+# Bytes of addresses that one mapping takes, and of a huge page.
+_SEGMENT_BYTES = 64 << 20
+_HUGE_PAGE_BYTES = 2 << 20
 # Memory of this process alone: by default it would be shared with children.
 _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 _GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None)
@@ -72,12 +66,13 @@ class Arena:
     Parameters
     ----------
     huge : bool
-        Whether to ask for huge pages although the first touch of one is dear.
+        Whether to ask for huge pages. Direct reads into them take a fifth of the processor's time, but the first touch
+        of one may take 6 ms on a virtual machine: ask where pages are read to again and again.
     """
 
     def __init__(self, *, huge: bool) -> None:
-        self._page = _HUGE if hasattr(mmap, "MADV_HUGEPAGE") else mmap.PAGESIZE
-        self._huge, self._dear, self._segments = huge, False, 0
+        self._huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
+        self._page = _HUGE_PAGE_BYTES if self._huge else mmap.PAGESIZE
         self._lock = threading.Lock()
         # What is so: all slots, and the arrays in them.
         self._slots: list[_Slot] = []
@@ -180,7 +175,7 @@ class Arena:
             if end + nbytes <= len(last.memory):
                 return _Slot(last.memory, end, nbytes)
             _give_back(last.memory, end, len(last.memory) - end)  # the rest of a huge page
-        return _Slot(*self._segment(-(-max(_SEGMENT, nbytes) // _HUGE) * _HUGE), nbytes)
+        return _Slot(*self._segment(-(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES), nbytes)
 
     def _give_back(self, spare: int) -> None:
         """Give pages back until free slots have at most so many bytes of them; the largest first."""
@@ -196,16 +191,9 @@ class Arena:
         """Return memory, and where its first page begins."""
         memory = mmap.mmap(-1, size + self._page, **_PRIVATE)
         first = -np.frombuffer(memory, np.uint8).ctypes.data % self._page
-        if self._page > mmap.PAGESIZE:
+        if self._huge:
             with suppress(OSError):  # a system without them
                 memory.madvise(mmap.MADV_HUGEPAGE)
-                if not self._huge and self._segments % _ALIKE == 0:
-                    begin = time.thread_time_ns()
-                    memory[first] = 0
-                    self._dear = time.thread_time_ns() - begin > _DEAR
-                if self._dear:
-                    memory.madvise(mmap.MADV_NOHUGEPAGE)
-        self._segments += 1
         return memory, first
 
 

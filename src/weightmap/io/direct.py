@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 # O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
 ALIGN = 4096
 # Bytes read at once where the caller's memory is not aligned.
-PIECE = 4 << 20
-# Shorter pieces are read through the page cache: it is the number of requests that takes long.
-_LEAST = 64 << 10
+READ_BYTES = 4 << 20
+# Bytes below which a piece is read through the page cache: there the number of requests decides.
+_MIN_DIRECT_READ = 64 << 10
 # Runs with less than so many bytes between them are read together.
-CLOSE = 64 << 10
-# Most places that one call of preadv takes.
-_AT_ONCE = 1024
+JOIN_GAP_BYTES = 64 << 10
+# IOV_MAX of Linux
+_MAX_IOVECS = 1024
 # What file systems without O_DIRECT answer, and systems without /proc.
 _LACKING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT, errno.EACCES, errno.EPERM)
 
@@ -69,7 +69,7 @@ class DirectReader:
                 raise
         self._drops = self._file is None
         if self._file is not None:
-            self._unwanted = memoryview(mmap.mmap(-1, CLOSE))
+            self._unwanted = memoryview(mmap.mmap(-1, JOIN_GAP_BYTES))
 
     @property
     def passes_cache(self) -> bool:
@@ -94,7 +94,7 @@ class DirectReader:
         left = list(parts)
         while file is not None and at + got < end:
             try:
-                more = os.preadv(file, left[:_AT_ONCE], at + got)
+                more = os.preadv(file, left[:_MAX_IOVECS], at + got)
             except OSError as error:
                 if error.errno not in _LACKING:
                     source.fail_reading(at + got, end, error.errno or 0)
@@ -128,12 +128,12 @@ class DirectReader:
         windows.sort(key=itemgetter(0))
         if self._source.store is not None:
             return self._request(windows)
-        total, place, close = 0, 0, CLOSE if self._file is not None else 0
+        total, place, close = 0, 0, JOIN_GAP_BYTES if self._file is not None else 0
         while place < len(windows):
             low, end, last = windows[place]
             high, parts, shared = low + len(last), [last], []
             place += 1
-            while place < len(windows) and high - low < PIECE:
+            while place < len(windows) and high - low < READ_BYTES:
                 begin, stop, memory = windows[place]
                 apart = begin - high
                 if not -ALIGN <= apart <= close:
@@ -159,9 +159,11 @@ class DirectReader:
         for low, end, _ in windows:
             begin = min(max(low, reached), end)
             wanted.append((begin, end))
-            total += end - begin + (begin - reached if wanted[1:] and reached < begin <= reached + CLOSE else 0)
+            total += (
+                end - begin + (begin - reached if wanted[1:] and reached < begin <= reached + JOIN_GAP_BYTES else 0)
+            )
             reached = max(reached, end)
-        source = self._source.ahead(wanted, CLOSE)
+        source = self._source.ahead(wanted, JOIN_GAP_BYTES)
         reached, place, widest = 0, 0, memoryview(b"")  # of the window that reaches furthest: end, begin, memory
         for (low, end, memory), (begin, _) in zip(windows, wanted, strict=True):
             memory[: begin - low] = widest[low - place : begin - place]
@@ -187,7 +189,7 @@ class DirectReader:
         starts, to, sizes = pieces
         file = self._file
         blocks = (starts | sizes | (to + np.uint64(out.ctypes.data))) % np.uint64(ALIGN) == 0
-        whole = blocks & (sizes >= _LEAST) & (file is not None)
+        whole = blocks & (sizes >= _MIN_DIRECT_READ) & (file is not None)
         for chosen, descriptor in ((np.flatnonzero(whole), file), (np.flatnonzero(~whole), self._source.descriptor)):
             if not len(chosen) or descriptor is None:
                 continue
@@ -209,10 +211,10 @@ class DirectReader:
         end: int,
     ) -> Iterator[memoryview]:
         """Yield these bytes in pieces; each is valid until the next one."""
-        room = self._rooms.pop() if self._rooms else memoryview(mmap.mmap(-1, PIECE))
+        room = self._rooms.pop() if self._rooms else memoryview(mmap.mmap(-1, READ_BYTES))
         try:
             while begin < end:
-                low, high = window(begin, min(end, begin // ALIGN * ALIGN + PIECE))
+                low, high = window(begin, min(end, begin // ALIGN * ALIGN + READ_BYTES))
                 stop = min(high, end)
                 self.read(low, stop, [room[: high - low]])
                 yield room[begin - low : stop - low]
@@ -233,8 +235,8 @@ class DirectReader:
         while place < len(starts):
             # What lies close together is read together: there is no page cache that keeps what was read for nothing.
             low = int(starts[place])
-            fits = int(np.searchsorted(starts, low + PIECE - 2 * ALIGN - length, side="right"))
-            apart = np.flatnonzero(np.diff(starts[place:fits]) > length + CLOSE)
+            fits = int(np.searchsorted(starts, low + READ_BYTES - 2 * ALIGN - length, side="right"))
+            apart = np.flatnonzero(np.diff(starts[place:fits]) > length + JOIN_GAP_BYTES)
             last = max(place + int(apart[0]) + 1 if len(apart) else fits, place + 1)
             if last == place + 1:
                 self.read_into(low, rows[place])

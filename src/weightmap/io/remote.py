@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weightmap.io.ahead import Pattern, Queue, Windows
+from weightmap.io.ahead import Queue, Windows
 from weightmap.io.descriptor import aligned, open_descriptor
 from weightmap.io.location import Stored
 from weightmap.io.names import blob_of
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # Smallest request; shorter ones are rounded up.
 _NEAR = 16 << 10
+# Bytes requested from each header of a walk on; headers requested at once where the walk repeats its last step, of
+# which equal tensors' differ by this much, since names do.
+_WALK_WINDOW, _WALK_HEADERS, _PADDING = 64 << 10, 64, 64
 # Smallest array that its bytes are received into.
 _APART = 64 << 10
 
@@ -177,18 +180,23 @@ class RemoteSource(Source):
 
     @property
     def scanned(self) -> tuple[int, Any]:
-        """No file, and a function that reads the object: with a header also those that may follow it."""
-        pattern = Pattern()
+        """No file, and a function that reads the object: 64 KiB from the header of a walk on.
 
-        def walked(offset: int, count: int) -> bytes:
+        Where a walk repeats its last step, as over equal tensors, the next headers are requested at once.
+        """
+        last = step = 0
+
+        def walk(offset: int, count: int) -> bytes:
+            nonlocal last, step
+            repeated, step, last = abs(offset - last - step) <= _PADDING, offset - last, offset
             end = min(offset + count, self.size)
-            pattern.note(offset)
-            if self.queue is None and count < _NEAR and len(self._here(offset, end)) < end - offset:
-                guesses = (max(begin - _NEAR // 4, 0) for begin in pattern.guess(self.size))
-                self.expect([(offset, offset + _NEAR), *((begin, begin + _NEAR) for begin in guesses)])
+            if self.queue is None and count < _WALK_WINDOW and len(self._here(offset, end)) < end - offset:
+                ahead = range(offset + step, self.size, step)[:_WALK_HEADERS] if repeated and step > 0 else ()
+                headers = ((max(at - _NEAR // 4, 0), at + _NEAR) for at in ahead)
+                self.expect([(offset, offset + _WALK_WINDOW), *headers])
             return self.pread(offset, count)
 
-        return -1, files.Reader(walked)
+        return -1, files.Reader(walk)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Read all of these ranges (begin, end) by several requests at a time, and keep them for `pread`."""

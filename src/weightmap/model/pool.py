@@ -34,7 +34,7 @@ from weightmap.arguments import as_threads
 from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
 from weightmap.io.arena import Arena, slot_size
-from weightmap.io.direct import CLOSE, PIECE, DirectReader, window
+from weightmap.io.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
 from weightmap.io.memory import headroom
 from weightmap.io.pages import cached_in
 from weightmap.io.process import PerProcess
@@ -749,7 +749,7 @@ def _neighbours(found: list[tuple[_Entry, _Reading]]) -> Iterable[list[tuple[_En
     for number in sorted(range(len(found)), key=lambda number: _place(found[number][1])):
         ranges = found[number][1].ranges
         source, begin = (ranges[0][0], ranges[0][1]) if ranges else (None, 0)
-        if not groups or source is not last or begin > end + CLOSE or nbytes >= PIECE:
+        if not groups or source is not last or begin > end + JOIN_GAP_BYTES or nbytes >= READ_BYTES:
             groups.append([])
             nbytes = 0
         groups[-1].append(number)
