@@ -127,50 +127,6 @@ def test_it_draws_without_errors_and_fetches_nothing(
     assert (colour == "rgb(255, 255, 255)") is not browser.dark
 
 
-def coloured(browser: Any, chart: str, colour: str) -> int:
-    """Return how many pixels of a chart have a colour, written as a browser writes it."""
-    script = """
-        const canvas = document.querySelector(`#${arguments[0]} canvas`);
-        const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-        let count = 0;
-        for (let i = 0; i < pixels.length; i += 4)
-            count += pixels[i + 3] === 255 && `rgb(${pixels.slice(i, i + 3).join(", ")})` === arguments[1];
-        return count;
-    """
-    found: int = browser.execute_script(script, chart, colour)
-    return found
-
-
-def test_a_change_outside_layers_shows(browser: Any, made: dict[str, Path]) -> None:
-    """One tensor that differs has one cell in the colour of the largest value; the rest of the map is blank."""
-    visit(browser, made["outside"])
-    colour = "rgb(253, 231, 37)" if browser.dark else "rgb(68, 1, 84)"  # both ends of viridis
-    cells = browser.execute_script("return JSON.parse(document.getElementById('data').textContent).sets.heat.length")
-    area = browser.execute_script("const c = document.querySelector('#heat canvas'); return c.width * c.height")
-    assert 100 < coloured(browser, "heat", colour) < area / cells
-    assert browser.get_log("browser") == []
-
-
-def test_a_constant_is_seen(browser: Any, made: dict[str, Path]) -> None:
-    """A tensor of equal elements is a point among the ranges, and one bar with room beside it in the histogram."""
-    visit(browser, made["constant"])
-    assert coloured(browser, "ranges", "rgb(76, 139, 214)") > 5
-    bar, width = browser.execute_script(
-        "const c = document.querySelector('#histogram canvas'); return [c.height * c.width, c.width]"
-    )
-    assert width < coloured(browser, "histogram", "rgb(76, 139, 214)") < bar / 4
-
-
-def test_bars_begin_under_one_another(browser: Any, made: dict[str, Path]) -> None:
-    """Bars of modules begin at one place, on narrow screens too, whatever the depth."""
-    visit(browser, made["one"])
-    browser.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
-    script = "return Array.from(document.querySelectorAll('.meter'), e => e.getBoundingClientRect().left)"
-    places = browser.execute_script(script)
-    assert len(places) > 5
-    assert max(places) - min(places) < 1
-
-
 def test_filters_and_sorts(browser: Any, made: dict[str, Path]) -> None:
     """Ten thousand tensors stay usable: a hundred rows at a time, found by name, sorted by number, by keyboard."""
     visit(browser, made["many"])
@@ -193,26 +149,6 @@ def test_filters_and_sorts(browser: Any, made: dict[str, Path]) -> None:
         assert found == order
     browser.execute_script("document.querySelectorAll('#values-tools button')[1].click()")
     assert names(browser, "values")[0] == "layer.98.expert.99.w"
-
-
-def test_types_and_histograms_are_chosen(browser: Any, made: dict[str, Path]) -> None:
-    """The list of types filters; a name in the table of values shows the histogram of that tensor."""
-    visit(browser, made["one"])
-    script = """
-        const choice = document.querySelector("#places-tools select");
-        choice.value = "float16"; choice.dispatchEvent(new Event("change"));
-    """
-    browser.execute_script(script)
-    assert names(browser, "places") == ["half"]
-    button = browser.find_element("xpath", "//table[@id='values']//button[.='layer.1.b']")
-    browser.execute_script("arguments[0].click()", button)
-    title = until(lambda: browser.find_element("id", "histogram-of").text)
-    assert title == "layer.1.b"
-    hostile = browser.find_element("xpath", "//table[@id='values']//button[contains(., '<script>')]")
-    browser.execute_script("arguments[0].click()", hostile)
-    assert browser.find_element("id", "histogram-of").text.startswith("<script>")
-    assert browser.title != "taken"
-    assert browser.get_log("browser") == []
 
 
 def test_without_scripts_all_tables_are_there(browser: Any, made: dict[str, Path]) -> None:

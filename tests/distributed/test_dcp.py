@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import builders
-from tests.builders import amb, normal
+from tests.builders import normal
 
 import weightmap as wm
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
 
-import inspect  # noqa: E402 - nothing here makes sense without torch
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint import HuggingFaceStorageWriter  # noqa: E402
@@ -56,26 +55,6 @@ def test_every_format_loads_as_load_file_does(example, way, tmp_path):
         assert tensor.dtype == expected[name].dtype
 
 
-def test_torch_calls_no_method_with_more_than_it_takes():
-    """With `kwargs` among the parameters, torch would swallow errors and leave collectives out."""
-    for method in (WeightmapStorageReader.read_metadata, WeightmapStorageReader.set_up_storage_reader):
-        assert "kwargs" not in inspect.signature(method).parameters
-
-
-def test_nothing_is_opened_before_all_ranks_take_part(tmp_path):
-    """An error outside of what torch guards would end one rank, and the others would wait for it."""
-    reader = WeightmapStorageReader(tmp_path / "absent")
-    reader.reset()
-    reader.reset(tmp_path / "other")
-    assert reader.checkpoint_id == str(tmp_path / "other")
-    metadata = reader.read_metadata()
-    for use in (lambda: list(metadata.state_dict_metadata), lambda: "a" in metadata.state_dict_metadata):
-        with pytest.raises(FileNotFoundError):
-            use()
-    with pytest.raises(FileNotFoundError):
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
-
-
 def test_a_reader_loads_again_from_another_path(tmp_path):
     for number in range(2):
         wm.save(tmp_path / f"{number}.safetensors", {"a": np.full(4, number, np.float32)})
@@ -86,14 +65,6 @@ def test_a_reader_loads_again_from_another_path(tmp_path):
         dcp.load(state, storage_reader=reader, checkpoint_id=tmp_path / f"{number}.safetensors", no_dist=True)
         assert state["a"].tolist() == [number] * 4
         assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_what_may_be_a_checkpoint(tmp_path):
-    validate = WeightmapStorageReader.validate_checkpoint_id
-    assert validate(tmp_path)
-    assert validate("s3://bucket/model.safetensors")
-    assert not validate(tmp_path / "absent")
-    assert not validate(5)
 
 
 def test_targets_of_any_layout_and_type(tmp_path):
@@ -135,17 +106,6 @@ def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path):
     assert (reader.report.items, reader.report.tensors, reader.report.nbytes) == (2, 1, 96)
     assert torch.equal(state["embed"], shared)
     assert torch.equal(state["head"], shared)
-
-
-def test_tensors_over_the_same_bytes_in_another_order_are_not_tied(tmp_path):
-    """A square matrix and its transpose share begin, size, type and shape, and no order of elements."""
-    square = torch.arange(9.0).reshape(3, 3)
-    torch.save({"a": square, "b": square.t(), "c": square.t()}, tmp_path / "square.pt")
-    state = {name: torch.zeros(3, 3) for name in ("a", "b", "c")}
-    load(state, tmp_path / "square.pt")
-    assert torch.equal(state["a"], square)
-    assert torch.equal(state["b"], square.t())
-    assert torch.equal(state["c"], square.t())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -194,13 +154,6 @@ def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path):
         load(state, tmp_path / "m.safetensors", chunk=16 << 10)
     assert asked == [1 << 20]
     assert np.array_equal(state["w"].numpy(), normal((256, 1024)).array)
-
-
-def test_names_of_schemes_decode():
-    with wm.open(memoryview(amb.every_scheme())) as file:
-        metadata = TensorMetadata(file, {})
-        assert {entry.properties.dtype for entry in metadata.values()} == {torch.float32}
-        assert len(metadata) == len(file)
 
 
 @pytest.mark.parametrize("distributed", [True, False])

@@ -15,7 +15,6 @@ import weightmap as wm
 from weightmap.cli import main
 from weightmap.errors import FileChangedError, LayoutError, RemoteError
 from weightmap.formats import FORMATS
-from weightmap.io.stores import location_of
 
 obstore = pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
 pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed.txt")
@@ -178,26 +177,6 @@ def test_versions_are_published_to_s3_and_pulled_from_there(tmp_path, endpoint):
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("whole", [32 << 20, 0], ids=["whole", "in parts"])
-def test_an_object_of_another_writer_stays(whole, tmp_path, monkeypatch):
-    """With ``overwrite=False``; and of objects that are removed after a failure, only those with the tag of ours."""
-    monkeypatch.setattr("weightmap.io.fetching._WHOLE", whole)
-    wm.save(tmp_path / "m.safetensors", {"w": np.arange(2 << 20, dtype=np.float32)})
-    location = location_of("s3://bucket/tagged/m.safetensors")
-    tag = location.put(str(tmp_path / "m.safetensors"), new=True)
-    with pytest.raises(FileExistsError):
-        location.put(str(tmp_path / "m.safetensors"), new=True)
-    with pytest.raises(wm.TargetError):
-        wm.convert(tmp_path / "m.safetensors", str(location), overwrite=False)
-    location.remove('"another"')
-    with wm.open(str(location)) as file:
-        assert file["w"][-1] == (2 << 20) - 1
-    location.remove(tag)
-    with pytest.raises(FileNotFoundError):
-        wm.open(str(location))
-
-
-@pytest.mark.usefixtures("environment")
 def test_large_files_are_uploaded_in_parts(endpoint, monkeypatch):
     """Of an upload that fails there is no object, and the store is told to drop its parts."""
     store = bucket(endpoint)
@@ -335,22 +314,6 @@ def test_executors_notice_another_object(environment, endpoint, tmp_path):
     assert wm.convert(*arguments, format="amb", run=wm.Run(manifest=manifest)).skipped == 1
     with wm.open(tmp_path / "out") as file:
         assert (file["a"].sum(), file["b"].sum()) == (256, 0)
-
-
-@pytest.mark.usefixtures("environment")
-def test_a_manifest_notices_another_configuration(endpoint, tmp_path):
-    """A run that starts again does the shard over which a changed ``config.json`` goes to, and no other."""
-    store = bucket(endpoint)
-    for name in ("model.safetensors.index.json", *(f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4))):
-        store.put(f"configured/{name}", bytes(store.get(f"model/{name}").bytes()))
-    run = wm.Run(manifest=tmp_path / "manifest.json")
-    for size, skipped in ((64, 0), (64, 4), (65, 3)):
-        store.put("configured/config.json", json.dumps({"hidden_size": size}).encode())
-        (tmp_path / "out" / "model.amb.index.json").unlink(missing_ok=True)
-        assert wm.convert("s3://bucket/configured", f"{tmp_path}/out/", format="amb", run=run).skipped == skipped
-        with wm.open(tmp_path / "out") as file:
-            assert file.config is not None
-            assert file.config["n_embd"] == size
 
 
 @pytest.mark.usefixtures("environment")

@@ -50,15 +50,6 @@ def test_a_signal_that_ends_a_command_leaves_no_file(tmp_path, number, *, named)
     assert listing(tmp_path) == ["a.weights"]
 
 
-def test_a_signal_that_is_ignored_ends_nothing(tmp_path):
-    source, target = tmp_path / "a.weights", tmp_path / "b.safetensors"
-    wm.save(source, {"w": np.ones(9 << 18, np.float32)})
-    done = run_child(ENDED, source, target, int(signal.SIGHUP), 1, 1)
-    assert done.stdout.endswith("done\n")
-    assert wm.load(target)["w"].size == 9 << 18
-    assert listing(tmp_path) == ["a.weights", "b.safetensors"]
-
-
 def test_commands_leave_the_handlers_of_signals_as_they_were(tmp_path):
     """`main` is called by programs, too, in any thread: afterwards, signals do what they did."""
     code = """

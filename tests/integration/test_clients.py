@@ -165,17 +165,6 @@ def test_accelerate(both):
     both(use)
 
 
-def test_accelerate_loads_a_merged_checkpoint(tmp_path):
-    pytest.importorskip("accelerate")
-    from accelerate.utils import load_state_dict
-
-    model = llama()
-    model.save_pretrained(tmp_path / "a", max_shard_size="6KB")
-    wm.convert(tmp_path / "a", tmp_path / "one.safetensors")
-    state = load_state_dict(str(tmp_path / "one.safetensors"))
-    assert plain(state) == plain({name: tensor for name, tensor in model.state_dict().items() if name in state})
-
-
 def test_peft(both):
     peft = pytest.importorskip("peft")
 
@@ -323,37 +312,6 @@ def test_a_pytorch_directory_becomes_one_of_safetensors(sharded, tmp_path):
     assert torch.equal(loaded(IDS).logits, logits)
 
 
-@pytest.mark.parametrize("name", ["own.amb", "own.gguf", "own.safetensors", "own.npz", "own.pt"])
-def test_one_file_of_any_name_is_loaded(sharded, tmp_path, name):
-    """The one model of a directory, within the block; what the caller chooses is not replaced by it."""
-    folder, _ = sharded
-    tensors = {key: array.astype(np.float32) for key, array in wm.load(folder).items()}
-    (tmp_path / "b").mkdir()
-    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
-    (tmp_path / "b" / "config.json").write_text(json.dumps(config))
-    wm.save(tmp_path / "b" / "model.safetensors", tensors)
-    logits = answer(tmp_path / "b")
-    (tmp_path / "b" / "model.safetensors").unlink()
-    if name.endswith(".npz"):
-        np.savez(tmp_path / "b" / name, **tensors)
-    elif name.endswith(".pt"):
-        torch.save({key: torch.from_numpy(array) for key, array in tensors.items()}, tmp_path / "b" / name)
-    else:
-        wm.save(tmp_path / "b" / name, tensors)
-    with compat.patched():
-        assert torch.equal(answer(tmp_path / "b"), logits)
-        for chosen in ({"variant": "fp16"}, {"use_safetensors": True}):
-            with pytest.raises(OSError, match="no file named"):
-                answer(tmp_path / "b", **chosen)
-        wm.save(tmp_path / "b" / "other.bt", tensors)
-        with pytest.raises(wm.UnknownFormatError, match="several model files"):
-            answer(tmp_path / "b")
-        (tmp_path / "empty").mkdir()
-        (tmp_path / "empty" / "config.json").write_text(json.dumps(config))
-        with pytest.raises(OSError, match="no file named"):
-            answer(tmp_path / "empty")
-
-
 def test_quantised_tensors_are_decoded(sharded, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
@@ -367,15 +325,6 @@ def test_quantised_tensors_are_decoded(sharded, tmp_path):
         for name, tensor in loaded.state_dict().items():
             assert torch.equal(tensor, torch.from_numpy(file.read(name, np.float32))), name
     assert loaded.dtype is torch.float32
-
-
-def test_the_type_of_a_converted_model(sharded, tmp_path):
-    """A model that was converted to another type is loaded in that, not in the one that its configuration had."""
-    transformers = pytest.importorskip("transformers")
-    wm.convert(sharded[0], f"{tmp_path}/b/", format="safetensors", dtype="float32")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
-    assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
-    assert torch.equal(loaded.to(torch.bfloat16)(IDS).logits, sharded[1])
 
 
 @pytest.mark.parametrize("format_", ["safetensors", "amb"])
@@ -418,13 +367,3 @@ def test_torch_loads_its_own_files(tmp_path):
     assert torch.load is torch.serialization.load is before
     with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "a.amb")
-
-
-def test_patching_ends(tmp_path):
-    modeling = pytest.importorskip("transformers.modeling_utils")
-    import safetensors
-
-    before = modeling.safe_open
-    with compat.patched():
-        assert modeling.safe_open is compat.safe_open
-    assert modeling.safe_open is before is safetensors.safe_open

@@ -6,7 +6,6 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
-from tests import builders
 from tests.builders import safetensors as st
 
 import weightmap as wm
@@ -119,12 +118,6 @@ def test_metadata_that_is_empty_is_not_none(tmp_path, metadata):
         assert ours.metadata() == theirs.metadata() == metadata
 
 
-def test_scalars_slice_to_arrays(matrix):
-    with compat.safe_open(matrix[0], "np") as file:
-        assert file.get_slice("s").get_shape() == []
-        assert file.get_slice("s")[...].shape == file.get_slice("s")[()].shape == file.get_tensor("s").shape == ()
-
-
 def test_arrays_are_views_that_outlive_the_handle(matrix):
     path, values = matrix
     with compat.safe_open(path, "np") as file:
@@ -188,14 +181,6 @@ def test_what_save_file_writes_safetensors_reads(tmp_path):
         assert read[name].dtype == array.dtype.newbyteorder("=")
     with safetensors.safe_open(path, "np") as file:
         assert file.metadata() == {"k": "v"}
-
-
-@pytest.mark.parametrize("suffix", [*(builder.suffix for builder in builders.known().values()), ".ckpt", ""])
-def test_the_suffix_says_nothing(tmp_path, suffix):
-    arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int8)}
-    compat.save_file(arrays, tmp_path / f"m{suffix}")
-    theirs_numpy.save_file(arrays, tmp_path / "theirs")
-    assert (tmp_path / f"m{suffix}").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5_block"])

@@ -1,9 +1,7 @@
 """``weightmap.compat.torch`` beside ``safetensors.torch``. Skipped where torch is not installed."""
 
 import copy
-import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +10,7 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 theirs = pytest.importorskip("safetensors.torch")
 
-from tests.support import sparse  # noqa: E402 - as well
 
-import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
 from weightmap.compat import torch as ours  # noqa: E402
 
@@ -156,25 +152,6 @@ def test_names_that_share_memory():
     assert (ours.storage_size(smaller), ours.storage_size(a)) == (8, 16)
 
 
-def test_which_names_stand_for_others():
-    """The complete tensor of those that share memory, by preference; without one it is an error."""
-    a = torch.zeros((3, 3))
-    cases = [
-        ({"A": a, "B": a[:1]}, {}, {"A": ["B"]}),
-        ({"A": a, "B": a[:1], "C": a}, {}, {"A": ["B", "C"]}),
-        ({"A": a, "C": a}, {"preferred_names": ["C"]}, {"C": ["A"]}),
-        ({"A": a, "C": a}, {"discard_names": ["A"]}, {"C": ["A"]}),
-        ({"A": a, "C": a}, {"discard_names": ["A", "C"]}, {"A": ["C"]}),
-        ({"A": a}, {}, {}),
-    ]
-    for given, options, expected in cases:
-        assert ours._remove_duplicate_names(given, **options) == expected
-        assert theirs._remove_duplicate_names(given, **options) == expected
-    for module in (ours, theirs):
-        with pytest.raises(RuntimeError, match="no suitable name to keep"):
-            module._remove_duplicate_names({"B": a[:1]})
-
-
 # ------------------------------------------------------------------------------------------------------------ modules
 
 
@@ -192,15 +169,6 @@ def test_models_go_from_either_library_to_the_other(tmp_path, writer, reader):
     with safetensors.safe_open(path, "pt") as file:
         assert file.metadata() == {"b.bias": "mine", "b.weight": "a.weight"}
         assert list(file.keys()) == ["a.bias", "a.weight"]
-
-
-def test_a_model_of_other_names_in_the_file_is_read(tmp_path):
-    model, other = Tied(), Tied()
-    state = model.state_dict()
-    del state["a.weight"], state["a.bias"]
-    ours.save_file(state, tmp_path / "m")
-    ours.load_model(other, tmp_path / "m")
-    assert_same_state(other, model)
 
 
 def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_path):
@@ -228,50 +196,7 @@ def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_pat
     assert_same_state(layer, before)
 
 
-def test_a_model_that_is_not_contiguous_is_written(tmp_path):
-    """With force_contiguous=False too, which is an error in safetensors."""
-    model, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-    model.weight = torch.nn.Parameter(torch.arange(9.0).reshape(3, 3).T)
-    for force in (True, False):
-        ours.save_model(model, tmp_path / "m", force_contiguous=force)
-        ours.load_model(other, tmp_path / "m")
-        assert_same_state(other, model)
-
-
 # ------------------------------------------------------------------------------------------------------------- memory
-
-
-def test_a_file_larger_than_memory_is_writable_without_a_copy(tmp_path):
-    """A file of 40 GiB: all of it is one tensor that may be written to, takes no memory, and leaves the file alone."""
-    path = sparse(tmp_path / "big.safetensors", {"a": (40, 1 << 30)}, "U8")
-    for load in (
-        lambda: ours.load_file(path)["a"],
-        lambda: wm.torch.load_file(path)["a"],
-        lambda: wm.torch.to_torch(wm.open(path, mode="cow")["a"], copy=False),
-    ):
-        before = _private()
-        tensor = load()
-        assert "nr" in _flags(path)  # no swap is reserved for it: with 24 GiB of memory it could not be
-        tensor[39, -4096:] = 7
-        assert tensor[0, 0] == 0
-        assert tensor[39, -1] == 7
-        assert _private() - before < 64 << 20
-        assert ours.load_file(path)["a"][39, -1] == 0
-        del tensor
-
-
-def _private():
-    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
-
-
-def _flags(path):
-    inside = False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
-        inside = line.endswith(os.path.realpath(path)) or (inside and not line[:1].isdigit())
-        if inside and line.startswith("VmFlags:"):
-            return line.split()[1:]
-    return []
 
 
 def test_arrays_of_other_kinds_are_refused_by_the_functions_of_torch(tmp_path):

@@ -3,12 +3,10 @@
 `make experts-test` runs this in an environment of its own, with transformers 5, which stacks experts, and with 4.
 """
 
-import importlib.util
 import os
 import threading
 
 import pytest
-from tests.places import ROOT
 
 import weightmap as wm
 
@@ -24,7 +22,6 @@ from weightmap.torch import StateError, load_into, serve_experts  # noqa: E402
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()  # it would leave a thread behind
-EXAMPLE = ROOT / "examples" / "moe_pool.py"
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -125,21 +122,6 @@ def test_threads_share_a_model(tmp_path):
     assert not failed
 
 
-def test_the_example_takes_no_memory_for_experts(tmp_path, capsys):
-    """It builds the model without memory, and fills what is no expert: from the names of the files of both models."""
-    spec = importlib.util.spec_from_file_location("moe_pool", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    for name in MODELS:
-        resident = model(name)
-        resident.save_pretrained(tmp_path / name)
-        with wm.open(tmp_path / name) as file, file.pool(BUDGET) as pool:
-            served = example.load(tmp_path / name, file, pool)
-            assert torch.equal(logits(served), logits(resident))
-    example.main(str(tmp_path / "empty"))
-    assert capsys.readouterr().out.count("PoolStats") == 8
-
-
 def test_what_does_not_fit_leaves_the_module_unchanged(tmp_path):
     resident, served = model("mixtral"), model("mixtral")
     state = resident.state_dict()
@@ -155,11 +137,3 @@ def test_what_does_not_fit_leaves_the_module_unchanged(tmp_path):
             with pytest.raises(wm.UnsupportedError, match="ModuleList of modules of"):
                 serve_experts(torch.nn.ModuleDict({"experts": torch.nn.Sequential(torch.nn.Linear(2, 2))}), pool)
     assert torch.equal(logits(served), logits(resident))
-
-
-def test_names_that_the_files_have(tmp_path):
-    resident, served = model("qwen3"), model("qwen3")
-    wm.save(tmp_path / "m.safetensors", {f"language_{key}": value for key, value in resident.state_dict().items()})
-    with wm.open(tmp_path / "m.safetensors") as file, file.pool(1 << 20) as pool:
-        serve_experts(served, pool, name=lambda own: f"language_{own}")
-        assert torch.equal(logits(served), logits(resident))

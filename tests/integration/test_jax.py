@@ -1,8 +1,5 @@
 """Arrays of jax over files and on their way into them. Skipped where jax is not installed."""
 
-import importlib.util
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ jnp = pytest.importorskip("jax.numpy")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without jax
 from weightmap import compat  # noqa: E402
-from weightmap.jax import load_file, read_sharded, to_jax  # noqa: E402
+from weightmap.jax import load_file, to_jax  # noqa: E402
 
 NAMES = ["bfloat16", "float16", "float32", "int8", "bool", "float8_e4m3fn"]
 
@@ -135,40 +132,6 @@ def test_each_device_gets_its_slice_and_no_more_is_read(tmp_path):
     )
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     assert run_child(_SHARDED, tmp_path / "m.amb", env=env).stdout == "done\n"
-
-
-def test_scalars_have_shardings_too(tmp_path):
-    wm.save(tmp_path / "m.safetensors", {"s": np.array(2.5, np.float32), "e": np.zeros((0, 3), np.float32)})
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    with wm.open(tmp_path / "m.safetensors") as file:
-        assert read_sharded(file, "s", sharding) == 2.5
-        assert read_sharded(file, "e", sharding).shape == (0, 3)
-
-
-@pytest.mark.parametrize("libraries", ["jax", "torch", "jax, torch", "torch, jax"])
-def test_processes_end_without_noise(tmp_path, libraries):
-    if any(importlib.util.find_spec(name) is None for name in libraries.split(", ")):
-        pytest.skip("needs both")
-    wm.save(tmp_path / "m.weights", {"w": np.arange(64, dtype=np.float32)})
-    code = f"""
-import sys, {libraries}, numpy
-import weightmap as wm, weightmap.dlpack, weightmap.jax, weightmap.torch
-from weightmap import compat
-kept = [wm.open(sys.argv[1], mode=mode) for mode in ("mmap", "cow", "copy", "sealed")]
-arrays = [file["w"] for file in kept]
-exports = [weightmap.dlpack.export(array) for array in arrays]
-capsules = [one.__dlpack__(max_version=version) for one in exports for version in (None, (1, 0))]
-views = [numpy.from_dlpack(one) for one in exports]
-opened = compat.safe_open(sys.argv[1], "np")
-part = opened.get_slice("w")
-if "jax" in {json.dumps(libraries)}:
-    shared = [jax.dlpack.from_dlpack(one) for one in exports] + [weightmap.jax.to_jax(array) for array in arrays]
-if "torch" in {json.dumps(libraries)}:
-    tensors = [torch.from_dlpack(one) for one in exports] + [weightmap.torch.load_file(sys.argv[1])]
-cycle = [kept]; cycle.append(cycle)
-"""
-    result = run_child(code, tmp_path / "m.weights")
-    assert result.stderr == ""
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "w", [1.0]])

@@ -251,22 +251,6 @@ def test_mixtures_are_those_of_llama_cpp(tmp_path, name, mixture):
     assert found <= 1.05 * wanted
 
 
-@pytest.mark.parametrize(
-    ("scheme", "most"), [("q8_0", 0.02), ("q6_k", 0.05), ("q5_0", 0.12), ("q4_k", 0.25), ("q4_0", 0.3)]
-)
-def test_plain_schemes_stay_close(tmp_path, scheme, most):
-    folder = tmp_path / "model"
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "initializer_range": 0.02}
-    config = transformers.Qwen3Config(**(CONFIG | sizes))
-    config.architectures = ["Qwen3ForCausalLM"]
-    transformers.Qwen3ForCausalLM(config).eval().float().save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(models.tokenizer()), encoding="utf-8")
-    wm.convert(folder, tmp_path / "full.gguf")
-    wm.convert(folder, tmp_path / "small.gguf", quantize=scheme)
-    assert errors_of(tmp_path / "full.gguf", tmp_path / "small.gguf")[0] <= most
-
-
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "qwen3moe"])
 def test_ids_of_texts_and_logits_of_the_ground_truth(tmp_path, name):
     wm.convert(TRUTH / name, tmp_path / "x.gguf")
@@ -277,16 +261,3 @@ def test_ids_of_texts_and_logits_of_the_ground_truth(tmp_path, name):
     llm.eval(said["prompt"])
     logits = np.array(llm.scores[len(said["prompt"]) - 1])
     np.testing.assert_allclose(logits, said["logits"], atol=0.05 * np.abs(said["logits"]).max())
-
-
-def test_byte_fallback_gives_the_ids_of_the_tokenizer(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = tmp_path / "model"
-    made(folder, "MistralForCausalLM")
-    (folder / "tokenizer.json").write_text(json.dumps(models.fallback()), encoding="utf-8")
-    wm.convert(folder, tmp_path / "x.gguf")
-    oracle = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    llm = loaded(tmp_path / "x.gguf")
-    for text in ("he", "hehe he", "ehe h e", *TEXTS):
-        wanted = oracle.encode(text, add_special_tokens=False).ids
-        assert llm.tokenize(text.encode(), add_bos=False, special=False) == wanted, text

@@ -15,7 +15,6 @@ from tests.integration.test_torch import _Copies, permissions  # noqa: E402
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Loader, Staging, _loader  # noqa: E402
 from weightmap.device._cargo import ArrayCargo  # noqa: E402
-from weightmap.io import pages  # noqa: E402
 from weightmap.torch import StateError, TorchBackend, _modules, from_torch, load_file, load_into, to_torch  # noqa: E402
 from weightmap.torch._device import pour  # noqa: E402
 
@@ -179,22 +178,6 @@ def test_tied_weights_that_differ_in_the_file_are_an_error(net, tmp_path):
         assert other.head.weight is other.embed.weight
 
 
-def test_hooks_of_a_module_count(tmp_path):
-    def rename(state, prefix, *_):
-        old = state.pop(prefix + "old", None)
-        if old is not None:
-            state[prefix + "weight"] = old.T
-
-    layer = torch.nn.Linear(3, 2, bias=False)
-    layer._register_load_state_dict_pre_hook(rename)
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
-    wm.save(tmp_path / "old.safetensors", {"old": values})
-    for assign in (False, True):
-        layer.weight.data.zero_() if not assign else None
-        load_into(layer, tmp_path / "old.safetensors", assign=assign)
-        assert layer.weight.tolist() == values.T.tolist()
-
-
 def test_quantised_tensors_and_other_formats_fill_modules(tmp_path):
     q = wm.quantize(np.random.default_rng(1).standard_normal((4, 32)).astype(np.float32), "int8")
     wm.save(tmp_path / "m.amb", {"weight": q, "bias": np.arange(4, dtype=np.float32)})
@@ -248,60 +231,6 @@ def moved(module):
                     away = tensor.detach().as_subclass(_Away)
                     names[name] = torch.nn.Parameter(away, tensor.requires_grad) if names is owner._parameters else away
     return module
-
-
-@pytest.mark.parametrize("resident", [0, 1])
-def test_what_is_cold_is_asked_for_before_it_is_read(net, tmp_path, away, monkeypatch, resident):
-    """In the order of the module, not of the file, each once; what is in memory is not."""
-    _, path = net
-    events = []
-    monkeypatch.setattr(_modules, "_AHEAD", 300)
-    monkeypatch.setattr(pages, "resident_in", lambda source, starts, sizes: sizes * resident)
-    monkeypatch.setattr(pages, "ask_for", lambda source, offset, nbytes: events.append(("asked", offset, nbytes)))
-    real = _modules.pour
-
-    def pour(loader, cargo, target):
-        events.append(("read", cargo.ref.offset))
-        real(loader, cargo, target)
-
-    monkeypatch.setattr(_modules, "pour", pour)
-    other = moved(Net())
-    other.head.weight = other.embed.weight
-    load_into(other, path)
-    asked = [event[1] for event in events if event[0] == "asked"]
-    read = [event[1] for event in events if event[0] == "read"]
-    assert asked == (sorted(read, key=read.index) if not resident else [])
-    if not resident:
-        for offset in read[1:]:
-            assert events.index(("read", offset)) > [event[:2] for event in events].index(("asked", offset))
-        before = [event[0] for event in events]
-        assert before[:2] == ["asked", "asked"]  # more than the one at hand
-        assert before[-2:] == ["read", "read"]
-
-
-def test_other_devices_are_filled_by_staging(net, tmp_path, away):
-    """Only slots are ever the source of a copy to them, and no mapping is writable while they are used."""
-    module, path = net
-    other = moved(Net())
-    other.head.weight = other.embed.weight
-    load_into(other, path)
-    assert len(away) == len(wm.open(path))  # the tied weight is copied once
-    assert max(away) <= 1024
-    assert sum(away) == sum(array.nbytes for array in wm.load(path).values())
-    for name, tensor in other.state_dict().items():
-        assert torch.equal(tensor.as_subclass(torch.Tensor), module.state_dict()[name]), name
-
-
-def test_values_are_converted_on_their_device(tmp_path, away):
-    values = {"weight": np.arange(24, dtype=np.float32).reshape(4, 6) / 7, "bias": np.arange(4, dtype=np.float32)}
-    path = tmp_path / "m.safetensors"
-    wm.save(path, values)
-    layer = torch.nn.Linear(6, 4).half()
-    layer.weight = torch.nn.Parameter(torch.zeros(6, 4, dtype=torch.float16).T)
-    load_into(moved(layer), path)
-    assert away
-    for name, value in values.items():
-        assert torch.equal(getattr(layer, name).as_subclass(torch.Tensor), torch.from_numpy(value).half())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import struct
 import tracemalloc
 import warnings
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from tests import sanitised
 from tests.places import ROOT
 from tests.support import run_child
 
@@ -115,37 +113,6 @@ def test_load_file_past_the_page_cache(tmp_path, weights):
         wm.torch.load_file(path, plan=object(), direct=True)
 
 
-def test_load_file_looks_up_by_name_only_what_an_array_does_not_say(tmp_path, monkeypatch):
-    """Bytes, which may be pairs of float4, and blocks: everything else comes from one pass over the file."""
-    safetensors, blocks = tmp_path / "pairs.safetensors", tmp_path / "blocks.gguf"
-    floats = {f"f{number}": np.arange(12, dtype=kind) for number, kind in enumerate(("<f4", "<f2", "<i8", "<u4"))}
-    wm.save(safetensors, floats | {"bytes": np.arange(12, dtype=np.uint8), "bf": np.ones(3, ml_dtypes.bfloat16)})
-    wm.convert(wm_source(tmp_path), blocks, quantize="q8_0")
-    looked, read = [], _files.read_tensor
-
-    def reading(file, name, *rest):
-        looked.append(name)
-        return read(file, name, *rest)
-
-    monkeypatch.setattr(_files, "read_tensor", reading)
-    for path, expected in ((safetensors, ["bytes"]), (blocks, ["w"])):
-        found = wm.torch.load_file(path)
-        assert looked == expected
-        looked.clear()
-        with wm.open(path, mode="cow") as file:
-            assert list(found) == list(file)
-            for name, tensor in found.items():
-                one = read(file, name)
-                assert (tensor.dtype, tensor.shape, bits(tensor)) == (one.dtype, one.shape, bits(one))
-                assert tensor.is_contiguous()
-
-
-def wm_source(folder):
-    path = folder / "dense.safetensors"
-    wm.save(path, {"w": np.linspace(-1, 1, 128, dtype=np.float32).reshape(4, 32), "b": np.ones(4, np.float32)})
-    return path
-
-
 @pytest.mark.parametrize("index", [np.s_[1], np.s_[1:, ::2], np.s_[-2:], np.s_[::-1, ::-2], np.s_[1, 2]], ids=repr)
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
 def test_slices_follow_numpy(model, name, index):
@@ -207,15 +174,6 @@ def test_every_tensor_of_ours_can_be_written_to(model, tmp_path):
     before = [path.read_bytes() for path in paths]
     assert int(run_child(_WRITE, *paths).stdout) > 1000
     assert [path.read_bytes() for path in paths] == before
-
-
-@pytest.mark.skipif(sanitised.ACTIVE, reason="the sanitiser has a handler of its own for this signal")
-@pytest.mark.parametrize(("mode", "status"), [("mmap", -signal.SIGSEGV), ("cow", 0)])
-def test_the_contract_is_right_about_torch_and_read_only_memory(model, mode, status):
-    """torch itself writes into a read-only map, and ends; mode "cow" is the remedy, as the mapping contract says."""
-    code = "import sys, torch, weightmap as wm; f = wm.open(sys.argv[1], mode=sys.argv[2])\n"
-    code += "torch.from_numpy(f['float32'])[0, 0] = 1"
-    assert run_child(code, model[0], mode, check=False).returncode == status
 
 
 @pytest.mark.parametrize("scheme", ["int4_block", "int8", "adaptive"])
@@ -311,36 +269,6 @@ def test_an_expanded_tensor_is_shared_and_copied_on_request(tmp_path):
             copy()
 
 
-def no_compiler(data, change, out):
-    raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
-
-
-@pytest.mark.parametrize(
-    ("decode", "why"), [(no_compiler, "Failed to find C compiler"), (lambda *_: None, "it gives wrong values")]
-)
-def test_the_cpu_decodes_where_no_kernel_of_triton_runs(tmp_path, monkeypatch, caplog, decode, why):
-    """One launch is tried, and one warning says why there are no others."""
-    launches = []
-
-    def launch(data, change, out):
-        launches.append(change.stored)
-        out.fill_(-1)
-        decode(data, change, out)
-
-    kernels = SimpleNamespace(SCHEMES={"int4_block", "q8_0"}, interpreted=lambda: True, decode=launch)
-    monkeypatch.setattr(_device, "_kernels", lambda: kernels)
-    _device._launches.cache_clear()
-    tensors = {name: wm.quantize(np.arange(640, dtype=np.float32).reshape(2, 320), "int4_block") for name in "ab"}
-    wm.save(tmp_path / "q.amb", tensors)
-    for _ in range(2):
-        with wm.plan(tmp_path / "q.amb") as plan:
-            for name, tensor in load_plan(plan, "cpu"):
-                assert bits(tensor) == tensors[name].dequantize().tobytes()
-    assert launches == ["q8_0"]
-    assert [why in record.getMessage() for record in caplog.records] == [True]
-    _device._launches.cache_clear()
-
-
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("slot", [256, 1024, 1 << 20])
 def test_staging_keeps_every_bit(monkeypatch, name, slot):
@@ -380,15 +308,6 @@ def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
                 getattr(torch, {1: "int8", 2: "int16", 4: "int32"}.get(tensor.itemsize, "int64"))
             )
             assert bits(tensor) == bits(whole.flip(0)[::2, 1:3])
-
-
-def test_a_caller_in_inference_mode_gets_tensors_of_it(tmp_path):
-    """The mode belongs to a thread, and another one fills the groups that come next."""
-    wm.save(tmp_path / "a.safetensors", {name: np.arange(3, dtype=np.float32) for name in "abc"})
-    with wm.plan(tmp_path / "a.safetensors") as plan, torch.inference_mode():
-        for _, tensor in load_plan(plan, "cpu", dtype=torch.float16, group=1):
-            assert tensor.is_inference()
-            assert tensor.tolist() == [0, 1, 2]
 
 
 class CodeError(RuntimeError):
@@ -432,36 +351,6 @@ def cuda(monkeypatch):
     return made
 
 
-def test_an_error_of_pinning_does_not_stay_in_cuda(cuda):
-    """Otherwise the caller's next kernel would raise it."""
-    backend, memory = _device.TorchBackend("cuda"), np.zeros(1, np.uint8)
-    backend.pin(memory)
-    cuda.code = 2
-    for call in (backend.pin, backend.unpin):
-        with pytest.raises(CodeError, match="2"):
-            call(memory)
-        assert cuda.last == 0
-
-
-def test_nothing_is_loaded_while_a_graph_is_captured(cuda, tmp_path):
-    """Pinning and allocating would end the capture, and reading is no part of a graph; nothing is called."""
-    wm.save(tmp_path / "a.safetensors", {"a": np.zeros(3, np.float32)})
-    cuda.capturing = True
-    cuda.cuda.cudart = None
-    with (
-        wm.plan(tmp_path / "a.safetensors") as plan,
-        pytest.raises(wm.UnsupportedError, match="while a CUDA graph is being captured: load before that, or after"),
-    ):
-        dict(load_plan(plan, "cuda"))
-
-
-def test_staging_refuses_dtypes_that_torch_lacks():
-    with pytest.raises(wm.UnsupportedError, match="datetime64"):
-        to_device(np.zeros(2, "M8[s]"), "cpu")
-    with pytest.raises(wm.UnsupportedError, match="device"):
-        to_device(np.zeros(2), "abacus")
-
-
 # ------------------------------------------------------------------------------------------------- below a byte
 
 
@@ -485,25 +374,6 @@ def test_pairs_of_float4_are_those_of_safetensors(tmp_path):
 # ------------------------------------------------------------------------------------------------- saving
 
 
-class _Elsewhere(torch.Tensor):
-    copies: list[int]
-
-    @property
-    def device(self):
-        return torch.device("cuda")
-
-    def cpu(self):
-        self.copies.append(self.nbytes)
-        return self.as_subclass(torch.Tensor)
-
-
-def _elsewhere(tensor, copies):
-    moved = tensor.detach().as_subclass(_Elsewhere)
-    moved.copies = copies
-    moved.detach = lambda: moved
-    return moved
-
-
 def test_save_takes_tensors_as_they_are(tmp_path, model):
     _, tensors = model
     tensors = tensors | {
@@ -525,20 +395,6 @@ def test_save_takes_tensors_as_they_are(tmp_path, model):
     with wm.open(tmp_path / "ours.weights") as file:
         assert file["w"].dtype == ml_dtypes.bfloat16
         assert file["i"].tolist() == [0, 2]
-
-
-def test_tensors_on_another_device_are_copied_one_after_another(tmp_path, monkeypatch):
-    copies = []
-    tensors = {f"w{i}": _elsewhere(torch.full((4, 4), float(i), dtype=torch.bfloat16), copies) for i in range(3)}
-    seen = []
-    wm.save(tmp_path / "m.safetensors", tensors, progress=lambda done, total: seen.append((done, len(copies))))
-    assert seen[0] == (0, 0)
-    assert copies == [32, 32, 32]
-    read = theirs_torch.load_file(tmp_path / "m.safetensors")
-    assert [read[name][0, 0].item() for name in tensors] == [0.0, 1.0, 2.0]
-    with pytest.raises(wm.EncodeError, match="'bad'"):
-        wm.save(tmp_path / "n.safetensors", tensors | {"bad": object()})
-    assert len(copies) == 3
 
 
 def test_tensors_that_cannot_be_written_are_named_together(tmp_path):

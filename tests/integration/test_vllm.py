@@ -8,7 +8,6 @@ import sys
 import types
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from weightmap.errors import (
     NotRegularFileError,
     TruncatedError,
     UnknownFormatError,
-    UnsupportedError,
 )
 
 ours = import_module("weightmap.vllm")
@@ -187,12 +185,6 @@ def test_shards_come_by_number_and_copies_are_left_out(registered, tmp_path):
     assert names == [f"{letter}.{number}" for number in range(1, 11) for letter in "ba"]
 
 
-def test_a_subfolder_has_the_files(registered, tmp_path):
-    (tmp_path / "text").mkdir()
-    wm.save(tmp_path / "text" / "model.weights", arrays("w"))
-    assert [name for name, _ in loader()._get_weights_iterator(Source(str(tmp_path), subfolder="text"))] == ["w"]
-
-
 def test_filters_are_those_of_the_stock_loader(registered, tmp_path):
     sharded(tmp_path)
     made = loader()
@@ -226,16 +218,6 @@ def test_wrong_settings_are_one_error(registered, extra, message):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         loader(**extra)
     assert message in str(caught.value)
-
-
-def test_the_configuration_is_shared_and_stays(registered):
-    """The stock loader gets a copy without our keys: other loaders get the same object."""
-    config = LoadConfig({"mode": "mmap", "threads": 0, "enable_weights_track": False})
-    made = ours.loader_class()(config)
-    assert config == LoadConfig({"mode": "mmap", "threads": 0, "enable_weights_track": False})
-    assert made.load_config.model_loader_extra_config == {"enable_weights_track": False}
-    with pytest.raises(TypeError, match="model_loader_extra_config is a list, expected a dictionary"):
-        ours.loader_class()(LoadConfig(["mode"]))
 
 
 @pytest.mark.parametrize(
@@ -286,55 +268,6 @@ def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_pat
     assert device.count("allocate") == (3 if there else 0)
     for name, array in arrays("a", "b", "c").items():
         np.testing.assert_array_equal(found[f"p.{name}"], array)
-
-
-@pytest.mark.parametrize(("world", "gpu", "setting", "asked"), [
-    (4, True, {}, True), (4, True, {"exchange": False}, False), (4, False, {}, False), (1, True, {}, False),
-])  # fmt: skip
-def test_ranks_of_a_tensor_parallel_model_exchange_what_they_read(
-    registered, tmp_path, monkeypatch, world, gpu, setting, asked
-):
-    wm.save(tmp_path / "model.safetensors", arrays("a", "b"))
-    state, seen = sys.modules["vllm.distributed.parallel_state"], []
-    state.get_tp_group = lambda: types.SimpleNamespace(device_group="gpus", cpu_group="cpus", world_size=world)
-    exchange = types.SimpleNamespace(tell=lambda value: [value] * world)
-    monkeypatch.setattr(ours, "TorchExchange", lambda *groups: seen.append(groups) or exchange)
-    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: seen.append(named["exchange"]) or iter(()))
-    made = loader(**setting)
-    made._gpu = types.SimpleNamespace(type="cuda") if gpu else None
-    list(made._get_weights_iterator(Source(str(tmp_path))))
-    assert seen == ([("gpus", "cpus"), exchange] if asked else [None] * gpu)
-    with pytest.raises(ValueError, match="exchange is 1, expected True or False"):
-        loader(exchange=1)
-
-
-def test_tensors_on_a_gpu_take_little_memory_beside_the_model(registered, tmp_path, monkeypatch):
-    """The page promises 512 MiB: here a thousandth of that, and a loop whose variable holds the last tensor."""
-    model = {f"w{number:03}": np.full(4096, number, np.float32) for number in range(200)}
-    wm.save(tmp_path / "model.safetensors", model)
-    assert 3 * ours._GROUP <= 512 << 20
-    monkeypatch.setattr(ours, "_GROUP", ours._GROUP // 1024)
-    device, most = FakeDevice(), 0
-    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: load(plan, device, **named))
-    made = loader()
-    made._gpu = types.SimpleNamespace(type="cuda")
-    for name, tensor in made._get_weights_iterator(Source(str(tmp_path))):
-        most = max(most, device.alive_nbytes)
-        assert tensor[0] == int(name[1:])
-    assert device.count("allocate") > 10
-    assert most <= device.peak <= 512 << 10
-
-
-@pytest.mark.parametrize(("tied", "head"), [(True, True), (True, False), (False, True)])
-def test_a_head_of_its_own_is_not_tied(registered, tmp_path, tied, head):
-    """A model that is declared tied and has an lm_head gets it: vLLM looks for it in safetensors only."""
-    wm.save(tmp_path / "model.weights", arrays("embed", "lm_head.weight" if head else "norm"))
-    text = types.SimpleNamespace(tie_word_embeddings=tied)
-    config = types.SimpleNamespace(tie_word_embeddings=tied, get_text_config=lambda: text)
-    model = types.SimpleNamespace(model=str(tmp_path), revision=None, hf_config=config)
-    made = loader().create_model("all", model)
-    assert getattr(made, "word_embeddings_untied_by_checkpoint", False) == (tied and head)
-    assert config.tie_word_embeddings == text.tie_word_embeddings == (tied and not head)
 
 
 def test_what_is_no_directory_is_downloaded_as_safetensors(registered):
@@ -404,51 +337,6 @@ def test_a_flipped_bit_ends_the_load_before_its_last_tensor(registered, tmp_path
         found = []
         handed_out(verify=setting)
         assert found == names[:3]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the bytes of a process are counted on Linux alone")
-@pytest.mark.parametrize("local", [(0, 1), (1, 2)], ids=str)
-@pytest.mark.parametrize("device", [None, "cuda"])
-def test_a_checksum_is_computed_in_the_pass_that_loads(registered, tmp_path, monkeypatch, device, local):
-    """By default; a process reads each byte once, as the system counts."""
-    path = tmp_path / "model.weights"
-    wm.save(path, {f"w{number}": np.full(400_000, number, np.float32) for number in range(5)})
-    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: load(plan, FakeDevice(), **named))
-    for _ in range(2):  # the first time imports
-        before = int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
-        found = dict(ours.tensors([str(path)], ours.ExtraConfig(), shared=True, device=device, local=local))
-        read = int(Path("/proc/self/io").read_text(encoding="ascii").split()[1]) - before
-    assert len(found) == 5
-    assert path.stat().st_size <= read + 4096 <= 1.05 * path.stat().st_size
-
-
-def test_names_of_llama_cpp_are_refused(registered, tmp_path):
-    """A GGUF file of llama.cpp has other names, and rows in another order."""
-    wm.save(tmp_path / "model.gguf", arrays("blk.0.attn_q.weight", "token_embd.weight"))
-    with pytest.raises(UnsupportedError, match=r"those of llama\.cpp, expected those of Hugging Face"):
-        list(loader()._get_weights_iterator(Source(str(tmp_path))))
-
-
-def test_ranks_of_a_machine_share_the_reading(registered, tmp_path, monkeypatch):
-    """Rank 5 of 8 on two machines is number 1 of 4 here; what it brings in is its part of the file."""
-    state = sys.modules["vllm.distributed.parallel_state"]
-    state.get_world_group = lambda: types.SimpleNamespace(local_rank=1, world_size=8)
-    state.get_node_count = lambda: 2
-    wm.save(tmp_path / "model.weights", arrays("w"))
-    seen = []
-    real = ours.plan
-    monkeypatch.setattr(ours, "plan", lambda *a, **k: seen.append(k) or real(*a, **k))
-    list(loader()._get_weights_iterator(Source(str(tmp_path))))
-    assert seen == [{"local_rank": 1, "local_world": 4}]
-
-
-@pytest.mark.parametrize(("threads", "calls"), [({}, [None]), ({"threads": 3}, [3]), ({"threads": 0}, [])])
-def test_threads_bring_files_into_memory(registered, tmp_path, monkeypatch, threads, calls):
-    wm.save(tmp_path / "model.weights", arrays("w"))
-    seen = []
-    monkeypatch.setattr(wm.ReadPlan, "warm", lambda self, threads: seen.append(threads))
-    list(loader(**threads)._get_weights_iterator(Source(str(tmp_path))))
-    assert seen == calls
 
 
 def test_sglang_uses_it_where_the_configuration_says_so(registered, tmp_path):

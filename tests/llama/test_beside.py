@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -117,17 +116,6 @@ def test_templates_and_merges_are_those_of_the_package_gguf(tmp_path, files):
     assert merges_of_model(read, []) == theirs.merges
 
 
-def test_a_token_may_be_an_object(converted):
-    """As transformers wrote it: the text decides, not the kind of value."""
-    settings = {**models.SETTINGS, "bos_token": {"__type": "AddedToken", "content": "<|begin|>"}}
-    del settings["add_bos_token"]
-    single = [{"SpecialToken": {"id": "<|begin|>"}}, {"Sequence": {"id": "A"}}]
-    tokens = models.tokenizer(post_processor={"type": "TemplateProcessing", "single": single})
-    metadata, warnings = converted({"tokenizer_config.json": settings, "tokenizer.json": tokens})
-    assert metadata["tokenizer.ggml.add_bos_token"] is True
-    assert warnings == ()
-
-
 CARD = b"""---
 license: apache-2.0
 language:
@@ -198,57 +186,7 @@ def test_what_cannot_be_read_about_a_model_is_left_out_by_name(converted, case):
         raise wm.EncodeError(warnings[0])
 
 
-def test_long_front_matter_of_other_keys_is_not_parsed(converted):
-    other = "model-index:\n" + "".join(f"- k{i}: [a, b, {{c: d}}]\n" for i in range(20_000))
-    metadata, warnings = converted({"README.md": f"---\nlicense: mit\n{other}tags:\n- x\n---\n".encode()})
-    assert (metadata["general.license"], metadata["general.tags"], warnings) == ("mit", ["x"], ())
-
-
-def test_an_id_of_no_token_is_named(converted):
-    metadata, warnings = converted(eos_token_id=10**30, pad_token_id=-1)
-    assert "tokenizer.ggml.padding_token_id" not in metadata
-    assert [line for line in warnings if "special token pad has the id -1, and the model 384 tokens" in line]
-
-
 # ---------------------------------------------------------------------------------------------------------- refused
-def test_a_piece_of_sentencepiece_that_is_not_utf_8(tmp_path):
-    at = GEMMA_MODEL.index(b"\xe2\x96\x81") + 1
-    raw = GEMMA_MODEL[:at] + b" " + GEMMA_MODEL[at + 1 :]
-    source = write(tmp_path / "m", config_of(GEMMA2), tensors_of(GEMMA2), files={"tokenizer.model": raw})
-    with pytest.raises(wm.FormatError, match=r"piece \d+ of tokenizer\.model is not UTF-8"):
-        wm.convert(source, tmp_path / "x.gguf")
-
-
-@pytest.mark.parametrize("name", ["merges.txt", "chat_template.jinja"])
-def test_texts_that_are_not_utf_8(converted, name):
-    tokens = models.tokenizer(model=models.tokenizer()["model"] | {"merges": []})
-    with pytest.raises(wm.FormatError, match=f"{name} is not UTF-8"):
-        converted({name: b"\xff", "tokenizer.json": tokens, "tokenizer_config.json": {}})
-
-
-def test_numbers_that_no_tensor_has(tmp_path):
-    """They drive no loop, and nothing is allocated for them."""
-    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    rope = {"rope_scaling": llama3 | {"original_max_position_embeddings": 8192}}
-    many = {f"odd.{i}": np.zeros(1, np.float32) for i in range(1000)}
-    for changes, more, said in (
-        ({"head_dim": 2**31 - 1, **rope}, {}, "blk.0.attn_. is 64 x 64|and by config.json it is"),
-        ({"num_hidden_layers": 900}, many, "900 layers, and llama.cpp takes at most 512"),
-    ):
-        source = write(tmp_path / "m", config_of(LLAMA, **changes), tensors_of(LLAMA) | more)
-        with pytest.raises(wm.EncodeError, match=said):
-            wm.convert(source, tmp_path / "x.gguf")
-        assert not (tmp_path / "x.gguf").exists()
-
-
-def test_nothing_is_written_beside_the_target(converted, monkeypatch):
-    """At no moment: there is no folder of copies that an interruption could leave behind."""
-    for name in ("mkdtemp", "mkstemp"):
-        monkeypatch.setattr(tempfile, name, None)
-    metadata, _ = converted({"README.md": CARD})
-    assert metadata["tokenizer.chat_template"] == "{{ messages }}"
-
-
 @pytest.mark.parametrize(
     ("files", "said"),
     [

@@ -6,7 +6,6 @@ import concurrent.futures
 import copy
 import json
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -132,22 +131,6 @@ def test_configurations_of_transformers_5(tmp_path):
     assert [metadata[f"gemma3.rope.{name}"] for name in names] == [1e6, 2e4, "linear", 8.0]
 
 
-def test_defaults_of_transformers_fill_what_a_configuration_leaves_out(tmp_path):
-    config = config_of("MistralForCausalLM", num_attention_heads=8, head_dim=8)
-    for key in ("num_key_value_heads", "max_position_embeddings", "rope_theta", "rms_norm_eps"):
-        del config[key]
-    tensors = tensors_of("MistralForCausalLM")
-    for name in tensors:
-        if name.endswith(("k_proj.weight", "v_proj.weight")):
-            tensors[name] = np.zeros((64, models.HIDDEN), models.BF16)
-    wm.convert(write(tmp_path / "model", config, tensors), tmp_path / "x.gguf")
-    metadata = wm.open(tmp_path / "x.gguf").metadata
-    assert metadata["llama.attention.head_count_kv"] == 8
-    assert metadata["llama.context_length"] == 131072
-    assert metadata["llama.rope.freq_base"] == 1e4
-    assert metadata["llama.attention.layer_norm_rms_epsilon"] == np.float32(1e-6)
-
-
 # ---------------------------------------------------------------------------------------------------- what names= does
 def test_names_that_are_kept_and_those_that_are_not_known(tmp_path, capsys):
     source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))
@@ -184,14 +167,6 @@ def test_a_single_file_is_translated_when_asked_for(tmp_path):
     assert set(wm.open(tmp_path / "again.gguf")) == set(wm.open(tmp_path / "whole.gguf"))
 
 
-def test_without_the_package_gguf(tmp_path, monkeypatch):
-    source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"))
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(wm.MissingDependencyError, match=r"pip install gguf, or '\.\[gguf\]' .*; names='keep'"):
-        wm.convert(source, tmp_path / "x.gguf")
-    wm.convert(source, tmp_path / "x.gguf", names="keep")
-
-
 # ------------------------------------------------------------------------------------------------ in several files
 def test_shards_are_those_of_the_whole_file(tmp_path):
     name = "Qwen3MoeForCausalLM"
@@ -215,18 +190,6 @@ def test_shards_are_those_of_the_whole_file(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- quantised
-def test_what_llama_cpp_wants_in_float32_stays_so(tmp_path):
-    name = "Qwen3MoeForCausalLM"
-    source = write(tmp_path / "model", config_of(name), tensors_of(name))
-    for options, type_ in (({"quantize": "q8_0"}, 7), ({"dtype": "fp16"}, 1)):
-        wm.convert(source, tmp_path / "x.gguf", **options)
-        with wm.open(tmp_path / "x.gguf") as f:
-            assert {info.dtype for info in f.infos() if "norm" in info.name or "gate_inp" in info.name} == {"float32"}
-            wanted = "q8_0" if "quantize" in options else "float16"
-            assert f.info("blk.1.ffn_down_exps.weight").dtype == wanted
-            assert f.metadata["general.file_type"] == type_
-
-
 @pytest.mark.parametrize(
     ("mixture", "values_", "down", "output", "kind"),
     [
@@ -276,16 +239,6 @@ def test_mixtures(tmp_path, mixture, values_, down, output, kind):
         assert f.info("output.weight").dtype == "q6_k"
         assert f.info("token_embd.weight").dtype == usual
         assert f.metadata["general.file_type"] == kind
-
-
-def test_stacked_experts_are_quantised_as_one_array(tmp_path):
-    name = "Qwen3MoeForCausalLM"
-    tensors = tensors_of(name)
-    wm.convert(write(tmp_path / "model", config_of(name), tensors, shards=3), tmp_path / "x.gguf", quantize="q4_0")
-    with wm.open(tmp_path / "x.gguf") as f:
-        for key, array in expected(name, tensors).items():
-            if "_exps" in key or "attn_q.weight" in key:
-                assert bytes(f[key].payload) == bytes(wm.quantize(array.astype(np.float32), "q4_0").payload), key
 
 
 def test_a_mixture_needs_the_names(tmp_path, put):
@@ -376,20 +329,6 @@ def test_tokens_types_and_ids(tmp_path):
         assert f.metadata["tokenizer.ggml.pre"] == "llama-bpe"
 
 
-def test_chat_templates_with_names(tmp_path):
-    """As transformers writes them: one file for the usual template, a folder for the others."""
-    source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))
-    settings = {key: value for key, value in models.SETTINGS.items() if key != "chat_template"}
-    (source / "tokenizer_config.json").write_text(json.dumps(settings))
-    (source / "chat_template.jinja").write_text("{{ messages }}")
-    (source / "additional_chat_templates").mkdir()
-    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
-    wm.convert(source, tmp_path / "x.gguf")
-    with wm.open(tmp_path / "x.gguf") as f:
-        assert f.metadata["tokenizer.chat_template"] == "{{ messages }}"
-        assert f.metadata["tokenizer.chat_template.tool_use"] == "{{ tools }}"
-
-
 # ------------------------------------------------------------------------------------------------------------ refused
 LLAMA, QWEN, MOE, GEMMA2 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"
 
@@ -445,14 +384,6 @@ def test_what_llama_cpp_could_not_run_is_refused(tmp_path, case, names):
     assert str(source) in str(caught.value)
     assert not (tmp_path / "x.gguf").exists()
     wm.convert(source, tmp_path / "x.gguf", names="keep")
-
-
-def test_globs_and_new_names_leave_a_model_that_runs(tmp_path):
-    source = write(tmp_path / "model", config_of(QWEN), tensors_of(QWEN))
-    with pytest.raises(wm.EncodeError, match=r"the model has no blk\.0\.attn_norm\.weight.*names='keep'"):
-        wm.convert(source, tmp_path / "x.gguf", exclude="*attn_norm*")
-    with pytest.raises(wm.EncodeError, match="the model has no output_norm"):
-        wm.convert(source, tmp_path / "x.gguf", rename={"output_norm.weight": "norm"})
 
 
 def test_damaged_files_are_refused_by_errors_of_ours(tmp_path):

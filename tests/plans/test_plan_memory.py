@@ -14,7 +14,7 @@ from tests.builders import safetensors as safe
 from tests.support import HANG, SOURCES, run_child
 
 import weightmap as wm
-from weightmap.io.memory import ControlGroup, Headroom, headroom
+from weightmap.io.memory import headroom
 from weightmap.quant.ggml import quantize_ggml
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -117,20 +117,6 @@ def test_headroom_is_what_machine_and_groups_leave(name, tmp_path):
     found = headroom(tree(tmp_path, files_of(*SYSTEMS[name])))
     assert found.left == left
     assert len(found.groups) == groups
-
-
-def test_a_group_says_where_it_is(tmp_path):
-    """Path, version, limit, use and pages of files, for whoever wants to know what the bound is."""
-    found = headroom(tree(tmp_path, files_of(*SYSTEMS["version 2"])))
-    assert found == Headroom(8 * GIB, (ControlGroup("/sys/fs/cgroup/a/b", 2, 4 * GIB, 3 * GIB, 2 * GIB),))
-
-
-@linux
-def test_headroom_of_this_machine():
-    """The kernel says how much memory is available."""
-    found = headroom()
-    assert found.available is not None
-    assert 0 <= (found.left or 0) <= found.available
 
 
 # -------------------------------------------------------------------------------------------- less memory than model

@@ -16,12 +16,11 @@ from tests.support import sparse
 
 import weightmap as wm
 from weightmap import cli
-from weightmap.model.modules import module_tree, separator
 from weightmap.report import write_report
 from weightmap.report.comparing import comparison
-from weightmap.report.layers import OUTSIDE, by_layer, pooled_bars, pooled_ranges
+from weightmap.report.layers import OUTSIDE
 from weightmap.report.page import library
-from weightmap.report.survey import SCHEMES, alignment, budget, numbers_of, sample, survey
+from weightmap.report.survey import SCHEMES, alignment, numbers_of, sample, survey
 
 pytest.importorskip("vl_convert")
 NAME = f"vega-{metadata.version('vl-convert-python')}.js"
@@ -152,24 +151,6 @@ def test_every_format_has_a_page(example, tmp_path):
                 )
 
 
-def test_a_model_without_tensors(tmp_path):
-    wm.save(tmp_path / "m.safetensors", {})
-    write_report(tmp_path / "r.html", tmp_path / "m.safetensors")
-    assert "The model has no tensors." in Page(tmp_path / "r.html").text
-
-
-def test_complex_elements_are_magnitudes(tmp_path):
-    path = tmp_path / "m.safetensors"
-    for dtype, low in ((np.complex64, "5"), (np.float32, "3")):
-        wm.save(path, {"w": np.full((2, 4), 3 + 4j).astype(dtype) if dtype is np.complex64 else np.full(8, 3, dtype)})
-        write_report(tmp_path / "r.html", path)
-        page = Page(tmp_path / "r.html")
-        assert page.tables["values"][1][3:7] == [low, low, low, "0"]
-        assert page.tables["values"][1][9].strip() == "█"  # the histogram of a constant
-        assert ("Of complex elements, the table has the magnitudes." in page.text) is (dtype is np.complex64)
-        assert "schemes" not in page.tables
-
-
 @pytest.mark.parametrize("largest", [1e200, 1.7976931348623157e308, 5e-324])
 def test_moments_of_extreme_values(largest):
     found = numbers_of(np.array([-largest, largest, largest, -largest]))
@@ -177,20 +158,6 @@ def test_moments_of_extreme_values(largest):
     assert (found.bins[0], sum(found.bins), found.bins[-1]) == (2, 4, 2)
     found = numbers_of(np.array([largest, np.nan, largest, np.inf, largest]))
     assert (found.mean, found.deviation, found.nans, found.infinities, found.bins) == (largest, 0, 1, 1, (3,))
-
-
-def test_measures_that_are_not_finite(tmp_path):
-    """Measures that no float64 can hold are words in the tables; the charts do without them."""
-    values = {"layer.0.w": np.full(2, 1.7e308), "layer.1.w": np.zeros(2), "layer.2.w": np.ones(2)}
-    wm.save(tmp_path / "a.safetensors", values)
-    wm.save(tmp_path / "b.safetensors", {name: 1 - array for name, array in values.items()})
-    wm.save(tmp_path / "c.safetensors", {name: -array for name, array in values.items()})
-    found = []
-    for other in "bc":
-        write_report(tmp_path / "r.html", tmp_path / "a.safetensors", tmp_path / f"{other}.safetensors")
-        found.append({row[0]: row[3:7] for row in Page(tmp_path / "r.html").tables["differences-of"][1:]})
-    assert found[0]["layer.1.w"] == ["1", "1", "infinite", "0.000000"]
-    assert found[1]["layer.0.w"] == ["infinite", "infinite", "NaN", "NaN"]
 
 
 def test_names_are_text(tmp_path):
@@ -289,81 +256,6 @@ def test_one_element_that_became_nan_is_marked(tmp_path):
     assert "of equal values 1" in page.text
 
 
-@pytest.mark.parametrize("form", ["l.{}.w", "x{}x", "l.0.x{}x"], ids=["layers", "outside", "slots"])
-def test_a_heat_map_of_forty_thousand_tensors_has_room(form):
-    """Neighbours share rows and columns, and the one tensor that differs still shows."""
-    rows = [(form.format(i), {"rms": float(i == 777)}) for i in range(40_000)]
-    heat = by_layer(rows)
-    assert 20 < len(heat) <= 200
-    [changed] = [row for row in heat if row["rms"]]
-    first, last = (int(re.sub(r"\D|^l\.0\.", "", part)) for part in (changed["layer"] + changed["slot"]).split(" … "))
-    assert first <= 777 <= last
-
-
-def test_a_map_of_forty_thousand_tensors_has_room():
-    """Neighbours share bars, which cover the same bytes; files stay apart; few tensors stay as they are."""
-    rows = [
-        {"file": f"{i // 20_000}", "name": f"{i}", "type": "int8" if i % 20_000 < 100 else "bool"}
-        | {"begin": at, "end": at + 9, "nbytes": 9, "align": 1, "resident": 1.0}
-        for i in range(40_000)
-        for at in (9 * (i % 20_000),)
-    ]
-    bars = pooled_bars(rows, 180_000)
-    assert [(bar["file"], bar["type"], bar["begin"], bar["end"], bar["name"]) for bar in bars] == [
-        ("0", "int8", 0, 900, "0 … 99"),
-        ("0", "bool", 900, 180_000, "100 … 19999"),
-        ("1", "int8", 0, 900, "20000 … 20099"),
-        ("1", "bool", 900, 180_000, "20100 … 39999"),
-    ]
-    assert sum(bar["nbytes"] for bar in bars) == 9 * 40_000
-    assert pooled_bars(rows[:900], 180_000) == rows[:900]
-    [*most, last] = pooled_ranges([{"name": f"{i}", "low": -i, "high": i, "below": 0, "above": 1} for i in range(1001)])
-    assert len(most) == 500
-    assert most[1] == {"at": 2, "name": "2 … 3", "low": -3, "below": 0, "high": 3, "above": 1}
-    assert (last["at"], last["name"]) == (1000, "1000")
-
-
-def test_a_quantised_model_beside_its_source(tmp_path):
-    path = model(tmp_path / "m.safetensors", odd=np.array([1, np.nan, np.inf], np.float32))
-    wm.convert(path, tmp_path / "m.gguf", quantize=wm.Quantize("q8_0", include="layer.*.w"))
-    with wm.open(path) as one, wm.open(tmp_path / "m.gguf") as two:
-        found = {pair.name: pair for pair in comparison(one, two, None).pairs}
-        assert found["odd"].odd == 2
-        assert 0 < (found["layer.0.w"].relative or 0) < 0.02
-        assert found["layer.0.b"].largest == 0
-
-
-def test_pages_are_called_by_what_was_named(tmp_path, monkeypatch):
-    """A directory by its name, not by its index; models of one name with their directories."""
-    for folder in ("one", "two"):
-        wm.save(
-            f"{tmp_path / folder}/",
-            {"w": np.ones(4, np.float32), "x": np.ones(4, np.float32)},
-            format="safetensors",
-            max_shard_size=16,
-        )
-    monkeypatch.chdir(tmp_path / "one")
-    first = "model-00001-of-00002.safetensors"
-    for a, b, title in (
-        (tmp_path / "one", None, "one"),
-        (".", None, "one"),
-        ("../two/", tmp_path / "one", "two beside one"),
-        (first, tmp_path / "two" / first, f"one/{first} beside two/{first}"),
-        (first, first, f"{first} beside {first}"),
-    ):
-        write_report(tmp_path / "r.html", a, b)
-        page = Page(tmp_path / "r.html")
-        assert f"<h1>{title}</h1>" in page.source
-
-
-def test_no_warnings_is_said_of_models_without_any(tmp_path):
-    for value, calm in ((1, True), (np.nan, False)):
-        wm.save(tmp_path / "m.safetensors", {"w": np.full(4, value, np.float32)})
-        write_report(tmp_path / "r.html", tmp_path / "m.safetensors")
-        page = Page(tmp_path / "r.html")
-        assert ("No warnings." in page.text, "NaN or infinite elements in 1 tensor" in page.text) == (calm, not calm)
-
-
 def test_damage_is_on_the_page(tmp_path, capsys):
     path = model(tmp_path / "m.weights", odd=np.array([np.nan, 1, 2, 3], np.float32))
     data = bytearray(path.read_bytes())
@@ -418,11 +310,6 @@ def test_samples_of_quantised_tensors_are_their_values(tmp_path, scheme):
             assert np.array_equal(found[-256:], whole[-256:])
         everything = sample(dense_row(f, "w"), 1 << 20)
         assert np.array_equal(everything, whole)
-
-
-def test_the_budget_bounds_what_is_read():
-    assert [budget(n) for n in (0, 1, 512, 10_000, 10**6)] == [65536, 65536, 65536, 2048, 2048]
-    assert budget(4000) == 8192
 
 
 @pytest.mark.parametrize("missing", ["the package", "the distribution"])
@@ -503,32 +390,3 @@ def test_a_cache_that_others_can_have_written_is_not_trusted(bundler, monkeypatc
     assert bundler.times == 2
     library()
     assert bundler.times == (2 if poison in {"damaged", "no digest", "empty", "not UTF-8"} else 3)
-
-
-def test_progress_ends_where_all_is_read(tmp_path):
-    for other in (None, model(tmp_path / "b.safetensors")):
-        told = []
-        source = model(tmp_path / "m.weights")
-        write_report(tmp_path / "r.html", source, other, progress=lambda *step, told=told: told.append(step))
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
-        assert told[-1][0] == told[-1][1] > 0
-
-
-def test_modules_fold():
-    infos = [
-        wm.TensorInfo(f"l.{i}.e.{k}.w", "float32", (3 if i == 2 else 2,), 0, 8) for i in range(4) for k in range(3)
-    ]
-    mark = separator(info.name for info in infos)
-    assert [(line.label, line.modules, line.tensors) for line in module_tree(infos, mark).lines(mark)] == [
-        ("l", 1, 12),
-        ("{0…1, 3}.e.{0…2}.w", 9, 9),
-        ("2.e.{0…2}.w", 3, 3),
-    ]
-    assert separator(["a/b", "c"]) == "/"
-    assert separator(["a/b", "c.d"]) == "."
-
-
-def test_numbers_in_a_folded_line_are_in_their_order():
-    """A file whose tensors are sorted by name has 10 before 2; the line has one run of numbers."""
-    infos = [wm.TensorInfo(f"h.{i}.w", "float32", (2,), 0, 8) for i in sorted(map(str, range(12)))]
-    assert [line.label for line in module_tree(infos).lines(".")] == ["h.{0…11}.w"]

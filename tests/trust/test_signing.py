@@ -226,47 +226,6 @@ def test_a_model_is_opened_by_its_signature(model, keys):
         wm.open(model, trust=trust.signature(bundle, key=keys / "none.pub"))
 
 
-def test_a_snapshot_of_a_hub(model, keys, tmp_path, capsys):
-    """Links stand for their files: opening, verifying and the command agree, and a changed blob is refused by all."""
-    bundle = signed(model, keys)
-    blobs, snapshot = tmp_path / "cache" / "blobs", tmp_path / "cache" / "snapshots" / ("c" * 40)
-    blobs.mkdir(parents=True)
-    (snapshot / "sub").mkdir(parents=True)
-    for number, name in enumerate([NAME, "config.json", "sub/vocab.txt", ".gitattributes", "model.sig"]):
-        shutil.copy(model / name, blobs / str(number))
-        (snapshot / name).symlink_to(blobs / str(number))
-    by = given(snapshot / "model.sig", keys)
-    command = ["verify", str(snapshot), "--trust", str(snapshot / "model.sig"), "--key", str(keys / "own.pub")]
-    for opened in (snapshot, snapshot / NAME):
-        wm.open(opened, trust=by).close()
-    assert wm.verify(snapshot, trust=by).digests == f"SHA-256 of 3 files as signed in '{snapshot / 'model.sig'}'"
-    assert cli.main(command) == 0
-    wm.save(blobs / "0", {"w": np.ones(20, np.float32)}, format="safetensors")
-    for call in (wm.open, wm.verify):
-        with pytest.raises(wm.TrustError, match="its digest is"):
-            call(snapshot, trust=by)
-    assert cli.main(command) == 1
-    assert bundle.exists()
-
-
-def test_links_are_signed_on_request(model, keys, tmp_path, capsys):
-    """What they lead to; both ways to ask for it are the ones that the error names."""
-    (tmp_path / "blob").write_bytes((model / "config.json").read_bytes())
-    (model / "config.json").unlink()
-    (model / "config.json").symlink_to(tmp_path / "blob")
-    with pytest.raises(wm.TrustError, match=r"symbolic link, .*; allow_symlinks=True signs what links lead to"):
-        trust.sign(model, key=keys / "own.pem")
-    command = ["sign", str(model), "--key", str(keys / "own.pem")]
-    assert cli.main(command) == 3
-    assert "--allow-symlinks signs what links lead to" in capsys.readouterr().err
-    assert cli.main([*command, "--allow-symlinks"]) == 0
-    bundle = Path(trust.sign(model, key=keys / "own.pem", allow_symlinks=True))
-    assert ours(model, bundle, keys)
-    assert theirs(model, bundle, keys) is False  # model-signing wants to be asked for links when it verifies, too
-    (tmp_path / "blob").write_text("other")
-    assert not ours(model, bundle, keys)
-
-
 def test_a_model_of_one_file(model, keys):
     bundle = signed(model / NAME, keys)
     assert theirs(model / NAME, bundle, keys)

@@ -15,7 +15,7 @@ import pytest
 from tests.device_support import FakeDevice
 
 import weightmap as wm
-from weightmap import cli, trust
+from weightmap import cli
 from weightmap.device import Staging, load
 from weightmap.io import source as sources
 from weightmap.trust import checking
@@ -153,18 +153,6 @@ def test_a_mapping_and_a_path_of_a_list(model, tmp_path, mode):
     refused(path, "recorded", "no digest of this file is beside it", mode=mode)
     (tmp_path / "lfs2").write_text(pointer(path))
     refused(model / ".." / "model", tmp_path / "lfs2", "no digest", mode=mode)  # of a directory's file, it says nothing
-
-
-def test_names_as_sha256sum_writes_them(tmp_path):
-    """A backslash in front escapes the name; the file is found under the name that it means."""
-    name = "a\\b\nc\r.safetensors"
-    wm.save(tmp_path / name, {"w": np.ones(3, np.float32)})
-    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    good = sha256(tmp_path / name)
-    (tmp_path / "SHA256SUMS").write_bytes(f"\\{good}  {escaped}\n".encode())
-    wm.open(tmp_path / name, trust="recorded").close()
-    (tmp_path / "SHA256SUMS").write_bytes(f"\\SHA256 ({escaped}) = {good}\n".encode())
-    wm.open(tmp_path / name, trust="recorded").close()
 
 
 LISTS = {
@@ -382,13 +370,6 @@ def test_every_opening_hashes(model, mode):
     path.write_bytes(raw)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     refused(path, given, "its digest is", mode=mode)
-
-
-def test_an_opening_leaves_nothing_in_the_cache(model, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    wm.open(model, trust={NAME: f"sha256:{sha256(model / NAME)}"}).close()
-    assert not (tmp_path / "cache").exists()
-    assert not hasattr(trust, "forget")
 
 
 # -------------------------------------------------------------------------------------------- everywhere that opens

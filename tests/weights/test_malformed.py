@@ -229,18 +229,6 @@ def test_configurations_that_are_none(tmp_path, content):
             f.weights  # noqa: B018
 
 
-def test_sizes_are_compared_before_memory_is_taken(tmp_path):
-    """A declared shape of a terabyte costs nothing."""
-    example = EXAMPLES[NF4]()
-    state(shape=[2**20, 2**20])(example)
-    with wm.open(example.write(tmp_path)) as f:
-        tracemalloc.start()
-        with pytest.raises(wm.FormatError):
-            f.weights[example.name]
-        assert tracemalloc.get_traced_memory()[1] < 2**22
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize("number", [10**9, 10**12, 10**30])
 @pytest.mark.parametrize(
     ("name", "change"),
@@ -265,28 +253,6 @@ def test_huge_numbers_of_a_configuration_cost_nothing(tmp_path, name, change, nu
             f.weights[example.name].dequantize()
         assert tracemalloc.get_traced_memory()[1] < 2**22
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(("key", "many"), [("blocksize", 1), ("nested_blocksize", 4)])
-def test_one_block_may_be_larger_than_the_parameter(tmp_path, key, many):
-    """A block that the tensor does not fill is that of all elements."""
-    example = EXAMPLES[NF4]()
-    if key == "blocksize":
-        piece("weight.absmax", lambda a: a[:many])(example)
-        piece("weight.nested_absmax", lambda a: a[:1])(example)
-    else:
-        piece("weight.nested_absmax", lambda a: a[:1])(example)
-    state(**{key: 10**30})(example)
-    values = {
-        role: example.tensors[f"{MODULE}.weight.{role}"] for role in ("absmax", "nested_absmax", "nested_quant_map")
-    }
-    codes = example.tensors[f"{MODULE}.weight"].reshape(-1)
-    codes = np.stack([codes >> 4, codes & 15], -1).reshape(-1)[: example.values.size]
-    absmax = values["nested_quant_map"][values["absmax"]] * values["nested_absmax"][0] + np.float32(0.123456789)
-    blocks = np.arange(codes.size) // (64 if many > 1 else codes.size)
-    expected = (example.tensors[f"{MODULE}.weight.quant_map"][codes] * absmax[blocks]).reshape(example.values.shape)
-    with wm.open(example.write(tmp_path)) as f:
-        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), expected)
 
 
 def damage(rng: random.Random, example: Checkpoint) -> None:
@@ -324,28 +290,3 @@ def test_mutants(tmp_path):
                 assert repr(w)
 
     each(range(400), check)
-
-
-def test_mutants_are_repacked_or_refused(tmp_path):
-    """Whatever is changed, a conversion writes a target that verifies, or raises an error of ours and writes none."""
-
-    def check(number):
-        rng = random.Random(number)
-        example = EXAMPLES[rng.choice(list(EXAMPLES))]()
-        damage(rng, example)
-        source = example.write(tmp_path / "model")
-        if rng.random() < 0.3:  # a byte of config.json
-            config = tmp_path / "model" / "config.json"
-            octets = bytearray(config.read_bytes())
-            octets[rng.randrange(len(octets))] = rng.choice(b'{}[]",:0e-\xff\\')
-            config.write_bytes(octets[: rng.choice((len(octets), rng.randrange(len(octets))))])
-        target = tmp_path / f"x.{rng.choice(('gguf', 'amb', 'safetensors'))}"
-        target.unlink(missing_ok=True)
-        try:
-            wm.convert(source, target, weights=True)
-        except wm.TensorFileError:
-            assert not target.exists()
-        else:
-            wm.verify(target)
-
-    each(range(200), check)

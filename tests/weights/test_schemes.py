@@ -120,33 +120,6 @@ def test_strict_refuses_scales_that_are_not_finite(tmp_path):
             w.dequantize(strict=True)
 
 
-def test_a_group_may_be_larger_than_any_row(tmp_path):
-    """GPTQ's group_size beyond the columns, and beyond 64 bits, is one group."""
-    example = EXAMPLES["gptq, one group"]()
-    example.config["group_size"] = 2**70
-    with wm.open(example.write(tmp_path)) as f:
-        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
-
-
-def test_zero_points_that_are_0_were_left_out(tmp_path):
-    """Up to version 0.8.1 of compressed-tensors: then z is 0; later their absence is an error."""
-
-    def check(name):
-        example = EXAMPLES[name]()
-        example.config["config_groups"]["group_0"]["weights"]["symmetric"] = False
-        example.config["version"] = "0.8.1"
-        with wm.open(example.write(tmp_path / "model")) as f:
-            same(f.weights[example.name].dequantize("float32"), example.values)
-        example.config["version"] = "0.9.0"
-        with (
-            wm.open(example.write(tmp_path / "model")) as f,
-            pytest.raises(wm.FormatError, match="lacks its tensor 'weight_zero_point'"),
-        ):
-            f.weights[example.name]
-
-    each(["packed 4", "packed by channel", "int8 channel", "int8 group"], check)
-
-
 OTHERS = {
     "int4 by expression": (["re:.*q_proj$"], "pack-quantized", {"num_bits": 4, "group_size": 32, "strategy": "group"}),
     "int4 by class": (["Embedding"], "pack-quantized", {"num_bits": 4, "group_size": 32, "strategy": "group"}),
@@ -159,23 +132,3 @@ OTHERS = {
     "other bits": (["re:.*"], "pack-quantized", {"num_bits": 8, "group_size": 32, "strategy": "group"}),
     "activations alone": (["re:.*"], "dense", None),
 }
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_overlapping_groups(tmp_path, first):
-    """Of several groups that target a module, by expression or by class, its pieces say which one made it."""
-
-    def check(pair):
-        name, other = pair
-        example = EXAMPLES[name]()
-        group = {**example.config["config_groups"]["group_0"], "format": example.config["format"]}
-        targets, form, weights = OTHERS[other]
-        others = {"a": {"targets": targets, "format": form, "weights": weights}}
-        example.config["format"] = "mixed-precision"
-        groups = {**others, "g": group} if first else {"g": group, **others}
-        example.config["config_groups"] = groups
-        with wm.open(example.write(tmp_path / "model")) as f:
-            same(f.weights[example.name].dequantize("float32"), example.values)
-
-    names = ["float8 channel", "float8 block", "packed 3", "packed 4, zeros", "mxfp4", "int8 group, zeros"]
-    each([(name, other) for name in names for other in OTHERS], check)

@@ -173,16 +173,6 @@ def test_dynamic_of_gptq(tmp_path):
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
 
 
-def test_scales_of_their_own(tmp_path):
-    """A parameter called `scale` beside a plain weight is no piece of FP8."""
-    example = EXAMPLES["fp8 f32"]()
-    example.tensors["norm.weight"] = np.ones(3, np.float32)
-    example.tensors["norm.scale"] = np.ones(3, np.float32)
-    example.tensors["alone.scale"] = np.ones(3, np.float32)
-    with wm.open(example.write(tmp_path)) as f:
-        assert list(f.weights) == [NAME, "norm.weight", "norm.scale", "alone.scale"]
-
-
 def test_other_formats(tmp_path):
     """Parameters are those of any format with these names: .npz."""
     example = EXAMPLES["awq"]()
@@ -190,28 +180,3 @@ def test_other_formats(tmp_path):
     np.savez_compressed(tmp_path / "model.npz", **example.tensors)
     with wm.open(tmp_path / "model.npz") as f:
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
-
-
-def test_copies_on_write_stay_private(tmp_path):
-    """In mode "cow" pieces are writable, decoding follows them, and the file stays."""
-    example = EXAMPLES["int8 tensor"]()
-    path = example.write(tmp_path)
-    before = path.read_bytes()
-    with wm.open(path, mode="cow") as f:
-        w = f.weights[NAME]
-        w.pieces[f"{MODULE}.weight"][0] = 0
-        assert not w[0].astype(np.float32).any()
-    assert path.read_bytes() == before
-
-
-def test_a_parameter_stored_twice(tmp_path):
-    """Pieces and a plain weight under the name of the parameter are refused."""
-    example = EXAMPLES["awq"]()
-    tensors = {name: stored(array) for name, array in example.tensors.items()}
-    tensors[NAME] = stored(np.zeros((2, 2), np.float16))
-    path = example.write(tmp_path)
-    path.write_bytes(st.build(tensors))
-    with wm.open(path) as f:
-        with pytest.raises(wm.FormatError, match=r"stored twice.*q_proj\.weight.*q_proj\.qweight"):
-            f.weights  # noqa: B018
-        assert len(dict(f)) == 4

@@ -163,16 +163,6 @@ def test_a_sum_of_zeros_stays_zero():
     assert (matrix.tolist(), found.tolist()) == ([[0, 0, 0, 0]], [True])
 
 
-def test_norms_of_the_file_are_returned():
-    """A known word has the norm that the file tells, or else the L2 norm of its row; an unknown one that of its sum."""
-    rows, norms = noise(len(WORDS) + 64), np.arange(len(WORDS), dtype=np.float32)
-    parts = SUBWORDS["bucket"]()
-    e = Embeddings(vocabulary(WORDS, parts), rows, norms)
-    assert e.embedding_with_norm("a")[1] == 1
-    assert e.embedding_with_norm("unknown")[1] == unit_sum(rows[parts.indices("unknown")])[1]
-    assert Embeddings(vocabulary(WORDS), rows).embedding_with_norm("a")[1] == pytest.approx(np.linalg.norm(rows[1]))
-
-
 def test_what_is_no_word_has_no_vector():
     e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), noise(len(WORDS) + 64))
     assert e.get(5) is None
@@ -210,22 +200,6 @@ def test_a_name_that_occurs_twice(layout, other):
             check_batch(e, words)
 
 
-@pytest.mark.parametrize("suffix", ["fifu", "weights"])
-@pytest.mark.parametrize("dims", [300, 65536, 65537, 2**32 - 1])
-def test_vectors_that_no_row_bounds_are_no_embeddings(tmp_path, suffix, dims):
-    """A matrix without rows and with vectors of more than 65,536 elements, which take no bytes, is no embeddings."""
-    path = tmp_path / f"t.{suffix}"
-    wm.save(path, {"embeddings": np.empty((0, dims), np.float32)}, vocab=[])
-    with wm.open(path) as f:
-        assert f["embeddings"].shape == (0, dims)
-        if dims > 65536:
-            assert f.embeddings is None
-        else:
-            rows, found = f.embeddings.batch(["a"])
-            assert rows.shape == (1, dims)
-            assert not found.any()
-
-
 # ------------------------------------------------------------------------------------------------------- the kernels
 ARENAS = [Arena(1 << 16) for _ in range(3)]
 
@@ -248,34 +222,6 @@ def test_sums_of_rows_are_the_definition_to_the_bit(dims, chosen, seed):
         vector, norm = unit_sum(matrix[some])
         assert norms[i] == norm
         assert np.array_equal(out[places[i]], vector)
-
-
-def test_sums_refuse_rows_bounds_and_places_that_do_not_fit():
-    matrix, out = noise(3), np.zeros((2, 24), np.float32)
-    u64 = lambda *numbers: np.array(numbers, np.uint64)  # noqa: E731 - a shorthand
-    assert checksums.unit_sums(matrix, u64(0, 3), u64(0, 1, 2), out) == 1
-    assert checksums.unit_sums(matrix, u64(2**64 - 1), u64(0, 1), out) == 0
-    for rows, bounds, places in (
-        (u64(0), u64(0, 2), None),
-        (u64(0), u64(1, 0), None),
-        (u64(0), u64(0, 0, 0, 1), None),
-        (u64(0), u64(0, 1), u64(2)),
-    ):
-        with pytest.raises(ValueError, match="bounds or places"):
-            checksums.unit_sums(matrix, rows, bounds, out, places=places)
-    assert not out.any()
-
-
-@given(rows=st.lists(st.integers(-3, 12), max_size=40), dims=st.integers(1, 70))
-def test_gathering_copies_rows_and_makes_zeros(rows, dims):
-    matrix = ARENAS[0].array(9 * dims, "u1").reshape(9, dims)
-    matrix[...] = np.arange(1, 9 * dims + 1).reshape(9, dims) % 251
-    out = ARENAS[1].array(len(rows) * dims, "u1").reshape(-1, dims)
-    checksums.gather_rows(matrix, np.array(rows, np.int64), out)
-    expected = [matrix[row] if 0 <= row < 9 else np.zeros(dims, np.uint8) for row in rows]
-    assert np.array_equal(out, np.array(expected, np.uint8).reshape(-1, dims))
-    with pytest.raises(ValueError, match="out has shape"):
-        checksums.gather_rows(matrix, np.zeros(len(rows) + 1, np.int64), out)
 
 
 @pytest.mark.parametrize("kind", ["float32", "quantised"])

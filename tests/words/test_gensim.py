@@ -8,7 +8,6 @@ import types
 
 import numpy as np
 import pytest
-from tests.remote.servers import Objects, Server
 
 import weightmap as wm
 from weightmap.words import convert as convert_words
@@ -93,20 +92,6 @@ def test_vectors_beside_the_file(tmp_path):
         wm.convert(path.read_bytes(), tmp_path / "o.fifu")
 
 
-def test_vectors_beside_a_file_on_a_server(tmp_path):
-    """Of an address, they are asked for at the address beside it, with what it has behind the question mark."""
-    np.save(tmp_path / "rows.npy", ROWS)
-    vectors = (tmp_path / "rows.npy").read_bytes()
-    objects = Objects({"a b/m.kv": build(vectors=None, __numpys=["vectors"]), "a b/m.kv.vectors.npy": vectors})
-    with Server(objects) as server:
-        convert_words(f"{server.url}a%20b/m.kv?token=1", tmp_path / "o.fifu", normalize=False)
-    assert np.array_equal(wm.open(tmp_path / "o.fifu")["embeddings"], ROWS)
-    assert {request.target for request in objects.requests} == {
-        "/a%20b/m.kv?token=1",
-        "/a%20b/m.kv.vectors.npy?token=1",
-    }
-
-
 class Evil:
     """Would run a command if it was unpickled."""
 
@@ -160,14 +145,6 @@ def test_every_truncation_and_many_mutants_are_errors_of_ours(tmp_path):
             wm.convert(bytes(mutant), target)
         except wm.TensorFileError:
             continue
-
-
-def test_bytes_that_are_not_utf_8_are_replaced_when_asked(tmp_path):
-    data = build(["x1", "x2", "x3", "x4", "x5", "x6"]).replace(b"\x8c\x02x3", b"\x8c\x02x\xff")
-    (tmp_path / "m.kv").write_bytes(data)
-    with pytest.raises(wm.FormatError, match="lossy=True"):
-        wm.convert(tmp_path / "m.kv", tmp_path / "o.fifu")
-    assert converted(tmp_path / "m.kv", lossy=True)[0][2] == "x\ufffd"
 
 
 @pytest.mark.parametrize("rows", [6, 40_000])

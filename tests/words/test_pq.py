@@ -108,36 +108,6 @@ def test_a_code_without_centroid_is_an_error_where_it_is_read(kind):
             read()
 
 
-def test_the_first_bad_code_is_named_whatever_the_threads():
-    """Of several codes that stand for nothing the first is named, also when threads meet them in another order."""
-    codes, *others = make(rows=200_000)
-    codes[1000, 2] = codes[150_000, 0] = 99
-    q = ProductQuantized(codes, *others)
-    with pytest.raises(wm.QuantError, match="code 2 of row 1000"):
-        q.dequantize(threads=4)
-
-
-def test_codes_may_change_underneath():
-    """Every code is checked when it is used: one that goes bad after the first reading is an error, not a wild read."""
-    codes, *others = make()
-    q = ProductQuantized(codes, *others)
-    np.asarray(q)
-    codes[3, 0] = 255
-    with pytest.raises(wm.QuantError, match="code 0 of row 3"):
-        np.asarray(q)
-
-
-def test_rows_that_are_not_there():
-    q = ProductQuantized(*make())
-    for key in (40, -41, [40], [-41]):
-        with pytest.raises(IndexError):
-            q[key]
-    with pytest.raises(IndexError, match="row numbers out of range"):
-        q.gather([40])
-    with pytest.raises(IndexError, match="row numbers out of range"):
-        q.dots(np.zeros(15, np.float32), 30, 41)
-
-
 @pytest.mark.parametrize("which", range(4))
 def test_parts_that_do_not_fit_are_refused(which):
     name = ("codes", "codebooks", "projection", "norms")[which]
@@ -149,15 +119,6 @@ def test_parts_that_do_not_fit_are_refused(which):
         with pytest.raises(wm.QuantError, match=name):
             ProductQuantized(*parts)
         name = ("codes", "codebooks", "projection", "norms")[which]
-
-
-def test_numbers_that_are_none_are_refused_on_request():
-    for which, name in ((1, "codebooks"), (2, "projection"), (3, "norms")):
-        parts = make(projection=True, norms=True)
-        parts[which].flat[0] = np.nan
-        with pytest.raises(wm.QuantError, match=name):
-            ProductQuantized(*parts).dequantize(strict=True)
-    assert np.isfinite(ProductQuantized(*make()).dequantize(strict=True)).all()
 
 
 def rotation(size):

@@ -196,37 +196,6 @@ def test_rows_without_direction():
     assert "w2" not in words_of(results)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
-def test_rows_of_extreme_length(scale):
-    rows = matrix()
-    scaled = Embeddings(vocabulary(WORDS), (rows * scale).astype(np.float32))
-    check(scaled.most_similar("w3", 20), by_brute_force(rows, rows[3], {"w3"}), 20)
-
-
-def test_memory_stays_flat(monkeypatch):
-    monkeypatch.setattr(similarity, "_BLOCK", 120)
-    rows, asked = wm.quantize(matrix(), "int4_block", block_size=4), []
-
-    class Watched(type(rows)):
-        def _rows(self, start, stop):
-            asked.append(stop - start)
-            return super()._rows(start, stop)
-
-    watched = Watched("int4_block", rows.shape, rows.payload, block_size=4)
-    Embeddings(vocabulary(WORDS), watched).most_similar("w3")
-    assert max(asked) == 10
-
-
-def test_a_product_quantised_matrix_is_not_decoded(monkeypatch):
-    """Neither for the dot products nor, without a projection or with a rotation, for the norms."""
-    q = codes()
-    plain = ProductQuantized(q.codes, q.codebooks)
-    e = Embeddings(vocabulary(WORDS), plain)
-    expected = by_brute_force(plain, np.ones(12))
-    monkeypatch.setattr(ProductQuantized, "_decode_to", None)
-    check(e.most_similar(np.ones(12), 9), expected, 9)
-
-
 def test_errors_on_unknown_words_name_the_file_and_similar_words(tmp_path):
     path = tmp_path / "w.weights"
     wm.save(path, {"e": np.eye(3, dtype=np.float32)}, vocab=["Berlin", "Paris", "Wien"])
@@ -248,12 +217,6 @@ def test_errors_on_unknown_words_name_the_file_and_similar_words(tmp_path):
         assert e.get("Berln") is None
         assert e.get("Berln", 5) == 5
     assert str(caught.value) == f"{path}: there is no vector for 'x' among those of 3 words"
-
-
-def test_the_error_on_a_word_without_known_ngrams_says_so():
-    words = vocabulary(["one"], Subwords("bucket", 1, 5, 6, 8))
-    with pytest.raises(KeyError, match=r"^there is no vector for 'x' among those of 1 word, and none of its n-grams"):
-        Embeddings(words, np.zeros((9, 2), np.float32))["x"]
 
 
 def test_questions_that_make_no_sense():
@@ -349,18 +312,6 @@ def test_questions_from_standard_input(words_file, monkeypatch, capsys):
     assert asked(monkeypatch, b"e ne\n", "analogy", words_file) == 2
     assert "has 2 words, expected three" in capsys.readouterr().err
     assert asked(monkeypatch, b"", "similar", words_file) == 0
-
-
-def test_questions_from_standard_input_in_json(words_file, monkeypatch, capsys):
-    assert asked(monkeypatch, b"e\nno\n", "similar", words_file, "--json", "-k", 1) == 1
-    document = json.loads(capsys.readouterr().out)
-    assert [query["word"] for query in document["queries"]] == ["e", "no"]
-    assert [query["results"] and query["results"][0]["word"] for query in document["queries"]] == ["ne", None]
-    assert asked(monkeypatch, b"e\nno\n", "lookup", words_file, "--json") == 1
-    assert json.loads(capsys.readouterr().out)["embeddings"] == {"e": [1, 0], "no": None}
-    assert asked(monkeypatch, b"", "similar", words_file, "e", "--json", "-k", 1) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["word"], document["results"][0]["word"]) == ("e", "ne")
 
 
 def test_options_of_searches(words_file, monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """N-grams of words and their rows, against plain definitions and at the edge of memory."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table,
 import weightmap as wm
 from weightmap.embeddings.subwords import Subwords
 from weightmap.index.strings import StringTable
-from weightmap.native import checksums
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
 
@@ -25,23 +22,6 @@ def rows_by_definition(subwords, word, known):
     }[subwords.kind]
     found = map(indices, ngrams(word, subwords.min_n, subwords.max_n))
     return [subwords.n_words + index for index in found if index is not None]
-
-
-@given(
-    st.lists(ANY_TEXT, max_size=40), st.sampled_from([("", ""), ("<", ">"), ("", "--")]), st.sampled_from([list, tuple])
-)
-def test_texts_are_packed_back_to_back(words, around, kind):
-    """Words, of zero bytes and lone surrogates too, are packed as UTF-8 within brackets, and found by their bounds."""
-    raws = [f"{around[0]}{word}{around[1]}".encode(errors="surrogatepass") for word in words]
-    blob, bounds = checksums.pack_texts(kind(words), *around)
-    assert blob == b"".join(raws)
-    assert bounds.tolist() == np.cumsum([0, *map(len, raws)]).tolist()
-
-
-@pytest.mark.parametrize("words", [[b"bytes"], ["word", None], ["word", 1], [["list"]]])
-def test_only_texts_are_packed(words):
-    with pytest.raises(TypeError, match=re.escape(f"{words[-1]!r} is not a str")):
-        checksums.pack_texts(words)
 
 
 def test_the_example_of_the_specification():
@@ -79,45 +59,11 @@ def test_explicit_rows_follow_the_definition(words, min_n, more, data):
         assert subwords.indices(word) == rows_by_definition(subwords, word, known)
 
 
-@pytest.mark.parametrize("kind", ["bucket", "fasttext"])
-@pytest.mark.parametrize("word", WORDS)
-def test_hard_words(kind, word):
-    subwords = Subwords(kind, 3, 1, 6, 1 << 20)
-    assert subwords.indices(word) == rows_by_definition(subwords, word, {})
-
-
-@pytest.mark.parametrize("kind", ["bucket", "fasttext"])
-def test_long_ngrams(kind):
-    """The number of characters is hashed with all of its bytes: n-grams of 255 characters and more are right too."""
-    subwords = Subwords(kind, 3, 250, 260, 1 << 20)
-    word = "é" * 257 + "x"
-    assert subwords.indices(word) == rows_by_definition(subwords, word, {})
-
-
-def test_many_words_and_single_words_agree():
-    subwords = Subwords("bucket", 3, 3, 6, 1 << 20)
-    rows, bounds = subwords.rows_of(WORDS)
-    assert len(bounds) == len(WORDS) + 1
-    for i, word in enumerate(WORDS):
-        assert rows[bounds[i] : bounds[i + 1]].tolist() == subwords.indices(word)
-    assert len(subwords.rows_of([])[0]) == 0
-
-
 def test_a_word_too_short_has_no_ngrams():
     """With its brackets a word has two characters more; one shorter than min_n has no n-grams."""
     subwords = Subwords("bucket", 0, 3, 6, 8)
     assert subwords.indices("") == []
     assert len(subwords.indices("a")) == 1
-
-
-def test_a_lone_surrogate_is_a_character():
-    assert len(Subwords("bucket", 0, 1, 1, 8).indices("\ud800")) == 3
-    assert Subwords("explicit", 5, 1, 1, 1, listed({"<": 0})).indices("\ud800") == [5]
-
-
-def test_an_ngram_that_is_listed_twice_has_its_first_index():
-    twice = lambda: (table(["ab", "cd", "ab"]), np.array([3, 4, 5], np.uint64))  # noqa: E731 - it is an argument
-    assert Subwords("explicit", 0, 2, 2, 6, twice).indices("ab") == [3]
 
 
 @pytest.mark.parametrize("kind", ["bucket", "fasttext", "explicit"])
@@ -127,10 +73,6 @@ def test_a_word_with_absurdly_many_ngrams_is_refused(kind):
     assert len(subwords.indices("ab")) == (10 if known is None else 1)
     with pytest.raises(wm.LimitError, match="n-grams"):
         subwords.indices("w" * 2000)
-
-
-def test_words_can_be_long_where_ngrams_are_short():
-    assert len(Subwords("bucket", 0, 3, 6, 8).indices("w" * 100_000)) == 4 * 100_002 - 2 - 3 - 4 - 5
 
 
 class Colliding(StringTable):
@@ -170,15 +112,6 @@ def test_ngrams_whose_hashes_collide_are_looked_up_all_the_same():
 def test_parameters_out_of_range_are_refused(kind, min_n, max_n, size):
     with pytest.raises(wm.LayoutError):
         Subwords(kind, 0, min_n, max_n, size)
-
-
-def test_kinds_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match="kind"):
-        Subwords("floret", 0, 3, 6, 8)
-    with pytest.raises(ValueError, match="explicit"):
-        Subwords("explicit", 0, 3, 6, 8)
-    with pytest.raises(wm.LayoutError, match="indices"):
-        Subwords("explicit", 0, 1, 2, 8, lambda: (table(["a"]), np.zeros(2, np.uint64))).indices("a")
 
 
 def test_a_vocabulary_returns_the_rows_of_ngrams():

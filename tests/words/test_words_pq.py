@@ -10,7 +10,6 @@ from tests import word_files as wb
 
 import weightmap as wm
 from weightmap import words
-from weightmap.words import training
 
 needs_scipy = pytest.mark.skipif(
     importlib.util.find_spec("scipy") is None and "CI" not in os.environ, reason="needs scipy"
@@ -72,14 +71,6 @@ def test_a_seed_gives_the_same_again():
     assert first.codes.tobytes() == again.codes.tobytes()
     assert first.codebooks.tobytes() == again.codebooks.tobytes()
     assert first.codebooks.tobytes() != other.codebooks.tobytes()
-
-
-@needs_scipy
-def test_rows_of_zeros_and_equal_rows():
-    q = words.train_pq(np.zeros((300, 4), np.float32))
-    assert not q.dequantize().any()
-    q = words.train_pq(np.ones((300, 4), np.float32), projection=True)
-    np.testing.assert_allclose(q.dequantize(), 1, rtol=1e-6)
 
 
 WRONG = [
@@ -145,25 +136,6 @@ def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put, tmp_path):
     words.convert(tmp_path / "c", tmp_path / "d.fifu", normalize=False)
     with wm.open(tmp_path / "d.fifu") as f:
         np.testing.assert_allclose(f["embeddings"], rows, atol=1e-5)
-
-
-@needs_scipy
-def test_formats_without_such_tensors(put, tmp_path):
-    source = put(wb.word2vec(["a"], [[1, 2, 3]]), "w.bin")
-    with pytest.raises(wm.EncodeError, match="no tensors of scheme pq"):
-        wm.convert(source, tmp_path / "a.weights", quantize="pq")
-    with pytest.raises(wm.EncodeError, match="n_subquantizers is 2"):
-        words.convert(source, tmp_path / "a.fifu", pq=words.Pq(2))
-
-
-@needs_scipy
-def test_blocks_do_not_change_the_result(monkeypatch):
-    rows = wb.matrix(130, 4, 9)
-    whole = words.train_pq(rows, n_bits=3)
-    monkeypatch.setattr(training, "_ROWS", 17)
-    parts = words.train_pq(rows, n_bits=3)
-    assert whole.codes.tobytes() == parts.codes.tobytes()
-    assert whole.codebooks.tobytes() == parts.codebooks.tobytes()
 
 
 @needs_scipy

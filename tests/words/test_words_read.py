@@ -2,7 +2,6 @@
 
 import functools
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -53,13 +52,6 @@ def test_rows_are_kept_bit_by_bit_on_request(data, put, tmp_path):
         assert f["embeddings"].tobytes() == ROWS.tobytes()
 
 
-def test_a_row_of_zeros_stays_one(put, tmp_path):
-    wm.convert(put(wb.word2vec(["a", "b"], [[0, 0], [3, 4]])), tmp_path / "out.fifu")
-    with wm.open(tmp_path / "out.fifu") as f:
-        np.testing.assert_allclose(f["embeddings"], [[0, 0], [0.6, 0.8]], rtol=1e-6)
-        assert f["norms"].tolist() == [0, 5]
-
-
 def test_other_formats_take_words_too(put, tmp_path):
     source = put(FILES["text"], "glove.txt")
     assert wm.convert(source, tmp_path / "out.weights").warnings == ()
@@ -106,13 +98,6 @@ def test_lines_longer_than_a_block(put, tmp_path, monkeypatch, block):
             wm.convert(put(data), tmp_path / "out.fifu")
 
 
-def test_progress_is_reported(put, tmp_path):
-    told = []
-    report = wm.convert(put(FILES["text"]), tmp_path / "out.fifu", progress=lambda *now: told.append(now))
-    assert told[0] == (0, report.nbytes)
-    assert told[-1] == (report.nbytes, report.nbytes) == ((tmp_path / "out.fifu").stat().st_size,) * 2
-
-
 # ------------------------------------------------------------------------------------------------------- fastText
 def test_fasttext_words_are_means(put, tmp_path):
     """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
@@ -132,17 +117,6 @@ def test_fasttext_words_are_means(put, tmp_path):
         np.testing.assert_allclose(f.embeddings["newword"], expected / np.linalg.norm(expected), rtol=2e-5, atol=1e-6)
 
 
-def test_options_of_fasttext_are_left_behind_without_tomli_w(put, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tomli_w", None)
-    report = wm.convert(put(wb.fasttext(wb.WORDS, wb.matrix(5 + 19, 6), 19)), tmp_path / "out.fifu")
-    (warning,) = report.warnings
-    assert "options of the model were left behind" in warning
-    assert "pip install tomli-w" in warning
-    with wm.open(tmp_path / "out.fifu", verify="full") as f:
-        assert list(f.vocab) == wb.WORDS
-        assert not f.has_metadata
-
-
 # ------------------------------------------------------------------------------------------------- refusals
 DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
 
@@ -155,29 +129,6 @@ def test_a_last_line_without_end_is_a_warning(kind, target, put, tmp_path):
     assert wm.convert(put(whole), tmp_path / target, **options).warnings == ()
     for cut in (whole[:-1], whole[:-2]):
         assert wm.convert(put(cut), tmp_path / target, **options).warnings == (UNFINISHED,)
-
-
-def test_the_end_of_a_model_of_fasttext_is_looked_for(put, tmp_path):
-    """Bytes that are missing behind the part that is read are an error; a missing output matrix is a warning."""
-    ends = len(MODEL) - 33
-    assert wm.convert(put(MODEL), tmp_path / "out.fifu").warnings == ()
-    for size in (len(MODEL) - 1, len(MODEL) - 16):
-        expected = f"within its output matrix, which training needs, expected at least {len(MODEL)} bytes.*byte {size}"
-        with pytest.raises(wm.TruncatedError, match=expected):
-            wm.convert(put(MODEL[:size]), tmp_path / "out.fifu")
-    for size in (ends + 1, ends + 16):
-        with pytest.raises(wm.TruncatedError, match="within the fields of its output matrix"):
-            wm.convert(put(MODEL[:size]), tmp_path / "out.fifu")
-    for output in (b"", struct.pack("<Bqq", 1, 2, 4), struct.pack("<Bqq", 0, 0, 4)):  # none, quantised, without rows
-        data = MODEL[:ends] + output
-        missing = ("the file ends before its output matrix: was the download complete?",) if len(data) == ends else ()
-        assert wm.convert(put(data), tmp_path / "out.fifu").warnings == missing
-
-
-def test_lossy_replaces(put, tmp_path):
-    convert_words(put(DAMAGED), tmp_path / "out.fifu", lossy=True)
-    with wm.open(tmp_path / "out.fifu") as f:
-        assert list(f.vocab) == ["ok", "z\ufffdz"]
 
 
 BIG = 10**15
@@ -285,26 +236,6 @@ def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsy
 
 
 CUT = [b"z\xff", b"a", b"z\xfe", b"z\xfd"]
-
-
-@pytest.mark.parametrize("convert", [wm.convert, convert_words])
-def test_of_words_that_replacement_makes_equal_the_first_stays(put, tmp_path, convert):
-    """Words cut within a character differ in bytes that are not UTF-8 alone; the report counts those left out."""
-    rows = wb.matrix(4, 3)
-    report = convert(put(wb.word2vec(CUT, rows)), tmp_path / "out.fifu", lossy=True)
-    assert report.warnings == ("2 repeated words left out: the first row of each word stays",)
-    with wm.open(tmp_path / "out.fifu") as f:
-        assert list(f.vocab) == ["z\ufffd", "a"]
-        np.testing.assert_allclose(f["embeddings"] * f["norms"][:, None], rows[:2], rtol=1e-6)
-
-
-def test_fasttext_keeps_the_rows_of_words_that_replacement_makes_equal(put, tmp_path):
-    """No row can be left out there: bytes of such words are spelt."""
-    rows = wb.matrix(4, 4)
-    convert_words(put(wb.fasttext(CUT, rows, 0, minn=0, maxn=0)), tmp_path / "out.fifu", lossy=True, normalize=False)
-    with wm.open(tmp_path / "out.fifu") as f:
-        assert list(f.vocab) == [r"z\xff", "a", r"z\xfe", r"z\xfd"]
-        assert f["embeddings"].tobytes() == rows.tobytes()
 
 
 def test_lossy_is_for_words(tmp_path):

@@ -52,15 +52,6 @@ def test_between_them(source, name, put, tmp_path):
     assert np.array([field[1:] for field in fields], np.float32).tobytes() == ROWS.tobytes()
 
 
-def test_unit_vectors_on_request(put, tmp_path):
-    wm.convert(put(BUILT["text"]), tmp_path / "a.fifu")
-    for source in (put(BUILT["text"]), tmp_path / "a.fifu"):
-        convert_words(source, tmp_path / "b", format="word2vec", normalize=True)
-        convert_words(tmp_path / "b", tmp_path / "c.fifu", normalize=False)
-        with wm.open(tmp_path / "c.fifu") as f:
-            np.testing.assert_allclose(np.linalg.norm(f["embeddings"], axis=1), 1, rtol=1e-6)
-
-
 def test_fasttext_comes_back(put, tmp_path):
     """The rows of words become their own again, those of buckets are untouched, and so are the options."""
     pytest.importorskip("tomli_w")
@@ -141,22 +132,6 @@ def test_words_that_have_no_place(name, words, tmp_path):
     with pytest.raises(wm.EncodeError) as caught:
         wm.convert(tmp_path / "a.fifu", tmp_path / "b", format=name)
     assert all(f"word {i}, " in str(caught.value) for i in range(len(words)))
-    assert not (tmp_path / "b").exists()
-
-
-def test_options_that_mean_nothing_there(put, tmp_path):
-    source = put(BUILT["text"])
-    for options in (
-        {"format": "word2vec", "layout": "spec"},
-        {"format": "text", "quantize": "pq"},
-        {"format": "finalfusion", "quantize": "int8"},
-        {"format": "finalfusion", "include": "*"},
-        {"format": "finalfusion", "rename": {"a": "b"}},
-        {"format": "text", "max_shard_size": 100},
-        {"format": "finalfusion", "dtype": "float16"},
-    ):
-        with pytest.raises(ValueError, match=r"is not for|has no blocks|no other type"):
-            wm.convert(source, tmp_path / "b", **options)
     assert not (tmp_path / "b").exists()
 
 
@@ -258,24 +233,6 @@ def test_the_source_is_opened_once(kind, put, tmp_path):
     """What kind of file it is, is found out on the opened file that is then converted."""
     source, target = put({**BUILT, "safetensors": st.build({}, {})}[kind], "source"), tmp_path / "a.fifu"
     run_child(OPENED, source, target if kind != "safetensors" else tmp_path / "a.weights")
-
-
-@pytest.mark.parametrize("kind", BUILT)
-def test_open_names_what_convert_takes(kind, put):
-    with pytest.raises(wm.UnknownFormatError) as caught:
-        wm.open(put(BUILT[kind]))
-    assert caught.value.format == kind
-    assert caught.value.what == importers.IMPORTERS[kind].hint
-
-
-def test_what_begins_a_file_of_text(put, tmp_path):
-    """One number a word takes a second line, a wrong number too; a first line may be longer than what is looked at."""
-    for data in (b"a 1\nb 2\n", b"a 1 2x 3\nb 4 5 6\n", b"a b 1 2\nc 3 4\n", b"w" + b" -1" * 40_000):
-        with pytest.raises(wm.UnknownFormatError, match="in text, such as GloVe"):
-            wm.open(put(data))
-    for data in (b"a 1\nprose\n", b"a 1 2x 3\n", b"It costs 3 or 4\nand more\n"):
-        with pytest.raises(wm.UnknownFormatError, match="its beginning is"):
-            wm.convert(put(data), tmp_path / "a.fifu")
 
 
 # ----------------------------------------------------------------------------------------------------- all at once
