@@ -50,7 +50,7 @@ def floats(*values):
 WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
 
 
-[COMMANDS] = [action.choices for action in parser.build_parser()._actions if isinstance(action.choices, dict)]
+COMMANDS = parser.all_commands(parser.build_parser())
 # The commands that print a JSON document with --json.
 WITH_JSON = [name for name, command in COMMANDS.items() if "--json" in command.format_usage()]
 
@@ -209,7 +209,7 @@ def test_messages_about_long_names_are_short(write, run, tmp_path, embd):
         ["export", path, long, tmp_path / "out.npy"],
         ["convert", path, tmp_path / "out.bin"],
         ["convert", path, tmp_path / "out.weights"],
-        ["lookup", embd, long],
+        ["words", "lookup", embd, long],
     ):
         _, out, err = run(*argv)
         assert len(out + err) < 1000, argv
@@ -336,7 +336,7 @@ def completed(tmp_path_factory):
     """Return what bash would offer for the last of some words, in a folder with one file."""
     folder = tmp_path_factory.mktemp("completions")
     (folder / "model.gguf").touch()
-    command = [sys.executable, "-m", "weightmap", "completions", "bash"]
+    command = [sys.executable, "-m", "weightmap", "--print-completion", "bash"]
     script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     script += """
     COMP_WORDS=(weightmap "$@"); COMP_CWORD=$#; _shtab_weightmap; printf '%s\n' "${COMPREPLY[@]}"
@@ -354,28 +354,30 @@ def completed(tmp_path_factory):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here")
 def test_bash_completes_commands_options_values_and_paths(completed):
     assert completed("conv") == {"convert"}
-    assert completed("") == set(COMMANDS)
+    assert completed("") == {name.split()[0] for name in COMMANDS}
     assert completed("diff", "--tens") == {"--tensors-only"}
     assert {"int4_block", "int5_block"} <= completed("quantize", "--scheme", "int")
-    assert completed("completions", "f") == {"fish"}
+    assert completed("--print-completion", "f") == {"fish"}
+    assert completed("cache", "w") == {"warm"}
     assert completed("help", "insp") == {"inspect"}
     assert completed("inspect", "mo") == completed("verify", "--key", "mo") == {"model.gguf"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completions_know_every_option(run, shell):
-    status, script, err = run("completions", shell)
+    status, script, err = run("--print-completion", shell)
     assert (status, err) == (0, "")
     for name, command in COMMANDS.items():
         flags = [flag for action in command._actions for flag in action.option_strings]
-        assert all((flag.lstrip("-") if shell == "fish" else flag) in script for flag in (name, *flags))
+        assert all((flag.lstrip("-") if shell == "fish" else flag) in script for flag in (*name.split(), *flags))
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
 def test_completions_without_shtab(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
-    assert run("completions", "bash") == (4, "", "weightmap: completions need shtab: pip install 'weightmap[cli]'\n")
+    said = "weightmap: completions need shtab: pip install '.[cli]' in a checkout\n"
+    assert run("--print-completion", "bash") == (4, "", said)
 
 
 # --- verify
@@ -478,8 +480,8 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("report MODEL page.txt", "OUT is 'page.txt', expected a name that ends in .html"),
         ("export MODEL w a.txt", "OUT is 'a.txt', expected a name that ends in .npy"),
         ("export MODEL nope a.npy", "no tensor is called 'nope'"),
-        ("residency MODEL nope", "no tensor is called 'nope'"),
-        ("warm MODEL --threads -1", "--threads is -1, expected 1 or more"),
+        ("cache show MODEL nope", "no tensor is called 'nope'"),
+        ("cache warm MODEL --threads -1", "--threads is -1, expected 1 or more"),
         ("convert MODEL MODEL", "this file is an input, and would be replaced"),
         ("convert MODEL a.weights --align 3", "--align is 3, expected a power of two from 8 to 4096"),
         ("convert MODEL a.weights --max-shard-size x", "--max-shard-size is 'x', expected a number of bytes"),
@@ -493,15 +495,26 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("quantize MODEL a.weights --scheme int8", "it holds no quantised tensors, as AMB does"),
         ("quantize MODEL a.amb --scheme int9", "--scheme is 'int9', expected one of"),
         ("quantize MODEL a.amb --scheme int4_block --block-size 7", "--block-size for 4-bit codes is 7"),
-        ("delta MODEL MODEL d --version 0", "--version is 0, expected 1 or more"),
-        ("delta MODEL MODEL d --version 2 --base-version 2", "--base-version is 2, expected a number below --version"),
-        ("delta MODEL MODEL d --version 1 --level 99", "--level is 99, expected 1 to 22"),
-        ("delta MODEL MODEL d --version 1 --max-shard-size x", "--max-shard-size is 'x', expected a number of bytes"),
-        ("pull d d --to -1", "--to is -1, expected 0 or more"),
-        ("lookup MODEL a", "there are no words to look up"),
-        ("similar MODEL a -k 0", "-k is 0, expected 1 or more"),
-        ("analogy MODEL a", "the analogy has 1 word, expected three: A B C"),
-        ("completions sh", "SHELL is 'sh', expected one of bash, zsh, fish"),
+        ("delta publish MODEL MODEL d --version 0", "--version is 0, expected 1 or more"),
+        (
+            "delta publish MODEL MODEL d --version 2 --base-version 2",
+            "--base-version is 2, expected a number below --version",
+        ),
+        ("delta publish MODEL MODEL d --version 1 --level 99", "--level is 99, expected 1 to 22"),
+        (
+            "delta publish MODEL MODEL d --version 1 --max-shard-size x",
+            "--max-shard-size is 'x', expected a number of bytes",
+        ),
+        ("delta pull d d --to -1", "--to is -1, expected 0 or more"),
+        ("words lookup MODEL a", "there are no words to look up"),
+        ("words similar MODEL a -k 0", "-k is 0, expected 1 or more"),
+        ("words analogy MODEL a", "the analogy has 1 word, expected three: A B C"),
+        ("words convert TEXT a.fifu --seed 1", "--seed: only with --quantize pq"),
+        ("--print-completion sh", "--print-completion is 'sh', expected one of bash, zsh, fish"),
+        *((old, f"there is no command '{old}': it is weightmap {new} now") for old, new in parser._RENAMED.items()),
+        ("delta MODEL MODEL d --version 1", "/model.safetensors', only publish, apply, pull"),
+        ("cache", "which command? show, warm, evict"),
+        ("convert MODEL a.weights --normalize", "no option --normalize; weightmap words convert has one"),
         ("help inspekt", "there is no command 'inspekt'; did you mean inspect?"),
         ("inspect https://", "the https address names no host"),
     ],
@@ -525,14 +538,15 @@ def test_usage_ends_with_2(write, run, tmp_path, monkeypatch, command, said):
             "inspect",
             "verify",
             "doctor",
-            "residency",
-            "warm",
-            "evict",
+            "cache show",
+            "cache warm",
+            "cache evict",
             "diff MODEL",
             "report MODEL",
             "export BAD w a.npy",
         ),
-        *("convert BAD a.weights", "quantize BAD a.amb --scheme int8", "delta BAD MODEL d --version 1", "lookup BAD x"),
+        *("convert BAD a.weights", "quantize BAD a.amb --scheme int8"),
+        *("delta publish BAD MODEL d --version 1", "words lookup BAD x", "words convert BAD a.fifu"),
     ],
 )
 def test_malformed_ends_with_3_and_missing_with_4(write, run, tmp_path, monkeypatch, command):
@@ -562,7 +576,7 @@ def test_malformed_ends_with_3_and_missing_with_4(write, run, tmp_path, monkeypa
     ],
 )
 def test_options_may_stand_anywhere(given, names):
-    args = parser.build_parser().parse_args(["warm", *given])
+    args = parser.build_parser().parse_args(["cache", "warm", *given])
     assert (args.file, args.names, args.threads) == ("FILE", names, 2)
 
 
@@ -791,7 +805,7 @@ def test_exit_status_distinguishes_missing_from_malformed(run, tmp_path, command
 
 
 # Those of versions name another file first: tests/deltas.
-@pytest.mark.parametrize("command", [name for name in WITH_JSON if name not in {"apply", "pull"}])
+@pytest.mark.parametrize("command", [name for name in WITH_JSON if name not in {"delta apply", "delta pull"}])
 @pytest.mark.parametrize("content", [None, b"<html>"], ids=["missing", "malformed"])
 def test_an_error_is_a_document_too(run, tmp_path, command, content):
     path = tmp_path / "file\x1b[31m"
@@ -802,10 +816,11 @@ def test_an_error_is_a_document_too(run, tmp_path, command, content):
         "report": ["o.html"],
         "quantize": ["o.amb", "--scheme", "int8"],
         "diff": [path],
-        "delta": [path, tmp_path / "published", "--version", 1],
-        "analogy": ["a", "b", "c"],
+        "delta publish": [path, tmp_path / "published", "--version", 1],
+        "words analogy": ["a", "b", "c"],
+        "words convert": ["o.fifu"],
     }
-    argv = [command, path, *rest.get(command, [] if command in {"doctor", "inspect", "verify"} else ["word"])]
+    argv = [*command.split(), path, *rest.get(command, [] if command in {"doctor", "inspect", "verify"} else ["word"])]
     status, out, err = run(*argv)
     got, document, complaint = run(*argv, "--json")
     assert is_printable(document)
@@ -827,7 +842,7 @@ def test_an_error_is_a_document_too(run, tmp_path, command, content):
         ("quantize", ["o.amb", "--scheme", "int8"]),
         ("export", ["weight", "o.npy"]),
         ("doctor", []),
-        ("residency", []),
+        ("cache show", []),
     ],
 )
 def test_lenient_is_named_where_it_helps(write, run, tmp_path, monkeypatch, command, rest):
@@ -836,15 +851,15 @@ def test_lenient_is_named_where_it_helps(write, run, tmp_path, monkeypatch, comm
     path = Path(write())
     sound = path.read_bytes()
     path.write_bytes(sound + b"xx")
-    status, out, err = run(command, path, *rest)
+    status, out, err = run(*command.split(), path, *rest)
     assert status == 3
     assert "; --lenient tolerates this (at byte " in out + err
-    status, out, err = run(command, path, *rest, "--lenient")
+    status, out, err = run(*command.split(), path, *rest, "--lenient")
     assert (status, err) == (0, "")
     if command == "convert":
         assert "warning: tolerated in the source: there are trailing bytes" in out
     path.write_bytes(sound[:-2])
-    assert "--lenient" not in "".join(run(command, path, *rest)[1:])
+    assert "--lenient" not in "".join(run(*command.split(), path, *rest)[1:])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="arguments are UTF-16 there")
@@ -876,10 +891,10 @@ def test_names_among_the_arguments_are_utf_8(tmp_path):
             "--scale-type is 'fp', ",
         ),
         (["report", "f", "g.gguf", "--json"], "report", "OUT is 'g.gguf', expected a name that ends in .html"),
-        (["completions", "csh", "--json"], "completions", "SHELL is 'csh', expected one of bash, zsh, fish"),
+        (["cache", "cold", "--json"], "cache", "weightmap cache has no command 'cold', only show, warm, evict"),
         (["inspect", "--json"], "inspect", "FILE (weightmap inspect --help shows the options)"),
         (["doctor", "--json", "f", "\x1b]0;t\x07"], "doctor", "\\x1b]0;t\\x07"),
-        (["similar", "f", "w", "-k", "0", "--json"], "similar", "-k"),
+        (["words", "similar", "f", "w", "-k", "0", "--json"], "words similar", "-k"),
         (["convert", "f", "g", "--block-size", "8", "--json"], "convert", "--quantize"),
         (["export", "--json", "f", "n", "o"], "export", "--json"),
         (["convert", "f", "--json", "--dtype"], "convert", "--dtype: expected one argument"),
@@ -926,7 +941,7 @@ def test_help_and_version_are_0(run):
     status, out, _ = run("--help")
     assert status == 0
     assert run("help") == (0, out, "")
-    for word in ("inspect", "verify", "convert", "diff", "export", "lookup", "exit status"):
+    for word in ("inspect", "verify", "convert", "diff", "export", "words", "exit status"):
         assert word in out
     version = 0, f"weightmap {weightmap.__version__}\n", ""
     assert [run("--version"), run("-v"), run("-V")] == [version] * 3
@@ -1018,22 +1033,22 @@ def test_sizes_for_people(nbytes, text):
 
 
 def test_lookup_prints_vectors(embd, run):
-    assert run("lookup", embd, "hello") == (0, "hello 6 7\n", "")
-    status, out, err = run("lookup", embd, "hello", WORDS[2], "nobody")
+    assert run("words", "lookup", embd, "hello") == (0, "hello 6 7\n", "")
+    status, out, err = run("words", "lookup", embd, "hello", WORDS[2], "nobody")
     assert (status, out) == (1, "hello 6 7\nword\\x1b[2J 4 5\n")
     assert err == f"weightmap: {embd}: there is no vector for 'nobody' among those of {len(WORDS)} words\n"
     with weightmap.open(embd) as f, pytest.raises(KeyError) as caught:
         f.embeddings["hell"]
-    assert run("lookup", embd, "hell")[2] == f"weightmap: {caught.value}\n"
+    assert run("words", "lookup", embd, "hell")[2] == f"weightmap: {caught.value}\n"
     assert str(caught.value).endswith("similar words: 'hello'")
-    status, out, _ = run("lookup", "--json", embd, "[PAD]", "nobody")
+    status, out, _ = run("words", "lookup", "--json", embd, "[PAD]", "nobody")
     document = json.loads(out)
     assert (status, document["schema"]) == (1, 1)
     assert document["embeddings"] == {"[PAD]": [0, 1], "nobody": None}
 
 
 def test_lookup_without_words_in_the_file_is_a_usage_error(write, run):
-    status, out, err = run("lookup", write(), "word")
+    status, out, err = run("words", "lookup", write(), "word")
     assert (status, out) == (2, "")
     assert err.endswith(": there are no words to look up: no vocabulary with one matrix of embeddings\n")
 

@@ -1,4 +1,4 @@
-"""The commands about pages in memory: `doctor`, `residency`, `warm` and `evict`."""
+"""The commands about pages in memory: `doctor`, `cache show`, `cache warm` and `cache evict`."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from weightmap.cli.show import bar
 from weightmap.model import residency
 
 MIB = 1 << 20
-COMMANDS = ("doctor", "residency", "warm", "evict")
+COMMANDS = ("doctor", "cache show", "cache warm", "cache evict")
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def half(monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_prints_one_document(command, path, run):
-    status, out, err = run(command, path, "--json")
+    status, out, err = run(*command.split(), path, "--json")
     document = json.loads(out)
     assert (status, err) == (0, "")
     assert (document["schema"], document["command"], document["path"]) == (1, command, str(path))
     assert document["nbytes"] == 3 * MIB
-    status, out, err = run(command, str(path) + "x", "--json")
+    status, out, err = run(*command.split(), str(path) + "x", "--json")
     assert status == 4
     assert json.loads(out)["error"]["type"] == "FileNotFoundError"
     assert "No such file" in err
@@ -47,13 +47,13 @@ def test_each_prints_one_document(command, path, run):
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_names_choose_tensors(command, path, run):
-    status, out, _ = run(command, path, "t0", "t2", "--json")
+    status, out, _ = run(*command.split(), path, "t0", "t2", "--json")
     assert status == 0
     assert json.loads(out)["nbytes"] == 2 * MIB
-    status, out, err = run(command, path, "t7")
+    status, out, err = run(*command.split(), path, "t7")
     assert (status, out) == (2, "")
     assert "no tensor is called 't7'" in err
-    status, _, err = run(command)  # names may be missing
+    status, _, err = run(*command.split())  # names may be missing
     assert status == 2
     assert "required: FILE (" in err
 
@@ -61,7 +61,7 @@ def test_names_choose_tensors(command, path, run):
 @pytest.mark.usefixtures("half")
 def test_residency_is_a_bar_a_tensor(path, run):
     """A line each, with a bar as long as the part that is in memory, and one for all."""
-    status, out, _ = run("residency", path)
+    status, out, _ = run("cache", "show", path)
     assert status == 0
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["tensor", "in", "memory", "bytes"]
@@ -69,7 +69,7 @@ def test_residency_is_a_bar_a_tensor(path, run):
     assert lines[2] == ["t1", "█" * 12 + "·" * 12, "50.0%", "1,048,576"]
     assert lines[3] == ["t2", "█" * 24, "100%", "1,048,576"]
     assert lines[4] == ["total", "█" * 12 + "·" * 12, "50.0%", "3,145,728"]
-    status, out, _ = run("residency", path, "--json")
+    status, out, _ = run("cache", "show", path, "--json")
     document = json.loads(out)
     assert document["resident"] == 3 * MIB // 2
     assert document["tensors"][1] == {"name": "t1", "resident": MIB // 2, "nbytes": MIB}
@@ -90,13 +90,13 @@ def test_bars_are_full_and_empty_where_that_is_true(whole):
 
 def test_warm_and_evict_say_how_much(path, run, monkeypatch):
     monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 5 * (threads or 1))
-    status, out, _ = run("warm", path, "--threads", 3)
+    status, out, _ = run("cache", "warm", path, "--threads", 3)
     assert status == 0
     assert re.fullmatch(rf"{path}: 15 bytes of 3\.0 MiB were cold \([0-9.]+ m?s, [1-9][0-9.,]* ([KM]i)?B/s\)\n", out)
     monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 0)
-    assert "/s" not in run("warm", path)[1]
+    assert "/s" not in run("cache", "warm", path)[1]
     monkeypatch.setattr(residency, "resident_bytes", lambda _, numbers: np.full(len(numbers), 100))
-    status, out, _ = run("evict", path)
+    status, out, _ = run("cache", "evict", path)
     assert status == 0
     assert out == f"{path}: 0 bytes of 3.0 MiB left memory; 300 bytes stay\n"
 
@@ -126,10 +126,10 @@ def test_doctor_has_nothing_to_say_of_a_file_without_trouble(tmp_path, run):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_on_a_terminal(command, path):
     pytest.importorskip("rich")
-    status, sent = on_terminal(command, path)
+    status, sent = on_terminal(*command.split(), path)
     assert status == 0
-    assert ("t0" if command == "residency" else "m.safetensors") in sent
-    if command == "warm":
+    assert ("t0" if command == "cache show" else "m.safetensors") in sent
+    if command == "cache warm":
         assert "\x1b[" in sent
         assert "were cold" in sent
 
@@ -137,7 +137,7 @@ def test_on_a_terminal(command, path):
 def test_a_model_that_is_not_whole(path, run):
     os.truncate(path, MIB)
     for command in COMMANDS:
-        status, out, err = run(command, path)
+        status, out, err = run(*command.split(), path)
         assert (status, out) == (3, "")
         assert "the file ends within" in err
 
@@ -152,6 +152,6 @@ def test_the_values_of_a_namedtuple_reach_json(path, run):
 
 
 def test_threads_are_one_or_more(run, tmp_path):
-    status, out, err = run("warm", tmp_path / "m.safetensors", "--threads", "0")
+    status, out, err = run("cache", "warm", tmp_path / "m.safetensors", "--threads", "0")
     assert (status, out) == (2, "")
     assert "--threads is 0, expected 1 or more" in err

@@ -33,22 +33,24 @@ def test_versions_from_the_command_line(run, tmp_path):
     states += [stepped(states[0], 1), stepped(states[0], 2)]
     for number, state in enumerate(states):
         write_model(tmp_path / f"m{number}", state)
-    status, out, _ = run("delta", "m0", "m1", "source", "--version", 1, "--checksum", "adler32")
+    status, out, _ = run("delta", "publish", "m0", "m1", "source", "--version", 1, "--checksum", "adler32")
     assert (status, out.splitlines()[0].partition(":")[0]) == (0, "source/weight_v000001")
     assert "version 1, on 0" in out
-    told = json.loads(run("delta", "m1", "m2", "source", "--version", 2, "--encoding", "overwrite", "--json")[1])
-    assert told["command"] == "delta"
+    told = json.loads(
+        run("delta", "publish", "m1", "m2", "source", "--version", 2, "--encoding", "overwrite", "--json")[1]
+    )
+    assert told["command"] == "delta publish"
     assert (told["schema"], told["version"], told["base_version"], told["path"]) == (1, 2, 1, "source/weight_v000002")
-    told = json.loads(run("pull", "local", "source", "--base", "m0", "--to", 1, "--threads", 1, "--json")[1])
+    told = json.loads(run("delta", "pull", "local", "source", "--base", "m0", "--to", 1, "--threads", 1, "--json")[1])
     assert (told["version"], told["tensors"] > 0, told["total_nbytes"]) == (
         1,
         True,
         sum(a.nbytes for a in states[0].values()),
     )
     assert digests(wm.load("local")) == digests(states[1])
-    assert "version 2, was 1" in run("apply", "local", "source/weight_v000002")[1]
+    assert "version 2, was 1" in run("delta", "apply", "local", "source/weight_v000002")[1]
     assert digests(wm.load("local")) == digests(states[2])
-    assert "version 2, as before: 0 tensors" in run("pull", "local", "source")[1]
+    assert "version 2, as before: 0 tensors" in run("delta", "pull", "local", "source")[1]
 
 
 def test_a_full_version_says_so(run, tmp_path):
@@ -56,16 +58,16 @@ def test_a_full_version_says_so(run, tmp_path):
     old = model()
     write_model(tmp_path / "a", old)
     write_model(tmp_path / "b", old | {"more.w": old["steps"]})
-    status, out, err = run("delta", "a", "a", "s", "--version", 5)
+    status, out, err = run("delta", "publish", "a", "a", "s", "--version", 5)
     assert (status, out) == (2, "")
     assert "version 4, on which version 5 would be built, is not there; give --base-version" in err
     assert (
         "version 1, full (tensor 'more.w' appeared, which a delta cannot"
-        in run("delta", "a", "b", "s", "--version", 1)[1]
+        in run("delta", "publish", "a", "b", "s", "--version", 1)[1]
     )
-    told = json.loads(run("delta", "a", "b", "s", "--version", 2, "--full", "--json")[1])
+    told = json.loads(run("delta", "publish", "a", "b", "s", "--version", 2, "--full", "--json")[1])
     assert (told["full"], told["reason"]) == (True, "")
-    assert "version 5, on 0" in run("delta", "a", "a", "s", "--version", 5, "--base-version", 0)[1]
+    assert "version 5, on 0" in run("delta", "publish", "a", "a", "s", "--version", 5, "--base-version", 0)[1]
 
 
 def test_errors_of_the_command_line(run, tmp_path):
@@ -73,22 +75,22 @@ def test_errors_of_the_command_line(run, tmp_path):
     for name, state in (("a", model()), ("b", stepped(model(), 1))):
         write_model(tmp_path / name, state)
     np.save(tmp_path / "odd.npy", np.zeros(3))
-    run("delta", "a", "b", "s", "--version", 1)
+    run("delta", "publish", "a", "b", "s", "--version", 1)
     for status, argv in (
-        (2, ("delta", "a", "b", "s", "--version", 1)),
-        (2, ("delta", "a", "b", "s", "--version", 0)),
-        (2, ("delta", "a", "b", "s", "--version", 2, "--base-version", 2)),
-        (2, ("delta", "a", "b", "s", "--version", 2, "--level", 99)),
-        (2, ("delta", "a", "b", "s", "--version", 2, "--encoding", "add")),
-        (2, ("pull", "l", "s", "--to", -1)),
-        (3, ("delta", "a", "odd.npy", "s", "--version", 2, "--no-full")),
-        (3, ("pull", "l", "s", "--to", 5)),
-        (3, ("apply", "b", "s/weight_v000001")),
-        (3, ("apply", "a", "s/weight_v000002")),
-        (4, ("apply", "nothing", "s/weight_v000001")),
+        (2, ("delta", "publish", "a", "b", "s", "--version", 1)),
+        (2, ("delta", "publish", "a", "b", "s", "--version", 0)),
+        (2, ("delta", "publish", "a", "b", "s", "--version", 2, "--base-version", 2)),
+        (2, ("delta", "publish", "a", "b", "s", "--version", 2, "--level", 99)),
+        (2, ("delta", "publish", "a", "b", "s", "--version", 2, "--encoding", "add")),
+        (2, ("delta", "pull", "l", "s", "--to", -1)),
+        (3, ("delta", "publish", "a", "odd.npy", "s", "--version", 2, "--no-full")),
+        (3, ("delta", "pull", "l", "s", "--to", 5)),
+        (3, ("delta", "apply", "b", "s/weight_v000001")),
+        (3, ("delta", "apply", "a", "s/weight_v000002")),
+        (4, ("delta", "apply", "nothing", "s/weight_v000001")),
     ):
         got, document, err = run(*argv, "--json")
-        assert (got, json.loads(document)["command"]) == (status, argv[0]), err
+        assert (got, json.loads(document)["command"]) == (status, " ".join(argv[:2])), err
 
 
 def test_the_page_runs(tmp_path, monkeypatch):
@@ -100,5 +102,5 @@ def test_the_page_runs(tmp_path, monkeypatch):
     for line in blocks[1][1].splitlines()[1:]:
         shutil.rmtree("local", ignore_errors=True) if " pull " in line else None
         argv = line.split()[1:]
-        assert cli.main([*argv, "--to", "1"] if argv[0] == "pull" else argv) == 0
-    assert blocks[1][1].startswith("weightmap delta ")
+        assert cli.main([*argv, "--to", "1"] if argv[1] == "pull" else argv) == 0
+    assert blocks[1][1].startswith("weightmap delta publish ")

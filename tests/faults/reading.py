@@ -123,9 +123,9 @@ READINGS = {
     "command diff": lambda r: command("diff", r.path, r.same),
     "command export": lambda r: command("export", r.path, r.tensor, r.out / "out.npy"),
     "command doctor": lambda r: about_pages("doctor", r.path),
-    "command residency": lambda r: about_pages("residency", r.path),
-    "command warm": lambda r: about_pages("warm", r.path, "--threads", 1),
-    "command evict": lambda r: about_pages("evict", r.path),
+    "command cache show": lambda r: about_pages("cache", "show", r.path),
+    "command cache warm": lambda r: about_pages("cache", "warm", r.path, "--threads", 1),
+    "command cache evict": lambda r: about_pages("cache", "evict", r.path),
     "command quantize": lambda r: command("quantize", r.path, r.out / "o.amb", "--scheme", "int8").rpartition(",")[0],
 }
 

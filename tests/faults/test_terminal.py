@@ -91,17 +91,21 @@ class Corpus:
         looks = [
             *(["inspect", path] for path in (a, e, d, str(self.folder), str(self.folder / "missing"))),
             ["verify", "-v", a, e, d, str(self.folder / "missing")],
-            *([what, path] for what in ("doctor", "residency", "warm", "evict") for path in (a, e)),
-            ["residency", a, text],
-            ["warm", d],
+            *(
+                [*what.split(), path]
+                for what in ("doctor", "cache show", "cache warm", "cache evict")
+                for path in (a, e)
+            ),
+            ["cache", "show", a, text],
+            ["cache", "warm", d],
             ["diff", a, b],
             ["diff", e, w],
-            ["lookup", e, text, "missing" + text],
-            ["similar", e, self.text],
-            ["analogy", e, self.text, "word", "missing" + text],
+            ["words", "lookup", e, text, "missing" + text],
+            ["words", "similar", e, self.text],
+            ["words", "analogy", e, self.text, "word", "missing" + text],
             [self.text],
             ["inspect", a, self.text, "--" + self.text],
-            ["similar", e, "word", "-k", self.text],
+            ["words", "similar", e, "word", "-k", self.text],
             ["quantize", a, out + ".amb", "--scheme", self.text],
             ["convert", a, out + ".safetensors", "--format", self.text],
             ["convert", a, out + ".safetensors", "--layout", self.text],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests import word_files as wb
 import weightmap as wm
 from weightmap import cli
 from weightmap.cli.outcome import _option
-from weightmap.cli.parser import build_parser
+from weightmap.cli.parser import all_commands, build_parser
 from weightmap.errors import Remedy
 
 SOURCES = Path(wm.__file__).parent
@@ -38,10 +37,7 @@ def test_every_option_that_a_remedy_names_exists():
     functions += [wm.deltas.publish, wm.deltas.apply, wm.deltas.pull, wm.trust.signature, wm.trust.sign]
     keywords = {name for function in functions for name in inspect.signature(function).parameters}
     keywords |= {f"Pq.{name}" for name in inspect.signature(wm.words.Pq).parameters}
-    flags = set()
-    for action in build_parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            flags |= {flag for sub in action.choices.values() for flag in sub._option_string_actions}
+    flags = {flag for sub in all_commands(build_parser()).values() for flag in sub._option_string_actions}
     found = list(remedies())
     assert len(found) > 10
     for place, option, flag in found:
@@ -132,8 +128,8 @@ def test_the_remedy_for_two_matrices_fits_what_was_asked(tmp_path, capsys):
     pytest.importorskip("scipy")
     with pytest.raises(wm.EncodeError, match=r"Pq\.include= chooses it"):
         wm.words.convert(source, target, pq=wm.words.Pq(2))
-    assert cli.main(["convert", source, target, "--quantize", "pq", "--n-subquantizers", "2"]) == 2
+    assert cli.main(["words", "convert", source, target, "--quantize", "pq", "--n-subquantizers", "2"]) == 2
     assert "--quantize-include chooses it" in capsys.readouterr().err
     wm.words.convert(source, target, pq=wm.words.Pq(2, include="two"))
     arguments = ["--quantize", "pq", "--n-subquantizers", "2", "--quantize-include", "two"]
-    assert cli.main(["convert", source, target, *arguments]) == 0
+    assert cli.main(["words", "convert", source, target, *arguments]) == 0

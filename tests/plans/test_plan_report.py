@@ -74,7 +74,7 @@ def test_a_report_has_the_numbers_of_its_plan(path, monkeypatch):
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
-        ({"cold": 0.5}, "8.0 MiB come from the disk at the first touch: `weightmap warm`"),
+        ({"cold": 0.5}, "8.0 MiB come from the disk at the first touch: `weightmap cache warm`"),
         ({"number": 0x6969}, r"16.0 MiB lie on nfs, where a lost connection ends a process"),
         ({"left": Headroom(MIB, ())}, "16.0 MiB are more than the 1.0 MiB that are available"),
         (

@@ -246,26 +246,26 @@ def path(tmp_path):
 
 
 def test_similar_and_analogy_print_words_and_cosines(path, capsys):
-    assert cli.main(["similar", path, "east", "-k", "2"]) == 0
+    assert cli.main(["words", "similar", path, "east", "-k", "2"]) == 0
     assert capsys.readouterr().out == "north\\x1b[2Jeast 0.894427\nnorth 0.000000\n"
-    assert cli.main(["analogy", path, "east", "north", "west", "-k", "1"]) == 0
+    assert cli.main(["words", "analogy", path, "east", "north", "west", "-k", "1"]) == 0
     assert capsys.readouterr().out == "north\\x1b[2Jeast -0.600000\n"
-    assert cli.main(["similar", path, "east", "-k", "1", "--json"]) == 0
+    assert cli.main(["words", "similar", path, "east", "-k", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["word"], document["results"][0]["word"]) == (1, "east", "north\x1b[2Jeast")
 
 
 def test_words_without_vectors_are_reported(path, capsys):
-    assert cli.main(["analogy", path, "east", "nobody", "nowhere"]) == 1
+    assert cli.main(["words", "analogy", path, "east", "nobody", "nowhere"]) == 1
     out, err = capsys.readouterr()
     said = f"weightmap: {path}: there is no vector for"
     assert (out, [line.split(" among ")[0] for line in err.splitlines()]) == (
         "",
         [f"{said} 'nobody'", f"{said} 'nowhere'"],
     )
-    assert cli.main(["similar", path, "nobody", "--json"]) == 1
+    assert cli.main(["words", "similar", path, "nobody", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["results"] is None
-    assert cli.main(["similar", path, "east", "-k", "0"]) == 2
+    assert cli.main(["words", "similar", path, "east", "-k", "0"]) == 2
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -277,16 +277,16 @@ def test_a_word_whose_vector_has_no_direction(tmp_path, capsys, value):
             with pytest.raises(wm.FormatError, match=r"w\.weights: an element of the vector of 'bad.*no direction"):
                 ask(f.embeddings)
     for command in (["similar", path, "bad\x1b[2J"], ["analogy", path, "good", "good", "bad\x1b[2J"]):
-        assert cli.main(command) == 3
+        assert cli.main(["words", *command]) == 3
         out, err = capsys.readouterr()
         assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
         assert "NaN or infinite" in err
-    assert cli.main(["similar", path, "good"]) == 0
+    assert cli.main(["words", "similar", path, "good"]) == 0
 
 
 def asked(monkeypatch, text, *argv):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    return cli.main([str(argument) for argument in argv])
+    return cli.main(["words", *(str(argument) for argument in argv)])
 
 
 @pytest.fixture
@@ -323,4 +323,4 @@ def test_options_of_searches(words_file, monkeypatch, capsys):
     assert asked(monkeypatch, b"", "analogy", words_file, "e", "n") == 2
     assert asked(monkeypatch, b"", "analogy", words_file, "--positive", "no") == 1
     monkeypatch.setattr("sys.stdin", None)
-    assert cli.main(["lookup", str(words_file)]) == 2
+    assert cli.main(["words", "lookup", str(words_file)]) == 2

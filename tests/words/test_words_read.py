@@ -228,7 +228,7 @@ def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsy
         assert list(f.vocab) == ["a", "b", "c"]
         assert f["embeddings"].tobytes() == rows[[0, 1, 3]].tobytes()
     target = tmp_path / "again.fifu"
-    assert main(["convert", str(source), str(target), "--lossy", "--no-normalize"]) == 0
+    assert main(["words", "convert", str(source), str(target), "--lossy", "--no-normalize"]) == 0
     assert "3 repeated words left out" in capsys.readouterr().out
     assert target.read_bytes() == (tmp_path / "out.fifu").read_bytes()
     assert main(["convert", str(source), str(target)]) == 3

@@ -244,12 +244,12 @@ def test_the_command_line(put, tmp_path):
     assert main(["convert", str(source), str(tmp_path / "a.fifu"), "--lossy"]) == 0
     with wm.open(tmp_path / "a.fifu") as f:
         assert f["norms"].tolist() == [5, 10]
-    assert main(["convert", str(source), str(tmp_path / "b.fifu"), "--lossy", "--no-normalize"]) == 0
+    assert main(["words", "convert", str(source), str(tmp_path / "b.fifu"), "--lossy", "--no-normalize"]) == 0
     with wm.open(tmp_path / "b.fifu") as f:
         assert f["embeddings"].tolist() == [[3, 4], [6, 8]]
     assert main(["convert", str(tmp_path / "a.fifu"), str(tmp_path / "c"), "--format", "text"]) == 0
     subword_file(tmp_path / "d.fifu", "bucket", wb.matrix(13, 3))
-    assert main(["convert", str(tmp_path / "d.fifu"), str(tmp_path / "e.fifu"), "--subwords", "explicit"]) == 0
+    assert main(["words", "convert", str(tmp_path / "d.fifu"), str(tmp_path / "e.fifu"), "--subwords", "explicit"]) == 0
     with wm.open(tmp_path / "e.fifu") as f:
         assert f.vocab.subwords.kind == "explicit"
     for wrong in (["--seed", "3"], ["--quantize", "pq", "--bits", "9"], ["--quantize", "int8", "--projection"]):

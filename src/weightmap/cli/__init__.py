@@ -24,7 +24,7 @@ from weightmap.cli.outcome import (
     suggest_lenient,
     undoing,
 )
-from weightmap.cli.parser import build_parser
+from weightmap.cli.parser import build_parser, command_of
 from weightmap.errors import TensorFileError
 from weightmap.model.single import mode_of
 
@@ -98,9 +98,8 @@ def _check_environment() -> None:
 
 def _tell_in_json(argv: list[str], error: BaseException) -> None:
     """Print the document of a command that failed: commands print theirs last, so it has printed none."""
-    command = next((argument for argument in argv if not argument.startswith("-")), None)
     try:
-        show.emit_json({"command": command, "error": error_document(error)})
+        show.emit_json({"command": command_of(argv), "error": error_document(error)})
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -16,7 +16,7 @@ from weightmap.amounts import sizes
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError
 from weightmap.dtypes import numpy_dtype
-from weightmap.errors import counted, quoted
+from weightmap.errors import quoted
 from weightmap.io.atomic import write_plan
 from weightmap.io.sink import WritePlan
 from weightmap.model.inputs import check_not_read
@@ -34,22 +34,7 @@ if TYPE_CHECKING:
 def convert(args: argparse.Namespace) -> int:
     """Write a file in another format, and report dropped metadata and parts."""
     report, took = quantising.converted(args, "convert")
-    if args.json:
-        document = quantising.document(args, "convert", report, took)
-        if args.quantize is None:
-            del document["quantized"]
-        else:
-            document["quantized_total"] = quantising.total(report.quantized)
-        show.emit_json(document)
-        return OK
-    quantising.emit_left_behind(report)
-    if report.quantized:
-        show.emit(quantising.summary(report))
-    show.emit(
-        f"{show.clean(report.dst)}: {show.kind(report.format, report.layout)}, "
-        f"{counted(report.tensors, 'tensor')}{quantising.in_files(report)}, "
-        f"{sizes(report.nbytes)}, {show.seconds(took)}"
-    )
+    quantising.emit_conversion(args, "convert", report, took)
     return OK
 
 

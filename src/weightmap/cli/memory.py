@@ -1,4 +1,4 @@
-"""The commands about pages in memory: ``doctor``, ``residency``, ``warm`` and ``evict``."""
+"""The commands about pages in memory: ``doctor``, ``cache show``, ``cache warm`` and ``cache evict``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def residency(args: argparse.Namespace) -> int:
     if args.json:
         tensors = [{"name": name, **one._asdict()} for name, one in found.items()]
         show.emit_json(
-            {"command": "residency", "path": args.file, "resident": resident, "nbytes": nbytes, "tensors": tensors}
+            {"command": "cache show", "path": args.file, "resident": resident, "nbytes": nbytes, "tensors": tensors}
         )
         return OK
     rows = [
@@ -76,7 +76,7 @@ def warm(args: argparse.Namespace) -> int:
         nbytes = wants.nbytes
     took = time.perf_counter() - start
     if args.json:
-        show.emit_json({"command": "warm", "path": args.file, "cold": cold, "nbytes": nbytes, "seconds": took})
+        show.emit_json({"command": "cache warm", "path": args.file, "cold": cold, "nbytes": nbytes, "seconds": took})
         return OK
     rate = f", {brief(max(1, round(cold / took)))}/s" if cold else ""
     show.emit(f"{show.clean(args.file)}: {size(cold)} of {size(nbytes)} were cold ({show.seconds(took)}{rate})")
@@ -90,7 +90,7 @@ def evict(args: argparse.Namespace) -> int:
         resident, nbytes = _totals(file.residency(args.names or None))
     if args.json:
         counts = {"released": released, "resident": resident, "nbytes": nbytes}
-        show.emit_json({"command": "evict", "path": args.file, **counts})
+        show.emit_json({"command": "cache evict", "path": args.file, **counts})
         return OK
     left = f"; {size(resident)} stay" if resident else ""
     show.emit(f"{show.clean(args.file)}: {size(released)} of {size(nbytes)} left memory{left}")

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weightmap import __version__
 from weightmap.arguments import similar
 from weightmap.cli import show
-from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_remote, add_threads, add_weights, text
-from weightmap.cli.outcome import OK, UsageError
+from weightmap.cli.arguments import (
+    add_distribution,
+    add_json,
+    add_lenient,
+    add_remote,
+    add_threads,
+    add_weights,
+    text,
+)
+from weightmap.cli.outcome import UsageError
 from weightmap.errors import MissingDependencyError
 from weightmap.lazy import later
 
@@ -48,8 +56,8 @@ exit status:
 
 def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return the parser of the command that the arguments name, or of all; ``args.run`` is the command's function."""
-    asked = next((argument for argument in argv if not argument.startswith("-")), None)
-    names = [asked] if asked in _COMMANDS else [*_COMMANDS]
+    command = next((argument for argument in argv if not argument.startswith("-")), None)
+    names = [command] if command in _COMMANDS else [*_COMMANDS]
     parser = _Parser(
         prog="weightmap",
         description="Look into, check, convert and compare files of tensors, opened in place.",
@@ -58,18 +66,62 @@ def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("-v", "-V", "--version", action=_Version, nargs=0, help="print the version and exit")
-    parser.set_defaults(run=lambda _: parser.error("which command?"))
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", prog="weightmap")
+    parser.add_argument(
+        "--print-completion",
+        metavar="SHELL",
+        choices=_SHELLS,
+        action=_Completion,
+        help=f"print what a shell ({', '.join(_SHELLS)}) needs to complete commands, options and paths, and exit: "
+        "source <(weightmap --print-completion bash). Needs the extra [cli]",
+    )
+    subparsers = _add_subparsers(parser, "weightmap")
     for name in names:
-        module, summary, details, add_arguments = _COMMANDS[name]
-        sub = _add_parser(subparsers, name, summary, details)
-        sub.set_defaults(run=later(f"weightmap.cli.{module}", name))
-        add_arguments(sub)
-        if name not in _LOCAL:
-            add_remote(sub)
+        entry = _COMMANDS[name]
+        if isinstance(entry, _Command):
+            _add_command(subparsers, name, entry)
+        else:
+            _add_group(subparsers, name, entry)
     if len(names) > 1:
-        _add_help(parser, subparsers)
+        sub = _add_parser(subparsers, "help", "show the commands, or the options of one")
+        sub.set_defaults(run=lambda args: parser.parse_args([*args.about, "--help"]).run(args))
+        # Without a default, argparse lists an optional argument as required.
+        known = [*dict.fromkeys(word for command in all_commands(parser) for word in command.split())]
+        sub.add_argument(
+            "about", metavar="COMMAND", nargs="*", default=[], choices=known, help="for example diff, or cache warm"
+        )
     return parser
+
+
+def command_of(argv: Sequence[str]) -> str | None:
+    """Return the command that arguments name, such as "diff" or "cache warm"; None if there is none."""
+    name, verb, *_ = [*(argument for argument in argv if not argument.startswith("-")), None, None]
+    group = _COMMANDS.get(name or "")
+    return f"{name} {verb}" if isinstance(group, _Group) and verb in group.commands else name
+
+
+def _add_subparsers(parser: argparse.ArgumentParser, prog: str) -> Any:
+    """Let a parser take commands; without one, it lists them."""
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", prog=prog)
+
+    def run(_: argparse.Namespace) -> NoReturn:
+        parser.error("which command?" if prog == "weightmap" else f"which command? {', '.join(subparsers.choices)}")
+
+    parser.set_defaults(run=run)
+    return subparsers
+
+
+def _add_group(subparsers: Any, name: str, group: _Group) -> None:
+    inner = _add_subparsers(_add_parser(subparsers, name, group.summary, group.details), f"weightmap {name}")
+    for verb, command in group.commands.items():
+        _add_command(inner, verb, command)
+
+
+def _add_command(subparsers: Any, name: str, command: _Command) -> None:
+    sub = _add_parser(subparsers, name, command.summary, command.details)
+    sub.set_defaults(run=later(f"weightmap.cli.{command.module}", command.function or name), command=sub.prog)
+    command.add_arguments(sub)
+    if command.addresses:
+        add_remote(sub)
 
 
 def _add_parser(subparsers: Any, name: str, summary: str, details: str = "") -> argparse.ArgumentParser:
@@ -78,33 +130,6 @@ def _add_parser(subparsers: Any, name: str, summary: str, details: str = "") -> 
         name, help=summary, description=description, allow_abbrev=False
     )
     return sub
-
-
-def _add_help(parser: argparse.ArgumentParser, subparsers: Any) -> None:
-    """Add the commands about commands, which need all others."""
-    details = "For example: source <(weightmap completions bash). Needs the extra [cli]."
-    sub = _add_parser(subparsers, "completions", "print what a shell needs to complete commands and options", details)
-    sub.set_defaults(run=lambda args: _completions(parser, subparsers, args.shell))
-    sub.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
-    sub = _add_parser(subparsers, "help", "show the commands, or the options of one")
-    sub.set_defaults(
-        run=lambda args: parser.parse_args(["--help"] if args.about is None else [args.about, "--help"]).run(args)
-    )
-    sub.add_argument("about", metavar="COMMAND", nargs="?", choices=[*subparsers.choices])
-
-
-def _completions(parser: argparse.ArgumentParser, subparsers: Any, shell: str) -> int:
-    """Print the script by which a shell completes commands, options, their values and paths."""
-    try:
-        import shtab
-    except ImportError as error:
-        raise MissingDependencyError("completions need shtab: pip install 'weightmap[cli]'") from error
-    for sub in subparsers.choices.values():
-        for action in sub._actions:  # noqa: SLF001 - argparse has no other way to list arguments
-            if action.nargs != 0 and action.choices is None:
-                action.complete = shtab.FILE
-    show.emit(shtab.complete(parser, shell))
-    return OK
 
 
 # --------------------------------------------------------------------------------------------------- reading models
@@ -188,7 +213,7 @@ def _export(sub: argparse.ArgumentParser) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- versions of a model
-def _delta(sub: argparse.ArgumentParser) -> None:
+def _publish(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("base", metavar="BASE", help="the model before: a file, a directory or an *.index.json")
     sub.add_argument("new", metavar="NEW", help="the model after")
     sub.add_argument("directory", metavar="DIR", help="the directory of versions; made if it does not exist")
@@ -238,7 +263,7 @@ def _doctor(sub: argparse.ArgumentParser) -> None:
     add_lenient(sub)
 
 
-def _residency(sub: argparse.ArgumentParser) -> None:
+def _cache(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("file", metavar="FILE")
     sub.add_argument("names", metavar="NAME", type=text, nargs="*", default=[], help="only tensors of these names")
     add_json(sub)
@@ -246,11 +271,10 @@ def _residency(sub: argparse.ArgumentParser) -> None:
 
 
 def _warm(sub: argparse.ArgumentParser) -> None:
-    _residency(sub)
+    _cache(sub)
     add_threads(sub, "8")
 
 
-# ----------------------------------------------------------------------------------------------- words, demonstration
 def _lookup(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("file", metavar="FILE")
     # Without a default, argparse lists an optional argument as required.
@@ -282,26 +306,44 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 
 # ------------------------------------------------------------------------------------------------------- the commands
 class _Command(NamedTuple):
-    """The module with the command's function, the first line and the rest of its help, and what adds its arguments."""
+    """A command.
+
+    Attributes
+    ----------
+    module : str
+        The module of its function, which is called `function`, or as the command.
+    summary, details : str
+        The first line and the rest of its help.
+    add_arguments : callable
+    addresses : bool
+        Whether it reads addresses of stores.
+    """
 
     module: str
     summary: str
     details: str
     add_arguments: Callable[[argparse.ArgumentParser], Any]
+    addresses: bool = True
+    function: str = ""
 
 
-# Commands that read no addresses
-_LOCAL = frozenset({"sign", "apply"})
-_COMMANDS = {
+class _Group(NamedTuple):
+    """Commands about one thing, which have one name in front."""
+
+    summary: str
+    details: str
+    commands: dict[str, _Command]
+
+
+_COMMANDS: dict[str, _Command | _Group] = {
     "inspect": _Command("reading", "show the contents of files", "No tensor data is read.", _inspect),
     "verify": _Command("reading", "check the structure of files, and their checksums", _VERIFY, _verify),
-    "sign": _Command("reading", "sign a model as OpenSSF model-signing does", "Needs the extra [trust].", _sign),
     "diff": _Command("commands", "compare two files", _DIFF, _diff),
     "report": _Command(
         "reporting",
         "write a page about a model, or about how two differ, to look at in a browser",
         "One HTML file that needs no network: modules, the map of the file, values, what quantising would cost, "
-        "warnings. Of two models: how far each tensor is apart. Needs the extra [report].",
+        "warnings. Of two models: how much each tensor differs. Needs the extra [report].",
         _report,
     ),
     "export": _Command(
@@ -324,24 +366,8 @@ _COMMANDS = {
         "(q4_k_m and the like) quantises embeddings, too.",
         later("weightmap.cli.writers", "add_quantize"),
     ),
-    "delta": _Command(
-        "updating",
-        "publish what changed between two models",
-        "DIR gets weight_vNNNNNN/, as slime, SGLang and ModelExpress exchange it. Needs the extra [deltas].",
-        _delta,
-    ),
-    "apply": _Command(
-        "updating",
-        "bring a local model to the version of a delta",
-        "Every checksum is compared first; then the model is the new one in one step. Needs the extra [deltas].",
-        _apply,
-    ),
-    "pull": _Command(
-        "updating",
-        "bring a local model to a published version",
-        "By deltas where possible. Stopped at any moment, LOCAL is wholly one version or the other. Needs the extra "
-        "[deltas].",
-        _pull,
+    "sign": _Command(
+        "reading", "sign a model as OpenSSF model-signing does", "Needs the extra [trust].", _sign, addresses=False
     ),
     "doctor": _Command(
         "memory",
@@ -350,19 +376,82 @@ _COMMANDS = {
         "what to do. No tensor is read.",
         _doctor,
     ),
-    "residency": _Command("memory", "show how much of each tensor is in memory", "No tensor is read.", _residency),
-    "warm": _Command("memory", "bring a model into memory", "As much of it as memory and control group leave.", _warm),
-    "evict": _Command(
-        "memory", "give the memory of a model back", "What another process has mapped stays.", _residency
+    "cache": _Group(
+        "show how much of a model is in memory, bring it in, or give that memory back",
+        "",
+        {
+            "show": _Command(
+                "memory",
+                "show how much of each tensor is in memory",
+                "No tensor is read.",
+                _cache,
+                function="residency",
+            ),
+            "warm": _Command(
+                "memory", "bring a model into memory", "As much of it as memory and control group leave.", _warm
+            ),
+            "evict": _Command(
+                "memory", "give the memory of a model back", "What another process has mapped stays.", _cache
+            ),
+        },
     ),
-    "lookup": _Command("words", "print the embeddings of words", _LINES, _lookup),
-    "similar": _Command("words", "print the words most similar to a word", f"By cosine. {_LINES}", _similar),
-    "analogy": _Command(
-        "words",
-        "print the words that are to C as B is to A",
-        f"Words asked about are left out. Without A B C, --positive and --negative: {_LINES[0].lower()}{_LINES[1:]}",
-        _analogy,
+    "delta": _Group(
+        "publish what changed between two models, and bring local models up to date",
+        "Needs the extra [deltas].",
+        {
+            "publish": _Command(
+                "updating",
+                "publish what changed between two models",
+                "DIR gets weight_vNNNNNN/, as slime, SGLang and ModelExpress exchange it. Needs the extra [deltas].",
+                _publish,
+            ),
+            "apply": _Command(
+                "updating",
+                "bring a local model to the version of a delta",
+                "Every checksum is compared first; then the model is the new one in one step. Needs the extra "
+                "[deltas].",
+                _apply,
+                addresses=False,
+            ),
+            "pull": _Command(
+                "updating",
+                "bring a local model to a published version",
+                "By deltas where possible. Stopped at any moment, LOCAL is wholly one version or the other. Needs the "
+                "extra [deltas].",
+                _pull,
+            ),
+        },
     ),
+    "words": _Group(
+        "look up word embeddings, search and convert them",
+        "",
+        {
+            "lookup": _Command("words", "print the embeddings of words", _LINES, _lookup),
+            "similar": _Command("words", "print the words most similar to a word", f"By cosine. {_LINES}", _similar),
+            "analogy": _Command(
+                "words",
+                "print the words that are to C as B is to A",
+                "Words asked about are left out. Without A B C, --positive and --negative: "
+                f"{_LINES[0].lower()}{_LINES[1:]}",
+                _analogy,
+            ),
+            "convert": _Command(
+                "words",
+                "write words and their vectors in another format",
+                "From word2vec, GloVe, fastText, gensim or a model with a vocabulary and a matrix of its rows. DST is "
+                "replaced in one step.",
+                later("weightmap.cli.writers", "add_words"),
+            ),
+        },
+    ),
+}
+# What commands were called, and are called now
+_RENAMED = {
+    "residency": "cache show",
+    **{name: f"cache {name}" for name in ("warm", "evict")},
+    **{name: f"delta {name}" for name in ("apply", "pull")},
+    **{name: f"words {name}" for name in ("lookup", "similar", "analogy")},
+    "completions": "--print-completion",
 }
 
 
@@ -379,14 +468,19 @@ class _Parser(argparse.ArgumentParser):
             option = unknown[0].partition("=")[0]
             if not option.startswith("-"):
                 self.error(f"there are too many arguments: {' '.join(unknown)}")
-            self.error(f"there is no option {option}{_suggestion(option, self._option_string_actions)}")
+            close = _suggestion(option, self._option_string_actions) or _elsewhere(option)
+            self.error(f"there is no option {option}{close}")
         return found, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is not one of the choices; for a command, suggest similar ones."""
-        if action.choices is None or value in action.choices:
+        if action.choices is None or value == [] or value in action.choices:  # no argument is a list
             return
         if action.metavar == "COMMAND":
+            if self.prog.removeprefix("weightmap ") in _COMMANDS:
+                self.error(f"{self.prog} has no command {value!r}, only {', '.join(action.choices)}")
+            if value in _RENAMED:
+                self.error(f"there is no command {value!r}: it is weightmap {_RENAMED[value]} now")
             self.error(f"there is no command {value!r}{_suggestion(value, action.choices)}")
         name, known = "/".join(action.option_strings) or action.metavar, ", ".join(action.choices)
         self.error(f"{name} is {value!r}, expected one of {known}")
@@ -417,6 +511,40 @@ def _suggestion(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about a misspelt word: similar known ones."""
     close = similar(word, known)
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _elsewhere(option: str) -> str:
+    """Return the end of a message about an option that other commands have."""
+    progs = [sub.prog for sub in all_commands(build_parser()).values() if option in sub._option_string_actions]  # noqa: SLF001
+    return f"; {' and '.join(progs[:3])} {'has' if len(progs) == 1 else 'have'} one" if progs else ""
+
+
+def all_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command, such as "diff" and "cache warm"."""
+    commands: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to list arguments
+        for name, sub in action.choices.items() if isinstance(action.choices, dict) else ():
+            inner = all_commands(sub)
+            commands |= {f"{name} {verb}": one for verb, one in inner.items()} or {name: sub}
+    return commands
+
+
+class _Completion(argparse.Action):
+    """Print the script by which a shell completes commands, options, their values and paths."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: argparse.Namespace, values: Any, *_unused: Any
+    ) -> None:
+        """Print and leave, as ``--help`` does."""
+        try:
+            import shtab
+        except ImportError as error:
+            raise MissingDependencyError("completions need shtab: pip install '.[cli]' in a checkout") from error
+        for action in (action for sub in all_commands(parser).values() for action in sub._actions):  # noqa: SLF001
+            if action.nargs != 0 and action.choices is None:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # what shtab looks for
+        show.emit(shtab.complete(parser, values))
+        parser.exit()
 
 
 class _Version(argparse.Action):

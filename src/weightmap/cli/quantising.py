@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -14,24 +15,21 @@ from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.errors import EncodeError, QuantError, TensorFileError, counted, quoted
 from weightmap.model.opening import open_privately
-from weightmap.quant.quantizing import folded
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from weightmap.model.reports import QuantizedInfo
 
-# Options of quantising, and options of `weightmap.words.convert`, with those for pq.
+# Options of quantising
 _QUANTISING = ("block_size", "bits", "scale_type", "quantize_include", "quantize_exclude", "threads")
-_WORDS: dict[str, Any] = {"lossy": False, "normalize": None, "subwords": None}
-_PQ = ("n_subquantizers", "n_bits", "projection", "seed")
 _RUN = ("dask", "rank", "world_size", "manifest", "keep_going")
 # Options that `weightmap.convert` takes as they are.
 _TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", "weights", "names")
 
 
-def _given(args: argparse.Namespace, *names: str) -> list[str]:
+def as_options(args: argparse.Namespace, *names: str) -> list[str]:
     """Return the given ones of these options, as the user wrote them."""
     given = vars(args)
     return [f"--{name.replace('_', '-')}" for name in names if given.get(name) not in (None, False)]
@@ -40,55 +38,36 @@ def _given(args: argparse.Namespace, *names: str) -> list[str]:
 def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport, float]:
     """Convert SRC to DST; return the report, and how many seconds that took."""
     start = time.perf_counter()
+    with (
+        spelt(args),
+        executing.execution(args) as run,
+        show.progress_bar(f"{command} {Path(args.src).name}") as progress,
+    ):
+        options = {"format": args.format, "strict": not args.lenient, "progress": progress}
+        if getattr(args, "lossy", False):
+            unused = as_options(args, *_TENSORS, "quantize", "rename", "verify", *_QUANTISING, *_RUN)
+            if unused:
+                raise UsageError(f"{', '.join(unused)}: not for word embeddings")
+            report = wm.words.convert(args.src, args.dst, **options, lossy=True)
+        else:
+            report = wm.convert(args.src, args.dst, **options, **_options(args), run=run)
+    return report, time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def spelt(args: argparse.Namespace) -> Iterator[None]:
+    """Make errors of usage name options as the command line has them."""
     try:
-        function, options = _words(args) if _of_words(args) else _tensors(args)
-        with (
-            executing.execution(args) as run,
-            show.progress_bar(f"{command} {Path(args.src).name}") as progress,
-        ):
-            if function is wm.convert:
-                options["run"] = run
-            elif run != wm.Run():
-                raise UsageError(f"{', '.join(_given(args, *_RUN))}: words and their rows are not written to shards")
-            options |= {"format": args.format, "strict": not args.lenient, "progress": progress}
-            report = function(args.src, args.dst, **options)
+        yield
     except (TypeError, ValueError) as error:  # a format, layout, suffix or type that does not exist
         text = _as_written(error, args)
         if isinstance(error, TensorFileError) and not text.startswith("--"):
             raise
         raise UsageError(text) from error
-    return report, time.perf_counter() - start
 
 
-def _of_words(args: argparse.Namespace) -> bool:
-    """Whether the options are those of `weightmap.words.convert`."""
-    given = vars(args)
-    return any(given.get(name, unset) != unset for name, unset in _WORDS.items()) or (
-        "lossy" in given and folded(args.quantize) == "pq"
-    )
-
-
-def _words(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport], dict[str, Any]]:
-    """Return `weightmap.words.convert` and its arguments."""
-    of_pq = folded(args.quantize) == "pq"
-    if not of_pq and args.quantize is not None:
-        raise UsageError("--quantize: word embeddings are quantised by the scheme pq alone")
-    tensors = (*_TENSORS, "rename", "verify", *_QUANTISING)
-    if unused := [option for option in _given(args, *tensors) if option != "--quantize-include" or not of_pq]:
-        raise UsageError(f"{', '.join(unused)}: not for word embeddings")
-    options: dict[str, Any] = {name: getattr(args, name) for name in _WORDS}
-    if of_pq:
-        chosen = {name: getattr(args, name) for name in _PQ if getattr(args, name) is not None}
-        options["pq"] = wm.words.Pq(**chosen, include=args.quantize_include)
-    elif unused := _given(args, *_PQ):
-        raise UsageError(f"{', '.join(unused)}: only for --quantize pq")
-    return wm.words.convert, options
-
-
-def _tensors(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport], dict[str, Any]]:
-    """Return `weightmap.convert` and its arguments."""
-    if unused := _given(args, *_PQ):
-        raise UsageError(f"{', '.join(unused)}: only for --quantize pq")
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `weightmap.convert`."""
     options: dict[str, Any] = {name: getattr(args, name) for name in (*_TENSORS, "overwrite", "verify", "threads")}
     options["names"] = args.names or "auto"
     if args.rename is not None:
@@ -97,14 +76,14 @@ def _tensors(args: argparse.Namespace) -> tuple[Callable[..., wm.ConvertReport],
             raise UsageError(f"--rename is {wrong!r}, expected OLD=NEW")
         options["rename"] = {old: new for old, _, new in pairs}
     if args.quantize is None:
-        if unused := _given(args, *_QUANTISING):
+        if unused := as_options(args, *_QUANTISING):
             raise UsageError(f"{', '.join(unused)}: only with --quantize, which was not given")
-        return wm.convert, options
+        return options
     given = {name.removeprefix("quantize_"): getattr(args, name) for name in _QUANTISING if name != "threads"}
     given = {name: value for name, value in given.items() if value is not None}
     # A scheme alone is passed on unchecked: the conversion suggests similar ones of its target.
     options["quantize"] = wm.Quantize(args.quantize, **given) if given else args.quantize
-    return wm.convert, options
+    return options
 
 
 def _as_written(error: Exception, args: argparse.Namespace) -> str:
@@ -116,8 +95,31 @@ def _as_written(error: Exception, args: argparse.Namespace) -> str:
         text = text.removeprefix(f"{show.clean(error.path or '')}: ")
     options = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
     options |= {f"Quantize.{name}": f"--quantize-{name}" for name in ("include", "exclude")}
-    options |= {"scheme": "--quantize" if "lossy" in options else "--scheme", "run": ", ".join(_given(args, *_RUN))}
+    options |= {
+        "scheme": "--quantize" if args.command != "weightmap quantize" else "--scheme",
+        "run": ", ".join(as_options(args, *_RUN)),
+    }
     return re.sub(rf"^({'|'.join(options)})=?(?= (is|of|for|has) )", lambda match: options[match[1]], text)
+
+
+def emit_conversion(args: argparse.Namespace, command: str, report: wm.ConvertReport, took: float) -> None:
+    """Print the report of a conversion."""
+    if args.json:
+        about = document(args, command, report, took)
+        if args.quantize is None:
+            del about["quantized"]
+        else:
+            about["quantized_total"] = total(report.quantized)
+        show.emit_json(about)
+        return
+    emit_left_behind(report)
+    if report.quantized:
+        show.emit(summary(report))
+    show.emit(
+        f"{show.clean(report.dst)}: {show.kind(report.format, report.layout)}, "
+        f"{counted(report.tensors, 'tensor')}{in_files(report)}, "
+        f"{sizes(report.nbytes)}, {show.seconds(took)}"
+    )
 
 
 def document(args: argparse.Namespace, command: str, report: wm.ConvertReport, took: float) -> dict[str, Any]:

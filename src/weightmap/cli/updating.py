@@ -1,4 +1,4 @@
-"""The commands about versions of a model: ``delta``, ``apply`` and ``pull``."""
+"""The commands about versions of a model: ``delta publish``, ``delta apply`` and ``delta pull``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.deltas.publishing import DeltaReport
 
 
-def delta(args: argparse.Namespace) -> int:
+def publish(args: argparse.Namespace) -> int:
     """Publish what changed between two models."""
     _check("version", args.version, 1)
     before = args.version - 1 if args.base_version is None else args.base_version
@@ -43,7 +43,7 @@ def delta(args: argparse.Namespace) -> int:
     what = f"version {report.version}, on {report.base_version}"
     if report.full:
         what = f"version {report.version}, full{f' ({show.clean(report.reason)})' if report.reason else ''}"
-    return _tell(args, "delta", where, what, report)
+    return _tell(args, "publish", where, what, report)
 
 
 def apply(args: argparse.Namespace) -> int:
@@ -71,9 +71,9 @@ def _check(option: str, given: int, least: int, most: int | None = None) -> None
 
 def _tell(args: argparse.Namespace, command: str, where: str, what: str, report: DeltaReport) -> int:
     if args.json:
-        show.emit_json({"command": command, "path": where, **report._asdict()})
+        show.emit_json({"command": f"delta {command}", "path": where, **report._asdict()})
         return OK
     changed = f"{counted(report.tensors, 'tensor')} of {size(report.changed_nbytes)} changed"
-    stored = f"{size(report.stored_nbytes)} {'written' if command == 'delta' else 'read'}"
+    stored = f"{size(report.stored_nbytes)} {'written' if command == 'publish' else 'read'}"
     show.emit(f"{show.clean(where)}: {what}: {changed}, {stored}, {show.seconds(report.seconds)}")
     return OK

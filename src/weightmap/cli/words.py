@@ -1,12 +1,14 @@
-"""The commands for words: ``lookup``, ``similar`` and ``analogy``, of arguments or of lines of standard input."""
+"""The commands ``words``: ``lookup``, ``similar``, ``analogy`` for arguments or standard input, and ``convert``."""
 
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import weightmap as wm
-from weightmap.cli import show
+from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.embeddings.embeddings import no_vector
 from weightmap.errors import counted, quoted
@@ -43,7 +45,7 @@ def lookup(args: argparse.Namespace) -> int:
                 missing = True
                 _complain(word, file, suggest=bool(args.words))
     if args.json:
-        show.emit_json({"command": "lookup", "path": args.file, "embeddings": found})
+        show.emit_json({"command": "words lookup", "path": args.file, "embeddings": found})
     return DIFFERENT if missing else OK
 
 
@@ -108,8 +110,32 @@ def _answer(
                 _complain(word, file, suggest=one is not None)
     if args.json:
         answers = {"queries": documents} if one is None else documents[0]
-        show.emit_json({"command": command, "path": args.file, **answers})
+        show.emit_json({"command": f"words {command}", "path": args.file, **answers})
     return DIFFERENT if missing else OK
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Write words and their vectors in another format."""
+    start, pq = time.perf_counter(), None
+    names = ("n_subquantizers", "n_bits", "projection", "seed")
+    with quantising.spelt(args), show.progress_bar(f"convert {Path(args.src).name}") as progress:
+        if args.quantize is not None:
+            options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+            pq = wm.words.Pq(**options, include=args.quantize_include)
+        elif unused := quantising.as_options(args, *names, "quantize_include"):
+            raise UsageError(f"{', '.join(unused)}: only with --quantize pq")
+        report = wm.words.convert(
+            *(args.src, args.dst),
+            format=args.format,
+            normalize=args.normalize,
+            subwords=args.subwords,
+            lossy=args.lossy,
+            strict=not args.lenient,
+            pq=pq,
+            progress=progress,
+        )
+    quantising.emit_conversion(args, "words convert", report, time.perf_counter() - start)
+    return OK
 
 
 def _embeddings(file: wm.TensorFile, path: str) -> Embeddings:

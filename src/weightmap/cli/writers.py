@@ -1,4 +1,4 @@
-"""The arguments of the commands that write models: ``convert`` and ``quantize``.
+"""The arguments of the commands that write models: ``convert``, ``quantize`` and ``words convert``.
 
 They name every format and scheme, whose modules other commands do without.
 """
@@ -25,7 +25,7 @@ def add_convert(sub: argparse.ArgumentParser) -> None:
     source = "a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
     formats = [*(name for name, found in FORMATS.items() if found.plan), *NAMES]
     _add_conversion(sub, source, formats, "--quantize", schemes=(*SCHEMES, *MIXTURES, "pq"))
-    _add_words(sub)
+    _add_lossy(sub)
 
 
 def add_quantize(sub: argparse.ArgumentParser) -> None:
@@ -112,19 +112,37 @@ def _add_conversion(
     add_json(sub)
 
 
-def _add_words(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `convert` for word embeddings."""
-    group = parser.add_argument_group("word embeddings")
-    group.add_argument(
-        "--lossy",
-        action="store_true",
-        help="replace bytes of words that are not UTF-8; keep the first row of a word that is repeated",
-    )
-    group.add_argument(
+def add_words(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words convert``."""
+    sub.add_argument("src", metavar="SRC", help="word2vec, GloVe, fastText or gensim, or a model with a vocabulary")
+    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
+    formats = [*NAMES, *(name for name, found in FORMATS.items() if found.plan)]
+    about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
+    sub.add_argument("--format", metavar="FORMAT", choices=Offered(formats), help=about)
+    _add_lossy(sub)
+    sub.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="make unit vectors and store norms, or undo that"
     )
-    group.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
-    group.add_argument("--n-subquantizers", type=int, metavar="N", help="for pq: codes per row (default: dims / 2)")
-    group.add_argument("--n-bits", type=int, metavar="N", help="for pq: bits per code, 1 to 8 (default: 8)")
-    group.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
-    group.add_argument("--seed", type=int, metavar="N", help="for pq: seed of all random choices (default: 0)")
+    sub.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
+    sub.add_argument(
+        "--quantize",
+        metavar="SCHEME",
+        choices=("pq",),
+        help="store the rows by product quantisation: pq, in finalfusion",
+    )
+    for option, metavar, kind, what in (
+        ("--quantize-include", "GLOB", text, "the matrix of a model with several that fit (repeatable)"),
+        ("--n-subquantizers", "N", int, "codes per row (default: dims / 2)"),
+        ("--n-bits", "N", int, "bits per code, 1 to 8 (default: 8)"),
+        ("--seed", "N", int, "seed of all random choices (default: 0)"),
+    ):
+        action = "append" if kind is text else "store"
+        sub.add_argument(option, metavar=metavar, type=kind, action=action, help=f"for pq: {what}")
+    sub.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
+    add_lenient(sub)
+    add_json(sub)
+
+
+def _add_lossy(sub: argparse.ArgumentParser) -> None:
+    about = "replace bytes of words that are not UTF-8; keep the first row of a word that is repeated"
+    sub.add_argument("--lossy", action="store_true", help=about)

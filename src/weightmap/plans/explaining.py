@@ -254,7 +254,7 @@ def _advice(report: PlanReport, seen: Sample | None, file: TensorFile) -> Iterat
         )
     elif report.cold and report.cold - stored > (1 - _WARM) * report.nbytes:
         first = f"{size(report.cold)} come from the disk at the first touch"
-        yield f"{first}: `weightmap warm` or plan.warm() read them in parallel"
+        yield f"{first}: `weightmap cache warm` or plan.warm() read them in parallel"
     if seen is not None and seen.large < _FEW * seen.mapped:
         part = f"{seen.large / seen.mapped:.0%} of {size(seen.mapped)} in pages of 2 MiB"
         small = f"the page cache holds this file in small pages ({part})"
