@@ -50,10 +50,6 @@ uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
  * crc32(data, value=0, *, threads=1), fnv1a32(data), fnv1a64(data), with their documentation in this order, signature first,
  * ended by NULL; these texts must stay in memory. */
 int wm_python_functions(const char *const *docs);
-/* pack_texts: see python/texts.c. */
-int wm_python_texts(void);
-/* widen and decode: see python/arrays.c. */
-int wm_python_arrays(void);
 /* Descriptor, own, map_file, new_memory and with_temporary: see python/owners.c. */
 int wm_python_owners(void);
 /* finder and placer: see python/lookups.c. */

@@ -8,22 +8,6 @@ _R = TypeVar("_R")
 ffi: Any
 lib: Any
 
-def widen(kind: int, a: object, out: object, threads: int) -> bool: ...
-def decode(
-    data: object,
-    n: int,
-    bits: int,
-    block_size: int,
-    scale_type: str,
-    start: int,
-    stop: int,
-    out: object,
-    threads: int,
-    places: object = ...,
-) -> bool: ...
-def decode_ggml(data: object, n: int, type: int, start: int, stop: int, out: object, threads: int) -> bool: ...
-def pack_texts(words: object, before: str, after: str, bounds: object) -> bytes | None: ...
-
 class Descriptor(int): ...
 
 class State:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import _kernels
-from weightmap.lazy import later
+from weightmap.arguments import as_threads
 
 if TYPE_CHECKING:
     import mmap
@@ -28,15 +28,9 @@ _MOST_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
-as_threads: Any = later("weightmap.arguments", "as_threads")
-mistyped: Any = later("weightmap.arguments", "mistyped")
 
-if lib.wm_python_arrays() or lib.wm_python_owners() or lib.wm_python_lookups():  # pragma: no cover
+if lib.wm_python_owners() or lib.wm_python_lookups():  # pragma: no cover
     raise ImportError("the built-in functions of weightmap._kernels could not be added")
-# Built-in functions for the usual arrays: True if they did the work, False if they wrote nothing.
-widen_array: Any = _kernels.widen
-decode_array: Any = _kernels.decode
-decode_ggml_array: Any = _kernels.decode_ggml
 
 
 def as_input(data: Buffer) -> Any:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.lazy import later
 from weightmap.native.access import (
     NULL,
     U32_MAX,
@@ -17,6 +16,7 @@ from weightmap.native.access import (
     check_outcome,
     ffi,
     from_buffer,
+    given_array,
     lib,
     module,
     place_of,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from weightmap.native.access import Buffer
-
-_given_array = later("weightmap.native.access", "given_array")
 
 
 def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
@@ -176,7 +174,7 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
         counts = counts.copy()
     if out is None:
         hashes = np.empty(len(counts), np.uint32)
-    elif (hashes := _given_array(out)).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
+    elif (hashes := given_array(out)).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
         msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
         raise ValueError(msg)
     buffer = as_input(blob)
@@ -255,18 +253,22 @@ NGRAMS_MOST: int = lib.WM_NGRAMS_MOST
 _ROOM, _ROOM_LEAST = 64, 256
 
 
-lib.wm_python_texts()
-
-
 def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple[bytes, NDArray[np.uint32]] | None:
     """Return the UTF-8 of texts back to back, each between `before` and `after` (ASCII), and their bounds.
 
     Lone surrogates are encoded like characters, which no valid UTF-8 contains. Returns None for 4 GiB or more in all.
     Raises TypeError for an item that is not a str.
     """
-    bounds = np.empty(len(texts) + 1, np.uint32)
-    packed = module.pack_texts(texts, before, after, bounds)
-    return None if packed is None else (packed, bounds)
+    text = f"{before}{(after + before).join(texts)}{after}" if len(texts) else ""
+    packed = text.encode(errors="surrogatepass")
+    if len(packed) > U32_MAX:
+        return None
+    bounds = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + len(before + after), out=bounds[1:])
+    if len(packed) > len(text):  # from characters to bytes: each begins with a byte that continues no other
+        begins = np.flatnonzero((np.frombuffer(packed, np.uint8) & 0xC0) != 0x80)
+        bounds = np.append(begins, len(packed))[bounds]
+    return packed, bounds.astype(np.uint32)
 
 
 class Ngrams:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.native.access import as_input, as_output, empty, from_buffer, given_array, lib, thread_count, widen_array
+from weightmap.native.access import as_input, as_output, empty, from_buffer, given_array, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightmap.native.access import Buffer
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
-# The numbers of the conversions in `widen_array`.
-_FLOAT16, _BFLOAT16, _FLOAT16_PAIRS = range(3)
 _LITTLE = sys.byteorder == "little"
 
 
@@ -57,8 +55,6 @@ def f16_to_f32(
     >>> kernels.f16_to_f32(bytes.fromhex("003c00fc"))
     array([  1., -inf], dtype=float32)
     """
-    if out is not None and widen_array(_FLOAT16, a, out, threads):
-        return out
     return _convert("float16", a, out, threads)
 
 
@@ -75,10 +71,6 @@ def bf16_to_f32(
     >>> kernels.bf16_to_f32(bytes.fromhex("803f80ff"))
     array([  1., -inf], dtype=float32)
     """
-    if type(a) is np.ndarray and a.dtype.type.__name__ == "bfloat16":
-        a = a.view(_words(a.dtype.byteorder))  # an array of bfloat16 has no buffer
-    if out is not None and widen_array(_BFLOAT16, a, out, threads):
-        return out
     return _convert("bfloat16", a, out, threads)
 
 
@@ -116,8 +108,6 @@ def unpack_f16_pairs(
     >>> kernels.unpack_f16_pairs(np.array([0xC0003C00], np.uint32))
     array([ 1., -2.], dtype=float32)
     """
-    if out is not None and widen_array(_FLOAT16_PAIRS, u32_array, out, 1):
-        return out
     source: Any
     if isinstance(u32_array, (np.ndarray, np.generic)):
         u32_array = np.asarray(u32_array)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.arguments import as_float
+from weightmap.arguments import as_float, mistyped
 from weightmap.dtypes import GGML_SCHEMES, scale_type_named
 from weightmap.errors import QuantError
 from weightmap.native.access import (
@@ -22,13 +22,10 @@ from weightmap.native.access import (
     as_items,
     as_output,
     check_outcome,
-    decode_array,
-    decode_ggml_array,
     empty,
     ffi,
     given_array,
     lib,
-    mistyped,
     place_of,
     thread_count,
 )
@@ -159,8 +156,6 @@ def decode_blocks(
         When `out` does not fit, or the range exceeds the elements.
     """
     stop = n if stop is None else stop
-    if out is not None and decode_array(data, n, bits, block_size, scale_type, start, stop, out, threads):
-        return out
     n = count_of(n)
     check_range(start, stop, n)
     expected = blocks_size(n, bits=bits, block_size=block_size, scale_type=scale_type)
@@ -226,8 +221,6 @@ def dequantize_int4(
     >>> kernels.dequantize_int4(block, 4, 4)
     array([ 0.5,  1. , -4. , -0.5], dtype=float32)
     """
-    if out is not None and block_size and decode_array(data, n, 4, block_size, scale_type, 0, n, out, threads):
-        return out
     size = check_block_size(4, block_size)
     return decode_blocks(data, n, bits=4, block_size=size, scale_type=scale_type, out=out, threads=threads)
 
@@ -254,8 +247,6 @@ def dequantize_int5(
     >>> kernels.dequantize_int5(block, 8, 8, scale_type="fp32")
     array([ 2.,  2., -2.,  2.,  0.,  0.,  0.,  0.], dtype=float32)
     """
-    if out is not None and block_size and decode_array(data, n, 5, block_size, scale_type, 0, n, out, threads):
-        return out
     size = check_block_size(5, block_size)
     return decode_blocks(data, n, bits=5, block_size=size, scale_type=scale_type, out=out, threads=threads)
 
@@ -661,8 +652,6 @@ def decode_adaptive(
     if plan is None:
         plan = adaptive_plan(data, n, block_size, scale_type=scale_type)
     stop = n if stop is None else stop
-    if out is not None and decode_array(data, n, 0, block_size, scale_type, start, stop, out, threads, plan):
-        return out
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     check_range(start, stop, n)
     buffer, known = as_input(data), as_items("uint64_t[]", plan)
@@ -718,7 +707,6 @@ class GgmlType(NamedTuple):
 
 # Every type that `decode_ggml` knows, by its name.
 GGML_TYPES = {name: GgmlType(name, number, *ggml_block(number)) for name, number in GGML_SCHEMES.items()}
-_NUMBERS = {name: kind.number for name, kind in GGML_TYPES.items()}
 # Those that `encode_ggml` knows too.
 GGML_ENCODED: tuple[str, ...] = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
 
@@ -788,8 +776,6 @@ def decode_ggml(
         For an unsuitable `out`, or a range that does not lie within the elements.
     """
     stop = n if stop is None else stop
-    if out is not None and decode_ggml_array(data, n, _NUMBERS.get(name, -1), start, stop, out, threads):
-        return out
     kind = _type_named(name)
     n = count_of(n)
     check_range(start, stop, n)
