@@ -105,7 +105,7 @@ ON = {"tmpfs": EVERYWHERE, "disk": EVERYWHERE | {"save_file, flushed": rival(par
 # Of few tensors: the processor decides for many, and they take long.
 MORE = {
     "tmpfs": {"load_file and save_file": rival(partial(save_file, load=True))},
-    "disk": ours(partial(save, durable=False), "save, not durable"),
+    "disk": ours(partial(save, output=wm.Output(durable=False)), "save, not durable"),
 }
 GROUPS = {
     f"save/{count}, {kind}": contenders | (MORE[kind] if number <= FEW else {})

@@ -43,7 +43,7 @@ def make(folder: Path, shards: int, mib: int) -> Path:
     where = {}
     for i in range(1, shards + 1):
         name = f"model-{i:05}-of-{shards:05}.safetensors"
-        wm.save(folder / name, {f"layer.{i}.weight": values}, durable=False)
+        wm.save(folder / name, {f"layer.{i}.weight": values}, output=wm.Output(durable=False))
         where[f"layer.{i}.weight"] = name
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return folder

@@ -48,7 +48,11 @@ def of_pool(steps: list[tuple[int, int]]) -> float:
     """Return the share of holds that found their expert in a pool."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "m.safetensors")
-        wm.save(path, {f"{layer}": np.zeros((EXPERTS, SIZE), np.uint8) for layer in range(LAYERS)}, align=SIZE)
+        wm.save(
+            path,
+            {f"{layer}": np.zeros((EXPERTS, SIZE), np.uint8) for layer in range(LAYERS)},
+            output=wm.Output(align=SIZE),
+        )
         with wm.open(path) as file, file.pool(ROOM * SIZE, direct=False) as pool:
             for layer, expert in steps:
                 pool.hold(f"{layer}", expert).release()

@@ -247,3 +247,8 @@ def add_format(monkeypatch, record):
     monkeypatch.setitem(known.FORMATS._records, record.name, record)
     monkeypatch.setitem(known._SIGNS, record.name, known._signs_of(record.name))
     monkeypatch.setitem(known._BY_MAGIC, record.magic[:4], record.name)
+
+
+def save_with(path, tensors, *, layout=None, checksums=True, durable=True, **options):
+    """`wm.save` with the arguments that builders name."""
+    wm.save(path, tensors, output=wm.Output(layout, checksums=checksums, durable=durable), **options)

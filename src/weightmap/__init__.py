@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from weightmap.embeddings.vocabulary import Vocabulary
     from weightmap.index.table import TensorInfo
     from weightmap.model.reports import ConvertReport, VerifyReport
-    from weightmap.model.saving import save
+    from weightmap.model.saving import Output, save
     from weightmap.plans.planning import plan
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.plans.wants import shard
@@ -81,6 +81,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelWarning",
     "NotRegularFileError",
+    "Output",
     "PlanError",
     "QuantError",
     "Quantize",
@@ -120,6 +121,7 @@ _ON_DEMAND = {
     "ConvertReport": "model.reports",
     "DiffReport": "conversion.compare",
     "Embeddings": "embeddings.embeddings",
+    "Output": "model.saving",
     "Quantize": "conversion.spec",
     "QuantizedTensor": "quant.blocks",
     "ReadPlan": "plans.read_plan",

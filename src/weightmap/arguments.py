@@ -1,17 +1,27 @@
-"""Errors for arguments of a wrong type. Hot paths import this only once they have found one."""
+"""Errors for arguments: of a wrong type, out of range, and keywords that moved to another place."""
 
 from __future__ import annotations
 
 import operator
 import os
 from collections.abc import Iterable, Sequence
+from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Globs: TypeAlias = str | Sequence[str] | None
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_OUTPUT = {name: f"output=Output({name}=...)" for name in ("layout", "align", "checksums", "sha256sums", "durable")}
+# By function: old keyword and what to write instead.
+MOVED: dict[str, dict[str, str]] = {
+    "save": _OUTPUT,
+}
 
 # Bounds for names from files: names compared with a missing one, and characters of the longest of them.
 _COMPARED, _LONGEST = 1_000, 100
@@ -112,3 +122,18 @@ def check_progress(progress: Callable[[int, int], None] | None) -> None:
     """Raise TypeError for a `progress` that cannot be called, before any work is done."""
     if progress is not None and not callable(progress):
         raise mistyped("progress", progress, "a function of two numbers, done and total")
+
+
+def names_moved(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a function's error for an old keyword of `MOVED` name the new place."""
+    name = function.__name__
+    moved = MOVED[name]
+
+    @wraps(function)
+    def call(*args: _P.args, **keywords: _P.kwargs) -> _T:
+        for keyword in keywords:
+            if keyword in moved:
+                raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}: use {moved[keyword]}")
+        return function(*args, **keywords)
+
+    return call

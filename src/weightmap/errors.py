@@ -131,9 +131,14 @@ class Remedy(NamedTuple):
     flag: str = ""  # the option of the command line, where it has another name
 
 
+# Options that `weightmap.Output` holds.
+_OUTPUT = ("layout", "align", "checksums", "sha256sums", "durable", "overwrite")
+
+
 def _in_python(remedy: Remedy) -> str:
     value = remedy.switch or remedy.value
-    return f"{remedy.option}={'' if value is None else repr(value)}"
+    option = f"{remedy.option}={'' if value is None else repr(value)}"
+    return f"output=Output({option})" if remedy.option in _OUTPUT else option
 
 
 class TensorFileError(Exception):

@@ -50,7 +50,9 @@ def test_tensors_begin_where_they_are_asked_to(tmp_path, source, format_, align)
     assert report.warnings == (
         (f"{off} tensor of {len(include)} could not be aligned to {align} bytes",) if off else ()
     )
-    wm.save(tmp_path / f"saved{found.suffixes[0]}", {name: TENSORS[name] for name in include}, align=align)
+    wm.save(
+        tmp_path / f"saved{found.suffixes[0]}", {name: TENSORS[name] for name in include}, output=wm.Output(align=align)
+    )
     with wm.open(tmp_path / f"saved{found.suffixes[0]}") as file:
         assert all(file.info(name).offset % align == 0 for name in include if not name.startswith("odd"))
 
@@ -100,7 +102,7 @@ def test_an_alignment_that_a_file_has_is_kept(tmp_path):
 @pytest.mark.parametrize("align", [0, 1, 4, 12, 65, 8192, -8])
 def test_no_other_numbers_are_alignments(tmp_path, source, align):
     for call in (
-        lambda: wm.save(tmp_path / "t.weights", TENSORS, align=align),
+        lambda: wm.save(tmp_path / "t.weights", TENSORS, output=wm.Output(align=align)),
         lambda: wm.convert(source, tmp_path / "t.weights", align=align),
     ):
         with pytest.raises(ValueError, match=f"align is {align}, expected a power of two"):
@@ -129,7 +131,7 @@ def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path, layout):
     for count in (1, 2, 3, 7, 40):
         for length in range(0, 64, 3):
             tensors = {f"{'n' * length}{i}": np.full((16, 4), i, np.float32) for i in range(count)}
-            wm.save(tmp_path / "t.bt", tensors, layout=layout, align=64)
+            wm.save(tmp_path / "t.bt", tensors, output=wm.Output(layout=layout, align=64))
             with wm.open(tmp_path / "t.bt") as file:
                 off = {info.offset % 64 for info in file.infos()}
                 assert off == {0} or count < 3
@@ -145,7 +147,7 @@ def test_bintensors_widens_no_count_of_several_bytes(tmp_path, count):
     arrays = {f"w{i}": np.full((16,), i, np.float32) for i in range(count)}
     for more in range(8):
         path = tmp_path / f"{more}.bt"
-        wm.save(path, {**arrays, "x" * (more + 1): np.zeros(16, np.float32)}, align=64)
+        wm.save(path, {**arrays, "x" * (more + 1): np.zeros(16, np.float32)}, output=wm.Output(align=64))
         with wm.open(path) as f:
             assert len(f) == count + 1
             assert all(f[name][0] == i for i, name in enumerate(arrays))

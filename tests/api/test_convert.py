@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.builders import embd, noise, normal, tensor
 from tests.builders import safetensors as st
-from tests.support import listing
+from tests.support import listing, save_with
 
 import weightmap as wm
 from weightmap.cli import main
@@ -181,7 +181,7 @@ def test_many_tensors_are_written_as_save_writes_them(tmp_path, target, options)
     names = [f"{i * 7919 % MANY}{ends[i % len(ends)]}" for i in range(MANY)]
     model = {name: np.full((i % 3 + 1, 2), i % 100, dtypes[i % len(dtypes)]) for i, name in enumerate(names)}
     (tmp_path / "in").write_bytes(st.build({name: tensor(value) for name, value in model.items()}))
-    wm.save(tmp_path / f"saved-{target}", model, durable=False, **options)
+    save_with(tmp_path / f"saved-{target}", model, durable=False, **options)
     wm.convert(tmp_path / "in", tmp_path / target, **options)
     assert (tmp_path / target).read_bytes() == (tmp_path / f"saved-{target}").read_bytes()
 

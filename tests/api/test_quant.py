@@ -157,7 +157,7 @@ def test_a_mapped_tensor_is_a_view_of_the_file(tmp_path):
 def adaptive_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("adaptive") / "q.amb"
     values = np.random.default_rng(1).standard_normal(1 << 21).astype(np.float32)
-    wm.save(path, {"w": wm.quantize(values, "adaptive")}, durable=False)
+    wm.save(path, {"w": wm.quantize(values, "adaptive")}, output=wm.Output(durable=False))
     return path.read_bytes()
 
 

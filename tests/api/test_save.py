@@ -13,7 +13,7 @@ import pytest
 from tests import builders
 from tests.builders import embd, tensor
 from tests.builders import safetensors as st
-from tests.support import DATA, listing, mappings, run_child, same
+from tests.support import DATA, listing, mappings, run_child, same, save_with
 
 import weightmap as wm
 from weightmap.compat import save_file
@@ -33,9 +33,9 @@ def read_back(path, kind):
 
 def save_as(path, tensors, kind, **options):
     if kind == "simple":
-        wm.save(path, tensors, format="embd", layout="simple", **options)
+        save_with(path, tensors, format="embd", layout="simple", **options)
     else:
-        wm.save(path, tensors, format=kind, **options)
+        save_with(path, tensors, format=kind, **options)
 
 
 every_kind = pytest.mark.parametrize("kind", ["embd", "simple", "safetensors"])
@@ -77,7 +77,7 @@ def test_arrays_of_any_strides_and_byte_order(tmp_path, kind):
 def test_embd_without_vocabulary_or_checksums(tmp_path):
     """No vocabulary: offset, size and flag are 0. checksums=False: the flag is clear and the footer's CRCs are 0."""
     path = tmp_path / "out.weights"
-    wm.save(path, {"a": BASE}, checksums=False)
+    wm.save(path, {"a": BASE}, output=wm.Output(checksums=False))
     parsed = embd.parse(path.read_bytes())
     assert parsed.vocab is None
     assert parsed.fields["flags"] == embd.TENSORS_ALIGNED
@@ -108,7 +108,7 @@ def test_the_suffix_chooses_the_format(tmp_path):
     with pytest.raises(ValueError, match="nonsense"):
         wm.save(tmp_path / "a.weights", {"t": BASE}, format="nonsense")
     with pytest.raises(ValueError, match="nonsense"):
-        wm.save(tmp_path / "a.weights", {"t": BASE}, layout="nonsense")
+        wm.save(tmp_path / "a.weights", {"t": BASE}, output=wm.Output("nonsense"))
     assert listing(tmp_path) == ["a.safetensors", "a.weights"]
 
 
@@ -424,7 +424,7 @@ def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix
     monkeypatch.setattr(os, "pwrite", pwrite)
     tensors = {f"t{i:02}": RNG.integers(0, 256, length, np.uint8) for i, length in enumerate(lengths)}
     path = tmp_path / f"model{suffix}"
-    wm.save(path, tensors, checksums=checksums, durable=False)
+    save_with(path, tensors, checksums=checksums, durable=False)
     size = path.stat().st_size
     assert written[-1][0] == 0
     written.sort()
@@ -451,7 +451,7 @@ def test_what_is_written_in_place_is_brought_in_first(tmp_path, monkeypatch):
 
     monkeypatch.setattr(access, "populate", populating)
     monkeypatch.setattr(os, "pwrite", writing)
-    wm.save(tmp_path / "w.safetensors", {"w": np.zeros(37 * MIB + 5, np.uint8)}, durable=False)
+    wm.save(tmp_path / "w.safetensors", {"w": np.zeros(37 * MIB + 5, np.uint8)}, output=wm.Output(durable=False))
     populated = [size for what, size in events if what == "populate"]
     assert sum(populated) == 34 * MIB  # all but the first piece, with the header, and the last
     assert all(events[i + 1] == ("write", size) for i, (what, size) in enumerate(events) if what == "populate")

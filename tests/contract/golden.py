@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from tests import builders
+from tests.support import save_with
 
 import weightmap as wm
 from weightmap import kernels
@@ -34,7 +35,7 @@ def write(folder):
     found = content()
     for builder in builders.known().values():
         for name, golden in builder.golden.items():
-            wm.save(folder / name, **golden.arguments(found), durable=False)
+            save_with(folder / name, **golden.arguments(found), durable=False)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 from tests import builders
 from tests.builders import amb
 from tests.places import ROOT
-from tests.support import HANG, SOURCES, run_child
+from tests.support import HANG, SOURCES, run_child, save_with
 
 import weightmap as wm
 
@@ -198,7 +198,7 @@ def test_a_copy_takes_the_size_of_the_file_and_a_mebibyte(kind, tmp_path):
     path, small = tmp_path / f"big{suffix}", tmp_path / f"small{suffix}"
     array = np.ones((1536, 2048), np.float32)
     for target, values in ((small, array[:2]), (path, array)):
-        wm.save(target, **arguments(values), durable=False)
+        save_with(target, **arguments(values), durable=False)
         tracemalloc.start()
         try:
             with wm.open(target, mode="copy") as f:

@@ -81,7 +81,9 @@ def test_simple(content, vocab):
     """The simple layout writes exactly the builder's bytes, and they open."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.weights"
-        wm.save(path, {name: value.array for name, value in content.items()}, layout="simple", vocab=vocab)
+        wm.save(
+            path, {name: value.array for name, value in content.items()}, vocab=vocab, output=wm.Output(layout="simple")
+        )
         assert path.read_bytes() == embd.simple(content.items(), vocab)
         with wm.open(path) as f:
             assert f.layout == "simple"

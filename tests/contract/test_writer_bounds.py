@@ -236,9 +236,9 @@ HEADER_MOST = 100_000_000
 def test_a_header_of_100_000_000_bytes_and_no_more(tmp_path, suffix):
     probe, path, more = (tmp_path / f"{name}{suffix}" for name in ("probe", "most", "more"))
     length, small = 100_000, np.zeros((1, 1), np.int8)
-    wm.save(probe, {"n" * length: small}, durable=False)
+    wm.save(probe, {"n" * length: small}, output=wm.Output(durable=False))
     length += HEADER_MOST - int.from_bytes(probe.read_bytes()[:8], "little")
-    wm.save(path, {"n" * length: small}, durable=False)
+    wm.save(path, {"n" * length: small}, output=wm.Output(durable=False))
     with path.open("rb") as file:
         assert int.from_bytes(file.read(8), "little") == HEADER_MOST
     with wm.open(path) as f:

@@ -40,7 +40,7 @@ def model(tmp_path_factory):
     for i in range(1, SHARDS + 1):
         name = f"model-{i:05}-of-{SHARDS:05}.safetensors"
         tensors = {f"layer.{i}.weight": rng.standard_normal((16, 64)).astype(np.float32)}
-        wm.save(folder / name, tensors, durable=False)
+        wm.save(folder / name, tensors, output=wm.Output(durable=False))
         where |= dict.fromkeys(tensors, name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return folder

@@ -262,7 +262,7 @@ def test_connections_that_break(fault, broken, caplog):
 def test_verify_and_convert_take_little_memory(environment, endpoint, tmp_path):
     """Of 256 MiB, 128 are requested at a time; the bound has room for what obstore and allocators hold besides."""
     path = tmp_path / "large.safetensors"
-    wm.save(path, {f"w{i}": np.full((1 << 24,), i, np.float32) for i in range(4)}, durable=False)
+    wm.save(path, {f"w{i}": np.full((1 << 24,), i, np.float32) for i in range(4)}, output=wm.Output(durable=False))
     obstore.put(bucket(endpoint), "large.safetensors", path)
     work = "wm.open(source).verify(); wm.convert(source, f'{out}.weights')"
     addresses = "s3://bucket/large.safetensors", "s3://bucket/m.safetensors"

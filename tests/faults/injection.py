@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from tests import builders
 from tests.builders import normal, torch
+from tests.support import save_with
 
 import weightmap as wm
 from weightmap import cli
@@ -91,7 +92,7 @@ def prepare(folder):
     wm.save(folder / "a.bt", tensors, metadata={"k": "v"})
     wm.save(folder / "words.weights", {"e": MATRIX}, vocab=WORDS)
     for kind, (suffix, arguments) in builders.saved().items():
-        wm.save(folder / f"{kind}{suffix}", **arguments(MATRIX))
+        save_with(folder / f"{kind}{suffix}", **arguments(MATRIX))
     np.savez(folder / "a.npz", w=MATRIX, x=MATRIX.T)
     np.savez_compressed(folder / "deflated.npz", w=MATRIX)
     found, storages = torch.stored({"w": normal((40, 16))}, {"epoch": 3})

@@ -74,7 +74,7 @@ OPERATIONS = {
     "save safetensors": Operation(lambda _, to: wm.save(to, {"w": MATRIX}), ".safetensors"),
     "save named": Operation(lambda _, to: wm.save(to, {"w": MATRIX}), ".safetensors", "named"),
     "save unlinked": Operation(lambda _, to: wm.save(to, {"w": MATRIX}), ".safetensors", "unlinked"),
-    "save passing": Operation(lambda _, to: wm.save(to, {"w": MATRIX}, durable=False), ".bt"),
+    "save passing": Operation(lambda _, to: wm.save(to, {"w": MATRIX}, output=wm.Output(durable=False)), ".bt"),
     "open embd": Operation(lambda at, _: _look(at, "a.weights")),
     "open cow": Operation(lambda at, _: _look(at, "a.safetensors", mode="cow")),
     "open copy": Operation(lambda at, _: _look(at, "a.bt", mode="copy")),

@@ -13,7 +13,7 @@ from tests import builders
 from tests.builders import Tensor, embd, normal
 from tests.builders import safetensors as st
 from tests.faults.support import drive
-from tests.support import run_child
+from tests.support import run_child, save_with
 
 import weightmap as wm
 from weightmap.io.source import Source
@@ -138,7 +138,7 @@ LOOK_UPS = {
 def test_every_look_up_notices_a_file_that_changed(tmp_path, kind, change):
     suffix, arguments = builders.saved()[kind]
     path = tmp_path / f"model{suffix}"
-    wm.save(path, **arguments(np.arange(2000, dtype=np.float32).reshape(1000, 2)))
+    save_with(path, **arguments(np.arange(2000, dtype=np.float32).reshape(1000, 2)))
     with wm.open(path) as f:
         name = next(iter(f))
         held = f[name] if change == "touched" else None
@@ -377,7 +377,7 @@ def test_more_shards_than_descriptors(tmp_path):
     """A model of 60 files takes one descriptor for each at most; without them, EMFILE, and none of them stays open."""
     where = {}
     for i in range(60):
-        wm.save(tmp_path / f"{i:03}.safetensors", {f"t{i}": np.full(2, i, np.float32)}, durable=False)
+        wm.save(tmp_path / f"{i:03}.safetensors", {f"t{i}": np.full(2, i, np.float32)}, output=wm.Output(durable=False))
         where[f"t{i}"] = f"{i:03}.safetensors"
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": where}), encoding="utf-8")

@@ -157,9 +157,10 @@ import os, sys
 sys.path.append(sys.argv[3])
 import numpy as np, weightmap as wm
 from tests import builders
+from tests.support import save_with
 folder, number = sys.argv[1], int(sys.argv[2])
 PATHS = {kind: os.path.join(folder, f"{kind}{suffix}") for kind, (suffix, _) in builders.saved().items()}
-def save(kind, array): wm.save(PATHS[kind], **builders.saved()[kind][1](array))
+def save(kind, array): save_with(PATHS[kind], **builders.saved()[kind][1](array))
 """
 FULL = (
     SAVES

@@ -141,7 +141,9 @@ def test_a_model_of_several_files_opens_its_shards_and_nothing_else(tmp_path):
     (folder / "sub").mkdir()
     index = {"weight_map": {f"t{i}": name for i, name in enumerate(names)}}
     for i, name in enumerate(names):
-        wm.save(blobs / f"{i}", {f"t{i}": np.ones(3, np.float32)}, format="safetensors", durable=False)
+        wm.save(
+            blobs / f"{i}", {f"t{i}": np.ones(3, np.float32)}, format="safetensors", output=wm.Output(durable=False)
+        )
         (folder / name).symlink_to(blobs / f"{i}")
     (folder / "config.json").write_text("{}", encoding="utf-8")
     (folder / "unnamed.safetensors").symlink_to(blobs / "0")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests import builders
-from tests.support import HANG, run_child
+from tests.support import HANG, run_child, save_with
 
 import weightmap as wm
 
@@ -48,7 +48,7 @@ def write(folder):
     """A file of each kind that behaves in its own way."""
     paths = {kind: folder / f"{kind}{suffix}" for kind, (suffix, _) in builders.saved().items()}
     for kind, (_, arguments) in builders.saved().items():
-        wm.save(paths[kind], **arguments(MATRIX))
+        save_with(paths[kind], **arguments(MATRIX))
     for name, make in SPECIAL.items():
         make(folder / name)
     for name, data in READ_ONLY.items():
@@ -151,7 +151,7 @@ def test_closing_while_seven_threads_use_it(paths, kind):
 def test_verifying_stops_when_another_thread_closes(tmp_path):
     """A handle closed in the midst of `verify` ends it with ClosedError or lets it finish; no foreign file is read."""
     path = tmp_path / "big.weights"
-    wm.save(path, {"w": np.zeros(1 << 22, np.float32)}, durable=False)
+    wm.save(path, {"w": np.zeros(1 << 22, np.float32)}, output=wm.Output(durable=False))
     for _ in range(5):
         f = wm.open(path)
 

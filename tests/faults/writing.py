@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from injection import ERRORS, KILLED, MATRIX, PARTIAL, SHORT, Shim, attempt, command, descriptors, prepare
 from tests import builders
+from tests.support import save_with
 
 import weightmap as wm
 from weightmap.io import atomic
@@ -39,7 +40,7 @@ class Writing(NamedTuple):
 
 WRITINGS = {
     **{
-        f"save {kind}": Writing(suffix, lambda _, to, arguments=arguments: wm.save(to, **arguments(MATRIX)))
+        f"save {kind}": Writing(suffix, lambda _, to, arguments=arguments: save_with(to, **arguments(MATRIX)))
         for kind, (suffix, arguments) in builders.saved().items()
     },
     "save quantised": Writing(".amb", lambda _, to: wm.save(to, {"x": MATRIX.T, "q": wm.quantize(MATRIX, "int4")})),

@@ -78,11 +78,11 @@ def corpus(tmp_path_factory):
     found = {f"{example.name}{example.suffix}": example.data for example in builders.examples()}
     found |= {path.name: path.read_bytes() for path in sorted((DATA / "finalfusion").glob("*.fifu"))}
     path = tmp_path_factory.mktemp("corpus") / "q.amb"
-    wm.save(path, {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES}, durable=False)
+    wm.save(path, {scheme: wm.quantize(MATRIX, scheme) for scheme in SCHEMES}, output=wm.Output(durable=False))
     # Making an array contiguous never copies a single element, wherever it lies.
     of_one = ProductQuantized(np.uint8([[0], [1]]), np.float32([[[2], [3]]]), np.float32([[-1]]), np.float32([4, 5]))
     words = path.with_name("one.fifu")
-    wm.save(words, {"embeddings": of_one}, vocab=["a", "b"], durable=False)
+    wm.save(words, {"embeddings": of_one}, vocab=["a", "b"], output=wm.Output(durable=False))
     return found | {path.name: path.read_bytes() for path in (path, words)}
 
 
@@ -206,6 +206,6 @@ LAYOUTS = {
 
 @pytest.fixture
 def eight(tmp_path):
-    wm.save(tmp_path / "m.amb", {"w": HALVES, "q": wm.quantize(HALVES, "int8")}, durable=False)
+    wm.save(tmp_path / "m.amb", {"w": HALVES, "q": wm.quantize(HALVES, "int8")}, output=wm.Output(durable=False))
     with wm.open(tmp_path / "m.amb") as f:
         yield f

@@ -38,8 +38,8 @@ def right(address):
 
 
 def test_files_shards_and_folders_become_objects(store, tmp_path):
-    wm.save(at(store, "a/m.safetensors"), TENSORS, sha256sums=True)
-    wm.save(at(store, "a/m.weights"), TENSORS, sha256sums=True)
+    wm.save(at(store, "a/m.safetensors"), TENSORS, output=wm.Output(sha256sums=True))
+    wm.save(at(store, "a/m.weights"), TENSORS, output=wm.Output(sha256sums=True))
     assert [line.split("  ")[1] for line in store.objects["a/SHA256SUMS"].decode().splitlines()] == [
         "m.safetensors",
         "m.weights",
@@ -173,12 +173,12 @@ def test_one_object_is_new_if_it_is_to_be(whole, parts, store, tmp_path, monkeyp
 
 def test_a_list_of_digests_is_changed_behind_what_it_lists(store):
     """It belongs to other models too: what fails neither changes nor removes it."""
-    wm.save(at(store, "a/old.weights"), TENSORS, sha256sums=True)
+    wm.save(at(store, "a/old.weights"), TENSORS, output=wm.Output(sha256sums=True))
     before = dict(store.objects)
     for name, options, faults in (("new.weights", {}, [403]), ("m.safetensors", {"max_shard_size": 8000}, [0, 0, 403])):
         store.faults[:] = faults
         with pytest.raises(PermissionError):
-            wm.save(at(store, f"a/{name}"), TENSORS, sha256sums=True, **options)
+            wm.save(at(store, f"a/{name}"), TENSORS, output=wm.Output(sha256sums=True), **options)
         assert store.objects == before
 
 

@@ -456,8 +456,8 @@ def test_a_server_hands_out_what_was_hashed(tmp_path, mode):
 def test_lists_are_written_as_sha256sum_does(tmp_path):
     """Files, shards and directories; a list that is there keeps its other lines."""
     tensors = {f"t{n}": np.full(1000, n, np.float32) for n in range(4)}
-    wm.save(tmp_path / "b\\c.safetensors", tensors, sha256sums=True)
-    wm.save(tmp_path / NAME, tensors, max_shard_size=8000, sha256sums=True)
+    wm.save(tmp_path / "b\\c.safetensors", tensors, output=wm.Output(sha256sums=True))
+    wm.save(tmp_path / NAME, tensors, max_shard_size=8000, output=wm.Output(sha256sums=True))
     wm.convert(tmp_path / "b\\c.safetensors", tmp_path / "a.weights", sha256sums=True)
     lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
     names = sorted(path.name for path in tmp_path.iterdir() if path.name != "SHA256SUMS")

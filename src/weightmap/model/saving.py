@@ -9,15 +9,16 @@ import math
 import operator
 import os
 import sys
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_integer, as_path, check_progress, mistyped
+from weightmap.arguments import as_integer, as_path, check_progress, mistyped, names_moved
 from weightmap.dtypes import DTYPES, FLOATING, SCHEMES, dtype_of
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.formats import FORMATS, Format, Payload, Request, Tensors, Unfit, by_suffix, check_names, listed, refuse
-from weightmap.io.atomic import directory_given, write_plan
+from weightmap.io.atomic import directory_given, file_exists, write_plan
 from weightmap.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.model.uploading import takes_addresses
 from weightmap.quant import PQShape
@@ -414,6 +415,69 @@ def aligned_to(align: int | None) -> int:
     return multiple
 
 
+@dataclass(slots=True, frozen=True)
+class Output:
+    """How `save` and `convert` write files.
+
+    Parameters
+    ----------
+    layout : str, optional
+        One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default the ``version`` in the
+        metadata; finalfusion: "upstream", "spec").
+    align : int, optional
+        Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
+        bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
+        BinTensors up to 64, nothing may lie between tensors: the header is padded, and tensors whose size is a multiple
+        come first. Other formats refuse.
+    checksums : bool
+        Write checksums of the data where the format has them.
+    sha256sums : bool
+        Also write a ``SHA256SUMS`` in the folder, of this file or of its shards and their index, as sha256sum does; one
+        that is there keeps its lines about other files. ``open(path, trust="recorded")`` compares with it.
+    durable : bool
+        Flush to the disk before the file takes its place. False is faster, for files that can be made again.
+    overwrite : bool
+        Replace an existing file. False raises a TargetError instead, also for a file that appears meanwhile, or in a
+        store for an object up to 32 MiB; for a larger one the store is asked just before it is written. A sharded model
+        is never replaced.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> tensors = {"w": np.ones((2, 2), np.float32)}
+    >>> wm.save("model.weights", tensors, output=wm.Output("simple", durable=False))
+    >>> wm.open("model.weights").layout
+    'simple'
+    """
+
+    layout: str | None = None
+    _: KW_ONLY
+    align: int | None = None
+    checksums: bool = True
+    sha256sums: bool = False
+    durable: bool = True
+    overwrite: bool = True
+
+    def __post_init__(self) -> None:
+        if self.layout is not None and not isinstance(self.layout, str):
+            raise mistyped("layout", self.layout, "a str")
+        aligned_to(self.align)
+
+    @property
+    def alignment(self) -> int:
+        """The alignment in bytes, 1 for none."""
+        return aligned_to(self.align)
+
+    @classmethod
+    def of(cls, output: Output | None) -> Output:
+        """Return the argument `output` of a function, by default the usual one; TypeError for anything else."""
+        if output is None:
+            return cls()
+        if not isinstance(output, cls):
+            raise mistyped("output", output, "a weightmap.Output")
+        return output
+
+
 def check_mappings(tensors: Any, **optional: Any) -> None:
     """Raise TypeError unless tensors are a mapping, and every other argument a mapping or None."""
     for name, given in [("tensors", tensors), *optional.items()]:
@@ -421,24 +485,21 @@ def check_mappings(tensors: Any, **optional: Any) -> None:
             raise mistyped(name, given, "a mapping")
 
 
+@names_moved
 @takes_addresses("path", 0)
 def save(
     path: str | bytes | os.PathLike[Any],
     tensors: Mapping[str, TensorLike],
     *,
     format: str | None = None,
-    layout: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     vocab: Sequence[str] | None = None,
     special_ids: Mapping[str, int] | None = None,
     config: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
-    checksums: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-    durable: bool = True,
-    align: int | None = None,
     max_shard_size: int | str | None = None,
-    sha256sums: bool = False,
+    output: Output | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write tensors to a file, atomically: a reader finds the whole new file, or the old one.
 
@@ -455,9 +516,6 @@ def save(
         same tensors always give the same bytes.
     format : str, optional
         One of `formats()` that can be written; by default the suffix decides: ``.weights``, ``.safetensors``, ...
-    layout : str, optional
-        One of the format's layouts (EMBD: "spec", "simple"; CNN v2: "v2", "v1", by default the ``version`` in
-        `metadata`; finalfusion: "upstream", "spec").
     metadata : mapping, optional
         safetensors takes strings; EMBD takes strings, and integers, which it writes as decimal strings; CNN v2 takes
         ``version`` and ``mip_level``; finalfusion takes what TOML can express, and needs the package tomli_w unless
@@ -469,23 +527,16 @@ def save(
         Ids of pad, unk, cls, sep and mask; by default those of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
     config, tokenizer : optional
         Model configuration and tokenizer, for formats that have a place for them.
-    checksums : bool
-        Write checksums of the data where the format has them.
-    progress : callable, optional
-        Called as ``progress(done, total)``, in bytes.
-    durable : bool
-        Flush to the disk before the file takes its place. False is faster, for files that can be made again.
-    align : int, optional
-        Align tensors in the file to multiples of this power of two, as for `convert`.
     max_shard_size : int or str, optional
         Most bytes of tensors per file, such as ``"5GB"`` or ``"4GiB"``. A larger model is split: ``m.safetensors``
         becomes the shards ``m-00001-of-00003.safetensors`` ... and, written last, ``m.safetensors.index.json``, which
         `open` and transformers take. A larger tensor gets its own file; a model that fits into one file is not split.
         `path` may also be a directory, with `format`, or an index. Each shard has the metadata, the first also
         vocabulary, configuration and tokenizer.
-    sha256sums : bool
-        Also write a ``SHA256SUMS`` in the folder, of this file or of its shards and their index, as sha256sum does; one
-        that is there keeps its lines about other files. ``open(path, trust="recorded")`` compares with it.
+    output : Output, optional
+        Layout, alignment, checksums, and how the file takes its place.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes.
 
     Raises
     ------
@@ -497,7 +548,8 @@ def save(
         As the system reports it; the old file is intact and no temporary file remains.
     TargetError
         When a sharded model, or its index, is there already, or another run is writing it; when the directory that it
-        goes to has another model under a usual name, such as ``model.safetensors``.
+        goes to has another model under a usual name, such as ``model.safetensors``. When the file exists, with
+        ``Output(overwrite=False)``.
     TypeError
         For an argument of another type.
 
@@ -508,48 +560,52 @@ def save(
     >>> wm.open("model.weights").metadata["model_name"]
     'tiny'
     """
-    name, boundary = as_path("path", path), aligned_to(align)
+    name, how = as_path("path", path), Output.of(output)
     check_mappings(tensors, metadata=metadata, special_ids=special_ids)
     if vocab is not None and (isinstance(vocab, str) or not hasattr(vocab, "__len__")):
         raise mistyped("vocab", vocab, "a sequence of tokens")
     check_progress(progress)
     if max_shard_size is None:
-        most, chosen_by = None, name
+        limit, chosen_by = None, name
     else:
         from weightmap.model import sharding  # noqa: PLC0415 - most programs save single files
 
-        most, chosen_by = sharding.bytes_of_size(max_shard_size), sharding.named_by(name)
+        limit, chosen_by = sharding.bytes_of_size(max_shard_size), sharding.named_by(name)
+    if not how.overwrite and os.path.lexists(name) and not os.path.isdir(name):
+        raise file_exists(name)
     try:
-        if most is None and name.endswith(INDEX_SUFFIX):
+        if limit is None and name.endswith(INDEX_SUFFIX):
             msg = "this name is that of an index of shards, which holds no tensors itself"
             raise EncodeError(msg, remedy=Remedy("{} writes shards and their index", "max_shard_size"))
-        found = choose(chosen_by, format, layout)
+        target_format = choose(chosen_by, format, how.layout)
         payloads = from_arrays(tensors)
-        chosen = choose_layout(found, layout, metadata)
+        layout = choose_layout(target_format, how.layout, metadata)
     except TensorFileError as error:
-        if most is None and os.path.isdir(name):
+        if limit is None and os.path.isdir(name):
             raise directory_given(name, _SHARDS_INSTEAD) from None
         raise error.located(path=name) from None
     check_replaceable(name)
 
-    beside = (vocab, special_ids, config, tokenizer)
-    whole = Request(Tensors(payloads), chosen, metadata, *beside, checksums=checksums, align=boundary)
-    rest = whole._replace(vocab=None, special_ids=None, config=None, tokenizer=None)
+    extras = (vocab, special_ids, config, tokenizer)
+    whole = Request(Tensors(payloads), layout, metadata, *extras, checksums=how.checksums, align=how.alignment)
+    later_part = whole._replace(vocab=None, special_ids=None, config=None, tokenizer=None)
 
     def plan(path: str, some: Sequence[Payload], part: tuple[int, int, int] | None = None) -> WritePlan:
-        request = (whole if part is None or not part[0] else rest)._replace(tensors=Tensors(some), part=part)
-        return plan_request(path, found, request, "give arrays of TYPE", "leave these out")
+        request = (whole if part is None or not part[0] else later_part)._replace(tensors=Tensors(some), part=part)
+        return plan_request(path, target_format, request, "give arrays of TYPE", "leave these out")
 
-    if most is None:
+    if limit is None:
         try:
-            with meant_by_suffix(name, found if format is None else None):
+            with meant_by_suffix(name, target_format if format is None else None):
                 planned = plan(name, payloads)
-            write_plan(name, planned, progress=progress, durable=durable)
+            write_plan(name, planned, progress=progress, durable=how.durable, overwrite=how.overwrite)
         except IsADirectoryError:
             raise directory_given(name, _SHARDS_INSTEAD) from None
     else:
-        sharding.write_split(name, found, payloads, most, plan, progress=progress, durable=durable)
-    if sha256sums:
+        sharding.write_split(
+            name, target_format, payloads, limit, plan, progress=progress, durable=how.durable, overwrite=how.overwrite
+        )
+    if how.sha256sums:
         from weightmap.trust.lists import write_sums  # noqa: PLC0415 - for lists of digests alone
 
         write_sums(name)

@@ -309,6 +309,7 @@ def write_split(
     *,
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
+    overwrite: bool = True,
 ) -> Written:
     """Write a model to files with up to `most` bytes of tensors each, in their order.
 
@@ -323,14 +324,15 @@ def write_split(
     most : int
     plan : callable
         ``plan(path, payloads, part)`` returns the plan of a file; `part` is that of its `Request`.
-    progress, durable
-        As for `save`.
+    progress, durable, overwrite
+        As for `save` and `Output`.
     """
     check_names([Tensors(payloads)])
     groups = _groups(payloads, most)
     target = sharded_target(path, found)
     if target is None and len(groups) == 1:
-        return Written(path, write_plan(path, plan(path, groups[0], None), progress=progress, durable=durable), 0)
+        whole = plan(path, groups[0], None)
+        return Written(path, write_plan(path, whole, progress=progress, durable=durable, overwrite=overwrite), 0)
     if target is None:
         target = beside(path, found)
     shards = [

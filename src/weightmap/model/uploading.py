@@ -44,7 +44,9 @@ def takes_addresses(target: str, at: int) -> Callable[[Callable[_Given, _Made]],
                 raise ValueError(f"run deals shards out in a file system, and {address} is an address")
             if at:
                 _check_source(args[0] if args else options.get("src"), address)
-            with _filled(address, overwrite=bool(options.get("overwrite", True))) as path:
+            with _filled(
+                address, overwrite=getattr(options.get("output"), "overwrite", bool(options.get("overwrite", True)))
+            ) as path:
                 positions: Any = [path if i == at else own for i, own in enumerate(args)]
                 others: Any = options if at < len(args) else {**options, target: path}
                 made: Any = function(*positions, **others)

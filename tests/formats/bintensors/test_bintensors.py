@@ -43,7 +43,7 @@ def their_bytes(tensors, metadata=None):
 
 def our_bytes(path, tensors, metadata=None, layout=None):
     arrays = {name: value.array for name, value in tensors.items()}
-    wm.save(path, arrays, format="bintensors", layout=layout, metadata=metadata)
+    wm.save(path, arrays, format="bintensors", metadata=metadata, output=wm.Output(layout=layout))
     return path.read_bytes()
 
 
@@ -366,7 +366,7 @@ def test_what_is_odd_but_legal_is_a_warning():
 def test_what_would_be_read_as_the_other_layout_is_not_written(tmp_path):
     tensors = {"\x01\0\0\0\x01\x05x": np.zeros(0, np.float32)}
     with pytest.raises(wm.EncodeError, match="specification"):
-        wm.save(tmp_path / "m.bt", tensors, layout="current")
+        wm.save(tmp_path / "m.bt", tensors, output=wm.Output(layout="current"))
     assert not list(tmp_path.iterdir())
     wm.save(tmp_path / "m.bt", tensors)
     with wm.open(tmp_path / "m.bt") as f:

@@ -10,7 +10,7 @@ from tests.attacks.cnn_v2 import lie
 from tests.builders import cnn_v2 as cnn
 from tests.builders import noise
 from tests.builders import safetensors as st
-from tests.support import DATA, listing
+from tests.support import DATA, listing, save_with
 
 import weightmap as wm
 
@@ -208,10 +208,10 @@ def test_the_writers_bytes_are_those_of_the_specification(tmp_path, version):
     for layers in ([cnn.layer(4, 12, 3, seed) for seed in range(3)], cnn.ODD, cnn.ODD[:1], [], eleven):
         mip_level = 0 if version == 1 else 2
         for given in (arrays(layers), dict(sorted(arrays(layers).items())), dict(reversed(arrays(layers).items()))):
-            wm.save(path, given, layout=f"v{version}", metadata={"mip_level": mip_level})
+            wm.save(path, given, metadata={"mip_level": mip_level}, output=wm.Output(layout=f"v{version}"))
             assert path.read_bytes() == cnn.build(layers, mip_level, version)
     with pytest.raises(ValueError, match="v2, v1"):
-        wm.save(path, {}, layout="v3")
+        wm.save(path, {}, output=wm.Output(layout="v3"))
 
 
 def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path):
@@ -225,7 +225,7 @@ def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path):
         ({"metadata": {"version": 1}, "layout": "v2"}, 2),
         ({"metadata": {"version": "4.30"}, "layout": "v1"}, 1),
     ):
-        wm.save(path, arrays(cnn.ODD), **options)
+        save_with(path, arrays(cnn.ODD), **options)
         _, metadata = cnn.parse(path.read_bytes())
         assert metadata["version"] == expected, options
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_expressed_is_refused(case, tmp_path):
     """Saving what the format has no place for names every reason, and creates no file."""
     tensors, options, words = REFUSED[case]
     with pytest.raises(wm.EncodeError) as caught:
-        wm.save(tmp_path / "out.bin", tensors, **options)
+        save_with(tmp_path / "out.bin", tensors, **options)
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert caught.value.path == str(tmp_path / "out.bin")
     assert listing(tmp_path) == []

@@ -182,7 +182,7 @@ def test_a_header_without_a_checksum():
 
 def test_a_header_checksum_that_is_right_is_written_and_checked_without_the_others(tmp_path):
     path = tmp_path / "m.weights"
-    wm.save(path, {"a": np.ones(2, np.float32)}, checksums=False)
+    wm.save(path, {"a": np.ones(2, np.float32)}, output=wm.Output(checksums=False))
     stored = struct.unpack_from("<I", path.read_bytes(), 56)[0]
     assert stored == zlib.crc32(path.read_bytes()[:56])
     with wm.open(path) as f:

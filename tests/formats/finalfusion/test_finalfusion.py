@@ -19,7 +19,7 @@ from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
 from tests.places import GROUNDTRUTH
-from tests.support import DATA, each, exercise, listing, same
+from tests.support import DATA, each, exercise, listing, same, save_with
 
 import weightmap as wm
 from weightmap.cli import main
@@ -164,7 +164,7 @@ def test_vocabularies_are_written_to_the_byte(case, with_norms, tmp_path):
     value, lengths = normal((ROWS + more, 3), 1), ff.lengths(ROWS)
     tensors = {"embeddings": value.array} | ({"norms": lengths.array} if with_norms else {})
     path = tmp_path / "t.fifu"
-    wm.save(path, tensors, vocab=vocab, layout=layout)
+    wm.save(path, tensors, vocab=vocab, output=wm.Output(layout=layout))
     expected = ff.build([*chunks, ff.matrix(value), *([ff.norms(lengths)] if with_norms else [])])
     assert path.read_bytes() == expected
     with wm.open(path, verify="full") as f:
@@ -258,7 +258,7 @@ def test_anything_that_can_be_written_comes_back(words, kind, dtype, cols, spec)
         chunk = ff.hashed(ff.BUCKET if kind == "bucket" else ff.FASTTEXT, words, 2, 5, {4: 2, 3: 3}[more], spec=spec)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.fifu"
-        wm.save(path, {"embeddings": value.array}, vocab=vocab, layout="spec" if spec else None)
+        wm.save(path, {"embeddings": value.array}, vocab=vocab, output=wm.Output(layout="spec" if spec else None))
         assert path.read_bytes() == ff.build([chunk, ff.matrix(value)])
         with wm.open(path, verify="full") as f:
             assert list(f.vocab) == words
@@ -308,7 +308,7 @@ REFUSED = {
 def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case, tmp_path):
     tensors, options, words = REFUSED[case]
     with pytest.raises(wm.EncodeError, match=re.escape(words)):
-        wm.save(tmp_path / "t.fifu", tensors, **{"vocab": ["a", "b"], **options})
+        save_with(tmp_path / "t.fifu", tensors, **{"vocab": ["a", "b"], **options})
     assert not listing(tmp_path)
 
 
