@@ -317,3 +317,59 @@ def test_codes_are_no_values(tmp_path):
     assert torch.equal(module[0].weight.detach(), values)
     assert torch.equal(load_file(path, dtype=torch.float32, weights=True)["0.weight"], values)
     assert load_file(path)["0.weight"].dtype == torch.float8_e4m3fn
+
+
+# --- checkpoints of training
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A module, and a checkpoint with its state, that of its optimiser, and numbers."""
+    torch.manual_seed(2)
+    module = Net()
+    optimizer = torch.optim.Adam(module.parameters())
+    module.embed(torch.arange(4)).sum().backward()
+    optimizer.step()
+    path = tmp_path / "train.pt"
+    torch.save({"epoch": 3, "model": module.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return module, path
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_prefix_is_taken_off(training, assign):
+    module, path = training
+    other = Net()
+    result = load_into(other, path, prefix="model.", assign=assign)
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert_same(other, module)
+    refused(Net(), path, r"Missing key.*names below 'model\.': prefix='model\.' takes that off")
+    refused(Net(), path, r"prefix is 'modle\.', which no tensor .* begin with 'model', 'optimizer'", prefix="modle.")
+
+
+def test_names_are_chosen_and_changed(training):
+    module, path = training
+    head = torch.nn.Linear(4, 8, bias=False)
+    for rename in ({"head.weight": "weight"}, lambda name: name.removeprefix("head.")):
+        torch.nn.init.zeros_(head.weight)
+        load_into(head, path, prefix="model.", include=["model.head.*"], rename=rename)
+        assert torch.equal(head.weight, module.head.weight)
+    for words, options in {
+        r"include is 'head\.\*', which matches none of \d+ tensors": {"include": "head.*"},
+        r"rename has 'hat', the name of none of": {"rename": {"hat": "weight"}},
+        r"tensors 'model\.embed\.weight' and 'model\.norm\.weight' are both called 'w'": {
+            "include": ["model.embed.weight", "model.norm.weight"],
+            "rename": lambda _: "w",
+        },
+    }.items():
+        refused(head, path, words, **options)
+    for wrong in ({"prefix": 1}, {"include": 1}, {"rename": 1}, {"rename": lambda _: 1}):
+        with pytest.raises(TypeError):
+            load_into(head, path, **wrong)
+
+
+@pytest.mark.parametrize("include", [[], "model.norm.*"])
+def test_what_is_not_read_is_missing(training, include):
+    _, path = training
+    result = load_into(Net(), path, prefix="" if include == [] else "model.", include=include, strict=False)
+    assert "embed.weight" in result.missing_keys
+    assert result.unexpected_keys == []

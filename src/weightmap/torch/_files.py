@@ -151,10 +151,10 @@ def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
     return tensor.to(dtype)
 
 
-def shared(file: TensorFile) -> dict[str, Any]:
-    """Return all tensors of a file opened in `writable_mode`, on the CPU: as `read_tensor` does, but in one pass."""
+def shared(file: TensorFile, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return tensors, by default all, of a file opened in `writable_mode`, on the CPU, as `read_tensor` returns one."""
     tensors, remote = {}, is_remote(file)
-    for name, array in file.items():
+    for name, array in file.items() if names is None else ((name, file[name]) for name in names):
         # Only an array of numbers determines the tensor: bytes may be pairs of float4.
         alone = type(array) is np.ndarray and array.dtype != _OCTET
         tensors[name] = to_torch(array) if alone else read_tensor(file, name, array if remote else None)

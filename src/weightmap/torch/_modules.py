@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from weightmap.arguments import as_globs, mistyped
 from weightmap.device import Loader
 from weightmap.device._cargo import ArrayCargo, Cargo
-from weightmap.errors import TensorFileError, quoted
+from weightmap.errors import TensorFileError, counted, quoted
+from weightmap.globs import listed, matches, takes
 from weightmap.io.pages import Ahead
 from weightmap.model.codes import check_readable
 from weightmap.model.opening import open as open_model
@@ -21,8 +24,9 @@ from weightmap.torch._files import load_tensors, shared, writable_mode
 from weightmap.torch._tensors import imported_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Sequence
 
+    from weightmap.arguments import Globs
     from weightmap.model.file import TensorFile
 
 
@@ -34,7 +38,17 @@ class StateError(TensorFileError, RuntimeError):
     """The tensors of a file do not fit a module; the module is unchanged."""
 
 
-def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = False, weights: bool = False) -> Any:
+def load_into(
+    module: Any,
+    path: Any,
+    *,
+    prefix: str = "",
+    include: str | Sequence[str] | None = None,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    strict: bool = True,
+    assign: bool = False,
+    weights: bool = False,
+) -> Any:
     """Fill the parameters and buffers of a module with the tensors of a file.
 
     `torch.nn.Module.load_state_dict` itself checks all names, shapes and types before anything is changed: a module's
@@ -46,6 +60,13 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
         On any device. Tensors outside the CPU are filled by `weightmap.device`, which converts values there.
     path : str or os.PathLike
         Anything that `weightmap.open` takes. Tied parameters need only one tensor in the file.
+    prefix : str
+        Read only tensors whose name begins so, and take this off: a checkpoint of training has the module's tensors
+        below a key, ``prefix="model."``.
+    include : glob or sequence of globs, optional
+        Read only tensors whose name in the file matches one of these.
+    rename : mapping of str to str, or callable, optional
+        The module's names by those that `prefix` leaves, or a function that returns the one for the other.
     strict : bool
         Whether missing and unexpected names are errors, as in torch, and tied parameters with different values.
     assign : bool
@@ -63,30 +84,88 @@ def load_into(module: Any, path: Any, *, strict: bool = True, assign: bool = Fal
     ------
     StateError
         Names, shapes or types do not fit: a value would lose its kind (complex to real, float to integer), or a
-        parameter is on the device "meta" and ``assign=False``. It is a RuntimeError; the module is unchanged.
+        parameter is on the device "meta" and ``assign=False``; a glob matches no tensor, or no name begins with
+        `prefix`. It is a RuntimeError; the module is unchanged.
     FormatError, OSError
         As `weightmap.open`.
     """
     check_module("module", module)
-    own = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
+    targets = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
     with open_model(path, mode=writable_mode()) as file:
+        model = as_parameters(file) if weights else file
+        try:
+            chosen = _module_names(model, prefix, as_globs("include", include), rename)
+        except StateError as error:
+            raise error.located(path=file.path) from None
         if not (weights or assign):
             for name, row in named_rows(file):
-                if name in own:
-                    check_readable(file, name, row, str(own[name].dtype).removeprefix("torch."))
-        state = shared(as_parameters(file) if weights else file)
-        named = file.path
+                if (target := targets.get(chosen.get(name, ""))) is not None:
+                    check_readable(file, name, row, str(target.dtype).removeprefix("torch."))
+        stored = shared(model, chosen)
+        file_path = file.path
+    state = {chosen[name]: tensor for name, tensor in stored.items()}
+    names = _names_of(stored)
     try:
-        _tie(own, state, strict=strict)
-        result = _rehearse(module, state, strict=strict, assign=assign)
+        _tie(targets, state, strict=strict)
+        result = _rehearse(module, state, names, strict=strict, assign=assign)
     except StateError as error:
-        raise error.located(path=named) from None
-    if weights or all(tensor.device.type in {"cpu", "meta"} for tensor in own.values()):
-        _finish(module, state, own, None, assign=assign)
+        if strict and not prefix and (root := _root_of(targets, stored)):
+            error.what = f"{error.what}; the file has such names below {root!r}: prefix={root!r} takes that off"
+        raise error.located(path=file_path) from None
+    if weights or all(tensor.device.type in {"cpu", "meta"} for tensor in targets.values()):
+        _finish(module, state, names, targets, None, assign=assign)
     else:
         with open_model(path) as file:  # and no mapping of it is touched
-            _finish(module, state, own, file, assign=assign)
+            _finish(module, state, names, targets, file, assign=assign)
     return result
+
+
+def _module_names(
+    names: Collection[str], prefix: str, include: Globs, rename: Mapping[str, str] | Callable[[str], str] | None
+) -> dict[str, str]:
+    """Return the module's names of the tensors to read, by their names in the file."""
+    if not isinstance(prefix, str):
+        raise mistyped("prefix", prefix, "a str")
+    for glob in listed(include):
+        if not any(matches(name, glob) for name in names):
+            raise StateError(f"include is {quoted(glob)}, which matches none of {counted(len(names), 'tensor')}")
+    chosen = {name: name[len(prefix) :] for name in names if name.startswith(prefix) and takes(name, include, None)}
+    if prefix and not chosen:
+        roots = dict.fromkeys(name.partition(".")[0] for name in names)
+        some = ", ".join(map(quoted, list(roots)[:10])) or "nothing: there is no tensor"
+        raise StateError(f"prefix is {quoted(prefix)}, which no tensor to read begins with; names begin with {some}")
+    if isinstance(rename, Mapping):
+        unknown = [old for old in rename if old not in chosen.values()]
+        if unknown:
+            some = ", ".join(map(quoted, unknown[:3]))
+            raise StateError(f"rename has {some}, the name of none of {counted(len(chosen), 'tensor')}")
+        new_names = rename
+        rename = lambda name: new_names.get(name, name)  # noqa: E731
+    if rename is None:
+        return chosen
+    if not callable(rename):
+        raise mistyped("rename", rename, "a mapping of names or a function of a name")
+    renamed: dict[str, str] = {}  # names in the file by those of the module
+    for stored, old in chosen.items():
+        new = rename(old)
+        if not isinstance(new, str):
+            raise mistyped(f"the new name of tensor {quoted(old)}", new, "a str")
+        if new in renamed:
+            raise StateError(f"tensors {quoted(renamed[new])} and {quoted(stored)} are both called {quoted(new)}")
+        renamed[new] = stored
+    return {stored: new for new, stored in renamed.items()}
+
+
+def _root_of(targets: Collection[str], stored: Collection[str]) -> str:
+    """Return what stands before all names of a module in a file, such as "model."; "" if nothing does."""
+    first = next(iter(targets), "")
+    roots = [name.removesuffix(first) for name in stored if first and name.endswith(f".{first}")]
+    return next((root for root in roots if all(f"{root}{name}" in stored for name in targets)), "")
+
+
+def _names_of(state: Mapping[str, Any]) -> dict[int, str]:
+    """Return the name of each tensor, by its identity; of one under several names, the first."""
+    return {id(tensor): name for name, tensor in reversed(list(state.items()))}
 
 
 def load_state(
@@ -99,7 +178,8 @@ def load_state(
     duplicates : collection of str
         Parameters stored under another name: these are not missing, and unexpected if present.
     """
-    result = _rehearse(module, state, strict=False, assign=False)
+    stored_names = _names_of(state)
+    result = _rehearse(module, state, stored_names, strict=False, assign=False)
     missing = set(result.missing_keys) - set(duplicates)
     unexpected = [*result.unexpected_keys, *sorted(set(duplicates) - set(result.missing_keys))]
     if strict and (missing or unexpected):
@@ -108,14 +188,14 @@ def load_state(
             if names:
                 wrong += f" {what} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names))
         raise StateError(wrong)
-    _finish(module, state, {}, None, assign=False)
+    _finish(module, state, stored_names, {}, None, assign=False)
     return missing, unexpected
 
 
-def _tie(own: Mapping[str, Any], state: dict[str, Any], *, strict: bool) -> None:
+def _tie(targets: Mapping[str, Any], state: dict[str, Any], *, strict: bool) -> None:
     """Give all names of a tied parameter or buffer the file's tensor for one of them."""
     names: dict[int, list[str]] = {}
-    for name, tensor in own.items():
+    for name, tensor in targets.items():
         names.setdefault(id(tensor), []).append(name)
     for tied in names.values():
         present = [name for name in tied if name in state]
@@ -135,7 +215,9 @@ def _same(a: Any, b: Any) -> bool:
     return alike and torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b)))
 
 
-def _rehearse(module: Any, state: Mapping[str, Any], *, strict: bool, assign: bool) -> Any:
+def _rehearse(
+    module: Any, state: Mapping[str, Any], stored_names: Mapping[int, str], *, strict: bool, assign: bool
+) -> Any:
     """Let torch load a state without copying any value, and return its result. Raises `StateError` if that fails."""
     torch = imported_torch()
     copies: list[tuple[Any, Any]] = []
@@ -149,9 +231,8 @@ def _rehearse(module: Any, state: Mapping[str, Any], *, strict: bool, assign: bo
             result = module.load_state_dict(state, strict=strict)
     except RuntimeError as error:
         raise StateError(" ".join(str(error).split())) from None
-    names = {id(tensor): name for name, tensor in reversed(list(state.items()))}
     for target, source in copies:
-        what = f"tensor {quoted(names[id(source)])}" if id(source) in names else "a tensor"
+        what = f"tensor {quoted(stored_names[id(source)])}" if id(source) in stored_names else "a tensor"
         if assign:
             if target.requires_grad and not (source.is_floating_point() or source.is_complex()):
                 raise StateError(f"{what} is {source.dtype}, and the parameter has gradients, which take floats")
@@ -163,25 +244,30 @@ def _rehearse(module: Any, state: Mapping[str, Any], *, strict: bool, assign: bo
 
 
 def _finish(
-    module: Any, state: dict[str, Any], own: Mapping[str, Any], file: TensorFile | None, *, assign: bool
+    module: Any,
+    state: dict[str, Any],
+    stored_names: Mapping[int, str],
+    targets: Mapping[str, Any],
+    file: TensorFile | None,
+    *,
+    assign: bool,
 ) -> None:
     """Load a rehearsed state. Tensors for devices other than the CPU are read again from `file`, mapped read-only."""
     torch = imported_torch()
-    names = {id(tensor): name for name, tensor in reversed(list(state.items()))}
     if assign:
         away: dict[Any, list[str]] = {}
         for name, tensor in state.items():
-            old = own.get(name)
+            old = targets.get(name)
             if file is not None and old is not None and old.device.type not in {"cpu", "meta"}:
-                away.setdefault(old.device, []).append(names[id(tensor)])
+                away.setdefault(old.device, []).append(stored_names[id(tensor)])
         loaded = {
             device: load_tensors(file, set(wanted), device) for device, wanted in away.items() if file is not None
         }
         made: dict[int, Any] = {}
         for name, tensor in state.items():
-            old = own.get(name)
+            old = targets.get(name)
             if old is not None and id(tensor) not in made:
-                new = loaded[old.device][names[id(tensor)]] if old.device in loaded else tensor
+                new = loaded[old.device][stored_names[id(tensor)]] if old.device in loaded else tensor
                 if new.device.type == "cpu" and old.device.type not in {"cpu", "meta"}:
                     new = to_device(from_torch(new), old.device)
                 parameter = isinstance(old, torch.nn.Parameter)
@@ -191,8 +277,10 @@ def _finish(
         return
     wanted: dict[str, None] = {}  # tensors to be read for other devices, in the order of the module
     if file is not None:
-        there = [name for name, tensor in own.items() if name in state and tensor.device.type not in {"cpu", "meta"}]
-        found = (names.get(id(state[name])) for name in there)
+        there = [
+            name for name, tensor in targets.items() if name in state and tensor.device.type not in {"cpu", "meta"}
+        ]
+        found = (stored_names.get(id(state[name])) for name in there)
         wanted = dict.fromkeys(name for name in found if name is not None)
         rows = [row_of(file, name) for name in wanted]
         ahead = Ahead([(row.source, row.offset, row.nbytes) for row in rows], _AHEAD)
@@ -210,7 +298,7 @@ def _finish(
         loader = loaders.get(target.device)
         if loader is None:
             loader = loaders[target.device] = open_loaders.enter_context(Loader(TorchBackend(target.device)))
-        name, dtype = names.get(id(source)), str(target.dtype).removeprefix("torch.")
+        name, dtype = stored_names.get(id(source)), str(target.dtype).removeprefix("torch.")
         if name is None or file is None:  # a hook made the tensor
             pour(loader, ArrayCargo("a tensor", from_torch(source), dtype), target)
         else:
