@@ -34,10 +34,7 @@ LEFT_OUT = {
         "the sanitiser has a handler for segmentation faults"
     ),
     **dict.fromkeys(
-        (
-            "tests/robustness/test_guard.py::test_instructions",
-            "tests/contract/test_growth.py::test_ten_times_as_many_take_no_more_than_fifteen_times",
-        ),
+        ("tests/contract/test_growth.py::test_ten_times_as_many_take_no_more_than_fifteen_times",),
         "valgrind, which counts there, cannot load the sanitiser's library",
     ),
     **dict.fromkeys(

@@ -15,7 +15,6 @@ from tests.builders import safetensors as st
 import weightmap as wm
 from weightmap.conversion import shards as conversions
 from weightmap.conversion import tasks, verifying
-from weightmap.io import memory
 
 COUNT = 6
 QUANTISED = {"format": "amb", "quantize": "int4_block"}
@@ -159,10 +158,6 @@ def test_a_report_of_another_kind_is_refused(model, tmp_path):
         wm.convert(model, f"{tmp_path}/out/", run=wm.Run(Lying()), **QUANTISED)
     with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.safetensors': the executor returned"):
         wm.verify(model, run=wm.Run(Lying()))
-
-
-def kept():
-    return len(memory._kept.buffers or ())
 
 
 # ----------------------------------------------------------------------------------------------------------- manifests
@@ -357,13 +352,6 @@ def test_errors_name_files_as_the_caller_did(model, tmp_path, monkeypatch, pool,
 
 
 # ------------------------------------------------------------------------------------------------------ small tasks
-
-
-@pytest.fixture
-def many(tmp_path):
-    """Return the index of a model of 48 shards: three of them are one call."""
-    st.shard(tmp_path, {name_of(i, 48): {f"w{i}": normal((4, 32), i)} for i in range(1, 49)})
-    return next(tmp_path.glob("*.index.json"))
 
 
 def test_errors_of_the_executor_name_the_shard(model, tmp_path):

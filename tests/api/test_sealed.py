@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -226,14 +225,3 @@ def test_another_program_opens_the_descriptor(path):
         ).stdout.split()
         assert int(inode) == os.fstat(fd).st_ino
     assert float(total) == float(VALUES.sum())
-
-
-def tell(f, answer):
-    """In a new process: what it has of a handle that came as an argument, and what of one pickled there again."""
-    with f:
-        inode = os.fstat(f.fileno()).st_ino
-        try:
-            again = pickle.loads(pickle.dumps(f)).path
-        except (OSError, TypeError) as error:
-            again = type(error).__name__
-        answer.send((f.path, f["w"].tobytes(), list(f.vocab), inode, len(sealed_memory()), f.verify().path, again))

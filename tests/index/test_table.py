@@ -427,8 +427,3 @@ def test_empty_rows_whose_other_dimensions_can_just_be_counted():
             else:
                 with pytest.raises(wm.LayoutError, match="product of its shape"):
                     use()
-
-
-def runs(*rows):
-    found = record_table(*rows, size=10**6).runs()
-    return [(row.offset - 500, count, step) for row, count, step in found]

@@ -29,12 +29,6 @@ tqdm.tqdm.monitor_interval = 0  # a thread of its progress bars, which would sta
 TRUTH = Path(models.__file__).parent / "groundtruth"
 PROMPT = [70, 30, 57, 74, 58, 241, 100, 176, 16, 32]
 TOKENS = 64
-TEXTS = [
-    "Hello world",
-    " leading and  double   spaces",
-    "I've 12345 things, it'S 3.14!\n\n\treturn x",
-    "Grüße, 你好 🚀 été",
-]
 CONFIG = {
     "vocab_size": models.VOCAB,
     "hidden_size": 64,

@@ -3,7 +3,6 @@
 import copy
 import json
 import warnings
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from tests.integration.test_torch import _Copies, permissions  # noqa: E402
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Loader, Staging, _loader  # noqa: E402
 from weightmap.device._cargo import ArrayCargo  # noqa: E402
-from weightmap.torch import StateError, TorchBackend, _modules, from_torch, load_file, load_into, to_torch  # noqa: E402
+from weightmap.torch import StateError, TorchBackend, from_torch, load_file, load_into, to_torch  # noqa: E402
 from weightmap.torch._device import pour  # noqa: E402
 
 
@@ -189,48 +188,6 @@ def test_quantised_tensors_and_other_formats_fill_modules(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ other devices
-
-
-class _Away(torch.Tensor):
-    """A tensor that says that it is on another device, and knows what was copied to it at once."""
-
-    sources: list
-
-    @property
-    def device(self):
-        return torch.device("cuda")
-
-
-class _Sent(TorchBackend):
-    """A backend that says that it is on another device, and knows what was copied to it."""
-
-    copied: ClassVar[list[int]] = []
-
-    def __init__(self, _):
-        super().__init__("cpu")
-
-    def copy(self, memory, buffer, at):
-        self.copied.append(len(memory))
-        super().copy(memory, buffer.as_subclass(torch.Tensor), at)
-
-
-@pytest.fixture
-def away(monkeypatch):
-    """Backends of other devices copy to the CPU, through slots of a few bytes; gives what was copied at once."""
-    monkeypatch.setattr(_loader, "UNPINNED", Staging(2, 1024))
-    monkeypatch.setattr(_modules, "TorchBackend", _Sent)
-    _Sent.copied = []
-    return _Sent.copied
-
-
-def moved(module):
-    for owner in module.modules():
-        for names in (owner._parameters, owner._buffers):
-            for name, tensor in names.items():
-                if tensor is not None:
-                    away = tensor.detach().as_subclass(_Away)
-                    names[name] = torch.nn.Parameter(away, tensor.requires_grad) if names is owner._parameters else away
-    return module
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])

@@ -1,6 +1,5 @@
 """The CRC-32 kernels against zlib and against the definition, on every instruction set that this CPU has."""
 
-import importlib.util
 import mmap
 import random
 import zlib
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import guard
-from tests.support import CSRC
 
 from weightmap import kernels
 from weightmap.native import checksums
@@ -163,10 +161,3 @@ CALLS = (
     ((b"abc", 2**70 + 3), {}),
     ((bytearray(b"abc"), np.uint32(7)), {}),
 )
-
-
-def generator():
-    spec = importlib.util.spec_from_file_location("gen_crc32", CSRC / "gen_crc32.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -181,27 +181,10 @@ def test_kernels_get_aligned_numbers(pointers, corpus, shift):
     assert all(aligned for _, aligned in pointers)
 
 
-def odd(array):
-    """The same array, one byte behind where its numbers would be aligned."""
-    array = np.asarray(array)
-    memory = np.empty(array.nbytes + 16, np.uint8)
-    found = np.ndarray(array.shape, array.dtype, memory, 1 - memory.ctypes.data % 8 + 8)
-    found[...] = array
-    assert not found.flags.aligned
-    return found
-
-
 # ------------------------------------------------------------------------------------------------------ given outputs
 HALVES = np.arange(8, dtype=np.float16)
 READ_ONLY = np.zeros(8, np.float32)
 READ_ONLY.flags.writeable = False
-# Kernels store to one layout only; methods convert to any.
-LAYOUTS = {
-    "dtype": np.zeros(8, np.float64),
-    "byte order": np.zeros(8, np.dtype(np.float32).newbyteorder("S")),
-    "strides": np.zeros(16, np.float32)[::2],
-    "address": odd(np.zeros(8, np.float32)),
-}
 
 
 @pytest.fixture

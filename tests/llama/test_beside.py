@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from . import models
 from .models import config_of, tensors_of, write
 
 LLAMA, GEMMA2 = "LlamaForCausalLM", "Gemma2ForCausalLM"
-GEMMA_MODEL = (Path(__file__).parent / "groundtruth" / "gemma2" / "tokenizer.model").read_bytes()
 NO_CONFIG = "there is no config.json beside the model"
 
 

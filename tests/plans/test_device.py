@@ -664,11 +664,6 @@ def test_parts_are_checked_by_what_covers_them(tmp_path, wants, sound):
                 dict(load(plan, FakeDevice(), verify=True))
 
 
-# ------------------------------------------------------------------------------------------------------ the kernel
-def _columns(*pieces):
-    return tuple(np.array(column, np.uint64) for column in zip(*pieces, strict=True))
-
-
 # --------------------------------------------------------------------------------------------------- staging memory
 @pytest.mark.parametrize(
     ("staging", "group", "problem"),

@@ -1,4 +1,4 @@
-"""A guard against growing slower that no noise can trip: counts of calls, of objects and of instructions, with bounds.
+"""A guard against growing slower that no noise can trip: counts of calls and of objects, with bounds.
 
 Times vary by a half from run to run; these counts do not, or hardly. Each bound is a little above what was counted when
 it was set. A change that trips one has made something do more work: find out why, and raise the bound only if that is
@@ -7,16 +7,12 @@ worth it. A change that stays far below a bound should lower it.
 
 import functools
 import gc
-import shutil
-import subprocess
 import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 from tests import builders
-from tests.builders import Tensor, embd
-from tests.support import HANG, compiled
 
 import weightmap as wm
 
@@ -163,85 +159,3 @@ def test_calls_of_converting(tmp_path, scheme):
         counted.append(calls(functools.partial(wm.convert, source, target, threads=1, quantize=scheme))[0])
     each = (counted[2] - counted[1]) / 200
     assert each <= CONVERTING[scheme]
-
-
-# --------------------------------------------------------------------------------------------- instructions
-
-VALGRIND, COMPILER = shutil.which("valgrind"), shutil.which("gcc")
-NAME = 51  # bytes of a name
-# Instructions for each unit of the input, by tier (valgrind knows no AVX-512), a tenth above those of gcc 12.
-INSTRUCTIONS = {
-    "crc32": ("byte", {"portable": 4.0, "sse4": 0.5, "avx2": 0.5}),
-    "fnv1a32_many": ("byte", {"portable": 4.7, "avx2": 1.46}),
-    "f16_to_f32": ("element", {"avx2": 0.56}),
-    "bf16_to_f32": ("element", {"avx2": 0.7}),
-    "int4": ("element", {"avx2": 1.6}),
-    "int5": ("element", {"avx2": 1.6}),
-    "int4_streamed": ("element", {"avx2": 2.5}),
-    "quantize_int4": ("element", {"portable": 411.0, "avx2": 64.0}),
-    "quantize_int5": ("element", {"portable": 551.0, "avx2": 83.0}),
-    "records_check": ("record", {"portable": 435.0, "avx2": 273.0}),
-    "records_find": ("record", {"avx2": 9.6}),
-}
-ELEMENTS, RECORDS = 1 << 16, 2_000
-
-
-@pytest.fixture(scope="module")
-def program(once, tmp_path_factory):
-    if VALGRIND is None or COMPILER is None:
-        pytest.skip("counts instructions with valgrind, of what gcc makes: one of them is not installed")
-    built = tmp_path_factory.mktemp("guard") / "instructions"
-    compiled(once, "instructions", built)
-    return built
-
-
-def index_of(count):
-    """The index of an EMBD file of `count` tensors with names of `NAME` bytes, and the bytes of its data."""
-    content = [(f"{i:08}.weight".rjust(NAME, "x"), Tensor("float32", (16,), bytes(64))) for i in range(count)]
-    data = embd.Draft(content, checksums=False).seal()
-    header = {name: embd.struct.unpack_from(f"<{kind}", data, at)[0] for name, (at, kind) in embd.HEADER_FIELDS.items()}
-    start = header["tensor_index_offset"]
-    return data[start : start + count * (32 + NAME)], header["tensor_data_size"]
-
-
-def input_of(kernel):
-    """The driver's input: the bytes, COUNT, SIZE, and the number of units that instructions are counted by."""
-    if kernel == "crc32":
-        return bytes(range(256)) * 1024, 0, 0, 1 << 18
-    if kernel == "fnv1a32_many":
-        return b"layer.attention.self.query" * NAME * 400, 26 * 400, NAME, 26 * NAME * 400
-    if kernel.startswith("records"):
-        index, size = index_of(RECORDS)
-        return index, RECORDS, size, RECORDS
-    if kernel.startswith("int"):
-        block = b"\0\x3c" + bytes(range(4 * int(kernel[3])))
-        return block * (ELEMENTS // 32), ELEMENTS, 0, ELEMENTS
-    if kernel.startswith("quantize"):
-        elements = np.random.default_rng(1).standard_normal(ELEMENTS).astype(np.float32)
-        return elements.tobytes(), ELEMENTS, 0, ELEMENTS
-    return np.linspace(-3, 3, ELEMENTS).astype(np.float16).tobytes(), ELEMENTS, 0, ELEMENTS
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "tier"), [(kernel, tier) for kernel, (_, tiers) in INSTRUCTIONS.items() for tier in tiers]
-)
-def test_instructions(program, tmp_path, kernel, tier):
-    data, count, size, units = input_of(kernel)
-    path = tmp_path / "input"
-    path.write_bytes(data)
-    tool = [str(VALGRIND), "--tool=callgrind", "--toggle-collect=measured", "--callgrind-out-file=/dev/null"]
-    done = subprocess.run(
-        [*tool, str(program), kernel, tier, str(path), str(count), str(size)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=HANG,
-    )
-    if done.stdout == "no such tier here\n":
-        pytest.skip(f"neither this CPU nor valgrind need have {tier}")
-    assert done.stdout == f"{tier}\n"
-    collected = next(line for line in done.stderr.splitlines() if "Collected :" in line)
-    counted = int(collected.rsplit(" ", 1)[1]) / units
-    unit, bounds = INSTRUCTIONS[kernel]
-    assert counted <= bounds[tier], f"{counted:.3f} instructions for each {unit}"

@@ -76,16 +76,6 @@ def test_json_is_nested_128_deep_at_most(place, make, tmp_path):
         PLACES[place](folder, make(DEEPEST + 1))
 
 
-DEEP = """
-import sys, weightmap as wm
-sys.setrecursionlimit(100_000)
-try:
-    wm.open(sys.argv[1])
-except wm.FormatError as error:
-    print(error)
-"""
-
-
 def at_depth(frames, call):
     return call() if not frames else at_depth(frames - 1, call)
 

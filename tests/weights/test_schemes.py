@@ -118,17 +118,3 @@ def test_strict_refuses_scales_that_are_not_finite(tmp_path):
         assert np.isnan(w.dequantize()[:16, :24].astype(np.float32)).all()
         with pytest.raises(wm.QuantError):
             w.dequantize(strict=True)
-
-
-OTHERS = {
-    "int4 by expression": (["re:.*q_proj$"], "pack-quantized", {"num_bits": 4, "group_size": 32, "strategy": "group"}),
-    "int4 by class": (["Embedding"], "pack-quantized", {"num_bits": 4, "group_size": 32, "strategy": "group"}),
-    "int8 by class": (["Conv2d"], "int-quantized", {"num_bits": 8, "strategy": "channel"}),
-    "nvfp4 by expression": (
-        ["re:model.*"],
-        "nvfp4-pack-quantized",
-        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
-    ),
-    "other bits": (["re:.*"], "pack-quantized", {"num_bits": 8, "group_size": 32, "strategy": "group"}),
-    "activations alone": (["re:.*"], "dense", None),
-}

@@ -235,9 +235,6 @@ def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsy
     assert "--lossy keeps the first row of each word" in capsys.readouterr().err
 
 
-CUT = [b"z\xff", b"a", b"z\xfe", b"z\xfd"]
-
-
 def test_lossy_is_for_words(tmp_path):
     wm.save(tmp_path / "m.safetensors", {"w": np.ones(2, np.float32)})
     with pytest.raises(ValueError, match="lossy is True, expected False: only words of other programs"):

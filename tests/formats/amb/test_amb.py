@@ -10,9 +10,6 @@ from tests.builders import amb, noise, normal
 from tests.support import DATA, listing, same
 
 import weightmap as wm
-from weightmap.formats import amb as amb_module
-from weightmap.io.open_source import from_buffer
-from weightmap.options import Options
 
 TRUTH = sorted((DATA / "amb" / "spec_example_writer").glob("*.amb"))
 WRITER = DATA / "amb" / "write_amb_file.txt"
@@ -334,11 +331,3 @@ def test_names_and_data_across_the_window_of_the_walk(put, size):
     # Behind the last one lies padding of any length, which nothing that was read before it brought along.
     with wm.open(put(amb.build(records))) as f:
         assert [np.asarray(f[name]).tobytes() for name in f] == [record.data for record in records]
-
-
-# ------------------------------------------------------------------------------------------------- files that change
-
-
-def walked(source, data):
-    header = amb_module.read_header(from_buffer(data, "mmap"), data, Options(wm.Limits()), [])
-    amb_module.walk(source, header, None, Options(wm.Limits()), [])

@@ -214,7 +214,6 @@ def test_the_configuration_describes_most_of_the_file(tmp_path):
 # ------------------------------------------------------------------------------------- sizes, by the definition
 
 CODE_BITS = {amb.INT4: 4, amb.INT5: 5, amb.INT4BLOCK: 4, amb.INT5BLOCK: 5}
-STEPS = {amb.INT4BLOCK: 2, amb.INT5BLOCK: 8, amb.ADAPTIVE: 8}
 
 
 def packed(bits, count):
@@ -281,10 +280,3 @@ def test_blocks_without_a_header(code):
                 if error is None:
                     with wm.open(memoryview(data)) as f:
                         assert f["q"].block_size == 8
-
-
-def scaled(bad, count=12):
-    """A file with a tensor of blocks, some of whose scales are infinite."""
-    blocks = [(math.inf if i in bad else 1.0, [0] * 8) for i in range(count)]
-    data = amb.pack_blocks(blocks, 4, 8, 1)
-    return amb.build([amb.quantised("q", (8 * count,), amb.INT4BLOCK, data, 8, 1)])

@@ -94,10 +94,6 @@ def test_other_versions_become_version_3(name, tmp_path):
     assert wm.diff(path, target).equal
 
 
-def metadata_of(values):
-    return opened(gguf.build({}, values)).metadata
-
-
 # ------------------------------------------------------------------------------------------------- metadata
 
 

@@ -105,42 +105,6 @@ def test_headers_mean_the_same_to_both(monkeypatch, name):
     assert isinstance(found, list)
 
 
-WRONG = {
-    "a byte less of data": cut(header(), 23),
-    "a byte more of data": cut(header(), 25),
-    "another version": cut(header(), 24, version=b"\1\1"),
-    "an unknown version": cut(header(), 24, version=b"\4\0"),
-    "no newline": cut(header(), 24, last=b" "),
-    "text behind": cut(header() + "x", 24),
-    "a header longer than the member": cut(header(), 24)[:60],
-    "ten bytes": cut(header(), 24)[:10],
-    "nine bytes": cut(header(), 24)[:9],
-    "no bytes": b"",
-    "objects": cut(header("'|O'"), 48),
-    "integers of three bytes": cut(header("'<i3'"), 18),
-    "no bytes an element": cut(header("'<i0'"), 0),
-    "a zero before the size": cut(header("'<f04'"), 24),
-    "seventeen bytes an element": cut(header("'<f17'"), 17 * 6),
-    "no size": cut(header("'<f'"), 24),
-    "a number in brackets": cut(header(shape="(6)"), 24),
-    "a comma alone": cut(header(shape="(,)"), 4),
-    "two commas": cut(header(shape="(6,,)"), 24),
-    "a space alone": cut(header(shape="(6, )"), 24),
-    "a zero before a dimension": cut(header(shape="(02, 3)"), 24),
-    "a negative dimension": cut(header(shape="(-2, -3)"), 24),
-    "a slash behind a digit": cut(header(shape="(3/,)"), 4 * 29),
-    "a colon behind a digit": cut(header(shape="(3:,)"), 4 * 40),
-    "a product past 63 bits": cut(header(shape="(4611686018427387904, 4)"), 0),
-    "a product past 63 bits, of an empty array": cut(header(shape="(0, 999999999999999999, 999999999999999999)"), 0),
-    "nineteen digits": cut(header("'|u1'", shape="(0, 1000000000000000000)"), 0),
-    "33 dimensions": cut(header(shape=f"({', '.join('1' * 33)})"), 4, pad=192),
-    "65 dimensions": cut(header(shape=f"({','.join('1' * 65)})"), 4, pad=256),
-    "no closing bracket": cut(header(shape="(2, 3", end=""), 24),
-    "another truth value": cut(header(fortran="Tru"), 24),
-    "None": cut(header(fortran="None"), 24),
-}
-
-
 @given(st.lists(st.sampled_from([*PLAIN.values(), *ODD.values()]), max_size=12), st.data())
 def test_plain_and_other_members_in_any_order(members, draw):
     methods = draw.draw(st.lists(st.sampled_from([0, 0, 8]), min_size=len(members), max_size=len(members)))

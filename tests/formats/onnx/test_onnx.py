@@ -266,15 +266,6 @@ def test_data_in_other_files(path):
     assert wm.diff(path, path.with_name("m.safetensors"), tensors_only=True).equal
 
 
-USES = {
-    "a look-up": lambda f: f["c"],
-    "a plan": lambda f: wm.plan(f, ["a"]),
-    "verify": lambda f: f.verify(),
-    "residency": lambda f: f.residency("c"),
-    "a copy": lambda f: pickle.loads(pickle.dumps(f)),
-}
-
-
 def test_a_link_that_leads_out_of_the_directory(path, tmp_path):
     """Nothing is read outside; a directory is no file."""
     other = tmp_path / "sub" / "model"

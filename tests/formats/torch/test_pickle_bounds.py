@@ -6,9 +6,6 @@ from tests.support import in_one_item
 
 from weightmap.native import scans
 
-# Bytes of a program that are read at once: see csrc/pickle_read.h.
-SLOT = 1 << 14
-
 
 def fault(code):
     """What is wrong with a program, where, and by how much; None when nothing is."""
@@ -153,16 +150,6 @@ def test_calls_for_subclasses_of_tensors(name):
     pickle = scans.Pickle(code, 10, 1000)
     assert (pickle.fault and pickle.fault.kind) == found
     assert found or pickle.n_tensors == 1
-
-
-A_TENSOR = tensor((2,), (1,)).removesuffix(b".")
-NAMES = {
-    "one key": (b"}" + files.text("k" * 30) + b"Ns.", 30),
-    "one number": (b"](Ne.", 24),
-    "a tuple": (b"}" + files.text("k" * 30) + b"\x85Ns.", 32),
-    "two values": (b"}(" + b"".join(files.text(c * 30) + b"N" for c in "ab") + b"u.", 60),
-    "two tensors": (b"}(" + b"".join(files.text(c * 30) + A_TENSOR for c in "ab") + b"u.", 60),
-}
 
 
 @pytest.mark.parametrize("more", [0, 1])
