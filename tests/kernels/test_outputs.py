@@ -182,13 +182,5 @@ def test_kernels_get_aligned_numbers(pointers, corpus, shift):
 
 
 # ------------------------------------------------------------------------------------------------------ given outputs
-HALVES = np.arange(8, dtype=np.float16)
 READ_ONLY = np.zeros(8, np.float32)
 READ_ONLY.flags.writeable = False
-
-
-@pytest.fixture
-def eight(tmp_path):
-    wm.save(tmp_path / "m.amb", {"w": HALVES, "q": wm.quantize(HALVES, "int8")}, output=wm.Output(durable=False))
-    with wm.open(tmp_path / "m.amb") as f:
-        yield f
