@@ -1,8 +1,8 @@
 """How many holds of a pool find their expert in memory, beside LRU and the optimum, which knows what comes next.
 
-``python benchmarks/pool_policies.py [--into benchmarks/NOTES.md]`` runs three traces of a mixture of 24 layers of 32 experts,
-of which each token takes two in every layer, with room for 200 of the 768. The pool is the one that users have; the
-others are simulated here.
+``python benchmarks/pool_policies.py [--into benchmarks/NOTES.md]`` runs three traces of a mixture of 24 layers of 32
+experts, of which each token takes two in every layer, with room for 200 of the 768. The pool is the one that users
+have; the others are simulated here.
 """
 
 from __future__ import annotations
