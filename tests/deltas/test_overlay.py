@@ -7,9 +7,22 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.deltas.delta_files import EXPECTED, digests, frame, lay, model, stepped, write_delta, write_model
+import zstandard
+from tests.deltas.delta_files import (
+    EXPECTED,
+    SUMS,
+    digests,
+    frame,
+    lay,
+    model,
+    safetensors,
+    stepped,
+    write_delta,
+    write_model,
+)
 
 import weightmap as wm
+from weightmap import compat
 from weightmap import deltas as deltas_of
 
 GOOD, BAD = EXPECTED["good"], EXPECTED["bad"]
@@ -57,6 +70,41 @@ def test_a_delta_alone_is_no_model(tmp_path, strict):
     wm.load(base, deltas=[delta])
     deltas_of.pull(tmp_path / "local", tmp_path, base=base)
     assert digests(wm.load(tmp_path / "local")) == digests(stepped(old, 1))
+
+
+@pytest.mark.parametrize("checksum", SUMS)
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_file_of_a_delta_is_no_model(tmp_path, checksum, indexed):
+    """Its frames are never shown as tensors, by its path or in a folder whose index has not come yet."""
+    old = model()
+    write_model(tmp_path / "base", old)
+    delta = write_delta(tmp_path, 1, old, stepped(old, 1), checksum=checksum)
+    if not indexed:
+        (delta / "model.safetensors.index.json").unlink()
+    (file,) = delta.glob("*.safetensors")
+    message = r"this is a file of a delta: tensor '.*' .* not values: .*weightmap\.deltas\.apply"
+    uses = [wm.open, wm.load, wm.verify, lambda path: wm.open(path.read_bytes())]
+    uses += [lambda path: wm.open(path, strict=False), lambda path: wm.convert(path, tmp_path / "out.gguf")]
+    uses += [lambda path: wm.diff(path, tmp_path / "base"), wm.plan]
+    for use in uses:
+        with pytest.raises(wm.UnsupportedError, match=message) as caught:
+            use(file)
+        assert caught.value.path in (str(file), "<bytes>")
+    if not indexed:
+        with pytest.raises(wm.FormatError):
+            wm.open(delta)
+    with compat.safe_open(file, "np") as f:  # as safetensors itself
+        assert {f.get_slice(name).get_dtype() for name in f.keys()} == {"U8"}  # noqa: SIM118 - of safetensors
+
+
+def test_bytes_like_those_of_a_delta_are_tensors(tmp_path):
+    """Compressed bytes without a checksum under their name, and bytes with one that are no frame."""
+    frame = np.frombuffer(zstandard.compress(bytes(100)), np.uint8)
+    for value, metadata in ((frame, {}), (frame, {"w": "a comment"}), (np.arange(9, dtype="u1"), {"w": "0" * 32})):
+        path = tmp_path / "m.safetensors"
+        path.write_bytes(safetensors({"w": value}, metadata))
+        with wm.open(path) as f:
+            np.testing.assert_array_equal(f["w"], value)
 
 
 def test_unchanged_tensors_are_views_of_the_base(tmp_path):
@@ -198,7 +246,7 @@ def test_plans_count_the_frames(tmp_path):
     states = [model(), stepped(model(), 1)]
     base = write_model(tmp_path / "base", states[0])
     deltas = [write_delta(tmp_path / "source", 1, *states, files=2), write_delta(tmp_path / "source", 2, *states[::-1])]
-    sizes = {name: sum(len(wm.load(path)[name]) for path in frames_of(deltas, name)) for name in ("embed", "steps")}
+    sizes = {name: sum(len(stored(path)[name]) for path in frames_of(deltas, name)) for name in ("embed", "steps")}
     with wm.open(base, deltas=deltas) as f:
         for names in (["embed"], ["steps"], ["embed", "steps"]):
             plan = wm.plan(f, names)
@@ -211,6 +259,12 @@ def test_plans_count_the_frames(tmp_path):
             assert plan.explain().wanted_nbytes == plan.wanted_nbytes
 
 
+def stored(path):
+    """The frames in a file."""
+    with compat.safe_open(path, "np") as f:
+        return {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - of safetensors
+
+
 def frames_of(deltas, name):
     """The files that hold frames of a tensor."""
-    return [path for delta in deltas for path in sorted(delta.glob("*.safetensors")) if name in wm.load(path)]
+    return [path for delta in deltas for path in sorted(delta.glob("*.safetensors")) if name in stored(path)]

@@ -13,7 +13,7 @@ from weightmap.compat._pread import is_plain, read_part, read_whole
 from weightmap.dtypes import DTYPES
 from weightmap.errors import ClosedError, TensorFileError, UnsupportedError
 from weightmap.formats.safetensors import DTYPE_NAMES
-from weightmap.model.opening import open_privately
+from weightmap.model.opening import open_stored
 from weightmap.model.parts import check_copied, is_remote, row_of
 from weightmap.model.residency import spans_of
 
@@ -60,8 +60,7 @@ class OpenedFile:
         elif device not in {None, "cpu"}:
             raise UnsupportedError("device", expected=f"cpu, for {framework.name}", actual=repr(device))
         try:
-            opened = open_privately(filename, trust=trust) if pread else wm.open(filename, mode=mode, trust=trust)
-            self.file: TensorFile = opened
+            self.file: TensorFile = open_stored(filename, mode=None if pread else mode, private=pread, trust=trust)
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
         self._remote = is_remote(self.file)

@@ -13,7 +13,7 @@ from weightmap.io.descriptor import ADVICE
 from weightmap.io.open_source import beside, from_path, path_of, take_over
 from weightmap.model.file import TensorFile
 from weightmap.model.parts import identities, parts_of
-from weightmap.model.single import INDEX_SUFFIX, is_index, open_file, open_opened
+from weightmap.model.single import INDEX_SUFFIX, is_index, open_file, open_opened, refuse_frames
 from weightmap.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, Rare, validated_limits
 
 if TYPE_CHECKING:
@@ -186,18 +186,25 @@ def open(
                 raise ValueError(f"direct=True is for copies, and mode is {mode!r}, expected 'copy' or 'sealed'")
         rare = Rare(over, config, None if trust is None else _bound(trust, source, over), direct)
     options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise, rare=rare)
-    return open_with(source, options)
+    return refuse_frames(open_with(source, options))
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
     rare = None if trust is None else Rare(trust=_bound(trust, source))
-    return open_with(source, Options(validated_limits(limits), strict=strict, private=True, rare=rare))
+    return refuse_frames(open_with(source, Options(validated_limits(limits), strict=strict, private=True, rare=rare)))
+
+
+def open_stored(filename: Any, *, mode: Mode | None = None, private: bool = False, trust: Any = None) -> TensorFile:
+    """Open a file for `weightmap.compat`, which shows what is stored: of a delta, its frames."""
+    rare = None if trust is None else Rare(trust=_bound(trust, filename))
+    return open_with(filename, Options(DEFAULT_LIMITS, mode=mode, private=private, rare=rare))
 
 
 def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool, trust: Any = None) -> Any:
     """Open a file for `convert`: return a `TensorFile` as `open_privately` does, or the `Words` of an importer."""
-    return open_with(source, ImportOptions(limits, lossy=lossy, strict=strict, trust=trust))
+    file = open_with(source, ImportOptions(limits, lossy=lossy, strict=strict, trust=trust))
+    return refuse_frames(file) if isinstance(file, TensorFile) else file
 
 
 def open_with(source: Any, options: Options) -> TensorFile:

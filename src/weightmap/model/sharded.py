@@ -22,7 +22,6 @@ from weightmap.errors import (
     TensorFileError,
     TrustError,
     UnknownFormatError,
-    UnsupportedError,
     counted,
     escape,
     quoted,
@@ -48,7 +47,15 @@ from weightmap.io.open_source import (
 from weightmap.model.file import TensorFile
 from weightmap.model.listing import read_listing, shard_name
 from weightmap.model.parts import check_index, parts_of, sources_of
-from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, is_index, mode_of, open_file, single_name
+from weightmap.model.single import (
+    INDEX_SUFFIX,
+    USUAL_NAMES,
+    delta_error,
+    is_index,
+    mode_of,
+    open_file,
+    single_name,
+)
 from weightmap.native.access import cpus
 from weightmap.options import DEFAULT_LIMITS, Options
 
@@ -652,9 +659,7 @@ def _by_number(
 def _refuse_delta(listing: Listing) -> None:
     """Raise `UnsupportedError` for the index of a delta: its files hold frames, not values."""
     if "delta_encoding" in listing.metadata:
-        what = "this is a delta: its files hold compressed changes of another version, not values"
-        remedy = "use wm.open(base, deltas=[...]), or weightmap.deltas.apply or pull"
-        raise UnsupportedError(f"{what}: {remedy}", field="delta_encoding")
+        raise delta_error("this is a delta: its files hold", "delta_encoding")
 
 
 def _names_of(listing: Listing, options: Options, odd: list[str]) -> list[str]:

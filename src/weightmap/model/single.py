@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError
+from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError, quoted
 from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.io.open_source import is_missing, open_source
 from weightmap.io.source import MODES
@@ -29,7 +29,8 @@ USUAL_NAMES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
-
+# How a frame of zstd begins.
+_ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 
 # The importers, asked for a file that no format recognises. Words stand above handles: `weightmap` sets this.
 importers: Callable[[], Iterable[Importer]] = tuple
@@ -90,6 +91,37 @@ def mode_of(mode: str | None, *, private: bool = False) -> str:
             msg = f"{named} is 'sealed', which this system does not support: it needs Linux; use 'copy'"
             raise ValueError(msg)
     return chosen
+
+
+def refuse_frames(file: TensorFile) -> TensorFile:
+    """Return a model. Raises `UnsupportedError` for a file of a delta, which its first tensor and metadata show.
+
+    That tensor is a frame of zstd in bytes of one dimension, and the metadata has its checksum under its name.
+    """
+    if not len(file):
+        return file
+    try:
+        row = file._table.row(0)  # noqa: SLF001 - `rows_of` would take as long as opening
+    except (TensorFileError, OSError):  # whoever asks for the tensor gets the error
+        return file
+    if row.dtype.name != "uint8" or len(row.shape) != 1 or row.nbytes <= len(_ZSTD_FRAME):
+        return file
+    if row.source.pread(row.offset, len(_ZSTD_FRAME)) == _ZSTD_FRAME:
+        from weightmap.model.listing import CHECKSUMS  # noqa: PLC0415 - few files get this far
+
+        name = next(iter(file))
+        digest = file.metadata.get(name)
+        if isinstance(digest, str) and len(digest) in CHECKSUMS.values():
+            file.close()
+            error = delta_error(f"this is a file of a delta: tensor {quoted(name)} and others hold", "__metadata__")
+            raise error.located(path=row.source.name)
+    return file
+
+
+def delta_error(what: str, field: str) -> UnsupportedError:
+    """Return the error for an index or a file of a delta."""
+    remedy = "use wm.open(base, deltas=[...]), or weightmap.deltas.apply or pull"
+    return UnsupportedError(f"{what} compressed changes of another version, not values: {remedy}", field=field)
 
 
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
