@@ -1,0 +1,1 @@
+"""Parameters of quantised checkpoints: schemes of several tensors each."""

@@ -1,1 +1,0 @@
-"""Vocabularies and word vectors."""

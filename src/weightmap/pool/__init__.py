@@ -1,0 +1,1 @@
+"""Tensors in memory of their own, for models larger than memory."""

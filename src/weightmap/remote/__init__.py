@@ -1,0 +1,1 @@
+"""Files in stores and behind HTTP."""
