@@ -11,7 +11,7 @@ import pytest
 import limits
 from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
-from weightmap.native import access
+from weightmap.core.native import access
 
 # Short inputs are `bytes`, as most callers have them; the call is their cost.
 SHORT = {f"{n} B": n for n in (0, 1, 8, 16, 32, 64, 128, 256, 512)} | {f"{n} KiB": n << 10 for n in (1, 2, 4)}

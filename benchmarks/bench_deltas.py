@@ -27,8 +27,8 @@ import pytest
 import weightmap as wm
 from timing import Timed, each_contender, limit, need, ours, rival
 from weightmap import deltas
+from weightmap.core.native import files
 from weightmap.deltas.frames import BLOCK
-from weightmap.native import files
 
 TENSORS, CHANGED = 16, 0.01
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -9,7 +9,7 @@ import numpy as np
 
 from timing import EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
-from weightmap.native import access
+from weightmap.core.native import access
 
 LENGTH = 51  # a common length of names
 PART = 100  # plain Python is slow: it hashes one name in so many

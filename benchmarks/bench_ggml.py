@@ -17,7 +17,7 @@ import pytest
 
 import limits
 from timing import AVX2, Timed, each_contender, need, ours, rival
-from weightmap.native import access, quantised
+from weightmap.core.native import access, quantised
 
 CASES = {"L2": 1 << 19, "DRAM": 1 << 26}  # bytes of output
 PLACES = {"L2": 9, "DRAM": 3}  # how many the work lies in: the caches of physical addresses tell them apart

@@ -15,7 +15,7 @@ import numpy as np
 import limits
 from timing import AVX2, EVERY_ISA, Timed, each_contender, limit, need, ours, rival
 from weightmap import kernels
-from weightmap.native import access
+from weightmap.core.native import access
 
 CASES = {"L2": 1 << 19, "DRAM": 1 << 26, "DRAM, fresh output": 1 << 26}  # bytes of output
 PLACES = {"L2": 9, "DRAM": 3}  # how many the work lies in: the caches of physical addresses tell them apart

@@ -24,7 +24,7 @@ import weightmap as wm
 from minilm import find_checkpoint
 from timing import AVX2, EVERY_ISA, Timed, each_contender, need, ours, rival
 from weightmap import kernels
-from weightmap.native import access, quantised
+from weightmap.core.native import access, quantised
 
 # Bytes of output.
 CASES = {"L2": 1 << 19, "DRAM": 1 << 26}

@@ -16,7 +16,7 @@ import pytest
 
 import weightmap as wm
 from timing import AVX2, Timed, each_contender, limit, need, ours, rival
-from weightmap.native import quantised
+from weightmap.core.native import quantised
 
 TENSORS, SHAPE, LARGE, SMALL = 4, (1024, 1024), (4096, 2048), (64, 64)
 MEMORY = Path("/dev/shm")

@@ -46,7 +46,7 @@ uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads);
 uint32_t wm_crc32_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);
 
 /* These add built-in functions to the module weightmap._kernels, for short inputs, where the call is the cost, and for work on
- * Python's own objects (python/builtin.h). They alone touch Python; weightmap.native calls each once. Return 0, or -1.
+ * Python's own objects (python/builtin.h). They alone touch Python; weightmap.core.native calls each once. Return 0, or -1.
  * crc32(data, value=0, *, threads=1), fnv1a32(data), fnv1a64(data), with their documentation in this order, signature first,
  * ended by NULL; these texts must stay in memory. */
 int wm_python_functions(const char *const *docs);

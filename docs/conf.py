@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import weightmap
-from weightmap.formats import FORMATS
+from weightmap.core.formats import FORMATS
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -87,7 +87,7 @@ def formats_page() -> str:
     parts = ["# File formats", "", "weightmap recognises a file by its content. Each section is the docstring of the"]
     parts += ["format's module, which its reader and writer follow.", ""]
     for name, format_ in FORMATS.items():
-        text = importlib.import_module(f"weightmap.formats.{name}").__doc__ or ""
+        text = importlib.import_module(f"weightmap.core.formats.{name}").__doc__ or ""
         text = re.sub(r"^(\S.*)\n-{3,}$", r"### \1", text, flags=re.MULTILINE)
         # A code block of reStructuredText is one of Markdown as well, without its second colon.
         parts += [f"## {format_.title} (`{name}`)", "", re.sub(r"::$", ":", text, flags=re.MULTILINE), ""]

@@ -10,10 +10,10 @@ import numpy as np
 from tests.support import HANG
 
 import weightmap as wm
+from weightmap.core.dtypes import GGML_SCHEMES, dtype_named
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.device import Backend, Change, Exchange
-from weightmap.dtypes import GGML_SCHEMES, dtype_named
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.ggml import GgmlTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

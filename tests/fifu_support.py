@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.index.strings import StringTable
+from weightmap.core.table.strings import StringTable
 
 if TYPE_CHECKING:
-    from weightmap.embeddings.vocabulary import Vocabulary
+    from weightmap.core.table.vocabulary import Vocabulary
 
 
 class Parts(NamedTuple):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weightmap import kernels
-from weightmap.io import memory
+from weightmap.core.bytes import memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

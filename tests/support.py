@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap import native
+from weightmap.core import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -233,7 +233,9 @@ def survives(data: bytes) -> str:
 
 def kernel_modules() -> list[ModuleType]:
     """Every module of the kernels, all imported: one that is imported while another is patched would keep the patch."""
-    return [importlib.import_module(found.name) for found in pkgutil.iter_modules(native.__path__, "weightmap.native.")]
+    return [
+        importlib.import_module(found.name) for found in pkgutil.iter_modules(native.__path__, "weightmap.core.native.")
+    ]
 
 
 def listing(folder: Path) -> list[str]:
@@ -243,7 +245,7 @@ def listing(folder: Path) -> list[str]:
 
 def add_format(monkeypatch, record):
     """Let the package know a format with magic bytes, as if its file lay in the folder of formats."""
-    known = sys.modules["weightmap.formats"]
+    known = sys.modules["weightmap.core.formats"]
     monkeypatch.setitem(known.FORMATS._records, record.name, record)
     monkeypatch.setitem(known._SIGNS, record.name, known._signs_of(record.name))
     monkeypatch.setitem(known._BY_MAGIC, record.magic[:4], record.name)

@@ -33,15 +33,15 @@ from minilm.bert import BertEncoder
 from minilm.measure import measure_in_child
 from minilm.report import measurement_lines, similarity_lines
 from minilm.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
-from weightmap.dtypes import FLOATING
+from weightmap.core.dtypes import FLOATING
 from weightmap.errors import MissingDependencyError, counted, escape
-from weightmap.model.parts import dense_rows
+from weightmap.core.model.internals import dense_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
 
-    from weightmap.dtypes import DType
+    from weightmap.core.dtypes import DType
 
 __all__ = ["DEFAULT_SENTENCES", "BertEncoder", "SentenceEncoder", "build_tokenizer", "find_checkpoint", "run"]
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.native import floats
-from weightmap.quant.blocks import QuantizedTensor
+from weightmap.core.native import floats
+from weightmap.core.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,7 +25,7 @@ from weightmap.errors import TensorFileError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.quant.blocks import QuantizedTensor
+    from weightmap.core.quant.blocks import QuantizedTensor
 
     Tensors = dict[str, NDArray[np.float32] | QuantizedTensor]
 

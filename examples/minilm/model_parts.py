@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.errors import TensorFileError
-from weightmap.model import directory as hub
+from weightmap.huggingface import directory as hub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

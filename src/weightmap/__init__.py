@@ -11,6 +11,12 @@ array([[0., 1., 2.],
 
 from typing import TYPE_CHECKING
 
+from weightmap.core.formats import formats
+from weightmap.core.lazy import later, on_demand
+from weightmap.core.model import opening, single
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.opening import load, open
+from weightmap.core.options import Limits
 from weightmap.errors import (
     AddressError,
     ChecksumError,
@@ -37,12 +43,6 @@ from weightmap.errors import (
     UnknownWordError,
     UnsupportedError,
 )
-from weightmap.formats import formats
-from weightmap.lazy import later, on_demand
-from weightmap.model import opening, single
-from weightmap.model.file import TensorFile
-from weightmap.model.opening import load, open
-from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from weightmap import kernels
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from weightmap.conversion.spec import Quantize
     from weightmap.conversion.tensor_diffs import TensorDiff
     from weightmap.conversion.verifying import verify
-    from weightmap.embeddings.embeddings import Embeddings
-    from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.index.table import TensorInfo
-    from weightmap.model.reports import ConvertReport, VerifyReport
-    from weightmap.model.saving import Output, save
+    from weightmap.core.model.reports import ConvertReport, VerifyReport
+    from weightmap.core.model.saving import Output, save
+    from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.core.table.table import TensorInfo
+    from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.plans.planning import plan
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.plans.wants import shard
-    from weightmap.quant.blocks import QuantizedTensor
+    from weightmap.words.embeddings import Embeddings
 
 __version__ = "0.3.0"
 
@@ -118,23 +118,23 @@ __all__ = [
 
 # Imported at first use: opening a file does not need these.
 _ON_DEMAND = {
-    "ConvertReport": "model.reports",
+    "ConvertReport": "core.model.reports",
     "DiffReport": "conversion.compare",
-    "Embeddings": "embeddings.embeddings",
-    "Output": "model.saving",
+    "Embeddings": "words.embeddings",
+    "Output": "core.model.saving",
     "Quantize": "conversion.spec",
-    "QuantizedTensor": "quant.blocks",
+    "QuantizedTensor": "core.quant.blocks",
     "ReadPlan": "plans.read_plan",
     "Run": "conversion.running",
     "TensorDiff": "conversion.tensor_diffs",
-    "TensorInfo": "index.table",
-    "VerifyReport": "model.reports",
-    "Vocabulary": "embeddings.vocabulary",
+    "TensorInfo": "core.table.table",
+    "VerifyReport": "core.model.reports",
+    "Vocabulary": "core.table.vocabulary",
     "convert": "conversion.converting",
     "diff": "conversion.compare",
     "plan": "plans.planning",
     "quantize": "conversion.converting",
-    "save": "model.saving",
+    "save": "core.model.saving",
     "shard": "plans.wants",
     "verify": "conversion.verifying",
 }

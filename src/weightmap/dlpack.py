@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import mistyped
+from weightmap.core.arguments import mistyped
+from weightmap.core.native.access import dlpack_capsule
+from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import UnsupportedError
-from weightmap.native.access import dlpack_capsule
-from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

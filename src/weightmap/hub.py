@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from weightmap.arguments import as_globs, check_progress
+from weightmap.core.arguments import as_globs, check_progress
+from weightmap.core.bytes.open_source import path_of
+from weightmap.core.globs import takes
 from weightmap.errors import AddressError, ChecksumError, RemoteError, quoted
-from weightmap.globs import takes
-from weightmap.io.hub import Entry, HubStore
-from weightmap.io.location import Location
-from weightmap.io.open_source import path_of
-from weightmap.io.remote import RemoteSource
-from weightmap.io.stores import location_of
+from weightmap.remote.hub import Entry, HubStore
+from weightmap.remote.location import Location
+from weightmap.remote.remote import RemoteSource
+from weightmap.remote.stores import location_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

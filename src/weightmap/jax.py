@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import mistyped
+from weightmap.core.arguments import mistyped
+from weightmap.core.model.internals import check_copied, is_remote
+from weightmap.core.model.opening import open as open_model
+from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError
-from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_copied, is_remote
 from weightmap.plans.planning import plan
-from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
 
 __all__ = ["load_file", "read_sharded", "to_jax"]
 

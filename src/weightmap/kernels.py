@@ -7,10 +7,10 @@ TypeError.
 # mypy: implicit-reexport
 # No `__getattr__` here: a module that has one gives its attributes five times more slowly, which short inputs notice.
 
-from weightmap.native.access import available_isas, isa, use_isa
-from weightmap.native.checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
-from weightmap.native.floats import bf16_to_f32, f16_to_f32, unpack_f16_pairs
-from weightmap.native.quantised import dequantize_int4, dequantize_int5, quantize_int4, quantize_int5
+from weightmap.core.native.access import available_isas, isa, use_isa
+from weightmap.core.native.checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64
+from weightmap.core.native.floats import bf16_to_f32, f16_to_f32, unpack_f16_pairs
+from weightmap.core.native.quantised import dequantize_int4, dequantize_int5, quantize_int4, quantize_int5
 
 __all__ = [
     "available_isas",

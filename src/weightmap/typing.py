@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.options import Limits
+    from weightmap.core.options import Limits
 
 __all__ = ["Advice", "Mode", "OpenOptions", "TensorLike", "Verify"]
 

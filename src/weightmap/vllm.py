@@ -19,12 +19,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.bytes.open_source import beside, inside, names_in, path_of
+from weightmap.core.formats import FORMATS, of_ranks
+from weightmap.core.model.opening import open as open_model
+from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.deltas.pulling import chain_to
 from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError, quoted
-from weightmap.formats import FORMATS, of_ranks
-from weightmap.io.open_source import beside, inside, names_in, path_of
-from weightmap.model.opening import open as open_model
-from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.plans.planning import plan
 from weightmap.torch import TorchExchange, load_plan, read_tensor, writable_mode
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
+    from weightmap.core.model.file import TensorFile
     from weightmap.device import Exchange
-    from weightmap.model.file import TensorFile
     from weightmap.plans.delivery import Check
     from weightmap.plans.read_plan import ReadPlan
     from weightmap.typing import Mode, Verify

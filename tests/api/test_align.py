@@ -6,7 +6,7 @@ import pytest
 from tests import builders
 
 import weightmap as wm
-from weightmap.formats import by_name
+from weightmap.core.formats import by_name
 
 RNG = np.random.default_rng(3)
 TENSORS = {

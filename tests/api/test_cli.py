@@ -19,8 +19,8 @@ from tests.support import HANG
 
 import weightmap
 from weightmap import cli
-from weightmap.amounts import sizes
 from weightmap.cli import parser
+from weightmap.core.amounts import sizes
 
 NASTY = {
     "escape": "red\x1b[31m",

@@ -12,7 +12,7 @@ from tests.builders import safetensors as safe
 
 import weightmap as wm
 from weightmap.cli.show import bar
-from weightmap.model import residency
+from weightmap.plans import residency
 
 MIB = 1 << 20
 COMMANDS = ("doctor", "cache show", "cache warm", "cache evict")

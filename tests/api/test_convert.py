@@ -15,9 +15,9 @@ from tests.support import listing, save_with
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.io import atomic, sink
-from weightmap.io.source import Source
-from weightmap.native import access, files
+from weightmap.core.bytes import atomic, sink
+from weightmap.core.bytes.source import Source
+from weightmap.core.native import access, files
 
 MODEL = {
     "encoder.weight": normal((4, 6), 1),

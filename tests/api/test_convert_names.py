@@ -14,8 +14,8 @@ from tests.support import listing
 import weightmap as wm
 from weightmap.cli import main
 from weightmap.conversion import converting
-from weightmap.formats import _writing
-from weightmap.io import atomic
+from weightmap.core.bytes import atomic
+from weightmap.core.formats import _writing
 from weightmap.words import Pq
 
 TENSORS = {f"layer.{i}.{part}": np.full((4, 32), i, np.float32) for i in range(3) for part in ("up", "down")}

@@ -12,7 +12,7 @@ from tests.builders import bintensors as bt
 from tests.builders import safetensors as st
 
 import weightmap as wm
-from weightmap.formats import FORMATS
+from weightmap.core.formats import FORMATS
 
 every_suffix = pytest.mark.parametrize(
     "suffix", [builder.suffix for builder in builders.known().values() if builder.names_tensors and builder.metadata]

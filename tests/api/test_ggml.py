@@ -11,9 +11,9 @@ from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.dtypes import GGML_SCHEMES
-from weightmap.native import quantised
-from weightmap.quant.ggml import GgmlTensor, quantize_ggml, regroup
+from weightmap.core.dtypes import GGML_SCHEMES
+from weightmap.core.native import quantised
+from weightmap.core.quant.ggml import GgmlTensor, quantize_ggml, regroup
 
 ENCODED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4")
 LIKE_GGUF_PY = ENCODED[:5]
@@ -257,7 +257,7 @@ def test_every_code_and_place_of_ggmls_blocks():
 
 
 def _blocks(scheme, stream):
-    from weightmap.quant.blocks import QuantizedTensor
+    from weightmap.core.quant.blocks import QuantizedTensor
 
     return QuantizedTensor(scheme, (32,), np.float16(-1.5).tobytes() + stream, block_size=32)
 

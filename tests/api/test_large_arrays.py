@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.support import run_child
 
-from weightmap.native import access
+from weightmap.core.native import access
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere numpy makes these arrays")
 LARGE = 40 << 20
@@ -83,7 +83,7 @@ def test_arrays_that_live_have_memory_of_their_own():
 
 FORKED = """
 import os, numpy as np
-from weightmap.native import access
+from weightmap.core.native import access
 
 def make(value):
     array = access.empty((40 << 20,), np.uint8)

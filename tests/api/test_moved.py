@@ -3,7 +3,7 @@
 import pytest
 
 import weightmap as wm
-from weightmap.arguments import MOVED
+from weightmap.core.arguments import MOVED
 
 ROWS = [(function, keyword, place) for function, rows in MOVED.items() for keyword, place in rows.items()]
 

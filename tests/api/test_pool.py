@@ -12,9 +12,9 @@ from tests.builders import Tensor, gguf
 from tests.support import HANG, peak_of, run_child, sparse
 
 import weightmap as wm
-from weightmap.io import direct as direct_reading
-from weightmap.io.direct import ALIGN
-from weightmap.io.source import Source
+from weightmap.core.bytes import direct as direct_reading
+from weightmap.core.bytes.direct import ALIGN
+from weightmap.core.bytes.source import Source
 
 SIZE = 4 * ALIGN
 NAMES = [f"expert.{number}" for number in range(8)]

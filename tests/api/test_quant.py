@@ -12,7 +12,7 @@ from tests.builders import amb
 from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap.quant.blocks import QuantizedTensor
+from weightmap.core.quant.blocks import QuantizedTensor
 
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 SCALES = {"fp16": "<e", "fp32": "<f"}

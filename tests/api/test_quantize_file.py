@@ -10,10 +10,10 @@ from tests.builders import normal, tensor
 from tests.builders import safetensors as st
 
 import weightmap as wm
-from weightmap.io import sink
-from weightmap.native import quantised
-from weightmap.native.access import Failed
-from weightmap.native.quantised import BlockEncoder, Unwritten
+from weightmap.core.bytes import sink
+from weightmap.core.native import quantised
+from weightmap.core.native.access import Failed
+from weightmap.core.native.quantised import BlockEncoder, Unwritten
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 STAGE = 1 << 14

@@ -13,7 +13,7 @@ from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.io.source import Source
+from weightmap.core.bytes.source import Source
 
 STORED = {name: noise(name, (4, 6), seed) for seed, name in enumerate(bt.NAMES)}
 # float16 and float32, which kernels convert to, in both byte orders; one dtype of each other kind.

@@ -17,9 +17,9 @@ from tests.support import DATA, listing, mappings, run_child, same, save_with
 
 import weightmap as wm
 from weightmap.compat import save_file
-from weightmap.formats import FORMATS
-from weightmap.io import atomic
-from weightmap.native import access
+from weightmap.core.bytes import atomic
+from weightmap.core.formats import FORMATS
+from weightmap.core.native import access
 
 RNG = np.random.default_rng(7)
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support import SOURCES
 
 import weightmap as wm
-from weightmap.io import sealed as sealing
+from weightmap.core.bytes import sealed as sealing
 
 fcntl = pytest.importorskip("fcntl")
 VALUES = np.arange(5000, dtype=np.float32)

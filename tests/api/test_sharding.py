@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap.formats import Request, Tensors, by_name
-from weightmap.io import atomic
-from weightmap.model import sharding
-from weightmap.model.saving import from_arrays, plan_request
+from weightmap.core.bytes import atomic
+from weightmap.core.formats import Request, Tensors, by_name
+from weightmap.core.model import sharding
+from weightmap.core.model.saving import from_arrays, plan_request
 
 SHARDS = [{"a": np.arange(6, dtype=np.float32), "b": np.ones((2, 2), np.int32)}, {"c": np.zeros((3, 1), np.float16)}]
 
@@ -58,7 +58,7 @@ def test_two_runs_do_not_write_one_model(tmp_path):
             write(target)
         code = f"""
 import weightmap as wm
-from weightmap.model import sharding
+from weightmap.core.model import sharding
 try:
     with sharding.holding(sharding.ShardTarget(*{tuple(target)!r})): print("in")
 except wm.TargetError: print("out")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap.arguments import similar
-from weightmap.model import parts
+from weightmap.core.arguments import similar
+from weightmap.core.model import internals as parts
 
 LAYERS = [
     f"model.layers.{i}.{part}.weight"

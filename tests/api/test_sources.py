@@ -9,7 +9,7 @@ from tests.support import in_one_item, listing
 
 import weightmap as wm
 from weightmap import compat
-from weightmap.model.opening import open_privately
+from weightmap.core.model.opening import open_privately
 
 
 class _Bytes(bytes):

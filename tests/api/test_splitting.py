@@ -8,7 +8,7 @@ from tests.support import listing as listed
 
 import weightmap as wm
 from weightmap import cli, compat
-from weightmap.model.sharding import bytes_of_size
+from weightmap.core.model.sharding import bytes_of_size
 
 TENSORS = {f"l.{i}.w": np.full((8, 8), i, np.float32) for i in range(7)}  # 256 bytes each
 

@@ -10,16 +10,16 @@ from tests.device_support import FakeDevice
 from tests.support import add_format
 
 import weightmap as wm
+from weightmap.core.bytes.beside import open_beside
+from weightmap.core.bytes.geometry import Strided
+from weightmap.core.dtypes import DTYPES, DType
+from weightmap.core.formats import Content, Format
+from weightmap.core.model.internals import sources_of
+from weightmap.core.native import scans
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
+from weightmap.core.table.joined import JoinedTable
 from weightmap.device import Staging, load
-from weightmap.dtypes import DTYPES, DType
-from weightmap.formats import Content, Format
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.index.joined import JoinedTable
-from weightmap.io.beside import open_beside
-from weightmap.io.geometry import Strided
-from weightmap.model.parts import sources_of
-from weightmap.native import scans
 
 MAGIC, AT = b"ASID", 4096
 INLINE = {"b": np.arange(1024, dtype="<f4")}

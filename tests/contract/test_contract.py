@@ -18,8 +18,8 @@ from tests import builders
 from tests.support import address, each, exercise, in_one_item, mappings, run_child, same
 
 import weightmap as wm
-from weightmap.io import open_source
-from weightmap.io import source as sources
+from weightmap.core.bytes import open_source
+from weightmap.core.bytes import source as sources
 
 EXAMPLES = builders.examples()
 WITH_DATA = [example for example in EXAMPLES if any(value.data for value in example.tensors.values())]

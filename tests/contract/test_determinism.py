@@ -13,7 +13,7 @@ from tests.support import HANG, SOURCES, listing
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.formats import by_name
+from weightmap.core.formats import by_name
 
 EXAMPLES = [example for example in builders.examples() if example.written]
 

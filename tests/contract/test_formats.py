@@ -11,14 +11,14 @@ from tests import builders
 from tests.attacks import sound
 
 import weightmap as wm
-from weightmap.formats._base import module_names
-from weightmap.formats._recognition import SIGNS, never
+from weightmap.core.formats._base import module_names
+from weightmap.core.formats._recognition import SIGNS, never
 
-# The module; `weightmap.formats` is the function of this name.
-formats = importlib.import_module("weightmap.formats")
+# The module; `weightmap.core.formats` is the function of this name.
+formats = importlib.import_module("weightmap.core.formats")
 # A format in one file, with nothing named instead of imported. It recognises whatever it is shown.
 TOY = """
-from weightmap.formats import Format
+from weightmap.core.formats import Format
 
 def parse(source, head, options):
     raise AssertionError("nobody opens this")
@@ -31,8 +31,8 @@ FORMAT = Format("toy", "Toy", (".toy",), ("toy",), parse, None, {"toy": frozense
 def toy(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(tmp_path)])
-    yield importlib.import_module("weightmap.formats.toy").FORMAT
-    del sys.modules["weightmap.formats.toy"], formats.toy
+    yield importlib.import_module("weightmap.core.formats.toy").FORMAT
+    del sys.modules["weightmap.core.formats.toy"], formats.toy
 
 
 def test_a_format_is_added_by_adding_a_file(toy):
@@ -71,7 +71,7 @@ def test_a_format_that_is_not_listed_is_known(tmp_path):
 import sys, types
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "weightmap.formats":
+        if name == "weightmap.core.formats":
             from importlib.machinery import PathFinder
             spec = PathFinder.find_spec(name, path)
             spec.submodule_search_locations.append({str(tmp_path)!r})

@@ -16,13 +16,13 @@ from tests.support import add_format
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.dtypes import DTYPES
-from weightmap.formats import FORMATS, fitted
-from weightmap.formats._base import Content, Format
-from weightmap.formats._cursor import Cursor
-from weightmap.index import ANY_GAP, Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.native import scans
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats import FORMATS, fitted
+from weightmap.core.formats._base import Content, Format
+from weightmap.core.formats._cursor import Cursor
+from weightmap.core.native import scans
+from weightmap.core.table import ANY_GAP, Rules
+from weightmap.core.table.columns import ColumnTable
 from weightmap.words.importers import NAMES as WORDS
 
 METADATA = {"name": "wört", "layers": 12, "eps": 1e-12, "tied": True, "lengths": [1, 2, 3], "odd": math.inf}

@@ -19,7 +19,7 @@ import weightmap as wm
 
 TOY = ROOT / "tests" / "toy"
 # Where each of the two files goes, and by which mark docs/formats.md shows it.
-PLACES = {"toy_format.py": "src/weightmap/formats/toy.py", "toy_builder.py": "tests/builders/toy.py"}
+PLACES = {"toy_format.py": "src/weightmap/core/formats/toy.py", "toy_builder.py": "tests/builders/toy.py"}
 SUITES = ("contract", "attacks", "damage", "fuzz", "determinism", "formats", "diff")
 # It limits the processor time, of which the sanitisers' Python takes a multiple.
 SUITES += ("growth",) * (not sanitised.ACTIVE)

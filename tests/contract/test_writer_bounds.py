@@ -12,11 +12,11 @@ import pytest
 from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.formats import Payload, Request, Tensors, by_name
-from weightmap.formats.amb import writing as amb_writing
-from weightmap.formats.embd import writing as embd_writing
-from weightmap.quant import PQShape
+from weightmap.core.dtypes import DTYPES, SCHEMES
+from weightmap.core.formats import Payload, Request, Tensors, by_name
+from weightmap.core.formats.amb import writing as amb_writing
+from weightmap.core.formats.embd import writing as embd_writing
+from weightmap.core.quant import PQShape
 
 U16, U32 = 2**16 - 1, 2**32 - 1
 

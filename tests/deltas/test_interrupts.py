@@ -23,7 +23,7 @@ from tests.remote.servers import Objects, Taking
 import weightmap as wm
 from weightmap import deltas
 from weightmap.deltas import publishing
-from weightmap.io.stores import location_of
+from weightmap.remote.stores import location_of
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted"),

@@ -15,8 +15,8 @@ from tests.remote.servers import Objects, Server, Taking
 import weightmap as wm
 from weightmap import deltas
 from weightmap.deltas import publishing
-from weightmap.io import fetching
-from weightmap.io.stores import location_of
+from weightmap.remote import fetching
+from weightmap.remote.stores import location_of
 
 
 def read(folder):

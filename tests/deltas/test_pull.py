@@ -435,7 +435,7 @@ def test_two_pull_at_once(chain, tmp_path, monkeypatch):
 @pytest.mark.parametrize("moment", ["index", "shard"])
 def test_a_reader_between_two_files(chain, tmp_path, monkeypatch, way, moment):
     """A pull between reading the index, or a shard, and opening the next shard: the handle is of one version."""
-    from weightmap.model import sharded
+    from weightmap.core.model import sharded
 
     base, source, states = chain
     folder = tmp_path / "local"

@@ -13,8 +13,8 @@ from tests.support import peak_of
 
 import weightmap as wm
 from weightmap.cli import main
+from weightmap.core.formats import FORMATS
 from weightmap.errors import FileChangedError, LayoutError, RemoteError
-from weightmap.formats import FORMATS
 
 obstore = pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
 pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed.txt")

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from injection import MATRIX, WORDS, command, descriptors, prepare
 
 import weightmap as wm
-from weightmap.io import atomic
+from weightmap.core.bytes import atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable

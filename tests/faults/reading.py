@@ -20,8 +20,8 @@ from tests import builders
 from tests.device_support import FakeDevice
 
 import weightmap as wm
+from weightmap.core.model import sharded
 from weightmap.device import Staging, load
-from weightmap.model import sharded
 
 FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
 # Sizes to truncate to: nothing, so that all pages are gone; 100 bytes, so that the rest of a page reads as zeros.
@@ -61,7 +61,7 @@ def without_descriptors(work, source):
 
 def with_mapped_index(work):
     """Do it as if an index of any size were large, and looked at where it is mapped."""
-    with mock.patch("weightmap.formats.embd.READ_INDEX", 0):
+    with mock.patch("weightmap.core.formats.embd.READ_INDEX", 0):
         return work()
 
 

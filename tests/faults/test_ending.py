@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are oth
 ENDED = """
 import os, signal, sys
 from weightmap import cli
-from weightmap.io import atomic
+from weightmap.core.bytes import atomic
 source, target, number, named, ignored = sys.argv[1], sys.argv[2], int(sys.argv[3]), *map(int, sys.argv[4:])
 if named:
     atomic._UNNAMED = 0
@@ -73,7 +73,7 @@ print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.getsignal(signa
 DAEMON = """
 import sys, threading, time
 import numpy as np, weightmap as wm
-from weightmap.io import atomic
+from weightmap.core.bytes import atomic
 if int(sys.argv[2]):
     atomic._UNNAMED = 0
 middle = threading.Event()
@@ -112,10 +112,10 @@ def test_a_child_that_ends_leaves_the_files_of_its_parent(tmp_path):
 LATE = """
 import ctypes, os, sys, types
 import numpy as np, weightmap as wm
-from weightmap.native.access import empty
+from weightmap.core.native.access import empty
 late = types.ModuleType("late")
 class Witness:
-    def __del__(self, write=sys.stderr.write, ours=vars(sys.modules["weightmap.io.descriptor"]), system=vars(os)):
+    def __del__(self, write=sys.stderr.write, ours=vars(sys.modules["weightmap.core.bytes.descriptor"]), system=vars(os)):
         write(f"{ours['os']} {system['close']}")
 modes = ["mmap", "cow", "copy"] + ["sealed"] * hasattr(os, "memfd_create")
 late.kept = [wm.open(name, mode=mode) for name in sys.argv[1:] for mode in modes]

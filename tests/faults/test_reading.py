@@ -16,8 +16,8 @@ from tests.faults.support import drive
 from tests.support import run_child, save_with
 
 import weightmap as wm
-from weightmap.io.source import Source
-from weightmap.model import parts
+from weightmap.core.bytes.source import Source
+from weightmap.core.model import internals as parts
 
 SEALED = ("sealed",) if hasattr(os, "memfd_create") else ()
 CALLS = ("open", "open, full", "verify", "read", "copy", *SEALED, "convert", "diff")
@@ -167,7 +167,7 @@ def test_verify_of_a_file_that_becomes_shorter(tmp_path, monkeypatch):
 # Each use of the index, with the file truncated right after it was seen to be unchanged.
 MAPPED = """
 import os, sys, weightmap as wm
-from weightmap.io.source import Source
+from weightmap.core.bytes.source import Source
 
 path, same = sys.argv[1:]
 USES = {

@@ -9,7 +9,7 @@ from tests.attacks import cases
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap.formats import FORMATS
+from weightmap.core.formats import FORMATS
 
 DATA = Path(__file__).parent.parent / "data"
 SUFFIXES = {suffix for found in FORMATS.values() for suffix in found.suffixes}
@@ -20,7 +20,7 @@ AUDIT = """
 import json, os, sys
 import numpy as np
 import weightmap as wm
-from weightmap.model.parts import check_unchanged
+from weightmap.core.model.internals import check_unchanged
 QUIET = ("object.", "cffi.", "ctypes.", "builtins.id", "sys._getframe")
 np.seterr(all="ignore")
 on, events = False, []

@@ -22,7 +22,7 @@ from tests import builders
 from tests.support import save_with
 
 import weightmap as wm
-from weightmap.io import atomic
+from weightmap.core.bytes import atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable

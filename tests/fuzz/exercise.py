@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 
 import weightmap as wm
-from weightmap.io.derived import Derived
-from weightmap.model.parts import dense_row
+from weightmap.core.bytes.derived import Derived
+from weightmap.core.model.internals import dense_row
 
 # Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.
 LATE = (wm.QuantError, wm.UnsupportedError)

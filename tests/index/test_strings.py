@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.collisions import colliding
 
-from weightmap.index.strings import StringTable
+from weightmap.core.table.strings import StringTable
 
 NAMES = {
     "plain": lambda: [f"word {i}" for i in range(200)],

@@ -15,11 +15,11 @@ from tests.table_support import rules
 
 import weightmap as wm
 from weightmap._kernels import ffi
-from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
-from weightmap.index import Rules
-from weightmap.index import table as tables
-from weightmap.index.columns import ColumnTable, RecordTable
-from weightmap.native import access, scans
+from weightmap.core.dtypes import DTYPES, SCHEMES, numpy_dtype
+from weightmap.core.native import access, scans
+from weightmap.core.table import Rules
+from weightmap.core.table import table as tables
+from weightmap.core.table.columns import ColumnTable, RecordTable
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])

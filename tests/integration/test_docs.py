@@ -13,7 +13,7 @@ from tests import builders
 from tests.places import ROOT
 
 from weightmap import cli
-from weightmap.formats import by_name
+from weightmap.core.formats import by_name
 
 PACKAGE = ROOT / "src" / "weightmap"
 # Written by `make docs`.

@@ -150,7 +150,7 @@ def test_the_ground_imports_nothing_of_ours(module, needs):
     "statements",
     [
         "import weightmap",
-        "import weightmap, weightmap.kernels, weightmap.formats; weightmap.formats()",
+        "import weightmap, weightmap.kernels, weightmap.core.formats; weightmap.formats()",
         "import weightmap.cli",
     ],
 )
@@ -173,7 +173,7 @@ def loaded_by(statements):
 
 def formats_in(loaded):
     """Formats among these modules."""
-    names = {name.split(".")[2] for name in loaded if name.startswith("weightmap.formats.")}
+    names = {name.split(".")[2] for name in loaded if name.startswith("weightmap.core.formats.")}
     return {name for name in names if not name.startswith("_")}
 
 
@@ -208,7 +208,9 @@ def test_importing_leaves_the_process_as_it_was(collects, tmp_path):
     subprocess.run([sys.executable, "-B", "-c", code], check=True, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("module", ["numpy", "weightmap.errors", "weightmap.native.access", "weightmap.model.opening"])
+@pytest.mark.parametrize(
+    "module", ["numpy", "weightmap.errors", "weightmap.core.native.access", "weightmap.core.model.opening"]
+)
 def test_an_interrupted_import_leaves_the_process_as_it_was(module, tmp_path):
     """And the next import succeeds."""
     code = f"""

@@ -11,10 +11,10 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 pytest.importorskip("triton")
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
+from weightmap.core.native import quantised  # noqa: E402
+from weightmap.core.quant.blocks import QuantizedTensor  # noqa: E402
+from weightmap.core.quant.ggml import GgmlTensor, quantize_ggml  # noqa: E402
 from weightmap.device import Change, Staging  # noqa: E402
-from weightmap.native import quantised  # noqa: E402
-from weightmap.quant.blocks import QuantizedTensor  # noqa: E402
-from weightmap.quant.ggml import GgmlTensor, quantize_ggml  # noqa: E402
 from weightmap.torch import TorchBackend, load_plan  # noqa: E402
 
 triton_kernels = pytest.importorskip("weightmap.torch._triton")

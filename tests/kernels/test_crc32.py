@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests import guard
 
 from weightmap import kernels
-from weightmap.native import checksums
+from weightmap.core.native import checksums
 
 MIB = 1 << 20
 

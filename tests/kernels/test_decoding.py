@@ -7,7 +7,7 @@ from tests.ggml_support import TYPES, random_blocks
 from tests.kernels import test_intblock as blocks_of_integers
 from tests.kernels.test_quantize_kernels import assemble
 
-from weightmap.native import quantised
+from weightmap.core.native import quantised
 
 ODD = [1.5, float("inf"), -2, float("nan"), 65504.0, 6e-8]
 

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from weightmap.native.access import Failed
-from weightmap.native.files import COMPARED, FileComparer, differing
+from weightmap.core.native.access import Failed
+from weightmap.core.native.files import COMPARED, FileComparer, differing
 
 TYPES = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": ml_dtypes.bfloat16}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weightmap import kernels
 from weightmap._kernels import ffi, lib
-from weightmap.native import checksums
+from weightmap.core.native import checksums
 
 # From the authors' test vectors.
 VECTORS_32 = {

@@ -6,7 +6,7 @@ from tests import ggml_support
 from tests.ggml_support import TYPES, UPPER, random_blocks
 
 import weightmap as wm
-from weightmap.native import quantised
+from weightmap.core.native import quantised
 
 
 def decode(blocks, name, **options):

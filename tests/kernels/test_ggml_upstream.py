@@ -8,8 +8,8 @@ import pytest
 from tests.api.test_ggml import ARRAYS, ENCODED, error_of
 from tests.ggml_support import PLAIN, TYPES, random_blocks
 
-from weightmap.native import quantised
-from weightmap.quant.ggml import GgmlTensor, quantize_ggml
+from weightmap.core.native import quantised
+from weightmap.core.quant.ggml import GgmlTensor, quantize_ggml
 
 PATH = os.environ.get("WEIGHTMAP_GGML")
 pytestmark = pytest.mark.skipif(not PATH, reason="ggml is compiled by make ggml-test")

@@ -6,7 +6,7 @@ import pytest
 from tests.support import each
 
 from weightmap import kernels
-from weightmap.native import scans
+from weightmap.core.native import scans
 
 _MOST = 500  # rows that are packed
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]

@@ -8,7 +8,7 @@ import pytest
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.native import quantised
+from weightmap.core.native import quantised
 
 DEQUANTIZE = {4: kernels.dequantize_int4, 5: kernels.dequantize_int5}
 SCALES = {"fp16": ("<e", 2), "fp32": ("<f", 4)}

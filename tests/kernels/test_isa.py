@@ -8,7 +8,7 @@ import pytest
 from tests.support import compiled, run_child
 
 from weightmap import kernels
-from weightmap.native import access
+from weightmap.core.native import access
 
 X86 = platform.machine().lower() in {"x86_64", "amd64"}
 CPUINFO = Path("/proc/cpuinfo")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tests.support import each
 
-from weightmap.native import access, scans
+from weightmap.core.native import access, scans
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 # NaN with a fraction, infinity, and what becomes infinite, subnormal or a tie in a half.

@@ -12,8 +12,8 @@ from tests.support import DATA, kernel_modules
 
 import weightmap as wm
 from weightmap._kernels import ffi
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.product import ProductQuantized
 
 FILLS = (0xA5, 0x5A)
 # Kernels that fill a part of their outputs, with the way in which the caller knows how much.

@@ -10,7 +10,7 @@ from tests.kernels import scale_search
 
 import weightmap as wm
 from weightmap import kernels
-from weightmap.native import quantised
+from weightmap.core.native import quantised
 
 QUANTIZE = {4: kernels.quantize_int4, 5: kernels.quantize_int5}
 SCALES = {"fp16": "<f2", "fp32": "<f4"}

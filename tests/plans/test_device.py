@@ -16,9 +16,9 @@ from tests.support import HANG
 from tests.weights.checkpoints import awq
 
 import weightmap as wm
+from weightmap.core.native import files
+from weightmap.core.quant.ggml import quantize_ggml
 from weightmap.device import Staging, _slots, load, release_slots
-from weightmap.native import files
-from weightmap.quant.ggml import quantize_ggml
 
 RNG = np.random.default_rng(20)
 INTEGERS = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")

@@ -14,8 +14,8 @@ from tests.builders import safetensors as safe
 from tests.support import HANG, SOURCES, run_child
 
 import weightmap as wm
-from weightmap.io.memory import headroom
-from weightmap.quant.ggml import quantize_ggml
+from weightmap.core.bytes.memory import headroom
+from weightmap.core.quant.ggml import quantize_ggml
 
 MIB, GIB = 1 << 20, 1 << 30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
@@ -143,7 +143,7 @@ def big(tmp_path_factory):
 GO_THROUGH = """
 import sys
 import weightmap as wm
-from weightmap.io.memory import headroom
+from weightmap.core.bytes.memory import headroom
 path, way = sys.argv[1:]
 with wm.plan(path, chunk=4 << 20) as plan:
     left = headroom().left

@@ -12,8 +12,8 @@ from tests.builders import embd, normal
 from tests.builders import safetensors as safe
 
 import weightmap as wm
-from weightmap.quant.ggml import quantize_ggml
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.quant.ggml import quantize_ggml
+from weightmap.core.quant.product import ProductQuantized
 
 DTYPES = ("float32", "float16", "uint8", "int64", "bfloat16")
 

@@ -11,10 +11,10 @@ from tests.builders import safetensors as safe
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.io.memory import ControlGroup, Headroom
-from weightmap.io.pages import Sample
-from weightmap.native import files
+from weightmap.core.bytes.memory import ControlGroup, Headroom
+from weightmap.core.native import files
 from weightmap.plans import explaining, read_plan
+from weightmap.plans.pages import Sample
 
 MIB, GIB = 1 << 20, 1 << 30
 PLENTY = Headroom(64 * GIB, ())

@@ -18,14 +18,13 @@ from tests.builders import torch as checkpoints
 from tests.plans.test_plan_reads import indices, models, rules
 
 import weightmap as wm
-from weightmap.io import pages
-from weightmap.io.memory import Headroom
-from weightmap.io.open_source import from_path
-from weightmap.io.pages import FileSystem, file_system_of, known
-from weightmap.io.source import Source
-from weightmap.model.parts import parts_of
-from weightmap.native import files as native_files
-from weightmap.plans import delivery, read_plan, warming
+from weightmap.core.bytes.memory import Headroom
+from weightmap.core.bytes.open_source import from_path
+from weightmap.core.bytes.source import Source
+from weightmap.core.model.internals import parts_of
+from weightmap.core.native import files as native_files
+from weightmap.plans import delivery, pages, read_plan, warming
+from weightmap.plans.pages import FileSystem, file_system_of, known
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE

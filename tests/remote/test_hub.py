@@ -32,9 +32,9 @@ import weightmap as wm
 import weightmap.hub
 from weightmap import compat
 from weightmap.cli import main
+from weightmap.core.model.internals import sources_of
 from weightmap.errors import AddressError, ChecksumError, FileChangedError, MissingDependencyError, RemoteError
-from weightmap.io import fetching
-from weightmap.model.parts import sources_of
+from weightmap.remote import fetching
 
 hub_library = pytest.importorskip("huggingface_hub")
 
@@ -512,7 +512,7 @@ def running(code: str, hub: Hub) -> Iterator[subprocess.Popen[bytes]]:
 IN_PIECES = """
 import sys
 import weightmap.hub
-from weightmap.io import ahead
+from weightmap.remote import ahead
 ahead.PART = 1 << 18
 weightmap.hub.download(f"hf://{sys.argv[1]}")
 """

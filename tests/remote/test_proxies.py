@@ -22,7 +22,7 @@ from tests.remote.servers import Objects, Server
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.io import fetching
+from weightmap.remote import fetching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

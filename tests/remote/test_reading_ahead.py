@@ -17,10 +17,10 @@ from tests.weights.checkpoints import EXAMPLES, awq
 import weightmap as wm
 from weightmap import compat
 from weightmap.conversion import packing
-from weightmap.io import ahead
-from weightmap.io.open_source import open_source, path_of
-from weightmap.io.remote import RemoteSource
-from weightmap.model import parts
+from weightmap.core.bytes.open_source import open_source, path_of
+from weightmap.core.model import internals as parts
+from weightmap.remote import ahead
+from weightmap.remote.remote import RemoteSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,10 +12,10 @@ from tests.support import HANG
 import weightmap as wm
 from weightmap.cli import main
 from weightmap.errors import FileChangedError, RemoteError
-from weightmap.io import fetching
-from weightmap.io.fetching import ATTEMPTS, StoreError
-from weightmap.io.stores import location_of
-from weightmap.io.web import WebStore
+from weightmap.remote import fetching
+from weightmap.remote.fetching import ATTEMPTS, StoreError
+from weightmap.remote.stores import location_of
+from weightmap.remote.web import WebStore
 
 TENSOR = normal((300, 300))
 MODEL = safe.build({"a": normal((3, 300)), "w": TENSOR})

@@ -28,7 +28,7 @@ from weightmap.errors import (
     NotRegularFileError,
     TensorFileError,
 )
-from weightmap.io import fetching
+from weightmap.remote import fetching
 
 DATA = Path(__file__).parent.parent / "data"
 EXAMPLES = {example.name: example for example in builders.examples()}
@@ -222,7 +222,7 @@ def test_a_slice_by_pread_costs_its_bytes(case, objects, url):
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tmp_path, monkeypatch):
     """As many requests as `concurrency` are under way, once there are so many, and never more."""
-    from weightmap.io import ahead
+    from weightmap.remote import ahead
 
     monkeypatch.setattr(ahead, "PART", 32 * KIB)
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)

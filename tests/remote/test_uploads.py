@@ -8,8 +8,8 @@ import pytest
 from tests.remote.servers import Objects, Server, Taking
 
 import weightmap as wm
-from weightmap.io import fetching
-from weightmap.io.stores import location_of
+from weightmap.remote import fetching
+from weightmap.remote.stores import location_of
 
 TENSORS = {f"t{n}": np.full(1000, n, np.float32) for n in range(4)}
 SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]

@@ -299,7 +299,7 @@ def test_samples_of_quantised_tensors_are_their_values(tmp_path, scheme):
     values = np.random.default_rng(2).standard_normal((300, 512), np.float32)
     path = tmp_path / f"m.{'gguf' if scheme[0] == 'q' else 'amb'}"
     wm.save(path, {"w": wm.quantize(values, scheme)})
-    dense_row = import_module("weightmap.model.parts").dense_row
+    dense_row = import_module("weightmap.core.model.internals").dense_row
     with wm.open(path) as f:
         whole = f.read("w").ravel()
         found = sample(dense_row(f, "w"), 1 << 14)

@@ -18,7 +18,7 @@ from tests.places import ROOT
 from tests.support import each, exercise, run_child
 
 import weightmap as wm
-from weightmap.io import source as sources
+from weightmap.core.bytes import source as sources
 
 # `verify` has the same lines.
 pytestmark = pytest.mark.filterwarnings("ignore::weightmap.ModelWarning")

@@ -14,8 +14,8 @@ from tests.builders import finalfusion as ff
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.formats import finalfusion as toml_parser
-from weightmap.io import strict_json
+from weightmap.core.bytes import strict_json
+from weightmap.core.formats import finalfusion as toml_parser
 
 DEEPEST = 128
 

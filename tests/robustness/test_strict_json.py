@@ -7,7 +7,7 @@ import pytest
 from tests.support import in_one_item, run_child
 
 import weightmap as wm
-from weightmap.io import strict_json
+from weightmap.core.bytes import strict_json
 
 TEXTS = [
     '{"a": 1}',

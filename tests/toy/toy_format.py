@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats._base import Content, Format, take, trailing
+from weightmap.core.native import checksums, scans
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off
-from weightmap.formats._base import Content, Format, take, trailing
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.native import checksums, scans
 
 if TYPE_CHECKING:
-    from weightmap.formats._verification import Verification
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.options import Options
 
 
 class _Rules(Rules):

@@ -16,8 +16,8 @@ from tests.device_support import FakeDevice
 
 import weightmap as wm
 from weightmap import cli
+from weightmap.core.bytes import source as sources
 from weightmap.device import Staging, load
-from weightmap.io import source as sources
 from weightmap.trust import checking
 
 MODES = ["mmap", "cow", "copy", "sealed"]

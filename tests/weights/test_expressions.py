@@ -11,7 +11,7 @@ from tests.support import each
 from tests.weights.checkpoints import EXAMPLES
 
 import weightmap as wm
-from weightmap.quant.checkpoints._expressions import Expression, UnsupportedExpressionError
+from weightmap.checkpoints.methods._expressions import Expression, UnsupportedExpressionError
 
 # Expressions as llm-compressor, GPTQModel, AutoAWQ and ModelOpt write them, and every kind of syntax that is matched.
 EXPRESSIONS = [

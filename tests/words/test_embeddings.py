@@ -15,12 +15,12 @@ from tests.word_files import ngrams
 from tests.word_support import WORDS, listed, unit_sum, vocabulary
 
 import weightmap as wm
-from weightmap.embeddings import embeddings as module
-from weightmap.embeddings import embeddings as rows_module
-from weightmap.embeddings.embeddings import Embeddings
-from weightmap.embeddings.subwords import Subwords
-from weightmap.native import checksums
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.native import checksums
+from weightmap.core.quant.product import ProductQuantized
+from weightmap.core.table.subwords import Subwords
+from weightmap.words import embeddings as module
+from weightmap.words import embeddings as rows_module
+from weightmap.words.embeddings import Embeddings
 
 OF_PYTHON = sorted(path.with_suffix(".fifu") for path in (DATA / "finalfusion").glob("*.json"))
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.

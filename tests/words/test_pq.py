@@ -7,7 +7,7 @@ import pytest
 from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.quant.product import ProductQuantized
 
 
 def make(rows=40, pieces=3, centroids=7, width=5, *, projection=False, norms=False, seed=0):

@@ -12,10 +12,10 @@ from tests.word_support import vocabulary
 
 import weightmap as wm
 from weightmap import cli
-from weightmap.embeddings import search as similarity
-from weightmap.embeddings.embeddings import Embeddings
-from weightmap.embeddings.subwords import Subwords
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.quant.product import ProductQuantized
+from weightmap.core.table.subwords import Subwords
+from weightmap.words import search as similarity
+from weightmap.words.embeddings import Embeddings
 
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
 UPSTREAM = GROUNDTRUTH / "upstream" / "finalfusion-python"

@@ -8,8 +8,8 @@ from tests.word_files import ngrams
 from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table, vocabulary
 
 import weightmap as wm
-from weightmap.embeddings.subwords import Subwords
-from weightmap.index.strings import StringTable
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.subwords import Subwords
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too
 

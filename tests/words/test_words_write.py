@@ -11,9 +11,9 @@ from tests.builders import safetensors as st
 from tests.support import run_child
 
 import weightmap as wm
-from weightmap.embeddings.subwords import Subwords
-from weightmap.embeddings.vocabulary import Vocabulary
-from weightmap.formats._base import discover
+from weightmap.core.formats._base import discover
+from weightmap.core.table.subwords import Subwords
+from weightmap.core.table.vocabulary import Vocabulary
 from weightmap.words import convert as convert_words
 from weightmap.words import importers
 
@@ -180,7 +180,7 @@ def test_without_one_matrix_for_the_words(tmp_path):
 
 # ----------------------------------------------------------------------------------------------------- recognition
 TOY = """
-from weightmap.formats import Importer
+from weightmap.core.formats import Importer
 from weightmap.words.importers._words import Words
 from weightmap.words.importers.text import IMPORTER as TEXT
 

@@ -7,17 +7,17 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from weightmap.checkpoints.methods import FLOATS, Settings, as_settings
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.beside import read_small
+from weightmap.core.bytes.open_source import beside
+from weightmap.core.model.internals import parts_of
 from weightmap.errors import TensorFileError, UnsupportedError, quoted
-from weightmap.io import strict_json
-from weightmap.io.beside import read_small
-from weightmap.io.open_source import beside
-from weightmap.model.parts import parts_of
-from weightmap.quant.checkpoints import FLOATS, Settings, as_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
 _CONFIG = "config.json"
 # Keys of a configuration, and files beside it, that say how a model is quantised.

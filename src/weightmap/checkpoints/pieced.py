@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from weightmap.dtypes import dtype_named
+from weightmap.core.dtypes import dtype_named
+from weightmap.core.native import access, scans
+from weightmap.core.native.floats import bf16_to_f32, f16_to_f32
+from weightmap.core.quant import PIECE
+from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import QuantError
-from weightmap.native import access, scans
-from weightmap.native.floats import bf16_to_f32, f16_to_f32
-from weightmap.quant import PIECE
-from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.repacking import Held, Layout
+    from weightmap.checkpoints.repacking import Held, Layout
 
     Pieces = Mapping[str, NDArray[Any]]
 

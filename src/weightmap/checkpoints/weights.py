@@ -9,34 +9,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES, SCHEMES, numpy_dtype
+from weightmap.checkpoints.configuration import quantisation_of, type_of
+from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
+from weightmap.checkpoints.pieced import PiecedTensor
+from weightmap.checkpoints.repacking import Held, head
+from weightmap.core.bytes.derived import Derived, Given
+from weightmap.core.bytes.geometry import Geometry, ascending
+from weightmap.core.dtypes import DTYPES, SCHEMES, numpy_dtype
+from weightmap.core.model.codes import refuse_codes
+from weightmap.core.model.internals import check_index, parts_of, requested, rows_of
+from weightmap.core.native.quantised import GGML_TYPES, blocks_size, ggml_size
+from weightmap.core.quant import PIECE
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.ggml import GgmlTensor
+from weightmap.core.quant.schemes import BITS
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.table import Row, ViewTable
 from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
-from weightmap.index.strings import StringTable
-from weightmap.index.table import Row, ViewTable
-from weightmap.io.derived import Derived, Given
-from weightmap.io.geometry import Geometry, ascending
-from weightmap.model.codes import refuse_codes
-from weightmap.model.configuration import quantisation_of, type_of
-from weightmap.model.parts import check_index, parts_of, requested, rows_of
-from weightmap.native.quantised import GGML_TYPES, blocks_size, ggml_size
-from weightmap.quant import PIECE
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.checkpoints import HALVES, Group, Method, method_of
-from weightmap.quant.ggml import GgmlTensor
-from weightmap.quant.pieced import PiecedTensor
-from weightmap.quant.repacking import Held, head
-from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.index.table import Table, TensorInfo
-    from weightmap.io.source import Source
-    from weightmap.quant.pieced import Coding
-    from weightmap.quant.repacking import Layout
+    from weightmap.checkpoints.pieced import Coding
+    from weightmap.checkpoints.repacking import Layout
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.dtypes import DType
+    from weightmap.core.table.table import Table, TensorInfo
 
 
 _NOTHING = Held()

@@ -25,8 +25,8 @@ from weightmap.cli.outcome import (
     undoing,
 )
 from weightmap.cli.parser import build_parser, command_of
+from weightmap.core.model.single import mode_of
 from weightmap.errors import TensorFileError
-from weightmap.model.single import mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

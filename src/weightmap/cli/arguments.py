@@ -67,7 +67,7 @@ def locate(args: argparse.Namespace) -> None:
     how: dict[str, Any] = {name: getattr(args, name, None) for name in ("redirects", "unversioned", "deadline")}
     if all(value is None or value is False for value in how.values()):
         return
-    from weightmap.io.stores import location_of  # for addresses alone
+    from weightmap.remote.stores import location_of  # for addresses alone
 
     try:
         for name, value in vars(args).items():

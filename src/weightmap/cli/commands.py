@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import weightmap as wm
-from weightmap.amounts import sizes
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError
-from weightmap.dtypes import numpy_dtype
+from weightmap.core.amounts import sizes
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.dtypes import numpy_dtype
+from weightmap.core.model.inputs import check_not_read
+from weightmap.core.model.internals import check_unchanged, dense_row
+from weightmap.core.model.opening import open_privately
+from weightmap.core.model.saving import pieces
 from weightmap.errors import quoted
-from weightmap.io.atomic import write_plan
-from weightmap.io.sink import WritePlan
-from weightmap.model.inputs import check_not_read
-from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_unchanged, dense_row
-from weightmap.model.saving import pieces
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from weightmap.io.sink import Sink
+    from weightmap.core.bytes.sink import Sink
 
 
 def convert(args: argparse.Namespace) -> int:

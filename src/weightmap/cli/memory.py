@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import weightmap as wm
-from weightmap.amounts import brief, size
+from weightmap.checkpoints.weights import weight_of_model
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, reason
+from weightmap.core.amounts import brief, size
+from weightmap.core.model.opening import open_privately
 from weightmap.errors import counted
-from weightmap.model.opening import open_privately
-from weightmap.model.weights import weight_of_model
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from weightmap.model.residency import Residency
+    from weightmap.plans.residency import Residency
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from weightmap.cli import show
+from weightmap.core.model.opening import open_privately
 from weightmap.errors import (
     AddressError,
     ChecksumError,
@@ -19,7 +20,6 @@ from weightmap.errors import (
     TensorNotFoundError,
     UnknownWordError,
 )
-from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse

@@ -12,7 +12,6 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap import __version__
-from weightmap.arguments import similar
 from weightmap.cli import show
 from weightmap.cli.arguments import (
     add_distribution,
@@ -24,8 +23,9 @@ from weightmap.cli.arguments import (
     text,
 )
 from weightmap.cli.outcome import UsageError
+from weightmap.core.arguments import similar
+from weightmap.core.lazy import later
 from weightmap.errors import MissingDependencyError
-from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

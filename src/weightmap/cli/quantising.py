@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
-from weightmap.amounts import sizes
 from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, reason
+from weightmap.core.amounts import sizes
+from weightmap.core.model.opening import open_privately
 from weightmap.errors import EncodeError, QuantError, TensorFileError, counted, quoted
-from weightmap.model.opening import open_privately
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from weightmap.model.reports import QuantizedInfo
+    from weightmap.core.model.reports import QuantizedInfo
 
 # Options of quantising
 _QUANTISING = ("block_size", "bits", "scale_type", "quantize_include", "quantize_exclude", "threads")

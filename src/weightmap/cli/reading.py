@@ -11,32 +11,32 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
-from weightmap.amounts import brief, sizes
 from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason, status_of_verify, suggest_lenient
+from weightmap.core.amounts import brief, sizes
+from weightmap.core.globs import takes
+from weightmap.core.lazy import later
+from weightmap.core.model.internals import each_row, warnings_of, where_of
+from weightmap.core.model.opening import open_privately
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
-from weightmap.globs import takes
-from weightmap.lazy import later
-from weightmap.model.opening import open_privately
-from weightmap.model.parts import each_row, warnings_of, where_of
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
-    from weightmap.index.table import Row
+    from weightmap.core.table.table import Row
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 
 # Parameters of quantised checkpoints take 5 ms to import, and most files hold none.
-as_parameters: Callable[..., Any] = later("weightmap.model.weights", "as_parameters")
-storage_of: Callable[..., Any] = later("weightmap.model.weights", "storage_of")
-stored_rows: Callable[..., Any] = later("weightmap.model.weights", "stored_rows")
-weight_of: Callable[..., Any] = later("weightmap.model.weights", "weight_of")
+as_parameters: Callable[..., Any] = later("weightmap.checkpoints.weights", "as_parameters")
+storage_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "storage_of")
+stored_rows: Callable[..., Any] = later("weightmap.checkpoints.weights", "stored_rows")
+weight_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "weight_of")
 # Only a terminal shows the tree.
-module_tree: Callable[..., Any] = later("weightmap.model.modules", "module_tree")
-separator: Callable[..., Any] = later("weightmap.model.modules", "separator")
+module_tree: Callable[..., Any] = later("weightmap.report.modules", "module_tree")
+separator: Callable[..., Any] = later("weightmap.report.modules", "separator")
 
 # Most lines per module in the tree, and most entries of metadata
 _MOST_LINES = 64

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weightmap.amounts import sizes
 from weightmap.cli import show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, failed
+from weightmap.core.amounts import sizes
 from weightmap.errors import quoted
 
 if TYPE_CHECKING:

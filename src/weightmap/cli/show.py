@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
+from weightmap.core.lazy import later
 from weightmap.errors import escape
-from weightmap.lazy import later
 
 _SCHEMA = 1
 # 2 ms with what it imports, and most commands print none.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightmap import deltas
-from weightmap.amounts import size
 from weightmap.cli import show
 from weightmap.cli.outcome import OK, UsageError
+from weightmap.core.amounts import size
+from weightmap.core.model.sharding import bytes_of_size
 from weightmap.errors import counted
-from weightmap.model.sharding import bytes_of_size
 
 if TYPE_CHECKING:
     import argparse

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import weightmap as wm
 from weightmap.cli import quantising, show
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
-from weightmap.embeddings.embeddings import no_vector
 from weightmap.errors import counted, quoted
+from weightmap.words.embeddings import no_vector
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    from weightmap.embeddings.embeddings import Embeddings
+    from weightmap.words.embeddings import Embeddings
 
     _Search = Callable[[Embeddings, Any], list[tuple[str, float]]]
 

@@ -9,11 +9,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 from weightmap.cli.arguments import Offered, add_distribution, add_json, add_lenient, add_threads, add_weights, text
-from weightmap.dtypes import FLOATING, SHORT
-from weightmap.formats import FORMATS
+from weightmap.core.dtypes import FLOATING, SHORT
+from weightmap.core.formats import FORMATS
+from weightmap.core.quant.quantizing import SCHEMES
 from weightmap.llama import NAMES as NAMINGS
 from weightmap.llama.tensors import MIXTURES
-from weightmap.quant.quantizing import SCHEMES
 from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING
 
 from weightmap.compat._safe_open import SafeSlice, load_file, safe_open
 from weightmap.compat._safe_open import open_handle as _safe_open_handle
+from weightmap.core.lazy import on_demand
 from weightmap.errors import TensorFileError as SafetensorError
-from weightmap.lazy import on_demand
 
 if TYPE_CHECKING:
     from weightmap.compat._patching import patched

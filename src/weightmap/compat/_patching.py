@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import weightmap as wm
 from weightmap.compat import _safe_open, _saving
 from weightmap.compat._frameworks import imported
+from weightmap.core.bytes.open_source import from_path
+from weightmap.core.formats import HEAD, identify
+from weightmap.core.model.sharded import find_model
+from weightmap.core.model.single import is_index
 from weightmap.errors import NotRegularFileError, TensorFileError
-from weightmap.formats import HEAD, identify
-from weightmap.io.open_source import from_path
-from weightmap.model.sharded import find_model
-from weightmap.model.single import is_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

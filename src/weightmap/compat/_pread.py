@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import numpy_dtype
+from weightmap.core.dtypes import numpy_dtype
+from weightmap.core.model.internals import dense_row, parts_of
+from weightmap.core.native import access
+from weightmap.core.quant.places import Heads
 from weightmap.errors import PlanError, quoted
-from weightmap.model.parts import dense_row, parts_of
-from weightmap.native import access
 from weightmap.plans.part import PartReader, Runs
 from weightmap.plans.wants import Axis, axes_of
-from weightmap.quant.places import Heads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
 
 # Bytes between two runs that are read with them: a read of its own would take as long.
 _GAP = 64 << 10

@@ -10,12 +10,12 @@ import numpy as np
 import weightmap as wm
 from weightmap.compat._frameworks import framework_named
 from weightmap.compat._pread import is_plain, read_part, read_whole
-from weightmap.dtypes import DTYPES
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats.safetensors import DTYPE_NAMES
+from weightmap.core.model.internals import check_copied, is_remote, row_of
+from weightmap.core.model.opening import open_stored
 from weightmap.errors import ClosedError, TensorFileError, UnsupportedError
-from weightmap.formats.safetensors import DTYPE_NAMES
-from weightmap.model.opening import open_stored
-from weightmap.model.parts import check_copied, is_remote, row_of
-from weightmap.model.residency import spans_of
+from weightmap.plans.residency import spans_of
 
 if TYPE_CHECKING:
     import os
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
-    from weightmap.index.table import TensorInfo
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import TensorInfo
 
 # As safetensors spells the data types, by our names.
 _CODES = {name: code for code, name in DTYPE_NAMES.items()}

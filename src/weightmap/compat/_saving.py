@@ -8,20 +8,20 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
-from weightmap.arguments import as_path
 from weightmap.compat._safe_open import code_of, dtype_of, safe_open
-from weightmap.dtypes import DTYPES
+from weightmap.core.arguments import as_path
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.sink import to_bytes
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats import Payload, Request, Tensors, by_name
+from weightmap.core.formats.safetensors import DTYPE_NAMES
+from weightmap.core.model.saving import PAIRS, check_mappings, from_arrays, is_torch, plan_request
 from weightmap.errors import EncodeError, quoted
-from weightmap.formats import Payload, Request, Tensors, by_name
-from weightmap.formats.safetensors import DTYPE_NAMES
-from weightmap.io.atomic import write_plan
-from weightmap.io.sink import to_bytes
-from weightmap.model.saving import PAIRS, check_mappings, from_arrays, is_torch, plan_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightmap.io.sink import WritePlan
+    from weightmap.core.bytes.sink import WritePlan
 
 _FORMAT = by_name("safetensors")
 # What `TensorSpec` takes: names of numpy and torch.

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
-from weightmap.arguments import as_path
-from weightmap.formats.gguf import BLOCKS, NUMBERS, TYPES, array_at
-from weightmap.model.parts import parts_of
-from weightmap.model.single import open_file
-from weightmap.options import DEFAULT_LIMITS, Options
+from weightmap.core.arguments import as_path
+from weightmap.core.formats.gguf import BLOCKS, NUMBERS, TYPES, array_at
+from weightmap.core.model.internals import parts_of
+from weightmap.core.model.single import open_file
+from weightmap.core.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.formats.gguf import Header
+    from weightmap.core.formats.gguf import Header
 
 __all__ = ["GGMLQuantizationType", "GGUFEndian", "GGUFReader", "GGUFValueType", "ReaderField", "ReaderTensor"]
 

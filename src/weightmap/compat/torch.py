@@ -9,8 +9,8 @@ import torch
 
 from weightmap.compat import _safe_open, _saving
 from weightmap.compat._saving import TorchEncodeError
+from weightmap.core.model.saving import check_module
 from weightmap.errors import EncodeError, quoted
-from weightmap.model.saving import check_module
 from weightmap.torch import StateError, load_state
 
 if TYPE_CHECKING:

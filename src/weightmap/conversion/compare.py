@@ -7,22 +7,22 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.checkpoints.weights import as_parameters
 from weightmap.conversion.extras import dropped_because, file_metadata, token_keys
 from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, read_at_all, tensor_diffs
+from weightmap.core.bytes.open_source import is_directory, path_of
+from weightmap.core.formats import FORMATS
+from weightmap.core.formats._metadata import equal
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, name_of
+from weightmap.core.model.opening import open_privately
 from weightmap.errors import counted, quoted
-from weightmap.formats import FORMATS
-from weightmap.formats._metadata import equal
-from weightmap.io.open_source import is_directory, path_of
-from weightmap.model import directory as hub
-from weightmap.model.file import TensorFile
-from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_unchanged, dense_row, detach_index, name_of
-from weightmap.model.weights import as_parameters
+from weightmap.huggingface import directory as hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.index.table import Row
+    from weightmap.core.table.table import Row
 
 
 class DiffReport(NamedTuple):

@@ -7,33 +7,33 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any, overload
 
-from weightmap.arguments import as_globs, as_path, as_threads, check_progress, unexpected
+from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
 from weightmap.conversion.viewing import seen_by
+from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, unexpected
+from weightmap.core.bytes.atomic import file_exists, write_plan
+from weightmap.core.formats import FORMATS, Format
+from weightmap.core.model.codes import codes_among
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.inputs import check_not_read
+from weightmap.core.model.internals import name_of, named_rows, rows_of, warnings_of
+from weightmap.core.model.opening import open_or_import
+from weightmap.core.model.reports import ConvertReport
+from weightmap.core.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
+from weightmap.core.model.sharding import beside, bytes_of_size, is_folder, sharded_target
+from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
+from weightmap.core.options import Limits, validated_limits
+from weightmap.core.quant import quantizing
+from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
-from weightmap.formats import FORMATS, Format
-from weightmap.io.atomic import file_exists, write_plan
+from weightmap.huggingface.directory import directory_around, find_source
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of
-from weightmap.model.codes import codes_among
-from weightmap.model.directory import directory_around, find_source
-from weightmap.model.file import TensorFile
-from weightmap.model.inputs import check_not_read
-from weightmap.model.opening import open_or_import
-from weightmap.model.parts import name_of, named_rows, rows_of, warnings_of
-from weightmap.model.reports import ConvertReport
-from weightmap.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
-from weightmap.model.sharding import beside, bytes_of_size, is_folder, sharded_target
-from weightmap.model.single import INDEX_SUFFIX, check_replaceable
-from weightmap.model.uploading import takes_addresses
-from weightmap.model.weights import storage_of
-from weightmap.options import Limits, validated_limits
-from weightmap.quant import quantizing
-from weightmap.quant.quantizing import SCHEMES, folded, near, scheme_named
+from weightmap.remote.uploading import takes_addresses
 from weightmap.trust.checking import bound, check_all
 from weightmap.trust.lists import write_sums
 from weightmap.words.converting import hand_over, target_format
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, DTypeLike
 
-    from weightmap.model.directory import ModelDirectory
-    from weightmap.model.sharding import ShardTarget
-    from weightmap.quant.blocks import QuantizedTensor
+    from weightmap.core.model.sharding import ShardTarget
+    from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.huggingface.directory import ModelDirectory
 
 
 @takes_addresses("dst", 1)

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.conversion.running import digest
 from weightmap.conversion.tasks import FileRows, ShardTask, read_beside, state_of
 from weightmap.conversion.tensors import Prepared, Preparer, check_total
+from weightmap.core.bytes.open_source import called, folder_of
+from weightmap.core.formats import check_names
+from weightmap.core.formats._metadata import equal
+from weightmap.core.model.inputs import check_not_read
+from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of, where_of
+from weightmap.core.model.sharding import encode_index
 from weightmap.errors import EncodeError, counted
-from weightmap.formats import check_names
-from weightmap.formats._metadata import equal
-from weightmap.io.open_source import called, folder_of
-from weightmap.model.inputs import check_not_read
-from weightmap.model.parts import name_of, named_rows, parts_of, rows_of, where_of
-from weightmap.model.sharding import encode_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightmap.conversion.spec import Spec
-    from weightmap.index.table import Row
-    from weightmap.model.file import TensorFile
-    from weightmap.model.sharding import ShardTarget
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.sharding import ShardTarget
+    from weightmap.core.table.table import Row
 
 # Names that belong to the weights of which they hold scales, zero points, shapes or orders: FP8 of Hugging Face
 # (weight_scale_inv), compressed-tensors (weight_scale), GPTQ and AWQ (scales, qzeros, g_idx), bitsandbytes (absmax,

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.formats import FORMATS, fitted
+from weightmap.core.formats._metadata import TYPES, entries, typed
 from weightmap.errors import counted, quoted
-from weightmap.formats import FORMATS, fitted
-from weightmap.formats._metadata import TYPES, entries, typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightmap.formats import Format
-    from weightmap.index.table import Row
-    from weightmap.model.directory import ModelDirectory
-    from weightmap.model.file import TensorFile
+    from weightmap.core.formats import Format
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
+    from weightmap.huggingface.directory import ModelDirectory
 
 
 def file_metadata(file: TensorFile) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from array import array
 from itertools import accumulate, chain, pairwise, starmap
 from typing import TYPE_CHECKING, Any
 
-from weightmap.formats import Payload, Tensors
-from weightmap.index.table import Row
-from weightmap.io.source import BETWEEN, Source
+from weightmap.core.bytes.source import BETWEEN, Source
+from weightmap.core.formats import Payload, Tensors
+from weightmap.core.table.table import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightmap.io.sink import Sink
+    from weightmap.core.bytes.sink import Sink
 
 # Names kept as one text: each as an object would take twice its length and more.
 _TOGETHER = 4096

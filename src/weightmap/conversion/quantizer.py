@@ -11,21 +11,21 @@ import numpy as np
 
 from weightmap.conversion.packing import nothing
 from weightmap.conversion.spec import quantize_options, quantize_zeros
-from weightmap.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
+from weightmap.core.bytes.memory import room
+from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
+from weightmap.core.formats import Filled, Payload, listed
+from weightmap.core.globs import matches
+from weightmap.core.model.reports import QuantizedInfo
+from weightmap.core.native import access, quantised
+from weightmap.core.native.access import Failed
+from weightmap.core.native.files import COMPARED
+from weightmap.core.native.quantised import BlockEncoder
+from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
+from weightmap.core.quant.pieces import in_pieces
+from weightmap.core.quant.quantizing import quantize
+from weightmap.core.quant.schemes import BITS, BLOCKED
 from weightmap.errors import QuantError, counted
-from weightmap.formats import Filled, Payload, listed
-from weightmap.globs import matches
-from weightmap.io.memory import room
 from weightmap.llama.tensors import stays_float32, type_in
-from weightmap.model.reports import QuantizedInfo
-from weightmap.native import access, quantised
-from weightmap.native.access import Failed
-from weightmap.native.files import COMPARED
-from weightmap.native.quantised import BlockEncoder
-from weightmap.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
-from weightmap.quant.pieces import in_pieces
-from weightmap.quant.quantizing import quantize
-from weightmap.quant.schemes import BITS, BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.conversion.spec import Quantize
-    from weightmap.index.table import Row
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.native.quantised import Unwritten
+    from weightmap.core.table.table import Row
     from weightmap.llama.tensors import Shape
-    from weightmap.native.quantised import Unwritten
 
 # Elements quantised at once: as float32 half of the second-level cache of common CPUs.
 _PIECE = 1 << 17

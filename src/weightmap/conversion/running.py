@@ -10,7 +10,13 @@ import queue
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.arguments import as_integer, as_path, mistyped
+from weightmap.core.arguments import as_integer, as_path, mistyped
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.atomic import remove_leftovers, write_plan
+from weightmap.core.bytes.memory import keeping
+from weightmap.core.bytes.open_source import from_path
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.model.sharding import plain_name
 from weightmap.errors import (
     FormatError,
     ShardsError,
@@ -20,18 +26,12 @@ from weightmap.errors import (
     counted,
     quoted,
 )
-from weightmap.io import strict_json
-from weightmap.io.atomic import remove_leftovers, write_plan
-from weightmap.io.memory import keeping
-from weightmap.io.open_source import from_path
-from weightmap.io.sink import WritePlan
-from weightmap.model.sharding import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-    from weightmap.options import Limits
+    from weightmap.core.options import Limits
 
 # Errors that a message names.
 _NAMED = 3

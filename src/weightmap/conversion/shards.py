@@ -11,12 +11,12 @@ from weightmap.conversion.dealing import deal
 from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, share_of
 from weightmap.conversion.tasks import ShardReport, convert_shard
 from weightmap.conversion.tensors import overflow_note, unaligned_note
+from weightmap.core.bytes.atomic import file_exists, remove_leftovers
+from weightmap.core.model.internals import name_of
+from weightmap.core.model.reports import ConvertReport
+from weightmap.core.model.sharding import holding, write_index
 from weightmap.errors import ShardsError, counted, quoted
-from weightmap.io.atomic import file_exists, remove_leftovers
-from weightmap.model.along import Along
-from weightmap.model.parts import name_of
-from weightmap.model.reports import ConvertReport
-from weightmap.model.sharding import holding, write_index
+from weightmap.huggingface.along import Along
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from weightmap.conversion.running import Run
     from weightmap.conversion.spec import Spec
     from weightmap.conversion.tasks import ShardTask
-    from weightmap.model.file import TensorFile
-    from weightmap.model.reports import QuantizedInfo
-    from weightmap.model.sharding import ShardTarget
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.reports import QuantizedInfo
+    from weightmap.core.model.sharding import ShardTarget
 
 # The fields of a manifest's records.
 _RECORD = {"nbytes": int, "crc32": int, "tensor_bytes": int, "unaligned": int}

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from weightmap.arguments import as_float, as_globs, as_integer, mistyped
-from weightmap.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale_type_named
+from weightmap.checkpoints.repacking import REPACKED, Held
+from weightmap.core.arguments import as_float, as_globs, as_integer, mistyped
+from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale_type_named
+from weightmap.core.formats import Format, by_name
+from weightmap.core.globs import listed, matches, takes
+from weightmap.core.native import quantised
+from weightmap.core.options import Limits
+from weightmap.core.quant.quantizing import folded, quantize, scheme_named
+from weightmap.core.quant.schemes import BLOCKED
 from weightmap.errors import EncodeError, QuantError, counted, quoted
-from weightmap.formats import Format, by_name
-from weightmap.globs import listed, matches, takes
 from weightmap.llama.tensors import MIXTURES
-from weightmap.native import quantised
-from weightmap.options import Limits
-from weightmap.quant.quantizing import folded, quantize, scheme_named
-from weightmap.quant.repacking import REPACKED, Held
-from weightmap.quant.schemes import BLOCKED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numpy.typing import DTypeLike
 
-    from weightmap.arguments import Globs
+    from weightmap.core.arguments import Globs
+    from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.llama.tensors import Shape
-    from weightmap.quant.blocks import QuantizedTensor
 
 Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
 

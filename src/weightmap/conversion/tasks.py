@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.conversion.tensors import Preparer, unaligned
 from weightmap.conversion.viewing import viewed
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.open_source import folder_of, inside
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.model.internals import name_of, named_rows, sources_of
+from weightmap.core.model.opening import open_with
+from weightmap.core.model.sharding import plain_name, tensor_bytes
+from weightmap.core.model.single import is_index, open_file
+from weightmap.core.options import Options
 from weightmap.errors import FileChangedError, TensorFileError
-from weightmap.io.atomic import write_plan
-from weightmap.io.open_source import folder_of, inside
-from weightmap.io.sink import WritePlan
-from weightmap.model.along import is_whole
-from weightmap.model.directory import read_directory
-from weightmap.model.opening import open_with
-from weightmap.model.parts import name_of, named_rows, sources_of
-from weightmap.model.sharding import plain_name, tensor_bytes
-from weightmap.model.single import is_index, open_file
-from weightmap.options import Options
+from weightmap.huggingface.along import is_whole
+from weightmap.huggingface.directory import read_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightmap.conversion.spec import Spec
-    from weightmap.index.table import Row
-    from weightmap.io.sink import Sink
-    from weightmap.model.directory import ModelDirectory
-    from weightmap.model.file import TensorFile
-    from weightmap.model.reports import QuantizedInfo
-    from weightmap.options import Limits
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.reports import QuantizedInfo
+    from weightmap.core.options import Limits
+    from weightmap.core.table.table import Row
+    from weightmap.huggingface.directory import ModelDirectory
 
 
 class FileRows(NamedTuple):

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.arguments import as_float
-from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
+from weightmap.core.arguments import as_float
+from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
+from weightmap.core.model.internals import check_made, in_order, row_of, sources_of
+from weightmap.core.native.access import Failed, cpus
+from weightmap.core.native.files import COMPARED, FileComparer, differing
+from weightmap.core.quant.pieces import in_pieces
 from weightmap.errors import UnsupportedError, quoted
-from weightmap.model.parts import check_made, in_order, row_of, sources_of
-from weightmap.native.access import Failed, cpus
-from weightmap.native.files import COMPARED, FileComparer, differing
-from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
 
 # Elements of quantised tensors that are decoded at once.
 _PIECE = 1 << 18

@@ -10,16 +10,16 @@ import numpy as np
 from weightmap.conversion.extras import dropped_because, extras_of, metadata_of
 from weightmap.conversion.packing import Packed, copy
 from weightmap.conversion.quantizer import Quantizer, Regrouper
-from weightmap.dtypes import DTYPES, FLOATING, DType, numpy_dtype
+from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
+from weightmap.core.formats import Filled, Payload, Request, Tensors
+from weightmap.core.model.internals import check_made, name_of, parts_of
+from weightmap.core.model.opening import open_privately
+from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
+from weightmap.core.model.sharded import disagreements
+from weightmap.core.native.access import cpus
+from weightmap.core.quant.pieces import in_pieces
 from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.formats import Filled, Payload, Request, Tensors
 from weightmap.llama.tensors import stays_float32
-from weightmap.model.opening import open_privately
-from weightmap.model.parts import check_made, name_of, parts_of
-from weightmap.model.saving import choose_layout, from_quantized, plan_request
-from weightmap.model.sharded import disagreements
-from weightmap.native.access import cpus
-from weightmap.quant.pieces import in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.conversion.spec import Spec
-    from weightmap.dtypes import DType
-    from weightmap.index.table import Row
-    from weightmap.io.sink import WritePlan
-    from weightmap.model.directory import ModelDirectory
-    from weightmap.model.file import TensorFile
+    from weightmap.core.bytes.sink import WritePlan
+    from weightmap.core.dtypes import DType
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
+    from weightmap.huggingface.directory import ModelDirectory
 
 # Integers of the same size, which compare faster than the types of ml_dtypes.
 _INTEGERS: dict[int, tuple[type[Any], type[Any]]] = {

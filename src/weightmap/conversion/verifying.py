@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.arguments import as_threads, check_progress
+from weightmap.checkpoints.weights import as_parameters
 from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, share_of, validated_run
 from weightmap.conversion.tasks import FileRows, open_rows, state_of
+from weightmap.core.arguments import as_threads, check_progress
+from weightmap.core.bytes.open_source import called, folder_of, inside
+from weightmap.core.model.internals import detach_index, name_of, parts_of
+from weightmap.core.model.opening import open_privately
+from weightmap.core.model.reports import VerifyReport, in_common
+from weightmap.core.model.sharded import disagreements
+from weightmap.core.options import Limits, validated_limits
 from weightmap.errors import ShardsError, counted, quoted
-from weightmap.io.open_source import called, folder_of, inside
-from weightmap.model.opening import open_privately
-from weightmap.model.parts import detach_index, name_of, parts_of
-from weightmap.model.reports import VerifyReport, in_common
-from weightmap.model.sharded import disagreements
-from weightmap.model.weights import as_parameters
-from weightmap.options import Limits, validated_limits
 from weightmap.trust.checking import bound, check_all, compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
 
 # The fields of a manifest's records.
 _RECORD = {"format": str, "layout": str, "checks": list, "warnings": list, "nbytes": int, "structure_only": str}

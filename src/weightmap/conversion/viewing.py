@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from weightmap.checkpoints.weights import as_parameters, storage_of
 from weightmap.conversion.quantizer import Quantizer
+from weightmap.core.formats import FORMATS
+from weightmap.core.model.codes import check_computable
+from weightmap.core.model.internals import name_of, rows_of
 from weightmap.errors import EncodeError, Remedy, counted, quoted
-from weightmap.formats import FORMATS
 from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, known, shape_of, unknown
-from weightmap.model.codes import check_computable
-from weightmap.model.parts import name_of, rows_of
-from weightmap.model.weights import as_parameters, storage_of
 
 if TYPE_CHECKING:
     from weightmap.conversion.spec import Spec
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
 
 
 def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tuple[bool, str]:

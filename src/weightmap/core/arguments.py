@@ -32,7 +32,7 @@ def mistyped(name: str, given: object, expected: str) -> TypeError:
 
     Examples
     --------
-    >>> from weightmap.arguments import mistyped
+    >>> from weightmap.core.arguments import mistyped
     >>> mistyped("gap", "64K", "an integer")
     TypeError('gap must be an integer, not str')
     """
@@ -44,7 +44,7 @@ def unexpected(function: str, given: Iterable[str], known: Iterable[str]) -> Typ
 
     Examples
     --------
-    >>> from weightmap.arguments import unexpected
+    >>> from weightmap.core.arguments import unexpected
     >>> print(unexpected("quantize", ["blocksize"], ["bits", "block_size"]))
     quantize has no option 'blocksize'; did you mean block_size?
     """
@@ -59,7 +59,7 @@ def similar(name: str, names: Iterable[str], cutoff: float = 0.7) -> list[str]:
 
     Examples
     --------
-    >>> from weightmap.arguments import similar
+    >>> from weightmap.core.arguments import similar
     >>> similar("wieght", ["bias", "weight", "weights"])
     ['weight', 'weights']
     """

@@ -3,7 +3,7 @@
 The canonical name of a type is that of numpy and ml_dtypes: "float32", "bfloat16", "float8_e4m3fn". Formats translate
 their own codes and names to these. All values in files are little-endian.
 
-Quantised tensors have a scheme instead of a type: see `weightmap.quant.schemes`.
+Quantised tensors have a scheme instead of a type: see `weightmap.core.quant.schemes`.
 """
 
 from __future__ import annotations

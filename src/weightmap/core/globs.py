@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightmap.arguments import Globs
+    from weightmap.core.arguments import Globs
 
 
 def matches(name: str, globs: str | Sequence[str]) -> bool:

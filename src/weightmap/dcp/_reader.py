@@ -9,16 +9,16 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import StorageReader
 
+from weightmap.core.model.opening import open as open_model
 from weightmap.dcp._work import TensorMetadata, Unreadable, Work
 from weightmap.errors import counted
-from weightmap.model.opening import open as open_model
 from weightmap.plans.planning import plan as make_plan
 from weightmap.plans.read_plan import reads_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
 
 
 class LoadReport(NamedTuple):

@@ -12,17 +12,17 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType
 
+from weightmap.core.model.internals import name_of, not_found, row_of
+from weightmap.core.model.saving import PAIRS
 from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError, quoted
-from weightmap.model.parts import name_of, not_found, row_of
-from weightmap.model.saving import PAIRS
 from weightmap.plans.wants import MOST_RUNS, axes_of, boxes, runs_of
 from weightmap.torch import StateError, to_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightmap.index.table import Row
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
     from weightmap.plans.read_plan import ReadPlan
 
 # The tensors of a model as torch lists those of a checkpoint.

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes.sink import write_all
+from weightmap.core.native import files as native_files
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import Patched
 from weightmap.deltas.publishing import exhaust
 from weightmap.errors import DeltaError
-from weightmap.io.sink import write_all
-from weightmap.native import files as native_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from weightmap.index.table import Row
-    from weightmap.native.access import Descriptor
+    from weightmap.core.native.access import Descriptor
+    from weightmap.core.table.table import Row
 
 # Blocks of a thread after which the disk begins with them, instead of when all are written.
 _FLUSHED = (8 << 20) // BLOCK

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.core.model.listing import new_sum, package
 from weightmap.errors import DeltaError, quoted
-from weightmap.model.listing import new_sum, package
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
     # The blocks of the old and the new tensor, from the beginning.
     Blocks = Callable[[], Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]

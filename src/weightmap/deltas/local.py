@@ -68,26 +68,26 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.atomic import leftovers, reserve
+from weightmap.core.bytes.beside import read_small
+from weightmap.core.bytes.names import stays_inside
+from weightmap.core.model.sharded import find_model
+from weightmap.core.model.single import INDEX_SUFFIX
+from weightmap.core.native import access, files
+from weightmap.core.options import Limits
 from weightmap.deltas.changes import make_changes
 from weightmap.deltas.tree import MISSING, Tree
 from weightmap.errors import DeltaError, FormatError, NotRegularFileError, TargetError, TensorFileError
-from weightmap.io import strict_json
-from weightmap.io.atomic import leftovers, reserve
-from weightmap.io.beside import read_small
-from weightmap.io.names import stays_inside
-from weightmap.io.pages import known
-from weightmap.model.sharded import find_model
-from weightmap.model.single import INDEX_SUFFIX
-from weightmap.native import access, files
-from weightmap.options import Limits
+from weightmap.plans.pages import known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightmap.native.access import Descriptor
+    from weightmap.core.native.access import Descriptor
 
 _SYNC, _NEXT, _SPARE, _STATE, _JOURNAL, _LOCK = ".weight_sync", "next", "spare", "state.json", "journal.json", "lock"
-# The file of changes; `weightmap.model.sharded` knows its place.
+# The file of changes; `weightmap.core.model.sharded` knows its place.
 CHANGES = "changes"
 # Errors of a file system without room, and of a process whose files may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes.derived import DecodedSource
+from weightmap.core.bytes.geometry import Decoded
+from weightmap.core.bytes.memory import room
+from weightmap.core.formats import Content
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.internals import parts_of, warnings_of
+from weightmap.core.table.joined import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
 from weightmap.deltas.versions import Delta, read_version
 from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, counted, quoted
-from weightmap.formats import Content
-from weightmap.index.joined import JoinedTable
-from weightmap.io.derived import DecodedSource
-from weightmap.io.geometry import Decoded
-from weightmap.io.memory import room
-from weightmap.model.file import TensorFile
-from weightmap.model.parts import parts_of, warnings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.formats import Verification
-    from weightmap.index.table import Place, Row, Table
-    from weightmap.io.source import Source
-    from weightmap.options import Limits, Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats import Verification
+    from weightmap.core.options import Limits, Options
+    from weightmap.core.table.table import Place, Row, Table
 
 
 # Frames that are decoded side by side in all threads: each takes 1.7 MiB at the level that trainers use.

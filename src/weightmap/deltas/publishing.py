@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.arguments import as_integer, as_path, as_threads, check_progress
 from weightmap.conversion.converting import convert
+from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress
+from weightmap.core.bytes import memory
+from weightmap.core.bytes.atomic import flush_folder, write_plan
+from weightmap.core.bytes.open_source import inside, names_in, path_of
+from weightmap.core.bytes.sink import WritePlan, write_all
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats import Payload, Request, Tensors, by_name
+from weightmap.core.model.internals import dense_rows, name_of, rows_of, sources_of
+from weightmap.core.model.listing import CHECKSUMS, new_sum
+from weightmap.core.model.opening import open_with
+from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
+from weightmap.core.native import access
+from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.tree import Tree
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
-from weightmap.dtypes import DTYPES
 from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError, quoted
-from weightmap.formats import Payload, Request, Tensors, by_name
-from weightmap.io import memory
-from weightmap.io.atomic import flush_folder, write_plan
-from weightmap.io.open_source import inside, names_in, path_of
-from weightmap.io.sink import WritePlan, write_all
-from weightmap.model.along import Along
-from weightmap.model.listing import CHECKSUMS, new_sum
-from weightmap.model.opening import open_with
-from weightmap.model.parts import dense_rows, name_of, rows_of, sources_of
-from weightmap.model.sharding import ShardTarget, bytes_of_size, holding
-from weightmap.model.uploading import upload
-from weightmap.native import access
-from weightmap.options import DEFAULT_LIMITS, Options
+from weightmap.huggingface.along import Along
+from weightmap.remote.uploading import upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
 
 # `DeltaReport`: what publishing, applying or pulling did.
 

@@ -8,7 +8,20 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.arguments import as_integer, as_path, as_threads, check_progress, mistyped
+from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress, mistyped
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.beside import read_small
+from weightmap.core.bytes.open_source import called, inside, path_of
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats import Tensors, by_name
+from weightmap.core.formats._writing import Payload, Request
+from weightmap.core.model.internals import name_of, rows_of, sources_of
+from weightmap.core.model.listing import new_sum
+from weightmap.core.model.opening import open_with
+from weightmap.core.model.single import INDEX_SUFFIX
+from weightmap.core.native import access
+from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import CHANGES, Journal, Local
 from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
@@ -25,29 +38,16 @@ from weightmap.deltas.versions import (
 )
 from weightmap.deltas.writing import pieces, segments, write_files, write_planned
 from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
-from weightmap.formats import Tensors, by_name
-from weightmap.formats._writing import Payload, Request
-from weightmap.io import strict_json
-from weightmap.io.atomic import write_plan
-from weightmap.io.beside import read_small
-from weightmap.io.open_source import called, inside, path_of
-from weightmap.io.sink import WritePlan
-from weightmap.model.along import Along
-from weightmap.model.listing import new_sum
-from weightmap.model.opening import open_with
-from weightmap.model.parts import name_of, rows_of, sources_of
-from weightmap.model.single import INDEX_SUFFIX
-from weightmap.native import access
-from weightmap.options import DEFAULT_LIMITS, Options
+from weightmap.huggingface.along import Along
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
     from weightmap.deltas.versions import Delta
-    from weightmap.index.table import Row
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
-    from weightmap.model.file import TensorFile
 
 # Files are read by pread: tensors are copied, not handed out.
 _READING = Options(DEFAULT_LIMITS, private=True)

@@ -12,9 +12,9 @@ import os
 import stat
 from functools import partial
 
+from weightmap.core.bytes.atomic import Folder
+from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import NotRegularFileError, TargetError
-from weightmap.io.atomic import Folder
-from weightmap.native.access import Descriptor, take_ownership
 
 # Errors of opening a link, or what is no directory, as one.
 _LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)

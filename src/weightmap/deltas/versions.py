@@ -16,21 +16,21 @@ import errno
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.beside import KEPT
+from weightmap.core.bytes.open_source import beside, from_path, inside, is_missing, names_in
+from weightmap.core.model.internals import name_of, rows_of, sources_of
+from weightmap.core.model.listing import CHECKSUMS, shard_name
+from weightmap.core.model.single import USUAL_NAMES, open_file
+from weightmap.core.options import Options
 from weightmap.deltas.frames import ENCODINGS, Frame
 from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError, quoted
-from weightmap.io import strict_json
-from weightmap.io.beside import KEPT
-from weightmap.io.open_source import beside, from_path, inside, is_missing, names_in
-from weightmap.model.listing import CHECKSUMS, shard_name
-from weightmap.model.parts import name_of, rows_of, sources_of
-from weightmap.model.single import USUAL_NAMES, open_file
-from weightmap.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightmap.io.source import Source
-    from weightmap.model.file import TensorFile
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.model.file import TensorFile
 
 INDEX, SINGLE = USUAL_NAMES[:2]
 _NAME = re.compile(r"weight_v(\d{6,18})/?")

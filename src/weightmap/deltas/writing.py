@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes.sink import Sink, write_all
+from weightmap.core.native import files as native_files
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.deltas.publishing import exhaust
-from weightmap.io.sink import Sink, write_all
-from weightmap.native import files as native_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.io.sink import WritePlan
-    from weightmap.io.source import Source
-    from weightmap.native.access import Descriptor
+    from weightmap.core.bytes.sink import WritePlan
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.native.access import Descriptor
+    from weightmap.core.table.table import Row
 
 # Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work.
 _COPIED, _SHARE = 1 << 20, 64 << 20

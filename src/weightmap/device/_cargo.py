@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.core.bytes.geometry import ascending
+from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
+from weightmap.core.native import quantised
+from weightmap.core.quant.pieces import in_pieces
+from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
 from weightmap.device._backend import Change
-from weightmap.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.errors import quoted
-from weightmap.io.geometry import ascending
-from weightmap.native import quantised
 from weightmap.plans.wants import axes_of, runs_of
-from weightmap.quant.pieces import in_pieces
-from weightmap.quant.schemes import BITS, SCALE, block_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table.table import Row
     from weightmap.device._backend import Backend
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
     from weightmap.plans.wants import Axis
 
 # Alignment of tensors in device memory, and of pieces in a slot

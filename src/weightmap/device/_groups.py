@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.dtypes import FLOATING
+from weightmap.core.model.internals import parts_of
 from weightmap.device._cargo import ALIGN, AnyCargo, ArrayCargo, Cargo, Crate
-from weightmap.dtypes import FLOATING
 from weightmap.errors import TensorFileError, counted
-from weightmap.model.parts import parts_of
 from weightmap.plans.delivery import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table.table import Row
     from weightmap.device._backend import Backend, Event, Exchange
     from weightmap.device._loader import Loader
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
     from weightmap.plans.delivery import Check
     from weightmap.plans.planning import ParameterPlan
     from weightmap.plans.read_plan import ReadPlan

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import mistyped
+from weightmap.core.arguments import mistyped
+from weightmap.core.bytes.direct import ALIGN as BLOCK
+from weightmap.core.bytes.direct import DirectReader
+from weightmap.core.native import access, checksums, files
 from weightmap.device._cargo import ALIGN
 from weightmap.device._slots import UNPINNED, Slots, Staging
 from weightmap.errors import quoted
-from weightmap.io.direct import ALIGN as BLOCK
-from weightmap.io.direct import DirectReader
-from weightmap.io.pages import ask_for, cached_in
-from weightmap.native import access, checksums, files
+from weightmap.plans.pages import ask_for, cached_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.source import Source
     from weightmap.device._backend import Backend, Event
     from weightmap.device._cargo import AnyCargo, Piece
     from weightmap.device._slots import Slot
-    from weightmap.io.source import Source
     from weightmap.plans.delivery import Sums
 
 # Longest run that one thread takes, in bytes

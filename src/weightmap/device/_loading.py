@@ -6,12 +6,12 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.model.codes import check_computable
+from weightmap.core.model.internals import check_unchanged
 from weightmap.device._groups import groups_of, groups_of_parameters
 from weightmap.device._loader import Loader
 from weightmap.device._slots import Worker
 from weightmap.errors import PlanError
-from weightmap.model.codes import check_computable
-from weightmap.model.parts import check_unchanged
 from weightmap.plans.delivery import check_when
 from weightmap.plans.planning import ParameterPlan
 from weightmap.plans.wants import at_least

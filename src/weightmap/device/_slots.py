@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightmap.arguments import as_integer
+from weightmap.core.arguments import as_integer
+from weightmap.core.native import files
 from weightmap.errors import PlanError
-from weightmap.native import files
 from weightmap.plans.wants import at_least
 
 if TYPE_CHECKING:

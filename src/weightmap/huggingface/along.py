@@ -8,22 +8,22 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from weightmap.checkpoints.configuration import SIDECARS, without_quantisation
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.beside import read_small, refuse_loop
+from weightmap.core.bytes.names import stays_inside
+from weightmap.core.bytes.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.model.inputs import ALONG
+from weightmap.core.native import checksums
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
-from weightmap.io import strict_json
-from weightmap.io.atomic import write_plan
-from weightmap.io.beside import read_small, refuse_loop
-from weightmap.io.names import stays_inside
-from weightmap.io.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
-from weightmap.io.sink import WritePlan
-from weightmap.model.configuration import SIDECARS, without_quantisation
-from weightmap.model.inputs import ALONG
-from weightmap.native import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.bytes.source import Source
 
 # The list of the modules of sentence-transformers; and what a module's folder may hold, where no store lists it.
 _MODULES, _OF_MODULES = "modules.json", ("config.json", "model.safetensors", "pytorch_model.bin")

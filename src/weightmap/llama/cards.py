@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.bytes import strict_json
 from weightmap.errors import TensorFileError
-from weightmap.io import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.bytes import strict_json
 from weightmap.errors import quoted
-from weightmap.io import strict_json
 from weightmap.llama.tokenizers import SETTINGS, TOKENIZER, merges_of
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The tensors of a model under llama.cpp's names: renamed, permuted, stacked and shifted as they are read.
 
 `Translated` is a table over the stored tensors. A row that needs more than another name has a source of its own
-(`weightmap.io.geometry`), which makes its bytes in pieces: nothing is held whole.
+(`weightmap.core.bytes.geometry`), which makes its bytes in pieces: nothing is held whole.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES, FLOATING, numpy_dtype
+from weightmap.core.bytes.derived import Derived, Given, StridedSource
+from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.table import Row, ViewTable
 from weightmap.errors import counted, quoted
-from weightmap.index.strings import StringTable
-from weightmap.index.table import Row, ViewTable
-from weightmap.io.derived import Derived, Given, StridedSource
 from weightmap.llama.architectures import refusal, rope_freqs, rope_of
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Table
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table.table import Table
     from weightmap.llama.architectures import Architecture, Config
 
 # llama.cpp's mixtures: schemes such as Q4_K_M, which give each kind of tensor a type of its own.

@@ -24,8 +24,8 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.bytes import strict_json
 from weightmap.errors import FormatError, MissingDependencyError, quoted
-from weightmap.io import strict_json
 from weightmap.llama.architectures import KEEP, refusal
 
 if TYPE_CHECKING:

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.checkpoints.configuration import config_of, quantisation_of
+from weightmap.core.bytes.beside import read_small
+from weightmap.core.bytes.open_source import beside, folder_of, names_in
+from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError, quoted
-from weightmap.io.beside import read_small
-from weightmap.io.open_source import beside, folder_of, names_in
+from weightmap.huggingface.along import chat_templates
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, add_keys, architecture_of, refusal
 from weightmap.llama.cards import card_of, sampling_of
 from weightmap.llama.special import Special, chat_template, merges_of_model
 from weightmap.llama.tensors import Shape, Translated, check_complete
 from weightmap.llama.tokenizers import SETTINGS, Files, add_vocab, check_text, vocab_of
-from weightmap.model.along import chat_templates
-from weightmap.model.configuration import config_of, quantisation_of
-from weightmap.model.parts import check_index, name_of, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from weightmap.core.model.file import TensorFile
     from weightmap.llama.architectures import Architecture, Config
-    from weightmap.model.file import TensorFile
 
 # What `general.file_type` says of models whose types are not these of a scheme's name.
 _FILE_TYPES = {

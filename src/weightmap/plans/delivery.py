@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from weightmap.core.bytes.descriptor import aligned
+from weightmap.core.bytes.direct import DirectReader
+from weightmap.core.native import checksums
 from weightmap.errors import quoted
-from weightmap.io.descriptor import aligned
-from weightmap.io.direct import DirectReader
-from weightmap.io.pages import ask_for, give_back, reads_ahead
-from weightmap.native import checksums
+from weightmap.plans.pages import ask_for, give_back, reads_ahead
 from weightmap.plans.part import PartReader, Runs
 from weightmap.plans.wants import Indices, Shard, arranged, axes_of, runs_of
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.formats._verification import Sum
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
-    from weightmap.model.residency import Spans
-    from weightmap.quant.places import Heads
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Sum
+    from weightmap.core.quant.places import Heads
+    from weightmap.core.table.table import Row
+    from weightmap.plans.residency import Spans
 
 # Checksums of a file, checked on the bytes of tensors as they are read.
 

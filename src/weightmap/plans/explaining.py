@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.amounts import size
+from weightmap.core.amounts import size
+from weightmap.core.bytes.memory import headroom
+from weightmap.core.formats import FORMATS
+from weightmap.core.model.single import is_index
 from weightmap.errors import counted
-from weightmap.formats import FORMATS
-from weightmap.io.memory import headroom
-from weightmap.io.pages import Sample, file_system_of, sample
-from weightmap.model.single import is_index
+from weightmap.plans.pages import Sample, file_system_of, sample
 from weightmap.plans.warming import cold_in, pieces
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.io.memory import Headroom
-    from weightmap.io.source import Source
-    from weightmap.model.file import TensorFile
-    from weightmap.model.residency import Spans
+    from weightmap.core.bytes.memory import Headroom
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
+    from weightmap.plans.residency import Spans
 
 # Arrays that begin at multiples of it are taken over by jax without a copy; a line of the cache.
 _ALIGNMENT = 64
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     Attributes
     ----------
     file_system, kind : str
-        Such as "ext4" and "local": see `weightmap.io.pages`.
+        Such as "ext4" and "local": see `weightmap.plans.pages`.
     how : str
         What ``run("auto")`` does with them: "map" or "read".
     files, nbytes : int

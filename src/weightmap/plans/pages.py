@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
+from weightmap.core.bytes.descriptor import map_file
+from weightmap.core.native import access, files
 from weightmap.errors import TensorFileError
-from weightmap.io.descriptor import map_file
-from weightmap.native import access, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
 # The kind of file system of a file: whether its pages are memory, or come from a disk or from elsewhere.
 

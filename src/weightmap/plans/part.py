@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.io.direct import DirectReader
-from weightmap.io.pages import file_system_of
-from weightmap.native import files
+from weightmap.core.bytes.direct import DirectReader
+from weightmap.core.native import files
+from weightmap.plans.pages import file_system_of
 from weightmap.plans.wants import arranged, ranges_of, runs_of
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.quant.places import Heads
+    from weightmap.core.table.table import Row
     from weightmap.plans.wants import Axis
-    from weightmap.quant.places import Heads
 
 
 class Runs:

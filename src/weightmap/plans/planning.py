@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_float
-from weightmap.dtypes import numpy_dtype
+from weightmap.checkpoints.weights import Pieces, as_parameters
+from weightmap.core.arguments import as_float
+from weightmap.core.bytes.geometry import ascending
+from weightmap.core.dtypes import numpy_dtype
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.internals import name_of, not_found, parts_of
+from weightmap.core.model.opening import open as open_model
+from weightmap.core.table import INT64_MAX
 from weightmap.errors import PlanError, TensorFileError, quoted
-from weightmap.index import INT64_MAX
-from weightmap.io.geometry import ascending
-from weightmap.model.file import TensorFile
-from weightmap.model.opening import open as open_model
-from weightmap.model.parts import name_of, not_found, parts_of
-from weightmap.model.residency import spans_of
-from weightmap.model.weights import Pieces, as_parameters
 from weightmap.plans.read_plan import ReadPlan
+from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Indices, Shard, arranged, at_least, axes_of, checked_rank, dealt, resolve_wants
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
+    from weightmap.core.table.table import Row
 
 # `ParameterPlan`: a plan of parameters, which reads the parts of their pieces that decode what is wanted.
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.bytes.memory import headroom
+from weightmap.core.bytes.source import ROUND_TRIP
+from weightmap.core.model.internals import check_open, check_unchanged, is_remote, name_of, parts_of
+from weightmap.core.native import files as native_files
+from weightmap.core.quant.places import Heads
 from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
-from weightmap.io.memory import headroom
-from weightmap.io.pages import file_system_of
-from weightmap.io.source import ROUND_TRIP
-from weightmap.model.parts import check_open, check_unchanged, is_remote, name_of, parts_of
-from weightmap.model.residency import spans_of
-from weightmap.native import files as native_files
 from weightmap.plans.delivery import Delivery, check_when
+from weightmap.plans.pages import file_system_of
+from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Indices, Slices, ranges_of
 from weightmap.plans.warming import share, warm
-from weightmap.quant.places import Heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
-    from weightmap.model.file import TensorFile
-    from weightmap.model.residency import Spans
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.model.file import TensorFile
     from weightmap.plans.delivery import Check
     from weightmap.plans.explaining import PlanReport
+    from weightmap.plans.residency import Spans
 
 # Times its wanted bytes that a read has at most, unless a plan says otherwise.
 _MOST = 1.1

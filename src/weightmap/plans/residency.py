@@ -9,10 +9,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from weightmap.arguments import mistyped
-from weightmap.errors import TensorFileError
-from weightmap.io.pages import give_back, resident_in
-from weightmap.model.parts import (
+from weightmap.core.arguments import mistyped
+from weightmap.core.model.internals import (
     check_index,
     check_open,
     check_unchanged,
@@ -21,14 +19,16 @@ from weightmap.model.parts import (
     parts_of,
     sources_of,
 )
+from weightmap.errors import TensorFileError
+from weightmap.plans.pages import give_back, resident_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table.table import Row
 
 # The places of a model's tensors as columns: plans use them without an object per tensor.
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.arguments import as_integer, mistyped
+from weightmap.core.arguments import as_integer, mistyped
+from weightmap.core.quant.places import places_of
 from weightmap.errors import PlanError, quoted
-from weightmap.quant.places import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row, TensorInfo
-    from weightmap.model.residency import Spans
+    from weightmap.core.table.table import Row, TensorInfo
+    from weightmap.plans.residency import Spans
 
 # Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices.
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_threads, check_progress
+from weightmap.core.arguments import as_threads, check_progress
+from weightmap.core.native import files as native_files
 from weightmap.errors import TensorFileError
-from weightmap.io.pages import bring_in, resident_in
-from weightmap.native import files as native_files
+from weightmap.plans.pages import bring_in, resident_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
     Columns = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]
 

@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.arguments import as_threads
-from weightmap.dtypes import GGML_SCHEMES, numpy_dtype
+from weightmap.checkpoints.weights import Pieces, as_parameters
+from weightmap.core.arguments import as_threads
+from weightmap.core.bytes.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
+from weightmap.core.bytes.memory import headroom
+from weightmap.core.bytes.process import PerProcess
+from weightmap.core.dtypes import GGML_SCHEMES, numpy_dtype
+from weightmap.core.model.internals import check_open, name_of, row_of, sources_of
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
-from weightmap.io.arena import Arena, slot_size
-from weightmap.io.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
-from weightmap.io.memory import headroom
-from weightmap.io.pages import cached_in
-from weightmap.io.process import PerProcess
-from weightmap.model.parts import check_open, name_of, row_of, sources_of
-from weightmap.model.weights import Pieces, as_parameters
+from weightmap.plans.pages import cached_in
+from weightmap.pool.arena import Arena, slot_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table.table import Row
 
     Name = str | tuple[str, ...]
     Key = tuple[Name, int | None]

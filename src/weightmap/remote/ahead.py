@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weightmap.io.descriptor import aligned
-from weightmap.io.fetching import Pieces
+from weightmap.core.bytes.descriptor import aligned
+from weightmap.remote.fetching import Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.io.location import Stored
+    from weightmap.remote.location import Stored
 
 # Header bytes kept per object
 _MOST_KEPT = 16 << 20

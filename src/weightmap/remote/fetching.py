@@ -24,8 +24,8 @@ from threading import Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.bytes.process import PerProcess
 from weightmap.errors import Remedy
-from weightmap.io.process import PerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence

@@ -17,14 +17,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.names import stays_inside
+from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import AddressError, MissingDependencyError, counted
-from weightmap.io.atomic import write_plan
-from weightmap.io.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
-from weightmap.io.location import Location
-from weightmap.io.names import stays_inside
-from weightmap.io.proxies import login_of
-from weightmap.io.sink import WritePlan
-from weightmap.io.web import WebStore
+from weightmap.remote.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
+from weightmap.remote.location import Location
+from weightmap.remote.proxies import login_of
+from weightmap.remote.web import WebStore
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, unquote
 
 from weightmap.errors import FileChangedError, Remedy, RemoteError
-from weightmap.io.fetching import StoreError
+from weightmap.remote.fetching import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
     from typing import Self
 
-    from weightmap.io.fetching import Access, Pieces, Pin
+    from weightmap.remote.fetching import Access, Pieces, Pin
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
 _FIRST = 32 << 10

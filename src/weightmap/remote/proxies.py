@@ -14,7 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from weightmap.io.fetching import StoreError
+from weightmap.remote.fetching import StoreError
 
 _PORTS = {"http": 80, "https": 443}
 _NETRC = ("~/.netrc", "~/_netrc")

@@ -14,20 +14,20 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weightmap.io.ahead import Queue, Windows
-from weightmap.io.descriptor import aligned, open_descriptor
-from weightmap.io.location import Stored
-from weightmap.io.names import blob_of
-from weightmap.io.source import CHUNK, Source
-from weightmap.native import files
+from weightmap.core.bytes.descriptor import aligned, open_descriptor
+from weightmap.core.bytes.names import blob_of
+from weightmap.core.bytes.source import CHUNK, Source
+from weightmap.core.native import files
+from weightmap.remote.ahead import Queue, Windows
+from weightmap.remote.location import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.io.location import Location
-    from weightmap.options import Limits
+    from weightmap.core.options import Limits
+    from weightmap.remote.location import Location
 
 # Smallest request; shorter ones are rounded up.
 _NEAR = 16 << 10

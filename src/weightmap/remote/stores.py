@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from weightmap.arguments import as_float, as_integer, mistyped
+from weightmap.core.arguments import as_float, as_integer, mistyped
 from weightmap.errors import AddressError, MissingDependencyError
-from weightmap.io.fetching import Access
-from weightmap.io.location import Location
-from weightmap.io.web import WebStore
+from weightmap.remote.fetching import Access
+from weightmap.remote.location import Location
+from weightmap.remote.web import WebStore
 
 DEADLINE = 60.0
 # Class, meaning of the first part of an address, and prefix of the environment variables
@@ -56,7 +56,7 @@ def location_of(
     if store is None and scheme not in SCHEMES:
         return path
     if store is None and scheme == "hf":
-        from weightmap.io.hub import location  # noqa: PLC0415 - for the Hub alone
+        from weightmap.remote.hub import location  # noqa: PLC0415 - for the Hub alone
 
         return location(path, count, seconds)
     if not found:

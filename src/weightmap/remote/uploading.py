@@ -12,14 +12,14 @@ import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from weightmap.core.bytes.open_source import path_of
+from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.errors import EncodeError, TargetError, TensorFileError
-from weightmap.io.open_source import path_of
-from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from weightmap.io.location import Location
+    from weightmap.remote.location import Location
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
@@ -64,8 +64,8 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
     """Yield a path; what is there in the end, and what was made beside it, is written to the address."""
     if not address.takes_objects:
         raise EncodeError("files are written to folders and to stores, and this address is for reading", path=address)
-    from weightmap.io.beside import read_small  # noqa: PLC0415 - for addresses alone, with all that these import
-    from weightmap.io.scratch import scratch_folder  # noqa: PLC0415
+    from weightmap.core.bytes.beside import read_small  # noqa: PLC0415 - for addresses alone, with all that these import
+    from weightmap.core.bytes.scratch import scratch_folder  # noqa: PLC0415
 
     with scratch_folder() as room:
         is_folder = address.has_names

@@ -1,7 +1,7 @@
 """A store over HTTP: ranges of what lies below an address, by the standard library.
 
 It follows redirects only on request, and never from HTTPS to HTTP. The query of an address, often a signature, goes to
-its server alone. Proxies and ``~/.netrc``: see `weightmap.io.proxies`.
+its server alone. Proxies and ``~/.netrc``: see `weightmap.remote.proxies`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from weightmap.errors import Remedy
-from weightmap.io.fetching import SLOWEST, StoreError, fault_of_status
-from weightmap.io.proxies import login_of, proxy_of
+from weightmap.remote.fetching import SLOWEST, StoreError, fault_of_status
+from weightmap.remote.proxies import login_of, proxy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

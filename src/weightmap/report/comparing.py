@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap.conversion.tensor_diffs import both, distances, has_numbers, pairs
+from weightmap.core.model.internals import check_unchanged, detach_index
 from weightmap.errors import TensorFileError
-from weightmap.model.parts import check_unchanged, detach_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.index.table import Row
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
 
 
 class Pair(NamedTuple):

@@ -6,12 +6,12 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from weightmap.amounts import brief, sizes
+from weightmap.core.amounts import brief, sizes
+from weightmap.core.formats._metadata import entries
 from weightmap.errors import counted
-from weightmap.formats._metadata import entries
-from weightmap.model.modules import module_tree, separator
 from weightmap.report import charts
 from weightmap.report.layers import HUGE, by_layer, pooled_bars, pooled_ranges
+from weightmap.report.modules import module_tree, separator
 from weightmap.report.page import (
     Cell,
     document,
@@ -31,7 +31,7 @@ from weightmap.report.survey import SCHEMES, alignment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightmap.model.modules import Line
+    from weightmap.report.modules import Line
     from weightmap.report.page import Section
     from weightmap.report.survey import Survey, Tensor
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightmap.index.table import TensorInfo
+    from weightmap.core.table.table import TensorInfo
 
 # A name of more parts than this is cut there; nobody nests modules deeper, but a file may say so.
 _DEEPEST = 32

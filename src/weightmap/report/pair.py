@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from weightmap.amounts import brief
+from weightmap.core.amounts import brief
 from weightmap.errors import counted
 from weightmap.report import charts
 from weightmap.report.layers import by_layer

@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.checkpoints.weights import Weight, as_parameters, stored_rows, weight_of_model
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.spec import Quantize
 from weightmap.conversion.tensor_diffs import has_numbers
-from weightmap.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
+from weightmap.core.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
+from weightmap.core.model.internals import names_of, rows_of
+from weightmap.core.native import quantised
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.ggml import GgmlTensor
+from weightmap.core.quant.quantizing import quantize
+from weightmap.core.quant.schemes import BITS
 from weightmap.errors import QuantError, TensorFileError
-from weightmap.model.parts import names_of, rows_of
-from weightmap.model.weights import Weight, as_parameters, stored_rows, weight_of_model
-from weightmap.native import quantised
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.ggml import GgmlTensor
-from weightmap.quant.quantizing import quantize
-from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row, TensorInfo
-    from weightmap.io.source import Source
-    from weightmap.model.file import TensorFile
-    from weightmap.model.reports import VerifyReport
-    from weightmap.model.residency import Residency
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.reports import VerifyReport
+    from weightmap.core.table.table import Row, TensorInfo
+    from weightmap.plans.residency import Residency
 
 # Samples of a tensor's elements: range, moments, a histogram, and the estimated cost of quantising.
 #

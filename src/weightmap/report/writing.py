@@ -6,13 +6,13 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.io.atomic import write_plan
-from weightmap.io.sink import WritePlan
-from weightmap.model.file import TensorFile
-from weightmap.model.inputs import check_not_read
-from weightmap.model.opening import open_privately
-from weightmap.model.parts import name_of
-from weightmap.model.weights import as_parameters
+from weightmap.checkpoints.weights import as_parameters
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.inputs import check_not_read
+from weightmap.core.model.internals import name_of
+from weightmap.core.model.opening import open_privately
 from weightmap.report.comparing import comparison
 from weightmap.report.model import model_page
 from weightmap.report.pair import pair_page

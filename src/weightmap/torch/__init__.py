@@ -13,7 +13,7 @@ files are copied by `weightmap.device`, which touches no mapping of them.
 NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tensors of these types.
 """
 
-from weightmap.model.saving import from_torch
+from weightmap.core.model.saving import from_torch
 from weightmap.torch._device import TorchBackend, TorchExchange, load_plan, to_device
 from weightmap.torch._experts import serve_experts
 from weightmap.torch._files import load_file, load_tensors, read_tensor, writable_mode

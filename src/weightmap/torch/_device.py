@@ -10,12 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.model.internals import dense_row
+from weightmap.core.model.saving import PAIRS
 from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
 from weightmap.device._cargo import ArrayCargo
 from weightmap.device._loading import sent
 from weightmap.errors import PlanError, UnsupportedError, escape
-from weightmap.model.parts import dense_row
-from weightmap.model.saving import PAIRS
 from weightmap.plans.planning import ParameterPlan
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.device._cargo import Cargo
     from weightmap.plans.delivery import Check
     from weightmap.plans.read_plan import ReadPlan
-    from weightmap.quant.blocks import QuantizedTensor
 
 
 class TorchBackend(Backend):

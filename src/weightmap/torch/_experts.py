@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.model.saving import check_module
 from weightmap.errors import TensorNotFoundError, UnsupportedError, quoted
-from weightmap.model.saving import check_module
 from weightmap.torch._modules import StateError
 from weightmap.torch._tensors import imported_torch, to_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.model.pool import Pool
+    from weightmap.pool.pool import Pool
 
     Key = tuple[str | tuple[str, ...], int | None]
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import mistyped
-from weightmap.dtypes import FLOATING
-from weightmap.model.codes import check_computable
-from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_copied, dense_row, is_remote
-from weightmap.model.single import mode_of
-from weightmap.model.weights import as_parameters
+from weightmap.checkpoints.weights import as_parameters
+from weightmap.core.arguments import mistyped
+from weightmap.core.dtypes import FLOATING
+from weightmap.core.model.codes import check_computable
+from weightmap.core.model.internals import check_copied, dense_row, is_remote
+from weightmap.core.model.opening import open as open_model
+from weightmap.core.model.single import mode_of
 from weightmap.plans.planning import ParameterPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
@@ -21,7 +21,7 @@ from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_d
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightmap.model.file import TensorFile
+    from weightmap.core.model.file import TensorFile
     from weightmap.typing import Mode
 
 _OCTET = np.dtype(np.uint8)

@@ -8,17 +8,17 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weightmap.arguments import as_globs, mistyped
+from weightmap.checkpoints.weights import as_parameters
+from weightmap.core.arguments import as_globs, mistyped
+from weightmap.core.globs import listed, matches, takes
+from weightmap.core.model.codes import check_readable
+from weightmap.core.model.internals import check_unchanged, named_rows, row_of
+from weightmap.core.model.opening import open as open_model
+from weightmap.core.model.saving import check_module, from_torch
 from weightmap.device import Loader
 from weightmap.device._cargo import ArrayCargo, Cargo
 from weightmap.errors import TensorFileError, counted, quoted
-from weightmap.globs import listed, matches, takes
-from weightmap.io.pages import Ahead
-from weightmap.model.codes import check_readable
-from weightmap.model.opening import open as open_model
-from weightmap.model.parts import check_unchanged, named_rows, row_of
-from weightmap.model.saving import check_module, from_torch
-from weightmap.model.weights import as_parameters
+from weightmap.plans.pages import Ahead
 from weightmap.torch._device import TorchBackend, pour, to_device
 from weightmap.torch._files import load_tensors, shared, writable_mode
 from weightmap.torch._tensors import imported_torch
@@ -26,8 +26,8 @@ from weightmap.torch._tensors import imported_torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from weightmap.arguments import Globs
-    from weightmap.model.file import TensorFile
+    from weightmap.core.arguments import Globs
+    from weightmap.core.model.file import TensorFile
 
 
 # Bytes of a file asked for ahead.

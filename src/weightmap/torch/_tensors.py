@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import mistyped
+from weightmap.core.arguments import mistyped
+from weightmap.core.model.saving import CROSSING, PAIRS
+from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError, UnsupportedError
-from weightmap.model.saving import CROSSING, PAIRS
-from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
-    from weightmap.index.table import Row
+    from weightmap.core.table.table import Row
 
 # `np.dtype.isbuiltin` of types registered by other packages, such as ml_dtypes; asking for their name takes 1 us.
 _REGISTERED = 2

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightmap.arguments import as_threads, mistyped
+from weightmap.core.arguments import as_threads, mistyped
+from weightmap.core.bytes.open_source import from_path, path_of
+from weightmap.core.lazy import later
+from weightmap.core.native.access import cpus
+from weightmap.core.options import DEFAULT_LIMITS
 from weightmap.errors import TensorFileError, TrustError, UnsupportedError, counted, quoted
-from weightmap.io.open_source import from_path, path_of
-from weightmap.lazy import later
-from weightmap.native.access import cpus
-from weightmap.options import DEFAULT_LIMITS
 from weightmap.trust.lists import (
     ONLY,
     SHA256,
@@ -35,8 +35,8 @@ from weightmap.trust.lists import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from weightmap.io.source import Source
-    from weightmap.options import Limits
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import Limits
 
 _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "sha256": hashlib.sha256,

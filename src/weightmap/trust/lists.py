@@ -21,12 +21,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.names import blob_of
+from weightmap.core.bytes.open_source import is_missing
+from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import TrustError, quoted
-from weightmap.io import strict_json
-from weightmap.io.atomic import write_plan
-from weightmap.io.names import blob_of
-from weightmap.io.open_source import is_missing
-from weightmap.io.sink import WritePlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,10 +20,10 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.scratch import scratch_folder
+from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError, quoted
-from weightmap.io.atomic import write_plan
-from weightmap.io.scratch import scratch_folder
-from weightmap.io.sink import WritePlan
 from weightmap.trust.checking import Trust, relative
 from weightmap.trust.lists import Digest, Digests, plain, read_list
 

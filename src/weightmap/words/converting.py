@@ -7,9 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_path, as_threads, check_progress, mistyped
-from weightmap.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
-from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.core.arguments import as_path, as_threads, check_progress, mistyped
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
+from weightmap.core.formats import FORMATS, Importer, Payload, Request, Tensors
+from weightmap.core.formats._metadata import entries
+from weightmap.core.globs import takes
+from weightmap.core.model.inputs import check_apart, check_not_read
+from weightmap.core.model.internals import name_of, named_rows, parts_of, warnings_of
+from weightmap.core.model.opening import open_or_import
+from weightmap.core.model.reports import ConvertReport
+from weightmap.core.model.saving import choose, choose_layout, meant_by_suffix, plan_request
+from weightmap.core.model.sharding import sharded_target
+from weightmap.core.model.single import check_replaceable
+from weightmap.core.options import Limits, validated_limits
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.vocabulary import Vocabulary
 from weightmap.errors import (
     EncodeError,
     MissingDependencyError,
@@ -19,20 +32,7 @@ from weightmap.errors import (
     counted,
     quoted,
 )
-from weightmap.formats import FORMATS, Importer, Payload, Request, Tensors
-from weightmap.formats._metadata import entries
-from weightmap.globs import takes
-from weightmap.index.strings import StringTable
-from weightmap.io.atomic import write_plan
-from weightmap.model.directory import find_source
-from weightmap.model.inputs import check_apart, check_not_read
-from weightmap.model.opening import open_or_import
-from weightmap.model.parts import name_of, named_rows, parts_of, warnings_of
-from weightmap.model.reports import ConvertReport
-from weightmap.model.saving import choose, choose_layout, meant_by_suffix, plan_request
-from weightmap.model.sharding import sharded_target
-from weightmap.model.single import check_replaceable
-from weightmap.options import Limits, validated_limits
+from weightmap.huggingface.directory import find_source
 from weightmap.words.explicit import explicit
 from weightmap.words.importers import IMPORTERS, NAMES
 from weightmap.words.importers._words import Words, check_finite, normalised, rows_in_block, unnormalised
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.arguments import Globs
-    from weightmap.formats import Format
-    from weightmap.index.table import Row
-    from weightmap.io.sink import WritePlan
-    from weightmap.model.directory import ModelDirectory
-    from weightmap.model.file import TensorFile
+    from weightmap.core.arguments import Globs
+    from weightmap.core.bytes.sink import WritePlan
+    from weightmap.core.formats import Format
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
+    from weightmap.huggingface.directory import ModelDirectory
 
 _FLOAT32 = DTYPES["float32"]
 

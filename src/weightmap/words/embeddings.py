@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
-from weightmap.arguments import as_integer, mistyped, similar
-from weightmap.dtypes import SCHEMES
-from weightmap.embeddings.search import Search, unit
+from weightmap.core.arguments import as_integer, mistyped, similar
+from weightmap.core.dtypes import SCHEMES
+from weightmap.core.native import access, checksums
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.product import ProductQuantized
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnknownWordError, counted, quoted
-from weightmap.native import access, checksums
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.product import ProductQuantized
+from weightmap.words.search import Search, unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.embeddings.vocabulary import Vocabulary
+    from weightmap.core.table.vocabulary import Vocabulary
 
 # Rows of a dense or quantised matrix by their numbers: gathered, and summed to unit vectors.
 #

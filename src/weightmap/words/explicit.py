@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.embeddings.subwords import Subwords
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.subwords import Subwords
 from weightmap.errors import EncodeError
-from weightmap.index.strings import StringTable
 from weightmap.words.importers._words import rows_in_block
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.options import Limits
+    from weightmap.core.options import Limits
     from weightmap.words.importers._words import Words
 
 # Words split at once; n-grams, and their characters, looked up at once.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.quant.product import ProductQuantized
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.quant.blocks import QuantizedTensor
+    from weightmap.core.quant.blocks import QuantizedTensor
 
 # Elements of a block: 4 MiB of float32; 64 MiB without a copy, since each product may wait for BLAS threads.
 _BLOCK, _VIEW = 1 << 20, 1 << 24

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_globs, as_integer
-from weightmap.dtypes import SCHEMES
+from weightmap.core.arguments import as_globs, as_integer
+from weightmap.core.dtypes import SCHEMES
+from weightmap.core.formats import Payload
+from weightmap.core.model.reports import QuantizedInfo
+from weightmap.core.native import quantised
+from weightmap.core.quant import PQShape
+from weightmap.core.quant.product import ProductQuantized
 from weightmap.errors import MissingDependencyError, QuantError
-from weightmap.formats import Payload
-from weightmap.model.reports import QuantizedInfo
-from weightmap.native import quantised
-from weightmap.quant import PQShape
-from weightmap.quant.product import ProductQuantized
 from weightmap.words.importers._words import l2_norms
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.arguments import Globs
+    from weightmap.core.arguments import Globs
 
     Blocks = Callable[[], Iterator[NDArray[np.float32]]]
 

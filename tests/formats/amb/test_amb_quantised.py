@@ -11,7 +11,7 @@ from tests.bounds_support import around, error_of
 from tests.builders import amb, normal
 
 import weightmap as wm
-from weightmap.quant.blocks import QuantizedTensor
+from weightmap.core.quant.blocks import QuantizedTensor
 
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 SCALES = ("fp32", "fp16")

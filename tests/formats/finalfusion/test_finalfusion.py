@@ -23,7 +23,7 @@ from tests.support import DATA, each, exercise, listing, same, save_with
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.quant.product import ProductQuantized
 
 TRUTH = DATA / "finalfusion"
 MALFORMED = DATA / "malformed" / "finalfusion"
@@ -228,8 +228,8 @@ def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path):
 
 def test_a_vocabulary_in_memory_can_be_written(tmp_path):
     """`Vocabulary.of` with the package's own `Subwords` is what the docstring of the format says."""
-    from weightmap.embeddings.subwords import Subwords
-    from weightmap.embeddings.vocabulary import Vocabulary
+    from weightmap.core.table.subwords import Subwords
+    from weightmap.core.table.vocabulary import Vocabulary
 
     vocab = Vocabulary.of(["one", "zwölf", ""], subwords=Subwords("bucket", 3, 3, 6, 2**4))
     assert (list(vocab), vocab.index("zwölf"), len(vocab)) == (["one", "zwölf", ""], 1, 3)

@@ -18,7 +18,7 @@ from tests.fifu_support import Parts, Words, explicit
 from tests.fuzz.mutate import mutant
 
 import weightmap as wm
-from weightmap.quant.product import ProductQuantized
+from weightmap.core.quant.product import ProductQuantized
 
 OTHER = os.environ.get("WEIGHTMAP_FINALFUSION")
 pytestmark = pytest.mark.skipif(OTHER is None, reason="WEIGHTMAP_FINALFUSION names no interpreter")

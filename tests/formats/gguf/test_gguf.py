@@ -9,7 +9,7 @@ from tests.builders import Tensor, gguf, noise, normal
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap.native import access
+from weightmap.core.native import access
 
 KV = gguf.KeyValue
 TRUTH = sorted((DATA / "gguf").glob("*.gguf"))

@@ -77,7 +77,7 @@ def test_fields_and_tensors_are_the_same(path):
 
 def test_types_have_the_names_and_sizes_of_gguf_py():
     from weightmap.compat import gguf as compat
-    from weightmap.formats.gguf import BLOCKS
+    from weightmap.core.formats.gguf import BLOCKS
 
     for name in ("GGUFValueType", "GGUFEndian"):
         assert [*getattr(compat, name).__members__.items()] == [*getattr(theirs, name).__members__.items()]

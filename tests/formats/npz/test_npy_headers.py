@@ -11,7 +11,7 @@ from tests.support import in_one_item
 from tests.zip_files import Entry, archive
 
 import weightmap as wm
-from weightmap.native import scans
+from weightmap.core.native import scans
 
 SHAPE = "(2, 3)"
 

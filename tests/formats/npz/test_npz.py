@@ -12,11 +12,11 @@ from tests import zip_files
 from tests.builders import normal, npy, npz
 
 import weightmap as wm
-from weightmap.formats import _zip
-from weightmap.io import source as sources
-from weightmap.io.open_source import from_path
-from weightmap.model.parts import dense_row
-from weightmap.native import access, scans
+from weightmap.core.bytes import source as sources
+from weightmap.core.bytes.open_source import from_path
+from weightmap.core.formats import _zip
+from weightmap.core.model.internals import dense_row
+from weightmap.core.native import access, scans
 
 MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
 ARRAYS = {

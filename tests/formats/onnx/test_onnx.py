@@ -17,7 +17,7 @@ from tests.fuzz.mutate import mutant
 from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap.native import scans
+from weightmap.core.native import scans
 
 onnx = pytest.importorskip("onnx")
 from onnx import helper, numpy_helper  # noqa: E402 - once it is known to be there

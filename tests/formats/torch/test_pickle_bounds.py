@@ -4,7 +4,7 @@ import pytest
 from tests.builders import torch as files
 from tests.support import in_one_item
 
-from weightmap.native import scans
+from weightmap.core.native import scans
 
 
 def fault(code):

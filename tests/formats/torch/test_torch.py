@@ -17,8 +17,8 @@ import weightmap as wm
 import weightmap.report
 from weightmap import compat
 from weightmap.cli.commands import export
-from weightmap.io import derived
-from weightmap.model.parts import dense_row
+from weightmap.core.bytes import derived
+from weightmap.core.model.internals import dense_row
 
 TRUTH = sorted(path for path in (DATA / "torch").iterdir() if path.suffix in {".pt", ".npy", ".npz"})
 TWO = np.arange(24, dtype="<f4")

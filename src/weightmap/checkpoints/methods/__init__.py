@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from weightmap.checkpoints.methods._expressions import Expression, UnsupportedExpressionError
+from weightmap.core.bytes.strict_json import kind_of
 from weightmap.errors import FormatError, UnsupportedError, quoted
-from weightmap.io.strict_json import kind_of
-from weightmap.quant.checkpoints._expressions import Expression, UnsupportedExpressionError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.quant.pieced import Coding
+    from weightmap.checkpoints.pieced import Coding
+    from weightmap.core.table.table import Row
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap.quant.checkpoints import FLOATS, Group, blocks_of
-from weightmap.quant.pieced import E2M1, Codes, Coding, Grouped, low_first, to_float32
-from weightmap.quant.repacking import exponents_fit, float_blocks, floats_fit, integer_blocks, integers_fit
+from weightmap.checkpoints.methods import FLOATS, Group, blocks_of
+from weightmap.checkpoints.pieced import E2M1, Codes, Coding, Grouped, low_first, to_float32
+from weightmap.checkpoints.repacking import exponents_fit, float_blocks, floats_fit, integer_blocks, integers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces
-    from weightmap.quant.repacking import Held, Layout
+    from weightmap.checkpoints.pieced import Pieces
+    from weightmap.checkpoints.repacking import Held, Layout
 
 
 # Each byte.

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from weightmap.quant.checkpoints import HALVES, Group, Method, Settings, blocks_of
-from weightmap.quant.checkpoints._codings import Transposed
-from weightmap.quant.pieced import unpacked
-from weightmap.quant.repacking import integer_blocks, integers_fit
+from weightmap.checkpoints.methods import HALVES, Group, Method, Settings, blocks_of
+from weightmap.checkpoints.methods._codings import Transposed
+from weightmap.checkpoints.pieced import unpacked
+from weightmap.checkpoints.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Coding, Pieces
-    from weightmap.quant.repacking import Held, Layout
+    from weightmap.checkpoints.pieced import Coding, Pieces
+    from weightmap.checkpoints.repacking import Held, Layout
 
 _MIDDLE = 8
 

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from weightmap.checkpoints.methods import FLOATS, Group, Method, Settings, blocks_of
+from weightmap.checkpoints.methods._codings import Scaled
+from weightmap.checkpoints.pieced import Codes, Coding
+from weightmap.core.bytes import strict_json
 from weightmap.errors import quoted
-from weightmap.io import strict_json
-from weightmap.quant.checkpoints import FLOATS, Group, Method, Settings, blocks_of
-from weightmap.quant.checkpoints._codings import Scaled
-from weightmap.quant.pieced import Codes, Coding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces
-    from weightmap.quant.repacking import Held
+    from weightmap.checkpoints.pieced import Pieces
+    from weightmap.checkpoints.repacking import Held
 
 # What the library multiplies int8 values by: 1 / 127 in float32.
 _ONE_127TH = np.float32(0.007874015718698502)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
+from weightmap.checkpoints.methods._codings import fp4, scaled
+from weightmap.checkpoints.methods.gptq import checked_groups
+from weightmap.checkpoints.pieced import Codes, Coding, Grouped, unpacked
+from weightmap.checkpoints.repacking import integer_blocks, integers_fit
 from weightmap.errors import FormatError, quoted
-from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
-from weightmap.quant.checkpoints._codings import fp4, scaled
-from weightmap.quant.checkpoints.gptq import checked_groups
-from weightmap.quant.pieced import Codes, Coding, Grouped, unpacked
-from weightmap.quant.repacking import integer_blocks, integers_fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.quant.pieced import Pieces
-    from weightmap.quant.repacking import Held, Layout
+    from weightmap.checkpoints.pieced import Pieces
+    from weightmap.checkpoints.repacking import Held, Layout
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 

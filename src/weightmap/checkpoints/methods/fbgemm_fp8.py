@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from weightmap.quant.checkpoints import FLOAT8, Group, Method
-from weightmap.quant.checkpoints._codings import scaled
+from weightmap.checkpoints.methods import FLOAT8, Group, Method
+from weightmap.checkpoints.methods._codings import scaled
 
 if TYPE_CHECKING:
-    from weightmap.quant.pieced import Coding
+    from weightmap.checkpoints.pieced import Coding
 
 
 class FbgemmFp8(Method):

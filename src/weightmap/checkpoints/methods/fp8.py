@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from weightmap.quant.checkpoints import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
-from weightmap.quant.checkpoints._codings import Experts, Scaled, fp4, scaled
+from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
+from weightmap.checkpoints.methods._codings import Experts, Scaled, fp4, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from weightmap.quant.pieced import Coding
+    from weightmap.checkpoints.pieced import Coding
 
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
 

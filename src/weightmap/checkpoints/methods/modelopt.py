@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from weightmap.quant.checkpoints import FLOAT8, Group, Method, Settings
-from weightmap.quant.checkpoints._codings import Experts, Fp4, Scaled, fp4, scaled
+from weightmap.checkpoints.methods import FLOAT8, Group, Method, Settings
+from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled, fp4, scaled
 
 if TYPE_CHECKING:
-    from weightmap.quant.pieced import Coding
+    from weightmap.checkpoints.pieced import Coding
 
 
 class ModelOpt(Method):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from weightmap.quant.checkpoints import EXPONENTS, Group, Method
-from weightmap.quant.checkpoints._codings import Experts, Fp4
+from weightmap.checkpoints.methods import EXPONENTS, Group, Method
+from weightmap.checkpoints.methods._codings import Experts, Fp4
 
 if TYPE_CHECKING:
-    from weightmap.quant.pieced import Coding
+    from weightmap.checkpoints.pieced import Coding
 
 _WIDTH = 32
 

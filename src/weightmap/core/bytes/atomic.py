@@ -17,15 +17,15 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING
 
+from weightmap.core.bytes.sink import DIRECT, Sink, WritePlan
+from weightmap.core.native import access, files
+from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
-from weightmap.io.sink import DIRECT, Sink, WritePlan
-from weightmap.native import access, files
-from weightmap.native.access import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from weightmap.native.access import Temporary
+    from weightmap.core.native.access import Temporary
 
 # Address schemes that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")

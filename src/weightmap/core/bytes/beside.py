@@ -6,15 +6,15 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.bytes.names import blob_of, is_shared, plain, stays_inside
+from weightmap.core.bytes.open_source import beside, from_path, is_missing
+from weightmap.core.options import Limits
 from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError, quoted
-from weightmap.io.names import blob_of, is_shared, plain, stays_inside
-from weightmap.io.open_source import beside, from_path, is_missing
-from weightmap.options import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
 # Above this many files, descriptors are closed: systems grant a process 256 or 1024.
 KEPT = 64

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from weightmap.core.native import access
+from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import FileChangedError, NotRegularFileError
-from weightmap.native import access
-from weightmap.native.access import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.native.access import State
+    from weightmap.core.native.access import State
 
 # Ways to touch pages; kernels.h numbers them in this order.
 ADVICE = ("normal", "random", "sequential")

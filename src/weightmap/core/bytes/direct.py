@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.native import files
-from weightmap.native.access import take_ownership
+from weightmap.core.native import files
+from weightmap.core.native.access import take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.native.access import Descriptor
+    from weightmap.core.native.access import Descriptor
 
 # O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
 ALIGN = 4096

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.bytes.descriptor import aligned
+from weightmap.core.lazy import later
 from weightmap.errors import ChecksumError, FormatError, TruncatedError
-from weightmap.io.descriptor import aligned
-from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
-    from weightmap.options import Limits
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import Limits
 
     # An index, axis by axis: begin, step, number, and whether the result keeps the axis.
     Axes = Sequence[tuple[int, int, int, bool]]
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 # Bytes inflated at once
 _INFLATED = 1 << 18
 
-_decoded = later("weightmap.io.derived", "DecodedSource")
-_fetched = later("weightmap.io.derived", "Fetched")
-_inflated = later("weightmap.io.derived", "InflatedSource")
-_strided = later("weightmap.io.derived", "StridedSource")
+_decoded = later("weightmap.core.bytes.derived", "DecodedSource")
+_fetched = later("weightmap.core.bytes.derived", "Fetched")
+_inflated = later("weightmap.core.bytes.derived", "InflatedSource")
+_strided = later("weightmap.core.bytes.derived", "StridedSource")
 
 
 def ascending(axes: Axes) -> tuple[slice, ...]:

@@ -7,9 +7,9 @@ import os
 from _thread import _local
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightmap.core.native import access
+from weightmap.core.native.files import LINE, to_line
 from weightmap.errors import LimitError
-from weightmap.native import access
-from weightmap.native.files import LINE, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,7 +31,7 @@ def plain(name: str) -> str:
 
     Examples
     --------
-    >>> from weightmap.io.names import plain
+    >>> from weightmap.core.bytes.names import plain
     >>> plain("./model.data"), plain("a/./../model.data"), plain("../model.data")
     ('model.data', 'model.data', '../model.data')
     """

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.io.descriptor import aligned, open_descriptor
-from weightmap.io.source import CHUNK, Source
-from weightmap.native.access import take_ownership
+from weightmap.core.bytes.descriptor import aligned, open_descriptor
+from weightmap.core.bytes.source import CHUNK, Source
+from weightmap.core.native.access import take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ def path_of(source: Any) -> str | None:
     if hasattr(path, "access"):
         return path
     if "://" in path:
-        from weightmap.io.stores import location_of  # noqa: PLC0415 - for addresses alone
+        from weightmap.remote.stores import location_of  # noqa: PLC0415 - for addresses alone
 
         return location_of(path)
     return str(path)
@@ -128,7 +128,7 @@ def from_path(path: str, mode: str) -> Source:
 
 
 def _remote(path: Any, mode: str) -> Source:
-    from weightmap.io.remote import CachedSource, RemoteSource  # noqa: PLC0415 - for addresses alone
+    from weightmap.remote.remote import CachedSource, RemoteSource  # noqa: PLC0415 - for addresses alone
 
     local = path.cached
     return RemoteSource(path) if local is None else CachedSource(path, local, mode)
@@ -159,7 +159,7 @@ def from_buffer(data: Any, mode: str) -> Source:
         octets.flags.writeable = False
         return Source(None, name, mode, octets=octets, stable=isinstance(view.obj, bytes))
     if mode == "sealed" and len(octets):
-        from weightmap.io.sealed import seal  # noqa: PLC0415 - few handles need it
+        from weightmap.core.bytes.sealed import seal  # noqa: PLC0415 - few handles need it
 
         whole = memoryview(octets)
         try:

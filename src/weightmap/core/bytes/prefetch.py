@@ -12,8 +12,8 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from weightmap.io.process import PerProcess
-from weightmap.native import access
+from weightmap.core.bytes.process import PerProcess
+from weightmap.core.native import access
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

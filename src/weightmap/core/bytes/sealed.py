@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if sys.platform != "win32":
     import fcntl
 
-from weightmap.native.access import Descriptor, take_ownership
+from weightmap.core.native.access import Descriptor, take_ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightmap.io import memory
-from weightmap.native import access, checksums, files, quantised
+from weightmap.core.bytes import memory
+from weightmap.core.native import access, checksums, files, quantised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.io.source import Source
-    from weightmap.native.quantised import Unwritten
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.native.quantised import Unwritten
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
 # instead of 512.

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
-from weightmap.io.descriptor import (
+from weightmap.core.bytes.descriptor import (
     aligned,
     check_path,
     fail_changed,
@@ -31,17 +30,18 @@ from weightmap.io.descriptor import (
     read_into,
     refuse,
 )
-from weightmap.lazy import later
-from weightmap.native import access, files
-from weightmap.options import DEFAULT_LIMITS, check_expansion
+from weightmap.core.lazy import later
+from weightmap.core.native import access, files
+from weightmap.core.options import DEFAULT_LIMITS, check_expansion
+from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.native.access import Descriptor
-    from weightmap.options import Limits
+    from weightmap.core.native.access import Descriptor
+    from weightmap.core.options import Limits
 
 MODES = ("mmap", "cow", "copy", "sealed")
 # Copies of more bytes than `_ASKED` check the memory left first.
@@ -53,11 +53,11 @@ _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPE
 # Bits of st_mode for the kind of file
 _KIND = 0o170000
 # Imported late: few handles need these.
-is_sealed: Callable[..., Any] = later("weightmap.io.sealed", "is_sealed")
-seal: Callable[..., Any] = later("weightmap.io.sealed", "seal")
-room: Callable[..., Any] = later("weightmap.io.memory", "room")
-check_room: Callable[..., Any] = later("weightmap.io.memory", "check_room")
-prefetch: Callable[..., Any] = later("weightmap.io.prefetch", "prefetch")
+is_sealed: Callable[..., Any] = later("weightmap.core.bytes.sealed", "is_sealed")
+seal: Callable[..., Any] = later("weightmap.core.bytes.sealed", "seal")
+room: Callable[..., Any] = later("weightmap.core.bytes.memory", "room")
+check_room: Callable[..., Any] = later("weightmap.core.bytes.memory", "check_room")
+prefetch: Callable[..., Any] = later("weightmap.core.bytes.prefetch", "prefetch")
 # Buffers up to this many bytes are not worth keeping.
 _SMALL = 1 << 14
 # Bytes per read into a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in any
@@ -241,7 +241,7 @@ class Source:
         """Yield `count` bytes from `offset` on, in pieces of `size` bytes; the last one may be shorter.
 
         Reads a file by pread into one buffer that all pieces share: the one given, of `size` bytes, or one of
-        `weightmap.io.memory`. So a file that shrinks meanwhile raises a `TruncatedError` instead of SIGBUS.
+        `weightmap.core.bytes.memory`. So a file that shrinks meanwhile raises a `TruncatedError` instead of SIGBUS.
         """
         file, end = self._opened(), offset + count
         if file is None:
@@ -469,7 +469,7 @@ class Source:
         return got
 
     def _past_cache(self) -> Iterator[memoryview]:
-        from weightmap.io.direct import DirectReader  # noqa: PLC0415 - few handles need it
+        from weightmap.core.bytes.direct import DirectReader  # noqa: PLC0415 - few handles need it
 
         return DirectReader(self).pieces(0, self.size)
 

@@ -6,9 +6,9 @@ import json
 import math
 from typing import Any, NoReturn
 
+from weightmap.core.native import scans
+from weightmap.core.options import DEEPEST
 from weightmap.errors import FormatError
-from weightmap.native import scans
-from weightmap.options import DEEPEST
 
 _KINDS = {
     type(None): "null",
@@ -93,7 +93,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
 
     Examples
     --------
-    >>> from weightmap.io.strict_json import loads
+    >>> from weightmap.core.bytes.strict_json import loads
     >>> loads(b'{"a": [1, 2.5]}', "example")
     {'a': [1, 2.5]}
     >>> loads(b'{"a": 1, "a": 2}', "example")

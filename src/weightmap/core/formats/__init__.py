@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.formats._base import HEAD, LOOK, Content, Format, Importer, module_names
+from weightmap.core.formats._recognition import SIGNS, Signs
+from weightmap.core.lazy import later, on_demand
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
-from weightmap.formats._base import HEAD, LOOK, Content, Format, Importer, module_names
-from weightmap.formats._recognition import SIGNS, Signs
-from weightmap.lazy import later, on_demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from weightmap.formats._metadata import fitted
-    from weightmap.formats._verification import Verification
-    from weightmap.formats._writing import Filled, Payload, Request, Tensors, Unfit, check_names, listed, refuse
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._metadata import fitted
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.formats._writing import Filled, Payload, Request, Tensors, Unfit, check_names, listed, refuse
 
 __all__ = [
     "FORMATS",
@@ -50,9 +50,9 @@ __all__ = [
 _WRITING = dict.fromkeys(
     ("Filled", "Payload", "Request", "Tensors", "Unfit", "check_names", "listed", "refuse"), "_writing"
 )
-_hint = later("weightmap.formats._hints", "hint")
-_damaged = later("weightmap.formats._hints", "damaged")
-of_ranks = later("weightmap.formats._hints", "of_ranks")
+_hint = later("weightmap.core.formats._hints", "hint")
+_damaged = later("weightmap.core.formats._hints", "damaged")
+of_ranks = later("weightmap.core.formats._hints", "of_ranks")
 __getattr__: Callable[[str], Any] = on_demand(
     __name__, globals(), _WRITING | {"Verification": "_verification", "fitted": "_metadata"}
 )
@@ -132,7 +132,7 @@ def by_suffix(path: str) -> Format:
     if written:
         return FORMATS[written[0]]
     known = ", ".join(suffix for signs in _SIGNS.values() if signs.written for suffix in signs.suffixes)
-    from weightmap.formats._hints import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
+    from weightmap.core.formats._hints import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
 
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:

@@ -2,7 +2,7 @@
 
 To read, `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. To write
 (see `_writing`), `plan` checks everything that could go wrong and returns the exact size of the file and a function
-that writes it: nothing is created for a request that fails. In a format of several modules, `weightmap.lazy.later`
+that writes it: nothing is created for a request that fails. In a format of several modules, `weightmap.core.lazy.later`
 names the writing, which is imported when it is called.
 """
 
@@ -14,19 +14,19 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from weightmap.core.lazy import later
 from weightmap.errors import UnknownFormatError, trailing_bytes
-from weightmap.lazy import later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats._verification import Sum, Verification
-    from weightmap.formats._writing import Request
-    from weightmap.index.table import Table
-    from weightmap.io.sink import WritePlan
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.sink import WritePlan
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Sum, Verification
+    from weightmap.core.formats._writing import Request
+    from weightmap.core.options import Options
+    from weightmap.core.table.table import Table
+    from weightmap.core.table.vocabulary import Vocabulary
 
 # Bytes from the start of a file for `sniff` and `parse`: a page.
 HEAD = 4096
@@ -38,7 +38,7 @@ CONSOLIDATE = (
     " tensor}) of torch.distributed.checkpoint._consolidate_hf_safetensors"
 )
 # `Vocabulary`, for `Content.load_vocab`
-new_vocabulary = later("weightmap.embeddings.vocabulary", "Vocabulary")
+new_vocabulary = later("weightmap.core.table.vocabulary", "Vocabulary")
 # Kinds of metadata values, see `_metadata`; an "array" is one of numpy. The items of lists and tables must be of kinds
 # that the format has, too.
 TEXT = frozenset({"text"})

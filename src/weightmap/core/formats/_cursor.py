@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.native import checksums
 from weightmap.errors import FormatError, cut_off, too_many
-from weightmap.native import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verification import Verification
-    from weightmap.index.table import Table
-    from weightmap.io.source import Source
-    from weightmap.options import Limits, Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.options import Limits, Options
+    from weightmap.core.table.table import Table
 
 LENGTH = struct.Struct("<Q")
 # Positions in a header take 32 bits.

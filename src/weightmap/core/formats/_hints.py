@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from weightmap.core.formats._base import CONSOLIDATE, HEAD
 from weightmap.errors import UnknownFormatError, UnsupportedError
-from weightmap.formats._base import CONSOLIDATE, HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

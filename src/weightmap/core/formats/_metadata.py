@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from weightmap.core.bytes import strict_json
 from weightmap.errors import TensorFileError
-from weightmap.io import strict_json
 
 # The entry with the types of the others
 TYPES = "weightmap.types"

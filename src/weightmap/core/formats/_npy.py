@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.dtypes import DECLARED, DType, dtype_of
+from weightmap.core.bytes.geometry import Strided
+from weightmap.core.dtypes import DECLARED, DType, dtype_of
+from weightmap.core.formats._recognition import NPY_MAGIC
+from weightmap.core.table import INT64_MAX, Rules
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
-from weightmap.formats._recognition import NPY_MAGIC
-from weightmap.index import INT64_MAX, Rules
-from weightmap.io.geometry import Strided
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightmap.core.native import access, checksums
 from weightmap.errors import ChecksumError, LayoutError, counted
-from weightmap.native import access, checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.embeddings.vocabulary import Vocabulary
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.native.checksums import PartSummer
+    from weightmap.core.options import Options
+    from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.errors import TensorFileError
-    from weightmap.io.source import Source
-    from weightmap.native.checksums import PartSummer
-    from weightmap.options import Options
 
 _AT_ONCE = 1 << 26  # bytes between reports of progress: some milliseconds
 _NO_GAPS = np.empty((0, 2), np.uint64)

@@ -12,9 +12,9 @@ from weightmap.errors import EncodeError, counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.dtypes import DType
-    from weightmap.io.sink import Sink
-    from weightmap.quant import PQShape
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.dtypes import DType
+    from weightmap.core.quant import PQShape
 
 
 class Payload:

@@ -23,6 +23,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes.geometry import inflate
+from weightmap.core.bytes.source import CHUNK
+from weightmap.core.formats._base import trailing
+from weightmap.core.formats._recognition import EMPTY_ARCHIVE
+from weightmap.core.native import access, checksums, scans
+from weightmap.core.options import INFLATION
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     ChecksumError,
     FormatError,
@@ -33,23 +40,16 @@ from weightmap.errors import (
     quoted,
     shrank,
 )
-from weightmap.formats._base import trailing
-from weightmap.formats._recognition import EMPTY_ARCHIVE
-from weightmap.index.strings import StringTable
-from weightmap.io.geometry import inflate
-from weightmap.io.source import CHUNK
-from weightmap.native import access, checksums, scans
-from weightmap.options import INFLATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verification import Sum, Verification
-    from weightmap.io.source import Source
-    from weightmap.native.access import Fault
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Sum, Verification
+    from weightmap.core.native.access import Fault
+    from weightmap.core.options import Options
 
 # The errors for faults that scans of archives find.
 
@@ -371,7 +371,7 @@ class Archive:
         source, options, central = self._source, self._options, self._central
 
         def sums(_: Source) -> list[Sum]:
-            from weightmap.formats._verification import Sum  # noqa: PLC0415 - opening a file needs none of it
+            from weightmap.core.formats._verification import Sum  # noqa: PLC0415 - opening a file needs none of it
 
             again = Archive(source, source.pread(0, len(EMPTY)), options, [])
             if again._central != central:

@@ -1,6 +1,6 @@
 """numpy's `.npy`, read only: one array, called "".
 
-See `weightmap.formats._npy` for the header. The data follows it, to the end of the file. The array is a view of the
+See `weightmap.core.formats._npy` for the header. The data follows it, to the end of the file. The array is a view of the
 mapping, in the order and type in which it was saved: also Fortran order, big-endian, structured.
 """
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.formats._base import Content, Format, take, trailing
-from weightmap.formats._npy import FIRST, MAGIC, ArrayRules, read_header
-from weightmap.formats._recognition import is_npy
-from weightmap.index.columns import ColumnTable
-from weightmap.native import checksums, scans
+from weightmap.core.formats._base import Content, Format, take, trailing
+from weightmap.core.formats._npy import FIRST, MAGIC, ArrayRules, read_header
+from weightmap.core.formats._recognition import is_npy
+from weightmap.core.native import checksums, scans
+from weightmap.core.table.columns import ColumnTable
 
 if TYPE_CHECKING:
-    from weightmap.formats._verification import Verification
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.options import Options
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:

@@ -1,6 +1,6 @@
 """numpy's `.npz`, read only: an archive of `.npy` files, each an array by the name of its entry without ``.npy``.
 
-See `weightmap.formats._zip` for what an archive has to be, and `weightmap.formats._npy` for the header of an array.
+See `weightmap.core.formats._zip` for what an archive has to be, and `weightmap.core.formats._npy` for the header of an array.
 Arrays of stored entries are views of the mapping. Those of deflated entries (`numpy.savez_compressed`) are inflated
 into private memory at each look-up, within `Limits.max_copy_bytes`. Entries other than arrays, and arrays that cannot
 be read, such as those of Python objects, are errors; ``strict=False`` leaves them out.
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.errors import FormatError, LayoutError, quoted
-from weightmap.formats._base import Content, Format
-from weightmap.formats._npy import (
+from weightmap.core.bytes.geometry import Deflated, Strided
+from weightmap.core.formats._base import Content, Format
+from weightmap.core.formats._npy import (
     FIRST,
     MAGIC,
     Array,
@@ -25,17 +25,17 @@ from weightmap.formats._npy import (
     fortran_strides,
     read_header,
 )
-from weightmap.formats._recognition import is_npz
-from weightmap.formats._zip import Archive
-from weightmap.index.columns import ColumnTable
-from weightmap.io.geometry import Deflated, Strided
-from weightmap.native import scans
+from weightmap.core.formats._recognition import is_npz
+from weightmap.core.formats._zip import Archive
+from weightmap.core.native import scans
+from weightmap.core.table.columns import ColumnTable
+from weightmap.errors import FormatError, LayoutError, quoted
 
 if TYPE_CHECKING:
-    from weightmap.dtypes import DType
-    from weightmap.io.geometry import Geometry
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.geometry import Geometry
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.dtypes import DType
+    from weightmap.core.options import Options
 
 _SUFFIX = b".npy"
 

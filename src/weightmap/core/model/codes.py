@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from weightmap.dtypes import DTYPES, dtype_named
+from weightmap.checkpoints.methods import INTEGERS
+from weightmap.core.dtypes import DTYPES, dtype_named
+from weightmap.core.model.internals import name_of, named_rows
 from weightmap.errors import Remedy, UnsupportedError, counted, quoted
-from weightmap.model.parts import name_of, named_rows
-from weightmap.quant.checkpoints import INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import DTypeLike
 
-    from weightmap.index.table import Row, Table
+    from weightmap.core.table.table import Row, Table
 
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})

@@ -6,8 +6,7 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import TensorFileError, counted, escape, quoted
-from weightmap.model.parts import (
+from weightmap.core.model.internals import (
     Closed,
     Items,
     Values,
@@ -21,7 +20,8 @@ from weightmap.model.parts import (
     rows_of,
     shared_descriptor,
 )
-from weightmap.native import access
+from weightmap.core.native import access
+from weightmap.errors import TensorFileError, counted, escape, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     A = TypeVar("A", bound=NDArray[Any])
     T = TypeVar("T", bound=np.generic)
 
-    from weightmap.embeddings.embeddings import Embeddings
-    from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats import Content
-    from weightmap.index.table import Table, TensorInfo
-    from weightmap.io.source import Source
-    from weightmap.model.pool import Pool
-    from weightmap.model.reports import VerifyReport
-    from weightmap.model.residency import Residency
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats import Content
+    from weightmap.core.model.reports import VerifyReport
+    from weightmap.core.options import Options
+    from weightmap.core.table.table import Table, TensorInfo
+    from weightmap.core.table.vocabulary import Vocabulary
+    from weightmap.plans.residency import Residency
+    from weightmap.pool.pool import Pool
+    from weightmap.words.embeddings import Embeddings
 
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -241,7 +241,7 @@ class TensorFile(Mapping[str, Any]):
         """
         found = self._weights
         if found is None:
-            from weightmap.model.weights import Weights, as_parameters  # noqa: PLC0415 - for quantised checkpoints
+            from weightmap.checkpoints.weights import Weights, as_parameters  # noqa: PLC0415 - for quantised checkpoints
 
             check_open(self)
             model = as_parameters(self)
@@ -328,8 +328,8 @@ class TensorFile(Mapping[str, Any]):
             For codes of a quantised parameter, by their type and the scales beside them, in another type than theirs:
             `weights` has the parameter.
         """
-        from weightmap.model.codes import check_readable  # noqa: PLC0415 - views need none of it
-        from weightmap.model.reading import read  # noqa: PLC0415 - views need none of it
+        from weightmap.core.model.codes import check_readable  # noqa: PLC0415 - views need none of it
+        from weightmap.core.model.reading import read  # noqa: PLC0415 - views need none of it
 
         detach_index(self)
         row = dense_row(self, name)
@@ -349,7 +349,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        from weightmap.model.residency import prefetch  # noqa: PLC0415 - opening needs none of it
+        from weightmap.plans.residency import prefetch  # noqa: PLC0415 - opening needs none of it
 
         prefetch(self, names)
 
@@ -365,7 +365,7 @@ class TensorFile(Mapping[str, Any]):
         OSError
             Where the system does not tell: outside Linux, and for files that you neither own nor may write to.
         """
-        from weightmap.model.residency import residency  # noqa: PLC0415 - opening needs none of it
+        from weightmap.plans.residency import residency  # noqa: PLC0415 - opening needs none of it
 
         return residency(self, names)
 
@@ -380,7 +380,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        from weightmap.model.residency import release  # noqa: PLC0415 - opening needs none of it
+        from weightmap.plans.residency import release  # noqa: PLC0415 - opening needs none of it
 
         return release(self, names)
 
@@ -388,7 +388,7 @@ class TensorFile(Mapping[str, Any]):
         """Return a pool of tensors in memory of their own, for a model that is larger than memory.
 
         ``with f.pool(8 << 30) as pool, pool.hold("layers.0.experts.w1", 5) as w: ...``: what is held is in memory, and
-        what was held before stays there as long as nothing else needs its room. See `weightmap.model.pool.Pool`.
+        what was held before stays there as long as nothing else needs its room. See `weightmap.pool.pool.Pool`.
 
         Parameters
         ----------
@@ -405,7 +405,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         ClosedError
         """
-        from weightmap.model.pool import Pool  # noqa: PLC0415 - opening needs none of it
+        from weightmap.pool.pool import Pool  # noqa: PLC0415 - opening needs none of it
 
         return Pool(self, budget, direct=direct, threads=threads)
 
@@ -435,7 +435,7 @@ class TensorFile(Mapping[str, Any]):
         FileChangedError
             When the file is no longer the one that was opened.
         """
-        from weightmap.model.reports import verify  # noqa: PLC0415 - opening does not need it
+        from weightmap.core.model.reports import verify  # noqa: PLC0415 - opening does not need it
 
         return verify(self, progress, threads)
 

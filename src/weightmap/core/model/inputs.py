@@ -6,13 +6,13 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.model.internals import sources_of
 from weightmap.errors import TargetError
-from weightmap.model.parts import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
 # Files that programs read beside a model in a directory of Hugging Face, and its terms: they go along to a new one, and
 # no target replaces them.

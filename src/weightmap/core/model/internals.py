@@ -10,18 +10,18 @@ from collections.abc import ItemsView, ValuesView
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap.arguments import similar
+from weightmap.core.arguments import similar
+from weightmap.core.bytes.open_source import name_beside
+from weightmap.core.bytes.source import BETWEEN, Source
+from weightmap.core.formats import by_name
+from weightmap.core.options import check_expansion
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
-from weightmap.formats import by_name
-from weightmap.io.open_source import name_beside
-from weightmap.io.source import BETWEEN, Source
-from weightmap.options import check_expansion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from weightmap.embeddings.embeddings import Embeddings
-    from weightmap.index.table import Row
+    from weightmap.core.table.table import Row
+    from weightmap.words.embeddings import Embeddings
 
 _Ranges = defaultdict[Source, list[tuple[int, int]]]
 # Runs of fewer tensors are made one by one.
@@ -293,7 +293,7 @@ def embeddings_of(file: Any) -> Embeddings | None:
     # Another thread may close the handle at any moment, which forgets them.
     found: Embeddings | bool | None = file._embeddings
     if isinstance(found, bool):
-        from weightmap.embeddings.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
+        from weightmap.words.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
 
         file._embeddings = found = Embeddings.of(file, by_name(file.format).embeddings)
         if file._source.closed:

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.names import plain, stays_inside
+from weightmap.core.model.internals import rows_of
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import ChecksumError, FormatError, MissingDependencyError, TruncatedError, quoted
-from weightmap.index.strings import StringTable
-from weightmap.io import strict_json
-from weightmap.io.names import plain, stays_inside
-from weightmap.model.parts import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import Options
 
 # Bytes of an index that are parsed at once: Python's objects for them are some times as large.
 _PIECE = 1 << 20

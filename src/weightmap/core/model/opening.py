@@ -7,14 +7,14 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.bytes.descriptor import ADVICE
+from weightmap.core.bytes.open_source import beside, from_path, path_of, take_over
+from weightmap.core.formats import by_name
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.internals import identities, parts_of
+from weightmap.core.model.single import INDEX_SUFFIX, is_index, open_file, open_opened, refuse_frames
+from weightmap.core.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, Rare, validated_limits
 from weightmap.errors import FileChangedError, UnknownFormatError
-from weightmap.formats import by_name
-from weightmap.io.descriptor import ADVICE
-from weightmap.io.open_source import beside, from_path, path_of, take_over
-from weightmap.model.file import TensorFile
-from weightmap.model.parts import identities, parts_of
-from weightmap.model.single import INDEX_SUFFIX, is_index, open_file, open_opened, refuse_frames
-from weightmap.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, Rare, validated_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -239,7 +239,7 @@ def open_with(source: Any, options: Options) -> TensorFile:
 
 def _directories(deltas: Any) -> tuple[str, ...]:
     """Return directories of deltas as absolute paths, or as addresses."""
-    from weightmap.arguments import mistyped  # noqa: PLC0415 - few handles need it
+    from weightmap.core.arguments import mistyped  # noqa: PLC0415 - few handles need it
 
     if isinstance(deltas, (str, bytes)) or not hasattr(deltas, "__iter__"):
         raise mistyped("deltas", deltas, "a sequence of directories")
@@ -261,7 +261,7 @@ def _bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Any:
 
 def _located(source: Any, **options: Any) -> Any:
     """Return the location of an object with options for its store."""
-    from weightmap.io.stores import location_of  # noqa: PLC0415 - for addresses alone
+    from weightmap.remote.stores import location_of  # noqa: PLC0415 - for addresses alone
 
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"store= and its like are for addresses, and source is a {type(source).__name__}")
@@ -269,19 +269,19 @@ def _located(source: Any, **options: Any) -> Any:
 
 
 def _open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:
-    from weightmap.model.sharded import open_parts  # noqa: PLC0415 - as below
+    from weightmap.core.model.sharded import open_parts  # noqa: PLC0415 - as below
 
     return open_parts(path, first, options)
 
 
 def _open_directory(path: str, options: Options) -> TensorFile:
-    from weightmap.model.sharded import open_directory  # noqa: PLC0415 - as below
+    from weightmap.core.model.sharded import open_directory  # noqa: PLC0415 - as below
 
     return open_directory(path, options)
 
 
 def _open_sharded(path: str, options: Options) -> TensorFile:
-    from weightmap.model.sharded import open_sharded  # noqa: PLC0415 - most programs open single files
+    from weightmap.core.model.sharded import open_sharded  # noqa: PLC0415 - most programs open single files
 
     return open_sharded(path, options)
 
@@ -333,7 +333,7 @@ def _reduce(file: TensorFile) -> tuple[Any, ...]:
     """Reduce a handle for `pickle`: to the call that opens its files again or takes over its sealed memory."""
     source, content, options = parts_of(file)
     if source.sealed is not None and not content.sources:
-        from weightmap.io.sealed import to_child  # noqa: PLC0415 - few handles need it
+        from weightmap.core.bytes.sealed import to_child  # noqa: PLC0415 - few handles need it
 
         shared = to_child(source.sealed)
         if shared is not None:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_threads
-from weightmap.dtypes import DTYPES, dtype_named, numpy_dtype
+from weightmap.core.arguments import as_threads
+from weightmap.core.dtypes import DTYPES, dtype_named, numpy_dtype
+from weightmap.core.native import access, floats
 from weightmap.errors import LimitError, UnsupportedError, counted
-from weightmap.native import access, floats
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.options import Limits
+    from weightmap.core.options import Limits
+    from weightmap.core.table.table import Row
 
 _FLOAT32 = np.dtype(np.float32)
 _WIDENED = ("float16", "bfloat16")

@@ -6,10 +6,10 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.arguments import as_threads, check_progress
+from weightmap.core.arguments import as_threads, check_progress
+from weightmap.core.formats import Verification, by_name
+from weightmap.core.model.internals import check_unchanged, parts_of
 from weightmap.errors import TensorFileError
-from weightmap.formats import Verification, by_name
-from weightmap.model.parts import check_unchanged, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

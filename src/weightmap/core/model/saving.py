@@ -14,23 +14,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.arguments import as_integer, as_path, check_progress, mistyped, names_moved
-from weightmap.dtypes import DTYPES, FLOATING, SCHEMES, dtype_of
+from weightmap.core.arguments import as_integer, as_path, check_progress, mistyped, names_moved
+from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
+from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, dtype_of
+from weightmap.core.formats import (
+    FORMATS,
+    Format,
+    Payload,
+    Request,
+    Tensors,
+    Unfit,
+    by_suffix,
+    check_names,
+    listed,
+    refuse,
+)
+from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
+from weightmap.core.quant import PQShape
+from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.formats import FORMATS, Format, Payload, Request, Tensors, Unfit, by_suffix, check_names, listed, refuse
-from weightmap.io.atomic import directory_given, file_exists, write_plan
-from weightmap.model.single import INDEX_SUFFIX, check_replaceable
-from weightmap.model.uploading import takes_addresses
-from weightmap.quant import PQShape
-from weightmap.quant.blocks import QuantizedTensor
+from weightmap.remote.uploading import takes_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.io.sink import WritePlan
+    from weightmap.core.bytes.sink import WritePlan
+    from weightmap.core.dtypes import DType
     from weightmap.typing import TensorLike
 
 # Turns torch tensors into arrays. Never imports torch: a caller that has a tensor has imported it.
@@ -568,7 +579,7 @@ def save(
     if max_shard_size is None:
         limit, chosen_by = None, name
     else:
-        from weightmap.model import sharding  # noqa: PLC0415 - most programs save single files
+        from weightmap.core.model import sharding  # noqa: PLC0415 - most programs save single files
 
         limit, chosen_by = sharding.bytes_of_size(max_shard_size), sharding.named_by(name)
     if not how.overwrite and os.path.lexists(name) and not os.path.isdir(name):

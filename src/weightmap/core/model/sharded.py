@@ -12,6 +12,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.beside import KEPT
+from weightmap.core.bytes.names import stays_inside
+from weightmap.core.bytes.open_source import (
+    beside,
+    called,
+    folder_of,
+    from_path,
+    inside,
+    is_directory,
+    is_missing,
+    names_in,
+    neighbours,
+)
+from weightmap.core.formats import FORMATS, Content, by_suffix, of_ranks
+from weightmap.core.formats._metadata import equal
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.internals import check_index, parts_of, sources_of
+from weightmap.core.model.listing import read_listing, shard_name
+from weightmap.core.model.single import (
+    INDEX_SUFFIX,
+    USUAL_NAMES,
+    delta_error,
+    is_index,
+    mode_of,
+    open_file,
+    single_name,
+)
+from weightmap.core.native.access import cpus
+from weightmap.core.options import DEFAULT_LIMITS, Options
+from weightmap.core.table.joined import JoinedTable
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -26,47 +58,15 @@ from weightmap.errors import (
     escape,
     quoted,
 )
-from weightmap.formats import FORMATS, Content, by_suffix, of_ranks
-from weightmap.formats._metadata import equal
-from weightmap.index.joined import JoinedTable
-from weightmap.index.strings import StringTable
-from weightmap.io import strict_json
-from weightmap.io.beside import KEPT
-from weightmap.io.names import stays_inside
-from weightmap.io.open_source import (
-    beside,
-    called,
-    folder_of,
-    from_path,
-    inside,
-    is_directory,
-    is_missing,
-    names_in,
-    neighbours,
-)
-from weightmap.model.file import TensorFile
-from weightmap.model.listing import read_listing, shard_name
-from weightmap.model.parts import check_index, parts_of, sources_of
-from weightmap.model.single import (
-    INDEX_SUFFIX,
-    USUAL_NAMES,
-    delta_error,
-    is_index,
-    mode_of,
-    open_file,
-    single_name,
-)
-from weightmap.native.access import cpus
-from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.formats import Verification
-    from weightmap.io.source import Source
-    from weightmap.model.listing import Listing
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats import Verification
+    from weightmap.core.model.listing import Listing
 
 
 class _Table(JoinedTable):
@@ -230,7 +230,7 @@ class ShardedContent(Content):
 
     def _sums(self, run: Verification, name: str, file: TensorFile) -> bool:
         """Check the checksums that a shard has of its tensors; say whether there are any."""
-        from weightmap.model.listing import check_tensors, kind_in  # noqa: PLC0415 - opening needs no zlib
+        from weightmap.core.model.listing import check_tensors, kind_in  # noqa: PLC0415 - opening needs no zlib
 
         kind = kind_in(self._own)
         try:

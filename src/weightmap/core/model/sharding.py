@@ -11,15 +11,15 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.bytes.atomic import no_directory, remove_leftovers, write_plan
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats import FORMATS, Tensors, check_names
+from weightmap.core.model.internals import dense_rows
+from weightmap.core.model.listing import shard_name
+from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
+from weightmap.core.native.access import take_ownership
+from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.errors import EncodeError, FormatError, Remedy, TargetError
-from weightmap.formats import FORMATS, Tensors, check_names
-from weightmap.io.atomic import no_directory, remove_leftovers, write_plan
-from weightmap.io.sink import WritePlan
-from weightmap.model.listing import shard_name
-from weightmap.model.parts import dense_rows
-from weightmap.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
-from weightmap.native.access import take_ownership
-from weightmap.options import DEFAULT_LIMITS, Options
 
 if sys.platform != "win32":
     import fcntl
@@ -27,8 +27,8 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightmap.formats import Format, Payload
-    from weightmap.native.access import Descriptor
+    from weightmap.core.formats import Format, Payload
+    from weightmap.core.native.access import Descriptor
 
 # Longest index that `open` reads by default.
 _MOST = DEFAULT_LIMITS.max_header_bytes

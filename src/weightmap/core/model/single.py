@@ -6,18 +6,18 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.bytes.open_source import is_missing, open_source
+from weightmap.core.bytes.source import MODES
+from weightmap.core.formats import HEAD, Importer, by_name, identify, mistaken
+from weightmap.core.model.file import TensorFile
+from weightmap.core.native.access import is_set
+from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError, quoted
-from weightmap.formats import HEAD, Importer, by_name, identify, mistaken
-from weightmap.io.open_source import is_missing, open_source
-from weightmap.io.source import MODES
-from weightmap.model.file import TensorFile
-from weightmap.native.access import is_set
-from weightmap.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
 # File names of indexes of shards end so; or in ".index.VARIANT.json", as transformers saves variants.
 INDEX_SUFFIX = ".index.json"
@@ -46,7 +46,7 @@ def single_name(index: str) -> str:
 
     Examples
     --------
-    >>> from weightmap.model.single import single_name
+    >>> from weightmap.core.model.single import single_name
     >>> single_name("model.safetensors.index.json"), single_name("model.safetensors.index.fp16.json")
     ('model.safetensors', 'model.fp16.safetensors')
     """
@@ -85,7 +85,7 @@ def mode_of(mode: str | None, *, private: bool = False) -> str:
     if mode is None and private:
         return "mmap"
     if chosen == "sealed":
-        from weightmap.io.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
+        from weightmap.core.bytes.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
 
         if not AVAILABLE:
             msg = f"{named} is 'sealed', which this system does not support: it needs Linux; use 'copy'"
@@ -107,7 +107,7 @@ def refuse_frames(file: TensorFile) -> TensorFile:
     if row.dtype.name != "uint8" or len(row.shape) != 1 or row.nbytes <= len(_ZSTD_FRAME):
         return file
     if row.source.pread(row.offset, len(_ZSTD_FRAME)) == _ZSTD_FRAME:
-        from weightmap.model.listing import CHECKSUMS  # noqa: PLC0415 - few files get this far
+        from weightmap.core.model.listing import CHECKSUMS  # noqa: PLC0415 - few files get this far
 
         name = next(iter(file))
         digest = file.metadata.get(name)
@@ -155,13 +155,13 @@ def _admit(source: Source, options: Options) -> None:
 
 def _check_tensors(file: TensorFile, options: Options) -> None:
     """Compare the tensors of a shard with the checksums that the index beside it speaks of, if any."""
-    from weightmap.io.beside import open_beside  # noqa: PLC0415 - as the others: for files that are damaged
-    from weightmap.model.listing import (  # noqa: PLC0415
+    from weightmap.core.bytes.beside import open_beside  # noqa: PLC0415 - as the others: for files that are damaged
+    from weightmap.core.model.internals import parts_of  # noqa: PLC0415
+    from weightmap.core.model.listing import (  # noqa: PLC0415
         check_tensors,
         kind_in,
         read_listing,
     )
-    from weightmap.model.parts import parts_of  # noqa: PLC0415
 
     try:
         index = open_beside(parts_of(file)[0], USUAL_NAMES[0])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap import _kernels
-from weightmap.arguments import as_threads
+from weightmap.core.arguments import as_threads
 
 if TYPE_CHECKING:
     import mmap

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.native.access import (
+from weightmap.core.native.access import (
     NULL,
     U32_MAX,
     as_input,
@@ -22,14 +22,14 @@ from weightmap.native.access import (
     place_of,
     thread_count,
 )
-from weightmap.native.files import room
+from weightmap.core.native.files import room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.native.access import Buffer
+    from weightmap.core.native.access import Buffer
 
 
 def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.native.access import as_input, as_items, as_output, check_outcome, ffi, from_buffer, lib, thread_count
+from weightmap.core.native.access import (
+    as_input,
+    as_items,
+    as_output,
+    check_outcome,
+    ffi,
+    from_buffer,
+    lib,
+    thread_count,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable
@@ -236,7 +245,7 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.native.files import differing
+    >>> from weightmap.core.native.files import differing
     >>> differing(np.float32([1, 2, 3]), np.float32([1, 2.5, 3]), "float32")
     (1, 0.5, 0.25)
     """

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.arguments import as_float, mistyped
-from weightmap.dtypes import GGML_SCHEMES, scale_type_named
-from weightmap.errors import QuantError
-from weightmap.native.access import (
+from weightmap.core.arguments import as_float, mistyped
+from weightmap.core.dtypes import GGML_SCHEMES, scale_type_named
+from weightmap.core.native.access import (
     NULL,
     as_input,
     as_items,
@@ -29,15 +28,16 @@ from weightmap.native.access import (
     place_of,
     thread_count,
 )
-from weightmap.native.files import COMPARED
-from weightmap.native.scans import ggml_block
+from weightmap.core.native.files import COMPARED
+from weightmap.core.native.scans import ggml_block
+from weightmap.errors import QuantError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.native.access import Buffer
+    from weightmap.core.native.access import Buffer
 
 SCALE_TYPES = {"fp32": 0, "fp16": 1}  # the codes of AMB
 _MOST = 1 << 56  # elements: more than any memory holds
@@ -320,7 +320,7 @@ def encode_blocks(
 
     Examples
     --------
-    >>> from weightmap.native.quantised import encode_blocks
+    >>> from weightmap.core.native.quantised import encode_blocks
     >>> encode_blocks([1, -2, 127], bits=8, block_size=0, scale_type="fp32").tobytes()
     b'\x00\x00\x80?\x01\xfe\x7f'
     """
@@ -354,7 +354,7 @@ def sum_of_squares(values: NDArray[np.float32]) -> float:
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.native.quantised import sum_of_squares
+    >>> from weightmap.core.native.quantised import sum_of_squares
     >>> sum_of_squares(np.float32([3, 4]))
     25.0
     """
@@ -556,7 +556,7 @@ def quantize_adaptive(
 
     Examples
     --------
-    >>> from weightmap.native.quantised import quantize_adaptive
+    >>> from weightmap.core.native.quantised import quantize_adaptive
     >>> data = quantize_adaptive([1, 2, 3, 4, 5, 6, 7, -8, *[0.1] * 7, 100], 8, bits=11)
     >>> bin(data[0])  # the mask: block 0 is int4 (0), block 1 is float16 (2)
     '0b1000'
@@ -678,7 +678,7 @@ def _error(fault: Any) -> QuantError:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Kernels for ggml's blocks, the quantised types of GGUF files. Used by `weightmap.quant.ggml`.
+# Kernels for ggml's blocks, the quantised types of GGUF files. Used by `weightmap.core.quant.ggml`.
 #
 # A type cuts each row of a tensor into blocks of 32 to 256 elements with their own scales. Decoded values equal those
 # of gguf-py to the bit; every NaN is the float32 0x7FC00000, on every CPU.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.native.access import (
+from weightmap.core.native.access import (
     NULL,
     U32_MAX,
     Fault,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.native.access import Buffer
+    from weightmap.core.native.access import Buffer
 
 # Fewest bytes of a tensor in a JSON header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
 _JSON_ENTRY = 48
@@ -1087,7 +1087,7 @@ def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDA
     walked : int
         Bytes walked, or -1 - i if entry i does not fit.
     bounds : ndarray of uint32, shape (count + 1,)
-        As for `weightmap.index.strings.StringTable`, with gap 12.
+        As for `weightmap.core.table.strings.StringTable`, with gap 12.
     indices : ndarray of uint64, shape (count,)
     """
     buffer = as_input(data)

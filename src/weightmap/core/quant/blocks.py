@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from weightmap.arguments import as_threads
-from weightmap.dtypes import dtype_named
+from weightmap.core.arguments import as_threads
+from weightmap.core.dtypes import dtype_named
+from weightmap.core.native import access, quantised
+from weightmap.core.quant.schemes import BITS, BLOCKED, SCALE, block_bytes, checked_shape, groups, no_scheme, selected
 from weightmap.errors import QuantError
-from weightmap.native import access, quantised
-from weightmap.quant.schemes import BITS, BLOCKED, SCALE, block_bytes, checked_shape, groups, no_scheme, selected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

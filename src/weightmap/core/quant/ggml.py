@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import GGML_SCHEMES
+from weightmap.core.dtypes import GGML_SCHEMES
+from weightmap.core.native import quantised
+from weightmap.core.quant.blocks import QuantizedTensor, octets_of
+from weightmap.core.quant.schemes import BITS, checked_shape
 from weightmap.errors import QuantError
-from weightmap.native import quantised
-from weightmap.quant.blocks import QuantizedTensor, octets_of
-from weightmap.quant.schemes import BITS, checked_shape
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -78,7 +78,7 @@ class GgmlTensor(QuantizedTensor):
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.quant.ggml import GgmlTensor
+    >>> from weightmap.core.quant.ggml import GgmlTensor
     >>> block = np.float16(0.5).tobytes() + bytes([0x98] * 16)
     >>> q = GgmlTensor("q4_0", (1, 32), block)
     >>> q.scales, q[0, 15:17]
@@ -221,7 +221,7 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.quant.ggml import quantize_ggml
+    >>> from weightmap.core.quant.ggml import quantize_ggml
     >>> q = quantize_ggml(np.linspace(-8, 7, 32).reshape(1, 32), "q8_0")
     >>> q.nbytes, q.scales
     (34, array([0.063], dtype=float16))

@@ -6,17 +6,17 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from weightmap.dtypes import GGML_SCHEMES
-from weightmap.native import quantised
-from weightmap.quant import PIECE
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.ggml import GgmlTensor
-from weightmap.quant.schemes import BITS
+from weightmap.core.dtypes import GGML_SCHEMES
+from weightmap.core.native import quantised
+from weightmap.core.quant import PIECE
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.ggml import GgmlTensor
+from weightmap.core.quant.schemes import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightmap.index.table import Row
+    from weightmap.core.table.table import Row
 
 
 def in_pieces(row: Row) -> Iterator[QuantizedTensor]:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import GGML_SCHEMES
-from weightmap.native import quantised
-from weightmap.quant.schemes import BITS, SCALE, block_bytes
+from weightmap.core.dtypes import GGML_SCHEMES
+from weightmap.core.native import quantised
+from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table.table import Row
 
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from weightmap.core.native import quantised
+from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import QuantError
-from weightmap.native import quantised
-from weightmap.quant.blocks import QuantizedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class ProductQuantized(QuantizedTensor):
     Examples
     --------
     >>> import numpy as np
-    >>> from weightmap.quant.product import ProductQuantized
+    >>> from weightmap.core.quant.product import ProductQuantized
     >>> books = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
     >>> q = ProductQuantized(np.array([[0, 1], [1, 0]], np.uint8), books)
     >>> q.shape, q[1].tolist()

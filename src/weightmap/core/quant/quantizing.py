@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightmap.arguments import similar
-from weightmap.dtypes import scale_type_named
+from weightmap.core.arguments import similar
+from weightmap.core.dtypes import scale_type_named
+from weightmap.core.native import quantised
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.ggml import quantize_ggml
+from weightmap.core.quant.schemes import BITS, BLOCKED, no_scheme
 from weightmap.errors import QuantError
-from weightmap.native import quantised
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.ggml import quantize_ggml
-from weightmap.quant.schemes import BITS, BLOCKED, no_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

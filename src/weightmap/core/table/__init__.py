@@ -8,7 +8,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weightmap.dtypes import DECLARED, NUMPY_MAX_NDIM
+from weightmap.core.dtypes import DECLARED, NUMPY_MAX_NDIM
+from weightmap.core.native import scans
 from weightmap.errors import (
     ChecksumError,
     FormatError,
@@ -19,15 +20,14 @@ from weightmap.errors import (
     quoted,
     trailing_bytes,
 )
-from weightmap.native import scans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Self
 
-    from weightmap.dtypes import DType
-    from weightmap.index.strings import StringTable
-    from weightmap.native import access
+    from weightmap.core.dtypes import DType
+    from weightmap.core.native import access
+    from weightmap.core.table.strings import StringTable
 
 # The errors for the faults that a scan in C finds in a table of tensors.
 
@@ -37,7 +37,7 @@ _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0
 
 
 class _Described(Protocol):
-    """The part of `weightmap.index.table.Table` that messages need."""
+    """The part of `weightmap.core.table.table.Table` that messages need."""
 
     @property
     def rules(self) -> Rules: ...

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.index import U64_MAX, Rules
-from weightmap.index.strings import StringTable
-from weightmap.index.table import Table
-from weightmap.native import access, scans
+from weightmap.core.native import access, scans
+from weightmap.core.table import U64_MAX, Rules
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.index import Rules
-    from weightmap.index.table import Place, Row
-    from weightmap.io.geometry import Geometry
+    from weightmap.core.bytes.geometry import Geometry
+    from weightmap.core.dtypes import DType
+    from weightmap.core.table import Rules
+    from weightmap.core.table.table import Place, Row
 
     Index = bytes | NDArray[np.uint8]
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.index.strings import StringTable
-from weightmap.index.table import Table
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table import Rules
+    from weightmap.core.table.table import Place, Row, Run
     from weightmap.errors import LayoutError
-    from weightmap.index import Rules
-    from weightmap.index.table import Place, Row, Run
-    from weightmap.io.source import Source
 
 
 class JoinedTable(Table):

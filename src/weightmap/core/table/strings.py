@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.native import checksums, scans
 from weightmap.errors import FormatError
-from weightmap.native import checksums, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.native import access, checksums
 from weightmap.errors import LayoutError, LimitError
-from weightmap.native import access, checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.strings import StringTable
+    from weightmap.core.table.strings import StringTable
 
 KINDS = ("bucket", "fasttext", "explicit")
 _LARGEST = {"bucket": 1 << 63, "fasttext": access.U32_MAX, "explicit": 1 << 63}
@@ -65,7 +65,7 @@ class Subwords:
 
     Examples
     --------
-    >>> from weightmap.embeddings.subwords import Subwords
+    >>> from weightmap.core.table.subwords import Subwords
     >>> Subwords("bucket", n_words=0, min_n=6, max_n=6, size=1 << 21).indices("hallo")
     [1321513, 136555]
     """

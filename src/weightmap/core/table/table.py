@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import DECLARED, numpy_dtype
+from weightmap.core.dtypes import DECLARED, numpy_dtype
+from weightmap.core.native import access
+from weightmap.core.table import INT64_MAX, U64_MAX, Rules
 from weightmap.errors import FormatError, LayoutError, TensorFileError, quoted
-from weightmap.index import INT64_MAX, U64_MAX, Rules
-from weightmap.native import access
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.index.strings import StringTable
-    from weightmap.io.geometry import Geometry
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.geometry import Geometry
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.dtypes import DType
+    from weightmap.core.table.strings import StringTable
 
 # `Row`: a tensor's place and layout, all that is needed to use it; `TensorInfo`: the description for users.
 
@@ -516,7 +516,7 @@ class Table:
 
     def fail(self, fault: access.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""
-        from weightmap.index import table_error  # noqa: PLC0415 - valid files never need it
+        from weightmap.core.table import table_error  # noqa: PLC0415 - valid files never need it
 
         raise table_error(self, fault).located(path=self.path, format=self.format)
 

@@ -6,14 +6,14 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import TensorFileError, counted
-from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeVar, overload
 
-    from weightmap.embeddings.subwords import Subwords
+    from weightmap.core.table.subwords import Subwords
 
     T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Vocabulary(Sequence[str]):
         try:
             k = operator.index(i)
         except TypeError:
-            from weightmap.arguments import mistyped  # noqa: PLC0415 - for errors only
+            from weightmap.core.arguments import mistyped  # noqa: PLC0415 - for errors only
 
             raise mistyped("a token id", i, "an integer") from None
         k = k + self._count if k < 0 else k

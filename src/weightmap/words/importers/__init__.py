@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightmap.formats._base import discover
+from weightmap.core.formats._base import discover
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightmap.formats import Importer
+    from weightmap.core.formats import Importer
 
 IMPORTERS: dict[str, Importer] = discover(__name__, __path__, "IMPORTER")
 

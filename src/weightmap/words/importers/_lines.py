@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import FileChangedError, FormatError, LayoutError
-from weightmap.io.sink import WritePlan
 from weightmap.words.importers._words import (
     BLOCK,
     LENIENT,
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
-    from weightmap.options import ImportOptions
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import ImportOptions
 
 _SPACE = b" \t\n\r\x0b\x0c"
 _OTHER_SPACE = b"\t\r\x0b\x0c"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import FormatError, counted, cut_off, too_many, trailing_bytes
-from weightmap.io.sink import WritePlan
 from weightmap.words.importers._words import (
     BLOCK,
     LENIENT,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
-    from weightmap.options import ImportOptions
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import ImportOptions
 
 
 def read(source: Source, head: bytes, options: ImportOptions) -> Words:

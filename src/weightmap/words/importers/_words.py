@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.core.formats import refuse
+from weightmap.core.formats._base import HEAD
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.vocabulary import Vocabulary
 from weightmap.errors import FormatError, Remedy, UnsupportedError, counted
-from weightmap.formats import refuse
-from weightmap.formats._base import HEAD
-from weightmap.index.strings import StringTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.embeddings.subwords import Subwords
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table.subwords import Subwords
 
 # Recognises word embeddings of other programs by their beginning.
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.embeddings.subwords import Subwords
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats import refuse
+from weightmap.core.formats._base import Importer
+from weightmap.core.table.subwords import Subwords
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, cut_off, quoted, too_many
-from weightmap.formats import refuse
-from weightmap.formats._base import Importer
-from weightmap.io.sink import WritePlan
 from weightmap.words.importers._words import (
     ADVICE,
     BLOCK,
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.index.strings import StringTable
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
-    from weightmap.options import ImportOptions, Limits
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import ImportOptions, Limits
+    from weightmap.core.table.strings import StringTable
 
 # Positions of the fields that messages name.
 _AT = {

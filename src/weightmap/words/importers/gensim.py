@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import numpy_dtype
+from weightmap.core.bytes.open_source import beside, called, from_path
+from weightmap.core.dtypes import numpy_dtype
+from weightmap.core.formats._base import Importer
+from weightmap.core.formats._npy import FIRST, read_header
+from weightmap.core.lazy import later
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnsupportedError, cut_off, quoted
-from weightmap.formats._base import Importer
-from weightmap.formats._npy import FIRST, read_header
-from weightmap.io.open_source import beside, called, from_path
-from weightmap.lazy import later
 from weightmap.words.importers._words import ADVICE, Words, check_finite, firsts, only, rows_in_block, table_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
-    from weightmap.options import ImportOptions
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import ImportOptions
 
 # A machine for pickles of word vectors, which knows a few names and calls nothing.
 #

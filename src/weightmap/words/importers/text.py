@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weightmap.formats._base import Importer
-from weightmap.lazy import later
+from weightmap.core.formats._base import Importer
+from weightmap.core.lazy import later
 from weightmap.words.importers._words import ADVICE, declared, is_row, whole_fields
 
 

@@ -6,8 +6,8 @@ write a line feed behind each vector, some do not: one in front of a word is not
 
 from __future__ import annotations
 
-from weightmap.formats._base import Importer
-from weightmap.lazy import later
+from weightmap.core.formats._base import Importer
+from weightmap.core.lazy import later
 from weightmap.words.importers._words import ADVICE, declared, in_text
 
 

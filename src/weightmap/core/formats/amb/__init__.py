@@ -65,7 +65,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
+from weightmap.core.bytes import strict_json
+from weightmap.core.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
+from weightmap.core.formats._base import JSON, Content, Format, take, trailing
+from weightmap.core.lazy import later
+from weightmap.core.native import access, checksums, quantised, scans
+from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.schemes import BITS
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -79,25 +87,17 @@ from weightmap.errors import (
     nonzero_padding,
     shrank,
 )
-from weightmap.formats._base import JSON, Content, Format, take, trailing
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.io import strict_json
-from weightmap.lazy import later
-from weightmap.native import access, checksums, quantised, scans
-from weightmap.quant.blocks import QuantizedTensor
-from weightmap.quant.schemes import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.formats._verification import Verification
-    from weightmap.index.table import Row, Table
-    from weightmap.io.source import Source
-    from weightmap.options import Limits, Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.dtypes import DType
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.options import Limits, Options
+    from weightmap.core.table.table import Row, Table
 
 # The sections of AMB: header, JSON, tokenizer, and the records of tensors.
 

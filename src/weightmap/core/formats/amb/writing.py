@@ -8,9 +8,10 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weightmap.errors import FormatError
-from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
-from weightmap.formats.amb import (
+from weightmap.core.bytes import strict_json
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
+from weightmap.core.formats.amb import (
     ALIGNMENT,
     DENSE,
     HEADER,
@@ -28,13 +29,12 @@ from weightmap.formats.amb import (
     U32_MAX,
     VERSION,
 )
-from weightmap.io import strict_json
-from weightmap.io.sink import WritePlan
-from weightmap.options import DEEPEST
+from weightmap.core.options import DEEPEST
+from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
-    from weightmap.formats._writing import Tensors
-    from weightmap.io.sink import Sink
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.formats._writing import Tensors
 
 _CODES = {name: code for code, name in enumerate(DENSE)}
 # Most spaces that metadata is padded with

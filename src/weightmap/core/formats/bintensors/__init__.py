@@ -49,7 +49,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats._base import Content, Format, trailing
+from weightmap.core.formats._cursor import LENGTH, read_header, verifier
+from weightmap.core.formats._recognition import is_bintensors
+from weightmap.core.lazy import later
+from weightmap.core.native import access, scans
+from weightmap.core.options import Options
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -60,19 +68,11 @@ from weightmap.errors import (
     quoted,
     too_many,
 )
-from weightmap.formats._base import Content, Format, trailing
-from weightmap.formats._cursor import LENGTH, read_header, verifier
-from weightmap.formats._recognition import is_bintensors
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.lazy import later
-from weightmap.native import access, scans
-from weightmap.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.io.source import Source
+    from weightmap.core.bytes.source import Source
 
 # By the format's codes.
 DTYPE_NAMES = (

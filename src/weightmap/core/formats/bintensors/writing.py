@@ -5,17 +5,17 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from weightmap.formats._cursor import LENGTH
-from weightmap.formats._recognition import MAX_HEADER
-from weightmap.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
-from weightmap.formats.bintensors import DTYPE_NAMES, LAYOUTS
-from weightmap.io.sink import WritePlan
-from weightmap.native import scans
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats._cursor import LENGTH
+from weightmap.core.formats._recognition import MAX_HEADER
+from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
+from weightmap.core.formats.bintensors import DTYPE_NAMES, LAYOUTS
+from weightmap.core.native import scans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightmap.formats._writing import Tensors
+    from weightmap.core.formats._writing import Tensors
 
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 

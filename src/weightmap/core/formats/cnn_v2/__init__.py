@@ -42,7 +42,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats._base import TEXT, Content, Format, take, trailing
+from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
+from weightmap.core.native import access, checksums, scans
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import (
     EncodeError,
     FormatError,
@@ -53,23 +59,17 @@ from weightmap.errors import (
     counted,
     cut_off,
 )
-from weightmap.formats._base import TEXT, Content, Format, take, trailing
-from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.io.sink import WritePlan
-from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.formats._verification import Verification
-    from weightmap.formats._writing import Tensors
-    from weightmap.io.sink import Sink
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.formats._writing import Tensors
+    from weightmap.core.options import Options
 
 MAGIC = b"CNN2"
 HEADER_SIZES = {1: 16, 2: 20}

@@ -61,7 +61,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES
+from weightmap.core.bytes.open_source import from_buffer
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats._base import TEXT, Content, Format, new_vocabulary, take, trailing
+from weightmap.core.formats._cursor import Cursor
+from weightmap.core.formats._verification import Sum
+from weightmap.core.lazy import later
+from weightmap.core.native import access, checksums, scans
+from weightmap.core.table import ANY_GAP, Rules
+from weightmap.core.table.columns import ColumnTable, RecordTable
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     ChecksumError,
     FormatError,
@@ -72,26 +81,17 @@ from weightmap.errors import (
     nonzero_padding,
     trailing_bytes,
 )
-from weightmap.formats._base import TEXT, Content, Format, new_vocabulary, take, trailing
-from weightmap.formats._cursor import Cursor
-from weightmap.formats._verification import Sum
-from weightmap.index import ANY_GAP, Rules
-from weightmap.index.columns import ColumnTable, RecordTable
-from weightmap.index.strings import StringTable
-from weightmap.io.open_source import from_buffer
-from weightmap.lazy import later
-from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats._verification import Verification
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.dtypes import DType
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.options import Options
+    from weightmap.core.table.vocabulary import Vocabulary
 
 # The fields of both layouts of EMBD, its metadata and its vocabulary, and the errors about them.
 

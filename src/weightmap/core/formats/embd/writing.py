@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.errors import counted
-from weightmap.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
-from weightmap.formats.embd import (
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
+from weightmap.core.formats.embd import (
     ALIGNMENT,
     CHECKSUM_ENABLED,
     DESCRIPTOR,
@@ -30,14 +30,14 @@ from weightmap.formats.embd import (
     VOCAB_HEADER,
     Header,
 )
-from weightmap.io.sink import WritePlan
-from weightmap.native import checksums
+from weightmap.core.native import checksums
+from weightmap.errors import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightmap.formats._writing import Tensors
-    from weightmap.io.sink import Sink
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.formats._writing import Tensors
 
 _CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 

@@ -59,7 +59,7 @@ Writing
 -------
 ``save(path, {"embeddings": matrix}, vocab=words)``, and optionally ``"norms"``, float32, one for each word. The matrix
 is a two-dimensional array, or a `QuantizedTensor` of scheme "pq". A vocabulary with subwords has an attribute
-``subwords``, as the `Vocabulary` of an opened file has: a `weightmap.embeddings.subwords.Subwords`, or anything with
+``subwords``, as the `Vocabulary` of an opened file has: a `weightmap.core.table.subwords.Subwords`, or anything with
 its attributes ``kind`` ("bucket", "fasttext" or "explicit"), ``min_n``, ``max_n``, ``size`` (rows of subwords) and, if
 explicit, ``ngrams``. `Vocabulary.of` makes one::
 
@@ -76,9 +76,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import DTYPES, SCHEMES
-from weightmap.embeddings.subwords import Subwords
-from weightmap.embeddings.vocabulary import Vocabulary
+from weightmap.core.dtypes import DTYPES, SCHEMES
+from weightmap.core.formats._base import TOML, Content, Format, take, trailing
+from weightmap.core.lazy import later
+from weightmap.core.native import scans
+from weightmap.core.options import DEEPEST
+from weightmap.core.table import ANY_GAP, Rules
+from weightmap.core.table.columns import ColumnTable
+from weightmap.core.table.strings import StringTable
+from weightmap.core.table.subwords import Subwords
+from weightmap.core.table.vocabulary import Vocabulary
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -91,13 +98,6 @@ from weightmap.errors import (
     nonzero_padding,
     too_many,
 )
-from weightmap.formats._base import TOML, Content, Format, take, trailing
-from weightmap.index import ANY_GAP, Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.index.strings import StringTable
-from weightmap.lazy import later
-from weightmap.native import scans
-from weightmap.options import DEEPEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,13 +105,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.formats._verification import Verification
-    from weightmap.index.table import Row
-    from weightmap.io.source import Source
-    from weightmap.options import Limits, Options
-    from weightmap.quant import PQShape
-    from weightmap.quant.blocks import QuantizedTensor
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.dtypes import DType
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.options import Limits, Options
+    from weightmap.core.quant import PQShape
+    from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.core.table.table import Row
 
 # The chunks of finalfusion: their fields, the end of a vocabulary, and the places of matrices and norms.
 
@@ -433,7 +433,7 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
 
 def read_product(placing: Placing, raw: bytes) -> Block:
     """Read the fields of a product-quantised matrix."""
-    from weightmap.quant import PQShape  # noqa: PLC0415 - only quantised matrices need it
+    from weightmap.core.quant import PQShape  # noqa: PLC0415 - only quantised matrices need it
 
     values = placing.unpack(QUANTIZED_FIELDS, raw, "quantised matrix")
     fields = dict(zip(QUANTIZED_NAMES, values, strict=True))
@@ -1024,7 +1024,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
 
 def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> QuantizedTensor:
     """Return the product-quantised matrix over its bytes, from projection to codes; `name` is that of the file."""
-    from weightmap.quant.product import ProductQuantized  # noqa: PLC0415 - only quantised matrices need it
+    from weightmap.core.quant.product import ProductQuantized  # noqa: PLC0415 - only quantised matrices need it
 
     product = storage.product
     assert product is not None  # noqa: S101 - its dtype says so

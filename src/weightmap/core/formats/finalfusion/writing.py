@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.errors import LimitError, MissingDependencyError, counted
-from weightmap.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
-from weightmap.formats.finalfusion import (
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
+from weightmap.core.formats.finalfusion import (
     BUCKET,
     CHUNK,
     EXPLICIT,
@@ -41,16 +41,16 @@ from weightmap.formats.finalfusion import (
     numbered,
     shallow,
 )
-from weightmap.io.sink import WritePlan
-from weightmap.options import DEEPEST
+from weightmap.core.options import DEEPEST
+from weightmap.errors import LimitError, MissingDependencyError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.index.strings import StringTable
-    from weightmap.io.sink import Sink
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.table.strings import StringTable
 
 _IDS = {kind: id_ for id_, kind in KINDS.items()}
 # Strings joined for one write.

@@ -37,7 +37,7 @@ Our choices, where the specification is silent or implementations differ
   they were read with. New values may be bool, str, int (i32, else i64, else u64), float (f32 if exact, else f64) and
   lists of one of these; numpy's scalars and arrays keep their types. An empty list becomes an array of i32.
 * In formats without types, `convert` writes an entry that says what the values were, and takes them back from there:
-  see `weightmap.formats._metadata`.
+  see `weightmap.core.formats._metadata`.
 * `vocab` reads ``tokenizer.ggml.tokens``, if that is an array of strings; a repeated token has the id of its first
   place. Special ids are ``tokenizer.ggml.{bos,eos,unknown,padding,separator,cls,mask}_token_id`` (also "seperator",
   gguf-py's spelling), under the names bos, eos, unk, pad, sep, cls and mask.
@@ -55,7 +55,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from weightmap.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
+from weightmap.core.bytes.open_source import called
+from weightmap.core.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
+from weightmap.core.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
+from weightmap.core.lazy import later
+from weightmap.core.native import access, checksums, scans
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -67,25 +74,18 @@ from weightmap.errors import (
     quoted,
     too_many,
 )
-from weightmap.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.index.strings import StringTable
-from weightmap.io.open_source import called
-from weightmap.lazy import later
-from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
     from typing import overload
 
     from numpy.typing import NDArray
 
-    from weightmap.embeddings.vocabulary import Vocabulary
-    from weightmap.formats._verification import Verification
-    from weightmap.index.table import Row, Table
-    from weightmap.io.source import Source
-    from weightmap.options import Options
-    from weightmap.quant.blocks import QuantizedTensor
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.options import Options
+    from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.core.table.table import Row, Table
+    from weightmap.core.table.vocabulary import Vocabulary
 
 # Turns faults of the GGUF scan into errors with a message.
 
@@ -415,7 +415,7 @@ class Strings(Sequence[str]):
 
     __slots__ = ("_count", "_load", "_table")
 
-    # The kinds that the metadata of another format must allow to take this: see `weightmap.formats._metadata`.
+    # The kinds that the metadata of another format must allow to take this: see `weightmap.core.formats._metadata`.
     kinds: ClassVar[frozenset[str]] = frozenset({"list", "text"})
 
     def __init__(self, load: Callable[[], StringTable], count: int) -> None:
@@ -813,7 +813,7 @@ class _Blocks:
     """Quantised tensors of little-endian files: see `Table.quantized`."""
 
     def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - opening a file needs none of it
+        from weightmap.core.quant.ggml import GgmlTensor  # noqa: PLC0415 - opening a file needs none of it
 
         return GgmlTensor(row.dtype.name, row.shape, octets)
 
@@ -830,7 +830,7 @@ class _Blocks:
 
 @functools.cache
 def _scale_type(scheme: str) -> str:
-    from weightmap.quant.ggml import GgmlTensor  # noqa: PLC0415 - as above
+    from weightmap.core.quant.ggml import GgmlTensor  # noqa: PLC0415 - as above
 
     return GgmlTensor(scheme, (0, BLOCKS[scheme][0]), b"").scale_type
 

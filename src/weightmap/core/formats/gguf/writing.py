@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.errors import counted
-from weightmap.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
-from weightmap.formats.gguf import (
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
+from weightmap.core.formats.gguf import (
     ALIGNMENT,
     ALIGNMENT_UNIT,
     ARRAY,
@@ -31,14 +31,14 @@ from weightmap.formats.gguf import (
     aligned,
     encode_string,
 )
-from weightmap.io.sink import WritePlan
-from weightmap.native import access, scans
+from weightmap.core.native import access, scans
+from weightmap.errors import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.formats._writing import Payload
-    from weightmap.io.sink import Sink
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.formats._writing import Payload
 
 # Encodes metadata as key-values of version 3: unchanged ones as they were read, new ones by their Python types.
 

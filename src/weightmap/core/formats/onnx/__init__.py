@@ -59,7 +59,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.dtypes import DECLARED, DTYPES, DType
+from weightmap.core.bytes.geometry import Made
+from weightmap.core.dtypes import DECLARED, DTYPES, DType
+from weightmap.core.formats._base import Content, Format
+from weightmap.core.formats._recognition import is_onnx, varint
+from weightmap.core.lazy import later
+from weightmap.core.native import scans
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     ChecksumError,
     FileChangedError,
@@ -73,31 +81,23 @@ from weightmap.errors import (
     quoted,
     shrank,
 )
-from weightmap.formats._base import Content, Format
-from weightmap.formats._recognition import is_onnx, varint
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.index.strings import StringTable
-from weightmap.io.geometry import Made
-from weightmap.lazy import later
-from weightmap.native import scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.geometry import Geometry
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.native.access import Fault
+    from weightmap.core.options import Options
+    from weightmap.core.table.table import Row, Table
     from weightmap.errors import TensorFileError
-    from weightmap.formats._verification import Verification
-    from weightmap.index.table import Row, Table
-    from weightmap.io.geometry import Geometry
-    from weightmap.io.source import Source
-    from weightmap.native.access import Fault
-    from weightmap.options import Options
 
 # For models with data in other files
-_join = later("weightmap.index.joined", "JoinedTable")
-_open_all_beside = later("weightmap.io.beside", "open_all_beside")
+_join = later("weightmap.core.table.joined", "JoinedTable")
+_open_all_beside = later("weightmap.core.bytes.beside", "open_all_beside")
 # By data_type.
 _NAMES = (
     *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64"),

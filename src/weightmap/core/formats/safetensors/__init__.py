@@ -34,21 +34,21 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.dtypes import DTYPES
+from weightmap.core.dtypes import DTYPES
+from weightmap.core.formats._base import CONSOLIDATE, Content, Format, trailing
+from weightmap.core.formats._cursor import LENGTH, read_header, verifier
+from weightmap.core.formats._recognition import is_safetensors
+from weightmap.core.lazy import later
+from weightmap.core.native import access, scans
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, quoted, trailing_bytes
-from weightmap.formats._base import CONSOLIDATE, Content, Format, trailing
-from weightmap.formats._cursor import LENGTH, read_header, verifier
-from weightmap.formats._recognition import is_safetensors
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.lazy import later
-from weightmap.native import access, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.io.source import Source
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.options import Options
 
 # In the order of safetensors' own list, by which it sorts tensors: from small to large.
 DTYPE_NAMES = {
@@ -79,8 +79,8 @@ DTYPE_NAMES = {
 
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
 # Opening needs no parser of JSON in Python, which takes a tenth of the time of an import: metadata does.
-_loads: Callable[..., dict[str, Any]] = later("weightmap.io.strict_json", "loads")
-_kind_of: Callable[..., str] = later("weightmap.io.strict_json", "kind_of")
+_loads: Callable[..., dict[str, Any]] = later("weightmap.core.bytes.strict_json", "loads")
+_kind_of: Callable[..., str] = later("weightmap.core.bytes.strict_json", "kind_of")
 # The key of torch.distributed.checkpoint for the indices at which a file's parts of tensors begin; and the names of
 # files with whole tensors, which one rank saves for all.
 _SHARDING, _WHOLE = "DCP_SHARDING_INFO", "model-"

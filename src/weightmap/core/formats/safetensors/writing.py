@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from weightmap.formats._cursor import LENGTH
-from weightmap.formats._recognition import MAX_HEADER
-from weightmap.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
-from weightmap.formats.safetensors import DTYPE_NAMES
-from weightmap.io.sink import WritePlan
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats._cursor import LENGTH
+from weightmap.core.formats._recognition import MAX_HEADER
+from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
+from weightmap.core.formats.safetensors import DTYPE_NAMES
 
 _CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
 _THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}

@@ -13,7 +13,7 @@ zip
     Since 1.6: an archive of stored entries ``<prefix>/data.pkl``, the program; ``<prefix>/data/<key>``, the storages,
     which are mapped where they lie; ``<prefix>/byteorder``, "little" or "big", little where it is missing;
     ``<prefix>/version``. CRC-32s that are all 0 were not computed, and are not compared. Names that differ in
-    capitals alone are one, as for torch. `weightmap.formats._zip` has the rules of archives. Deflated storages and
+    capitals alone are one, as for torch. `weightmap.core.formats._zip` has the rules of archives. Deflated storages and
     archives of TorchScript and torch.export, which hold programs of another kind, are an `UnsupportedError`.
 legacy
     Five pickles: the number 0x1950a86a20f9469cfc6c, the version 1001 of the protocol, a dictionary with the byte order
@@ -57,6 +57,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.bytes.geometry import Strided
+from weightmap.core.formats._base import Content, Format, trailing
+from weightmap.core.formats._recognition import TORCH_EXPORT, is_torch
+from weightmap.core.formats._zip import Archive, last_begin
+from weightmap.core.formats.torch.program import (
+    DTYPE_NAMES,
+    PAIRS,
+    Program,
+    columns_of,
+    dtypes,
+    error_of,
+    items_of,
+    values_of,
+)
+from weightmap.core.native import access, scans
+from weightmap.core.table import Rules
+from weightmap.core.table.columns import ColumnTable
+from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     FileChangedError,
     FormatError,
@@ -67,35 +85,17 @@ from weightmap.errors import (
     quoted,
     trailing_bytes,
 )
-from weightmap.formats._base import Content, Format, trailing
-from weightmap.formats._recognition import TORCH_EXPORT, is_torch
-from weightmap.formats._zip import Archive, last_begin
-from weightmap.formats.torch.program import (
-    DTYPE_NAMES,
-    PAIRS,
-    Program,
-    columns_of,
-    dtypes,
-    error_of,
-    items_of,
-    values_of,
-)
-from weightmap.index import Rules
-from weightmap.index.columns import ColumnTable
-from weightmap.index.strings import StringTable
-from weightmap.io.geometry import Strided
-from weightmap.native import access, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.dtypes import DType
-    from weightmap.formats._verification import Verification
-    from weightmap.io.source import Source
-    from weightmap.native.scans import Pickle, PickleStorages
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.dtypes import DType
+    from weightmap.core.formats._verification import Verification
+    from weightmap.core.native.scans import Pickle, PickleStorages
+    from weightmap.core.options import Options
 
 # What an archive of torch.export has and a checkpoint has not.
 _EXPORTS = (b"/archive_format", TORCH_EXPORT)
@@ -186,7 +186,7 @@ def _open_archive(source: Source, head: bytes, options: Options, warnings: list[
         begin = last_begin(source)
         if not begin:
             raise
-    from weightmap.formats._hints import DISTCP  # noqa: PLC0415 - for errors only
+    from weightmap.core.formats._hints import DISTCP  # noqa: PLC0415 - for errors only
 
     what = "this file holds parts of tensors, as a rank of torch.distributed.checkpoint saved them"
     raise UnsupportedError(f"{what}: {DISTCP}", field="end record", offset=begin or None)

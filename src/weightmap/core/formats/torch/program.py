@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from weightmap.dtypes import DECLARED, DTYPES, DType
+from weightmap.core.bytes.source import CHUNK
+from weightmap.core.dtypes import DECLARED, DTYPES, DType
+from weightmap.core.native import access, checksums, scans
 from weightmap.errors import (
     FormatError,
     LayoutError,
@@ -20,18 +22,16 @@ from weightmap.errors import (
     quoted,
     shrank,
 )
-from weightmap.io.source import CHUNK
-from weightmap.native import access, checksums, scans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.io.source import Source
-    from weightmap.native.access import Fault
-    from weightmap.native.scans import Pickle, PickleValues
-    from weightmap.options import Options
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.native.access import Fault
+    from weightmap.core.native.scans import Pickle, PickleValues
+    from weightmap.core.options import Options
 
 # By the codes of csrc/pickle_calls.c.
 DTYPE_NAMES = (
