@@ -11,9 +11,9 @@ array([[0., 1., 2.],
 
 from typing import TYPE_CHECKING
 
+from weightmap.core import hooks
 from weightmap.core.formats import formats
-from weightmap.core.lazy import later, on_demand
-from weightmap.core.model import opening, single
+from weightmap.core.lazy import on_demand
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.opening import load, open
 from weightmap.core.options import Limits
@@ -158,10 +158,12 @@ _MODULES = (
 )
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND, _MODULES)
 
-# A file that no format recognises may hold words, which stand on handles.
-single.importers = later(f"{__name__}.words.importers", "every")
-# So do deltas.
-opening.overlay = later(f"{__name__}.deltas.overlay", "overlay")
+hooks.location_of.register("weightmap.remote.stores", "location_of")
+hooks.open_location.register("weightmap.remote.remote", "open_location")
+hooks.write_to_address.register("weightmap.remote.uploading", "write_to_address")
+hooks.trust_in.register("weightmap.trust.checking", "bound")
+hooks.overlay.register("weightmap.deltas.overlay", "overlay")
+hooks.importers.register("weightmap.words.importers", "every")
 
 
 def __dir__() -> list[str]:

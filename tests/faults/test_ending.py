@@ -115,7 +115,8 @@ import numpy as np, weightmap as wm
 from weightmap.core.native.access import empty
 late = types.ModuleType("late")
 class Witness:
-    def __del__(self, write=sys.stderr.write, ours=vars(sys.modules["weightmap.core.bytes.descriptor"]), system=vars(os)):
+    module = sys.modules["weightmap.core.bytes.descriptor"]
+    def __del__(self, write=sys.stderr.write, ours=vars(module), system=vars(os)):
         write(f"{ours['os']} {system['close']}")
 modes = ["mmap", "cow", "copy"] + ["sealed"] * hasattr(os, "memfd_create")
 late.kept = [wm.open(name, mode=mode) for name in sys.argv[1:] for mode in modes]

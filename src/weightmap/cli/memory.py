@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-    from weightmap.plans.residency import Residency
+    from weightmap.core.model.reports import Residency
 
 
 def doctor(args: argparse.Namespace) -> int:

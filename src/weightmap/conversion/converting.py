@@ -15,6 +15,7 @@ from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, una
 from weightmap.conversion.viewing import seen_by
 from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, unexpected
 from weightmap.core.bytes.atomic import file_exists, write_plan
+from weightmap.core.bytes.open_source import takes_addresses
 from weightmap.core.formats import FORMATS, Format
 from weightmap.core.model.codes import codes_among
 from weightmap.core.model.file import TensorFile
@@ -33,7 +34,6 @@ from weightmap.huggingface.directory import directory_around, find_source
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of
-from weightmap.remote.uploading import takes_addresses
 from weightmap.trust.checking import bound, check_all
 from weightmap.trust.lists import write_sums
 from weightmap.words.converting import hand_over, target_format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ from weightmap.core.model.internals import (
     parts_of,
     sources_of,
 )
+from weightmap.core.model.reports import Residency
 from weightmap.errors import TensorFileError
 from weightmap.plans.pages import give_back, resident_in
 
@@ -183,19 +184,6 @@ def spans_of(model: Any) -> Spans:
     if columns is None:
         columns = _known[model] = _Columns(model)
     return Spans(model, columns)
-
-
-class Residency(NamedTuple):
-    """How much of a tensor is in memory.
-
-    Attributes
-    ----------
-    resident, nbytes : int
-        Bytes in memory, and all bytes.
-    """
-
-    resident: int
-    nbytes: int
 
 
 def residency(model: Any, names: str | Sequence[str] | None) -> dict[str, Residency]:

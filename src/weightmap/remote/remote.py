@@ -42,6 +42,12 @@ _APART = 64 << 10
 _by_digest: WeakValueDictionary[str, RemoteSource] = WeakValueDictionary()
 
 
+def open_location(path: Any, mode: str) -> Source:
+    """Return the source for a location: a file of the Hub's cache where that has it."""
+    local = path.cached
+    return RemoteSource(path) if local is None else CachedSource(path, local, mode)
+
+
 class CachedSource(Source):
     """An object that its store keeps in a local file too.
 

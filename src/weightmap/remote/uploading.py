@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
@@ -21,42 +20,38 @@ if TYPE_CHECKING:
 
     from weightmap.remote.location import Location
 
-_Given = ParamSpec("_Given")
-_Made = TypeVar("_Made")
 _SUMS = "SHA256SUMS"
 _CLAIM = ".upload"
 _EXISTS = "this object exists already, and is not replaced: remove it, or choose another target"
 _WRITTEN = "another process has written this object meanwhile, and it is not replaced: choose another target"
 
 
-def takes_addresses(target: str, at: int) -> Callable[[Callable[_Given, _Made]], Callable[_Given, _Made]]:
-    """Let a function that writes to the path `target`, its argument number `at`, write to addresses in stores too."""
+def write_to_address(
+    write: Callable[[str], Any], address: Location, *, source: Any, run: Any = None, overwrite: bool
+) -> Any:
+    """Call `write` with a path in a folder of its own, and write what is there then to the address.
 
-    def decorate(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-        @wraps(function)
-        def call(*args: _Given.args, **options: _Given.kwargs) -> _Made:
-            given = args[at] if at < len(args) else options.get(target)
-            address: Any = path_of(given)
-            if address is None or type(address) is str:
-                return function(*args, **options)
-            run: Any = options.get("run")
-            if run is not None and (run.executor, run.manifest, run.world_size) != (None, None, 1):
-                raise ValueError(f"run deals shards out in a file system, and {address} is an address")
-            if at:
-                _check_source(args[0] if args else options.get("src"), address)
-            with _filled(
-                address, overwrite=getattr(options.get("output"), "overwrite", bool(options.get("overwrite", True)))
-            ) as path:
-                positions: Any = [path if i == at else own for i, own in enumerate(args)]
-                others: Any = options if at < len(args) else {**options, target: path}
-                made: Any = function(*positions, **others)
-                if hasattr(made, "dst"):
-                    made = made._replace(dst=_at(address, path, os.path.abspath(made.dst)))
-            return made  # type: ignore[no-any-return]
-
-        return call
-
-    return decorate
+    Parameters
+    ----------
+    write : callable
+        Its result has the address as its `dst`, if it has one.
+    address : Location
+    source : str, os.PathLike or TensorFile
+        May not be the address, nor lie in its folder.
+    run : Run, optional
+        May not share the work with other processes.
+    overwrite : bool
+        Whether an object of that name is replaced.
+    """
+    if run is not None and (run.executor, run.manifest, run.world_size) != (None, None, 1):
+        raise ValueError(f"run deals shards out in a file system, and {address} is an address")
+    if source is not None:
+        _check_source(source, address)
+    with _filled(address, overwrite=overwrite) as path:
+        result = write(path)
+        if hasattr(result, "dst"):
+            result = result._replace(dst=_at(address, path, os.path.abspath(result.dst)))
+    return result
 
 
 @contextlib.contextmanager

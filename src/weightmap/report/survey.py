@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.reports import VerifyReport
+    from weightmap.core.model.reports import Residency, VerifyReport
     from weightmap.core.table.table import Row, TensorInfo
-    from weightmap.plans.residency import Residency
 
 # Samples of a tensor's elements: range, moments, a histogram, and the estimated cost of quantising.
 #

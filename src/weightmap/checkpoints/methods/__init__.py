@@ -16,6 +16,7 @@ import numpy as np
 
 from weightmap.checkpoints.methods._expressions import Expression, UnsupportedExpressionError
 from weightmap.core.bytes.strict_json import kind_of
+from weightmap.core.model.codes import INTEGERS
 from weightmap.errors import FormatError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32")
-# Integers that are codes where they are a weight.
-INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 
 
 class Settings:

@@ -7,16 +7,21 @@ import io
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from weightmap.core import hooks
 from weightmap.core.bytes.descriptor import aligned, open_descriptor
 from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.native.access import take_ownership
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def is_missing(error: OSError) -> bool:
@@ -35,10 +40,34 @@ def path_of(source: Any) -> str | None:
     if hasattr(path, "access"):
         return path
     if "://" in path:
-        from weightmap.remote.stores import location_of  # noqa: PLC0415 - for addresses alone
-
-        return location_of(path)
+        location: str = hooks.location_of(path)
+        return location
     return str(path)
+
+
+def takes_addresses(target: str, at: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function that writes to the path `target`, its argument number `at`, write to addresses in stores too."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def call(*args: _P.args, **options: _P.kwargs) -> _R:
+            address = path_of(args[at] if at < len(args) else options.get(target))
+            if address is None or type(address) is str:
+                return function(*args, **options)
+
+            def write(path: str) -> _R:
+                if at < len(args):
+                    return function(*args[:at], path, *args[at + 1 :], **options)  # type: ignore[arg-type]
+                return function(*args, **options | {target: path})  # type: ignore[arg-type]
+
+            source = (args[0] if args else options.get("src")) if at else None
+            run = options.get("run")
+            overwrite = bool(getattr(options.get("output"), "overwrite", options.get("overwrite", True)))
+            return hooks.write_to_address(write, address, source=source, run=run, overwrite=overwrite)  # type: ignore[no-any-return]
+
+        return call
+
+    return decorate
 
 
 def is_directory(path: str) -> bool:
@@ -107,7 +136,7 @@ def name_beside(path: str, other: str) -> str:
 def open_source(source: Any, path: str | None, mode: str) -> Source:
     """Open a `source` as `weightmap.open` accepts it; `path` is its `path_of`."""
     if path is not None:
-        return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path, mode)
+        return Source(path, path, mode, open_descriptor(path)) if type(path) is str else hooks.open_location(path, mode)
     if isinstance(source, int) and not isinstance(source, bool):
         return _from_descriptor(source, mode)
     mmap = sys.modules.get("mmap")
@@ -124,14 +153,7 @@ def open_source(source: Any, path: str | None, mode: str) -> Source:
 
 def from_path(path: str, mode: str) -> Source:
     """Open the file at `path`. Raises `IsADirectoryError` for a directory, and other `OSError` unchanged."""
-    return Source(path, path, mode, open_descriptor(path)) if type(path) is str else _remote(path, mode)
-
-
-def _remote(path: Any, mode: str) -> Source:
-    from weightmap.remote.remote import CachedSource, RemoteSource  # noqa: PLC0415 - for addresses alone
-
-    local = path.cached
-    return RemoteSource(path) if local is None else CachedSource(path, local, mode)
+    return Source(path, path, mode, open_descriptor(path)) if type(path) is str else hooks.open_location(path, mode)
 
 
 def _from_descriptor(fd: int, mode: str) -> Source:

@@ -1,7 +1,7 @@
 """numpy's `.npy`, read only: one array, called "".
 
-See `weightmap.core.formats._npy` for the header. The data follows it, to the end of the file. The array is a view of the
-mapping, in the order and type in which it was saved: also Fortran order, big-endian, structured.
+See `weightmap.core.formats._npy` for the header. The data follows it, to the end of the file. The array is a view of
+the mapping, in the order and type in which it was saved: also Fortran order, big-endian, structured.
 """
 
 from __future__ import annotations

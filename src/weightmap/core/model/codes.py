@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from weightmap.checkpoints.methods import INTEGERS
 from weightmap.core.dtypes import DTYPES, dtype_named
 from weightmap.core.model.internals import name_of, named_rows
 from weightmap.errors import Remedy, UnsupportedError, counted, quoted
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
+# Integers that are codes where they are a weight.
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 # Types of codes, and of scales beside them.
 _CODES = _FLOAT8 | _PACKED | set(INTEGERS)
 # Types in which bitsandbytes may store bytes of codes.

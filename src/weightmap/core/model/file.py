@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats import Content
-    from weightmap.core.model.reports import VerifyReport
+    from weightmap.core.model.reports import Residency, VerifyReport
     from weightmap.core.options import Options
     from weightmap.core.table.table import Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
-    from weightmap.plans.residency import Residency
     from weightmap.pool.pool import Pool
     from weightmap.words.embeddings import Embeddings
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core import hooks
 from weightmap.core.bytes.descriptor import ADVICE
 from weightmap.core.bytes.open_source import beside, from_path, path_of, take_over
 from weightmap.core.formats import by_name
@@ -17,7 +18,7 @@ from weightmap.core.options import DEFAULT_LIMITS, ImportOptions, Limits, Option
 from weightmap.errors import FileChangedError, UnknownFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Unpack
 
     from numpy.typing import NDArray
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from weightmap.typing import Advice, Mode, OpenOptions, Verify
 
 _VERIFY = ("none", "header", "full")
-
-# Puts deltas over a model. They stand above handles: `weightmap` sets this.
-overlay: Callable[..., Any] = tuple
 
 
 def open(
@@ -184,20 +182,20 @@ def open(
             mode = "copy" if mode is None else mode
             if mode not in {"copy", "sealed"}:
                 raise ValueError(f"direct=True is for copies, and mode is {mode!r}, expected 'copy' or 'sealed'")
-        rare = Rare(over, config, None if trust is None else _bound(trust, source, over), direct)
+        rare = Rare(over, config, None if trust is None else hooks.trust_in(trust, source, over), direct)
     options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise, rare=rare)
     return refuse_frames(open_with(source, options))
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    rare = None if trust is None else Rare(trust=_bound(trust, source))
+    rare = None if trust is None else Rare(trust=hooks.trust_in(trust, source))
     return refuse_frames(open_with(source, Options(validated_limits(limits), strict=strict, private=True, rare=rare)))
 
 
 def open_stored(filename: Any, *, mode: Mode | None = None, private: bool = False, trust: Any = None) -> TensorFile:
     """Open a file for `weightmap.compat`, which shows what is stored: of a delta, its frames."""
-    rare = None if trust is None else Rare(trust=_bound(trust, filename))
+    rare = None if trust is None else Rare(trust=hooks.trust_in(trust, filename))
     return open_with(filename, Options(DEFAULT_LIMITS, mode=mode, private=private, rare=rare))
 
 
@@ -211,7 +209,7 @@ def open_with(source: Any, options: Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
     if options.rare is not None and options.deltas:
         base = open_with(source, Options(**options.keywords(rare=options.rare._replace(deltas=()))))
-        return overlay(base, options.deltas, options)  # type: ignore[no-any-return]
+        return hooks.overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and is_index(path):
         return _open_sharded(path, options)
@@ -252,20 +250,11 @@ def _directories(deltas: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Any:
-    """Return the digests that `trust` gives for the files of a model."""
-    from weightmap.trust.checking import bound  # noqa: PLC0415 - few handles need it
-
-    return bound(trust, source, deltas)
-
-
 def _located(source: Any, **options: Any) -> Any:
     """Return the location of an object with options for its store."""
-    from weightmap.remote.stores import location_of  # noqa: PLC0415 - for addresses alone
-
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"store= and its like are for addresses, and source is a {type(source).__name__}")
-    return location_of(os.fsdecode(os.fspath(source)), **options)
+    return hooks.location_of(os.fsdecode(os.fspath(source)), **options)
 
 
 def _open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:

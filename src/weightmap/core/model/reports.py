@@ -165,3 +165,16 @@ def in_common(reasons: list[str | None]) -> str | None:
     if len(counts) == 1 and None not in reasons:
         return next(iter(counts))
     return "; ".join(f"{reason} ({count} of {len(reasons)} shards)" for reason, count in counts.items()) or None
+
+
+class Residency(NamedTuple):
+    """How much of a tensor is in memory.
+
+    Attributes
+    ----------
+    resident, nbytes : int
+        Bytes in memory, and all bytes.
+    """
+
+    resident: int
+    nbytes: int

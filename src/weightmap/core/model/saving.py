@@ -16,6 +16,7 @@ import numpy as np
 
 from weightmap.core.arguments import as_integer, as_path, check_progress, mistyped, names_moved
 from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
+from weightmap.core.bytes.open_source import takes_addresses
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, dtype_of
 from weightmap.core.formats import (
     FORMATS,
@@ -33,7 +34,6 @@ from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant import PQShape
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.remote.uploading import takes_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core import hooks
 from weightmap.core.bytes.open_source import is_missing, open_source
 from weightmap.core.bytes.source import MODES
 from weightmap.core.formats import HEAD, Importer, by_name, identify, mistaken
@@ -15,8 +16,6 @@ from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from weightmap.core.bytes.source import Source
 
 # File names of indexes of shards end so; or in ".index.VARIANT.json", as transformers saves variants.
@@ -31,9 +30,6 @@ USUAL_NAMES = (
 )
 # How a frame of zstd begins.
 _ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
-
-# The importers, asked for a file that no format recognises. Words stand above handles: `weightmap` sets this.
-importers: Callable[[], Iterable[Importer]] = tuple
 
 
 def is_index(path: str) -> bool:
@@ -192,7 +188,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        found = identify(source, head, importers) if wanted is None or not head else by_name(wanted)
+        found = identify(source, head, hooks.importers) if wanted is None or not head else by_name(wanted)
         try:
             if options.importing and isinstance(found, Importer):
                 return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`

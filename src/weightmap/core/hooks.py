@@ -1,0 +1,61 @@
+"""Where parts add to the core, one name for each addition; `weightmap` registers them, and each is imported when used.
+
+Without the part (its folder may be deleted), a hook returns its `absent` value, or raises `MissingDependencyError`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from weightmap.errors import MissingDependencyError
+
+_REQUIRED = object()
+
+
+class Hook:
+    """A function of a part that the core calls.
+
+    Parameters
+    ----------
+    purpose : str
+        What cannot be done without the part, for the error.
+    absent : object, optional
+        What a call returns without the part; by default it raises.
+    """
+
+    __slots__ = ("_absent", "_module", "_name", "_purpose")
+
+    def __init__(self, purpose: str, absent: Any = _REQUIRED) -> None:
+        self._purpose, self._absent = purpose, absent
+        self._module = self._name = ""
+
+    def register(self, module: str, name: str) -> None:
+        """Let the hook call the function `name` of a module of a part."""
+        self._module, self._name = module, name
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Call the function; import its module first where that is needed."""
+        try:
+            function = getattr(import_module(self._module), self._name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{self._module}.".startswith(f"{error.name}."):
+                raise
+            if self._absent is not _REQUIRED:
+                return self._absent
+            raise MissingDependencyError(f"{self._purpose} needs {error.name}, which is not there") from None
+        return function(*args, **options)
+
+
+# The location that an address names; the address itself where its scheme is of no store.
+location_of = Hook("opening an address")
+# The source for a location.
+open_location = Hook("opening an address")
+# The result of a function that writes to a path, called with an address as its target.
+write_to_address = Hook("writing to an address")
+# The digests that `trust=` names for a model.
+trust_in = Hook("trust=")
+# A handle with deltas laid over it.
+overlay = Hook("laying deltas over a model")
+# The importers of files that no format recognises.
+importers = Hook("importing word vectors", absent=())
