@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 
 import numpy as np
 import pytest
-from tests.builders import gguf, normal, tensor
+from tests.builders import normal, tensor
 from tests.builders import safetensors as st
 
 import weightmap as wm
@@ -502,25 +502,6 @@ def test_a_directory_keeps_its_configuration(model, tmp_path):
     assert wm.convert(model, f"{tmp_path}/b/", **options).skipped == COUNT - 1
     with wm.open(tmp_path / "b") as file:
         assert file.metadata["hidden_size"] == "65"
-
-
-def test_parts_of_gguf_become_shards(tmp_path):
-    for number, name in enumerate("ab"):
-        values = [("split.no", "u16", number), ("split.count", "u16", 2), ("k", "u32", 7)]
-        data = gguf.build({name: normal((32,), number)}, values)
-        (tmp_path / f"m-{number + 1:05}-of-00002.gguf").write_bytes(data)
-    wm.convert(tmp_path / "m-00001-of-00002.gguf", f"{tmp_path}/out/", format="gguf")
-    with wm.open(tmp_path / "out") as file:
-        assert dict(file.metadata) == {"k": 7, "total_size": 256}
-        assert list(file) == ["a", "b"]
-        own = [{"k": 7, "split.no": i, "split.count": 2, "split.tensors.count": 2} for i in range(2)]
-        assert [dict(part.metadata) for part in file.shards.values()] == own
-    st_file = tmp_path / "one.safetensors"
-    st_file.write_bytes(st.build({"a": normal((4, 4), 1), "b": normal((4,), 2)}))
-    report = wm.convert(st_file, tmp_path / "x.safetensors.index.json", exclude="b", align=64)
-    assert (report.shards, report.tensors) == (1, 1)
-    with wm.open(tmp_path / "x.safetensors.index.json") as file:
-        assert list(file) == ["a"]
 
 
 # ------------------------------------------------------------------------------------------------- verify and quantize

@@ -236,18 +236,6 @@ def test_one_read_for_many_threads(model, monkeypatch):
         assert (stats.hits, stats.misses) == (3, 1)
 
 
-def test_an_array_that_is_held_or_kept_is_not_read_over(model):
-    """Only memory that nobody looks at any more serves another tensor."""
-    with model.pool(2 * (SIZE + ALIGN)) as pool:
-        with pool.hold(NAMES[0]) as kept:
-            for name in NAMES[1:]:
-                check(pool, name)
-            np.testing.assert_array_equal(kept, rows(NAMES[0]))
-        for name in NAMES[1:]:
-            check(pool, name)
-        np.testing.assert_array_equal(kept, rows(NAMES[0]))
-
-
 HELD = """rng = np.random.default_rng(0)
     with wm.open(source) as file, file.pool(4 << 20, direct=True) as pool:
         before, names = anonymous(), list(file)

@@ -124,22 +124,6 @@ def test_a_file_that_changes_while_it_is_copied(path, mode, monkeypatch):
     assert not sealed_memory()
 
 
-@needs_sealing
-@pytest.mark.parametrize("call", ["memfd_create", "pwrite"])
-def test_memory_that_is_refused_is_an_os_error(path, call, monkeypatch):
-    """No memory, or a system that forbids it: that OSError with the name of the file, and no other mode instead."""
-
-    def refuse(*_):
-        raise OSError(12, "refused")
-
-    monkeypatch.setattr(os, call, refuse)
-    with pytest.raises(OSError, match="refused") as caught:
-        wm.open(path, mode="sealed")
-    assert caught.value.filename == str(path)
-    del caught  # and the frames that it holds
-    assert not sealed_memory()
-
-
 def test_a_system_without_sealed_memory_is_an_error(path, monkeypatch):
     monkeypatch.setattr(sealing, "AVAILABLE", False)
     with pytest.raises(ValueError, match="needs Linux; use 'copy'"):

@@ -53,23 +53,6 @@ def test_versions_from_the_command_line(run, tmp_path):
     assert "version 2, as before: 0 tensors" in run("delta", "pull", "local", "source")[1]
 
 
-def test_a_full_version_says_so(run, tmp_path):
-    """And why, with the name of a tensor; the version before a delta must be there."""
-    old = model()
-    write_model(tmp_path / "a", old)
-    write_model(tmp_path / "b", old | {"more.w": old["steps"]})
-    status, out, err = run("delta", "publish", "a", "a", "s", "--version", 5)
-    assert (status, out) == (2, "")
-    assert "version 4, on which version 5 would be built, is not there; give --base-version" in err
-    assert (
-        "version 1, full (tensor 'more.w' appeared, which a delta cannot"
-        in run("delta", "publish", "a", "b", "s", "--version", 1)[1]
-    )
-    told = json.loads(run("delta", "publish", "a", "b", "s", "--version", 2, "--full", "--json")[1])
-    assert (told["full"], told["reason"]) == (True, "")
-    assert "version 5, on 0" in run("delta", "publish", "a", "a", "s", "--version", 5, "--base-version", 0)[1]
-
-
 def test_errors_of_the_command_line(run, tmp_path):
     """Statuses and documents: 2 for what the caller can mend, 3 for a delta that is wrong."""
     for name, state in (("a", model()), ("b", stepped(model(), 1))):

@@ -6,17 +6,13 @@ import errno
 import json
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 from tests.deltas.delta_files import digests, model, stepped, write_delta, write_model
-from tests.places import ROOT
-from tests.support import HANG
 
 import weightmap as wm
 from weightmap import deltas
@@ -149,18 +145,6 @@ def ended_at_each_call(folder, source, states, end, ended, *, in_place):
 
 
 @pytest.mark.slow
-def test_five_hundred_kills(to_and_fro, tmp_path):
-    """By SIGKILL, at each call of each way, in the midst of writes: wholly one version, or none until the next pull."""
-    kills = 0
-    for shards in (1, 3, 9):
-        for in_place in (False, True):
-            kills += ended_at_each_call(*to_and_fro(shards), kill, -signal.SIGKILL, in_place=in_place)
-            shutil.rmtree(tmp_path)
-            tmp_path.mkdir()
-    assert kills >= 500
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 9])
 def test_kills_at_random_moments(to_and_fro, shards):
     """By SIGKILL, wherever the pull is, and often the one that mends after a kill; ``WEIGHTMAP_KILLS=500`` for many."""
@@ -277,36 +261,3 @@ def test_two_processes_at_once(to_and_fro, in_place):
     second.append(forked(other))
     assert [os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]), *second] == [0, 0]
     assert digests(wm.load(folder)) == states[1]
-
-
-@pytest.mark.slow
-def test_a_reader_while_fifty_versions_are_pulled(tmp_path):
-    """The trainer and the server of the example, and one who opens the model again and again: never a mixture."""
-    local, source = tmp_path / "local", tmp_path / "published"
-    program = ROOT / "examples" / "versions.py"
-    how = {"stdout": subprocess.PIPE, "text": True}
-    steps = ["--steps", "50"]
-    trainer = subprocess.Popen([sys.executable, str(program), "train", str(source), *steps], **how)
-    server = subprocess.Popen([sys.executable, str(program), "serve", str(local), str(source), *steps], **how)
-    known, last = {}, 0
-    while last < 50:
-        assert {trainer.poll(), server.poll()} <= {None, 0}
-        try:
-            with wm.open(local) as f:
-                found, last = digests(f), int(f["step"][0])
-                assert digests(f) == found
-        except (wm.TensorFileError, FileNotFoundError):
-            assert not last  # only before the first version
-            continue
-        assert known.setdefault(last, found) == found
-    told = [process.communicate(timeout=HANG)[0].splitlines() for process in (trainer, server)]
-    assert [process.returncode for process in (trainer, server)] == [0, 0]
-    assert len(told[0]) == 50
-    served = [re.fullmatch(r"serving version (\d+): step (\d+), 5 tensors", line) for line in told[1]]
-    assert all(match[1] == match[2] for match in served)
-    assert served[-1][1] == "50"
-    deltas.pull(tmp_path / "again", source, base=source / "base.safetensors", version=50)  # by a chain of fifty
-    assert digests(wm.load(tmp_path / "again")) == known[50]
-    for version in sorted(known.keys() - {0})[:-1][:3]:
-        deltas.pull(tmp_path / "again", source, base=source / "base.safetensors", version=version)
-        assert digests(wm.load(tmp_path / "again")) == known[version]

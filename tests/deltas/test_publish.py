@@ -198,18 +198,6 @@ def test_a_file_that_becomes_shorter(tmp_path, cut):
     assert not list((tmp_path / "source").iterdir())
 
 
-@pytest.mark.parametrize("name", ["zstandard", "xxhash", "blake3"])
-def test_missing_packages_are_named(tmp_path, monkeypatch, name):
-    """With the extra that brings them."""
-    import sys
-
-    old = model()
-    base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(wm.MissingDependencyError, match=rf"needs {name}, .*pip install {name}, or '\.\[deltas\]'"):
-        deltas.publish(base, after, tmp_path / "s", version=1, checksum="blake3" if name == "blake3" else "xxh3-128")
-
-
 def test_versions_in_a_store(tmp_path, monkeypatch):
     """What makes it a version comes last; faults are tried again; one that exists stays, also if it comes meanwhile."""
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)

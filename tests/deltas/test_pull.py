@@ -8,13 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from tests.deltas.delta_files import EXPECTED, digests, lay, model, stepped, write_delta, write_model
 from tests.remote.servers import Objects, Server
-from tests.support import HANG
 
 import weightmap as wm
 from weightmap import deltas
@@ -406,31 +404,6 @@ def test_arrays_over_old_files_keep_their_bytes(chain, tmp_path):
         assert [digests(tensors) for tensors in held] == [digests(state) for state in states[: version + 1]]
 
 
-def test_two_pull_at_once(chain, tmp_path, monkeypatch):
-    """One does the work, the other waits and finds it done."""
-    base, source, states = chain
-    folder = tmp_path / "local"
-    deltas.pull(folder, source, base=base, version=1)
-    at, go, reports = threading.Event(), threading.Event(), []
-
-    def wait(name):
-        if name == "switch":
-            at.set()
-            assert go.wait(HANG)
-
-    monkeypatch.setattr(places, "step", wait)
-    pulls = [threading.Thread(target=lambda: reports.append(deltas.pull(folder, source, version=2))) for _ in range(2)]
-    pulls[0].start()
-    assert at.wait(HANG)
-    pulls[1].start()
-    go.set()
-    for one in pulls:
-        one.join()
-    assert min(report.tensors for report in reports) == 0
-    assert max(report.tensors for report in reports) > 0
-    assert digests(wm.load(folder)) == digests(states[2])
-
-
 @pytest.mark.parametrize("way", [(1, 2), (2, 3), (4, 5)])
 @pytest.mark.parametrize("moment", ["index", "shard"])
 def test_a_reader_between_two_files(chain, tmp_path, monkeypatch, way, moment):
@@ -502,23 +475,3 @@ print((max(seen) - begin) // 1024)
     assert int(done.stdout) <= most
     with wm.open(folder) as f:
         assert np.array_equal(f["w"], state["w"])
-
-
-def test_threads_and_progress(chain, tmp_path):
-    """Any number of threads writes the same files; progress ends at its total."""
-    base, source, states = chain
-    seen = []
-    for threads in (1, 3):
-        folder = tmp_path / f"local{threads}"
-        deltas.pull(folder, source, base=base, version=2, threads=threads, progress=lambda *at: seen.append(at))
-        assert digests(wm.load(folder)) == digests(states[2])
-        assert seen[-1][0] == seen[-1][1] > 0
-        assert seen == sorted(seen)
-        seen.clear()
-    for wrong in (0, -1):
-        with pytest.raises(ValueError, match="threads"):
-            deltas.pull(folder, source, threads=wrong)
-    with pytest.raises(ValueError, match="version is -1"):
-        deltas.pull(folder, source, version=-1)
-    with pytest.raises(wm.TargetError, match="address"):
-        deltas.apply("s3://bucket/model", source / "weight_v000001")

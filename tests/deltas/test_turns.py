@@ -77,15 +77,6 @@ def test_version_by_version(chain, tmp_path, ours, first):
         assert len(names) == (2 if number < 4 or number >= 6 else 1)
 
 
-def test_several_versions_at_once(chain, tmp_path):
-    """Chains of deltas and resets, by either, from where the other is."""
-    base, source, states = chain
-    local = tmp_path / "local"
-    for number, turn in ((2, WAYS["beside"]), (5, sglang.pull), (8, WAYS["in place"]), (9, sglang.pull)):
-        turn(local, source, number, base)
-        assert (recorded(local), digests(wm.load(local))) == (number, states[number])
-
-
 class Stopped(BaseException):
     """The end of a process."""
 

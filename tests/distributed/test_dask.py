@@ -123,24 +123,6 @@ def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_commands_run_on_dask(model, cluster, tmp_path):
-    part = tmp_path / "part"
-    part.mkdir()
-    index = json.loads((model / "model.safetensors.index.json").read_text())
-    some = dict(list(index["weight_map"].items())[:20])
-    for name in some.values():
-        (part / name).symlink_to(model / name)
-    (part / "model.safetensors.index.json").write_text(json.dumps({"weight_map": some}))
-    command = [sys.executable, "-m", "weightmap"]
-    where = ["--dask", cluster.scheduler_address]
-    run = lambda *argv: subprocess.run([*command, *map(str, argv)], capture_output=True, text=True, check=True)  # noqa: E731
-    run("quantize", part, f"{tmp_path}/a/", "--scheme", "int4_block", "--format", "amb", *where)
-    wm.convert(part, f"{tmp_path}/b/", **OPTIONS)
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-    assert ": ok" in run("verify", tmp_path / "a", *where).stdout
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_the_first_error_on_dask_names_its_shard(cluster, tmp_path):
     """An error of a worker comes back as it was raised there; a run begun again does not get it again."""
     part = tmp_path / "part"

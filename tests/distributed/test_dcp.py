@@ -1,7 +1,5 @@
 """`WeightmapStorageReader` in one process: what torch is told, and what a load without other ranks gives."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tests import builders
@@ -17,7 +15,6 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter  # noqa: E402
 
 from weightmap.dcp import WeightmapStorageReader, _work  # noqa: E402
 from weightmap.dcp._work import TensorMetadata  # noqa: E402
-from weightmap.plans.read_plan import ReadPlan  # noqa: E402
 from weightmap.torch import StateError, load_file  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -53,18 +50,6 @@ def test_every_format_loads_as_load_file_does(example, way, tmp_path):
         assert octets(tensor) == octets(expected[name]), name
         assert tensor.shape == expected[name].shape
         assert tensor.dtype == expected[name].dtype
-
-
-def test_a_reader_loads_again_from_another_path(tmp_path):
-    for number in range(2):
-        wm.save(tmp_path / f"{number}.safetensors", {"a": np.full(4, number, np.float32)})
-    reader = WeightmapStorageReader(tmp_path / "0.safetensors")
-    for number in (0, 1, 0):
-        state = {"a": torch.zeros(4)}
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        dcp.load(state, storage_reader=reader, checkpoint_id=tmp_path / f"{number}.safetensors", no_dist=True)
-        assert state["a"].tolist() == [number] * 4
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_targets_of_any_layout_and_type(tmp_path):
@@ -131,29 +116,6 @@ def test_memory_of_a_load_is_a_few_chunks(way, tmp_path):
         for state in (torch.zeros(256, 1024, dtype=torch.float64), torch.zeros(1024, 256).T):
             load({"w": state}, tmp_path / "m.safetensors", how=way, chunk=16 << 10)
     assert seen == [16 << 10] * 128
-
-
-def test_a_slice_that_is_read_to_its_place_takes_no_other_memory(tmp_path):
-    """Not even a budget: it is one piece, however small the chunk."""
-    wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
-    asked = []
-    real = ReadPlan.run
-
-    def run(self, how, *, into, **options):
-        self.budget = 8 << 10
-
-        def watched(name, nbytes):
-            asked.append(nbytes)
-            return into(name, nbytes)
-
-        return real(self, how, into=watched, **options)
-
-    state = {"w": torch.zeros(256, 1024)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReadPlan, "run", run)
-        load(state, tmp_path / "m.safetensors", chunk=16 << 10)
-    assert asked == [1 << 20]
-    assert np.array_equal(state["w"].numpy(), normal((256, 1024)).array)
 
 
 @pytest.mark.parametrize("distributed", [True, False])

@@ -168,14 +168,6 @@ def test_quantised_tensors_are_read_by_blocks(outcomes, world, kind, placement):
         assert rank.local_nbytes == 4 * tensor.size // world
 
 
-def test_tied_tensors_are_read_once(outcomes, world):
-    nbytes = 4 * 4096 * 512
-    for rank in outcomes["tied"]:
-        assert (rank.report.items, rank.report.tensors) == (2, 1)
-        assert rank.local_nbytes == 2 * nbytes // world
-        assert rank.read <= nbytes // world + nbytes // 50
-
-
 @pytest.mark.parametrize(
     ("case", "error", "message"),
     [

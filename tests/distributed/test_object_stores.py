@@ -9,16 +9,15 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import numpy as np
 import pytest
 from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, azure, forwarder, nginx, proxy, s3
-from tests.support import peak_of
 
 import weightmap as wm
 from weightmap.cli import main
 from weightmap.core.formats import FORMATS
 from weightmap.errors import FileChangedError, LayoutError, RemoteError
 
-obstore = pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
+pytest.importorskip("obstore", reason="needs obstore: requirements/distributed.txt")
 pytest.importorskip("moto", reason="needs moto[server]: requirements/distributed.txt")
-from obstore.store import AzureStore, HTTPStore, S3Store  # noqa: E402 - where it is installed
+from obstore.store import AzureStore, HTTPStore, S3Store
 
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
 SCHEMES = ("s3", "gs")
@@ -157,26 +156,6 @@ def test_buckets_serve_every_format(scheme, source):
 
 
 @pytest.mark.usefixtures("environment")
-def test_versions_are_published_to_s3_and_pulled_from_there(tmp_path, endpoint):
-    pytest.importorskip("zstandard", reason="needs the extra [deltas]: requirements/distributed.txt")
-    states = [FLOATS, {name: array + (name == "layer.3.w") for name, array in FLOATS.items()}]
-    for number, state in enumerate(states):
-        wm.save(tmp_path / f"{number}.safetensors", state)
-    old, new, source = tmp_path / "0.safetensors", tmp_path / "1.safetensors", "s3://bucket/versions"
-    assert wm.deltas.publish(old, new, source, version=1).tensors == 1
-    with pytest.raises(wm.TargetError, match="exists"):
-        wm.deltas.publish(old, new, source, version=1)
-    assert wm.deltas.publish(new, old, f"{source}/", version=2, full=True).tensors == len(FLOATS)
-    for version in (1, 2):
-        assert wm.deltas.pull(tmp_path / "local", source, base=old, version=version).version == version
-        assert wm.diff(tmp_path / "local", (new, old)[version - 1]).equal
-    assert wm.deltas.pull(tmp_path / "other", source).version == 2
-    key = "versions/weight_v000001/model.safetensors.index.json"
-    with pytest.raises(Exception, match=r"(?i)already.?exists"):
-        bucket(endpoint).put(key, b"another", mode="create")
-
-
-@pytest.mark.usefixtures("environment")
 def test_large_files_are_uploaded_in_parts(endpoint, monkeypatch):
     """Of an upload that fails there is no object, and the store is told to drop its parts."""
     store = bucket(endpoint)
@@ -259,16 +238,6 @@ def test_connections_that_break(fault, broken, caplog):
 
 
 # -------------------------------------------------------------------------------------------------------- command line
-def test_verify_and_convert_take_little_memory(environment, endpoint, tmp_path):
-    """Of 256 MiB, 128 are requested at a time; the bound has room for what obstore and allocators hold besides."""
-    path = tmp_path / "large.safetensors"
-    wm.save(path, {f"w{i}": np.full((1 << 24,), i, np.float32) for i in range(4)}, output=wm.Output(durable=False))
-    obstore.put(bucket(endpoint), "large.safetensors", path)
-    work = "wm.open(source).verify(); wm.convert(source, f'{out}.weights')"
-    addresses = "s3://bucket/large.safetensors", "s3://bucket/m.safetensors"
-    assert peak_of(work, *addresses, tmp_path / "out", env=environment) <= (128 + 64) << 20
-
-
 @pytest.mark.parametrize(("scheme", "pool"), [("s3", "threads"), ("s3", "processes"), ("gs", "processes")])
 def test_executors_take_addresses(scheme, pool, environment, tmp_path):
     """Workers fetch the shards of a folder in a store themselves, by names: no credentials go along."""
@@ -290,30 +259,6 @@ def test_executors_take_addresses(scheme, pool, environment, tmp_path):
     for text in sent:
         assert len(text) < 4096
         assert not any(value.encode() in text for value in environment.values())
-
-
-def test_executors_notice_another_object(environment, endpoint, tmp_path):
-    """An object that is replaced after the deal is an error of the worker; recorded shards of it are done over."""
-    store = bucket(endpoint)
-    for name in ("a", "b"):
-        wm.save(tmp_path / f"{name}.safetensors", {name: np.ones((8, 32), np.float32)})
-        store.put(f"pair/{name}.safetensors", (tmp_path / f"{name}.safetensors").read_bytes())
-    where = {name: f"{name}.safetensors" for name in ("a", "b")}
-    store.put("pair/model.safetensors.index.json", json.dumps({"weight_map": where}).encode())
-    wm.save(tmp_path / "new.safetensors", {"b": np.zeros((8, 32), np.float32)})
-
-    class Replaces(ThreadPoolExecutor):
-        def submit(self, call, /, *_, **__):
-            if call.tasks[0].pieces[0].name == "b.safetensors":
-                store.put("pair/b.safetensors", (tmp_path / "new.safetensors").read_bytes())
-            return super().submit(call)
-
-    arguments, manifest = ("s3://bucket/pair", f"{tmp_path}/out/"), tmp_path / "manifest.json"
-    with Replaces(1) as executor, pytest.raises(FileChangedError, match=r"s3://bucket/pair/b\.safetensors"):
-        wm.convert(*arguments, format="amb", run=wm.Run(executor, manifest=manifest))
-    assert wm.convert(*arguments, format="amb", run=wm.Run(manifest=manifest)).skipped == 1
-    with wm.open(tmp_path / "out") as file:
-        assert (file["a"].sum(), file["b"].sum()) == (256, 0)
 
 
 @pytest.mark.usefixtures("environment")

@@ -299,37 +299,3 @@ def test_ten_thousand_openings_leave_nothing(paths):
     assert descriptors == 0
     assert abs(maps) <= 2  # the allocator's own
     assert memory < 2 << 20
-
-
-@pytest.mark.slow
-def test_ten_thousand_failures_leave_nothing(tmp_path):
-    examples = [example for example in builders.examples() if len(example.data) // 2 not in example.prefixes]
-    kinds = {(example.format, example.layout): example for example in examples}
-    files = []
-    for number, example in enumerate(kinds.values()):
-        files.append(tmp_path / f"{number}{example.suffix}")
-        files[-1].write_bytes(example.data[: len(example.data) // 2])
-    code = (
-        CYCLES[: CYCLES.index("def cycle")]
-        + """
-def cycle(path):
-    try:
-        wm.open(path).verify()
-    except wm.FormatError:
-        return
-    raise SystemExit("opened: " + path)
-
-paths = sys.argv[2:]
-for number in range(200):
-    cycle(paths[number % len(paths)])
-before = now()
-for number in range(int(sys.argv[1])):
-    cycle(paths[number % len(paths)])
-after = now()
-print(after[0] - before[0], after[1] - before[1], after[2] - before[2])
-"""
-    )
-    descriptors, maps, memory = map(int, run_child(code, 10000, *files).stdout.split())
-    assert descriptors == 0
-    assert abs(maps) <= 2
-    assert memory < 2 << 20

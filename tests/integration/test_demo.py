@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from tests.support import DATA, same
 
 import minilm as demo
 import weightmap
-from minilm import measure
 
 REFERENCE = DATA / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -206,14 +204,6 @@ def test_the_program_takes_sentences_and_a_model_and_reports_errors_in_a_line(co
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"minilm: {tmp_path / 'bad.weights'}: ")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
-def test_mapped_tensors_add_no_anonymous_memory(conversion):
-    found = measure.measure_in_child("weightmap", str(conversion[0]), "", "A sentence.")
-    assert found.memory_tensors - found.memory_before < 2**20
-    assert found.open_median > 0
-    assert found.open_first <= found.tensors <= found.embedding
 
 
 def test_the_example_ranks_by_meaning(conversion):

@@ -1,13 +1,11 @@
 """Tensors of PyTorch over the mapped file. Skipped where torch is not installed."""
 
-import contextlib
 import json
 import os
 import struct
 import tracemalloc
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +18,7 @@ torch = pytest.importorskip("torch")
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
 from weightmap.device import Staging, _loader  # noqa: E402
-from weightmap.torch import _device, _files, from_torch, load_plan, to_device, to_torch  # noqa: E402
+from weightmap.torch import _files, from_torch, load_plan, to_device, to_torch  # noqa: E402
 
 theirs = pytest.importorskip("safetensors")
 theirs_torch = pytest.importorskip("safetensors.torch")
@@ -308,47 +306,6 @@ def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
                 getattr(torch, {1: "int8", 2: "int16", 4: "int32"}.get(tensor.itemsize, "int64"))
             )
             assert bits(tensor) == bits(whole.flip(0)[::2, 1:3])
-
-
-class CodeError(RuntimeError):
-    """`torch.cuda.CudaError`, which needs CUDA to name a code."""
-
-
-class Cuda(SimpleNamespace):
-    """What `TorchBackend` uses of `torch` for a GPU: a runtime that keeps its last error for whoever looks next."""
-
-    def __init__(self):
-        self.last = self.code = 0
-        self.capturing = False
-        stream = SimpleNamespace(wait_stream=lambda _: None)
-        runtime = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.register)
-        within = contextlib.nullcontext()
-        self.cuda = SimpleNamespace(
-            CudaError=CodeError, Stream=lambda _: stream, current_device=lambda: 0, current_stream=lambda _: stream,
-            device=lambda _: within, get_device_properties=lambda _: None, cudart=lambda: runtime,
-            is_current_stream_capturing=lambda: self.capturing,
-        )  # fmt: skip
-        self.device, self.uint8 = torch.device, torch.uint8
-
-    def register(self, *_):
-        self.last = self.code or self.last
-        return self.code
-
-    def empty(self, *_, **__):
-        def fill_(_):
-            last, self.last = self.last, 0
-            if last:
-                raise RuntimeError(f"CUDA error {last}")
-
-        return SimpleNamespace(fill_=fill_)
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    made = Cuda()
-    monkeypatch.setattr(_device, "imported_torch", lambda: made)
-    monkeypatch.setattr(_device, "torch_device", torch.device)
-    return made
 
 
 # ------------------------------------------------------------------------------------------------- below a byte

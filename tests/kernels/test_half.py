@@ -168,32 +168,6 @@ def test_scalars_are_arrays_without_dimensions(kind):
         kernels.unpack_f16_pairs(np.float32(1))
 
 
-def test_threads_that_are_no_number(kind):
-    convert, _, _, _ = kind
-    for threads in ("2", None, 1.5):
-        for out in (None, np.empty(ALL.shape, np.float32)):
-            with pytest.raises(TypeError):
-                convert(ALL, out=out, threads=threads)
-
-
-class Subclass(np.ndarray):
-    """An array of another class, with a mind of its own about its attributes."""
-
-    @property
-    def __array_struct__(self):
-        raise RuntimeError
-
-
-def test_subclasses_of_arrays(kind):
-    """An array of a derived class is converted like any other, as input and as output."""
-    convert, table, dtype, _ = kind
-    out = np.empty(ALL.shape, np.float32)
-    for a, b in ((ALL.view(Subclass), out), (ALL, out.view(Subclass)), (ALL.view(dtype).view(Subclass), out)):
-        out.fill(0)
-        assert convert(a, out=b) is b
-        assert np.array_equal(bits(out), table)
-
-
 def test_what_is_no_buffer(kind):
     convert, _, _, _ = kind
     for wrong in ([1, 2], None, "text", 7, memoryview(b"abcdef")[::2]):
@@ -226,14 +200,3 @@ def test_pairs_of_any_array():
     out = np.empty((2, 3, 8), np.float32)
     assert kernels.unpack_f16_pairs(words, out=out) is out
     assert np.array_equal(bits(out), expected(words))
-
-
-def test_pairs_that_are_none():
-    for dtype in (np.int32, np.uint16, np.float32, np.uint64):
-        with pytest.raises(ValueError, match="expected uint32"):
-            kernels.unpack_f16_pairs(np.zeros(4, dtype))
-    with pytest.raises(ValueError, match="6 bytes"):
-        kernels.unpack_f16_pairs(b"abcdef")
-    memory = np.zeros(8, np.uint32)
-    with pytest.raises(ValueError, match="overlaps"):
-        kernels.unpack_f16_pairs(memory[:2], out=memory[1:5].view(np.float32))

@@ -276,30 +276,6 @@ def test_an_error_of_one_rank_is_one_of_all(models, what, after):
     assert [(device.idle, device.alive) for device in devices] == [(True, 0)] * 3
 
 
-TINY = {
-    f"t{i}": RNG.integers(0, 100, (i % 3, 5, 2)[i % 2 : 3]).astype(["f4", "i8", "u1", "?", "f2"][i % 5])
-    for i in range(3000)
-}
-
-
-@pytest.mark.parametrize("staging", STAGINGS, ids=["16K", "64K", "default"])
-@pytest.mark.parametrize("dtype", [None, "float16"])
-@pytest.mark.parametrize("group", [None, 5000])
-def test_tiny_tensors_of_all_kinds_are_sent_together(tmp_path, staged, staging, dtype, group):
-    """By columns, whatever lies between them: none, scalars, others, and those that are converted."""
-    tensors = TINY | {"scalar": np.array(3, np.float32), "large": numbers(9000)}
-    path = _saved(tmp_path / "a.safetensors", tensors)
-    device = FakeDevice()
-    with wm.plan(path) as plan:
-        names = plan.names
-        got = dict(load(plan, device, staging=staging, dtype=dtype, group=group, verify=True))
-        assert tuple(got) == names
-    for name, array in tensors.items():
-        assert_same(got[name], as_on_the_host(array, dtype))
-    if staging is None and dtype is None and group is None:
-        assert (device.count("copy"), len(staged)) == (1, 1)
-
-
 def test_groups_bound_the_memory_of_a_device(tmp_path):
     """The group in use, the next one, and the one that the variable of a loop still holds."""
     path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(1000 + 500 * (i == 2)) for i in range(7)})
@@ -550,17 +526,6 @@ def test_an_interrupted_load_leaves_nothing_under_way(models, what, after, group
     assert sum(map(len, _slots._idle.values())) == len(device.pins) <= 2
 
 
-def test_a_load_that_nobody_takes_to_its_end(models):
-    device = FakeDevice()
-    with wm.plan(models["a.safetensors"]) as plan:
-        found = load(plan, device, group=1)
-        next(found)
-        found.close()
-    gc.collect()
-    assert device.idle
-    assert len(device.pins) == 3 == sum(map(len, _slots._idle.values()))
-
-
 # --------------------------------------------------------------------------------------------- files that change
 @pytest.mark.parametrize("left", [0.0, 0.4, 0.9])
 def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path, left):
@@ -644,48 +609,3 @@ def test_a_damaged_byte_is_found_before_the_last_tensor(tmp_path, where, staging
     assert device.alive == 0
     with wm.plan(path) as plan, pytest.raises(ValueError, match="verify is 'full', expected True, False or 'last'"):
         dict(load(plan, device, verify="full"))
-
-
-@pytest.mark.parametrize("wants", [["x"], {"x": np.s_[:, 3:7]}, {"w": np.s_[5:9], "x": np.s_[3]}], ids=repr)
-@pytest.mark.parametrize("sound", [True, False])
-def test_parts_are_checked_by_what_covers_them(tmp_path, wants, sound):
-    """The rest of the bytes that a checksum covers is read, and goes nowhere."""
-    path = _saved(tmp_path / "a.weights", SUMMED)
-    with wm.open(path) as file:
-        info = file.info("odd")
-    if not sound:
-        _damaged(path, info.offset)
-    with wm.plan(path, wants) as plan:
-        if sound:
-            got = dict(load(plan, FakeDevice(), verify=True))
-            assert set(got) == set(wants)
-        else:
-            with pytest.raises(wm.ChecksumError):
-                dict(load(plan, FakeDevice(), verify=True))
-
-
-# --------------------------------------------------------------------------------------------------- staging memory
-@pytest.mark.parametrize(
-    ("staging", "group", "problem"),
-    [
-        (Staging(slots=1), None, "slots is 1, expected 2 to 1,024"),
-        (Staging(slots=-3), None, "slots is -3, expected 2 to 1,024"),
-        (Staging(slots=10**12), None, "slots is 1000000000000, expected 2 to 1,024"),
-        (Staging(slot_bytes=0), None, "slot_bytes is 0, expected 256 to 68,719,476,736"),
-        (Staging(slot_bytes=1 << 70), None, "slot_bytes is 1180591620717411303424, expected 256 to 68,719,476,736"),
-        (Staging(threads=0), None, "threads is 0, expected at least 1"),
-        (None, 0, "group is 0, expected at least 1"),
-        (Staging(slots=2.5), None, "slots must be an integer, not float"),
-        (Staging(slot_bytes="64K"), None, "slot_bytes must be an integer, not str"),
-        (Staging(threads="all"), None, "threads must be an integer, not str"),
-        ((2, 1 << 14), None, "staging must be a Staging, not tuple"),
-        (None, "1G", "group must be an integer, not str"),
-    ],
-)
-def test_impossible_staging_is_refused_before_memory_is_taken(models, staging, group, problem):
-    device = FakeDevice()
-    expected = TypeError if " must be " in problem else wm.PlanError
-    with wm.plan(models["a.amb"]) as plan, pytest.raises(expected) as caught:
-        next(iter(load(plan, device, staging=staging, group=group)))
-    assert (type(caught.value), str(caught.value)) == (expected, problem)
-    assert device.log == []

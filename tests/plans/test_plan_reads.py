@@ -13,7 +13,6 @@ from tests.builders import safetensors as safe
 
 import weightmap as wm
 from weightmap.core.quant.ggml import quantize_ggml
-from weightmap.core.quant.product import ProductQuantized
 
 DTYPES = ("float32", "float16", "uint8", "int64", "bfloat16")
 
@@ -174,26 +173,6 @@ def test_rows_of_quantised_tensors_are_whole_blocks(scheme, block, shape, tmp_pa
         each = 4 + 2 * q.block_size if q.block_size else 4 + width + 1
         assert row <= 4 + 4 + -(-q.n_blocks // 4) + blocks * each
         assert wm.plan(f, {"b": None}).nbytes == wm.plan(f, ["b"]).nbytes == f.info("b").nbytes
-
-
-@pytest.mark.parametrize("projection", [True, False])
-@pytest.mark.parametrize("norms", [True, False])
-def test_rows_of_a_product_quantised_matrix(projection, norms, tmp_path):
-    rng = np.random.default_rng(1)
-    codes, books = rng.integers(0, 4, (9, 3), np.uint8), rng.standard_normal((3, 4, 2), np.float32)
-    turn = np.eye(6, dtype=np.float32) if projection else None
-    matrix = ProductQuantized(codes, books, turn, rng.random(9, np.float32) if norms else None)
-    path = tmp_path / "m.fifu"
-    wm.save(path, {"embeddings": matrix}, vocab=[f"w{i}" for i in range(9)])
-    data = path.read_bytes()
-    common, each = books.nbytes + projection * 6 * 6 * 4, 3 + norms * 4
-    with wm.open(path) as f:
-        for key, rows in ((4, 1), (-1, 1), (np.s_[2:5], 3), (np.s_[::4], 3), (np.s_[5:2:-1, 1:3], 3), (..., 9)):
-            plan = wm.plan(f, {"embeddings": key}, gap=0)
-            assert plan.nbytes == plan.wanted_nbytes == common + rows * each
-            with wm.open(memoryview(spoil(f, data, plan))) as other:
-                assert np.array_equal(np.asarray(other["embeddings"][key]), np.asarray(f["embeddings"][key])), key
-        assert wm.plan(f, {"embeddings": np.s_[3:3]}, gap=0).nbytes == 0
 
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k"])

@@ -23,7 +23,7 @@ from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.source import Source
 from weightmap.core.model.internals import parts_of
 from weightmap.core.native import files as native_files
-from weightmap.plans import delivery, pages, read_plan, warming
+from weightmap.plans import pages, read_plan, warming
 from weightmap.plans.pages import FileSystem, file_system_of, known
 
 MIB = 1 << 20
@@ -120,18 +120,6 @@ def test_runs_in_every_mode(mode, way, tmp_path):
         assert all((array[0] == 7).all() == (mode != "mmap") for array in kept)
 
 
-def test_tensors_that_share_bytes_share_memory():
-    header = (
-        b'{"a":{"dtype":"U8","shape":[80],"data_offsets":[0,80]},"b":{"dtype":"U8","shape":[40],"data_offsets":[8,48]}}'
-    )
-    data = safe.raw(header.ljust(256), bytes(range(80)))
-    with wm.open(memoryview(data), strict=False) as f:
-        (_, a), (_, b) = wm.plan(f, chunk=16).run("read")
-        assert np.shares_memory(a, b)
-        assert a.tolist() == list(range(80))
-        assert b.tolist() == list(range(8, 48))
-
-
 def test_shards_come_one_after_another(tmp_path):
     """Of a sharded model, and of a rank's part of it, tensors come file by file."""
     shards = {f"{i}.safetensors": {f"t{i}.{k}": normal((30, 4), 10 * i + k) for k in range(3)} for i in range(3)}
@@ -216,15 +204,6 @@ def test_a_run_gives_back_what_was_consumed(way, disk):
 
 
 @linux
-def test_small_tensors_are_given_back_too(disk):
-    path = put(disk / "m.safetensors", model(6000, 1024))
-    with wm.open(path) as f:
-        for _ in wm.plan(f).run("map", release=True):
-            pass
-        assert resident(f) <= 2 * PAGE
-
-
-@linux
 @pytest.mark.parametrize("wants", [None, ["t001"], {"t001": np.s_[10:20], "t002": np.s_[:, 5:9]}], ids=str)
 def test_a_run_reads_what_is_planned(wants, disk):
     path = put(disk / "m.safetensors", model(4, MIB))
@@ -262,15 +241,6 @@ def brought(monkeypatch):
     monkeypatch.setattr(warming, "cold_in", lambda _, reads: (reads[2] - reads[1], True))
     monkeypatch.setattr(warming, "bring_in", lambda _, offset, nbytes: ranges.append((offset, offset + nbytes)))
     return ranges
-
-
-def test_warming_stays_within_the_budget(brought):
-    with wm.open(memoryview(model(64, MIB))) as f:
-        plan = wm.plan(f, chunk=MIB, budget=10 * MIB)
-        assert 9 * MIB <= plan.warm(threads=2) <= 10 * MIB
-        first = plan.reads[0][1]
-        assert sum(end - begin for begin, end in brought) <= 10 * MIB
-        assert all(first <= begin < end <= first + 10 * MIB for begin, end in brought)
 
 
 @pytest.mark.parametrize("dealt", [False, True])
@@ -349,18 +319,6 @@ def test_entries_of_archives_are_verified_one_by_one(suffix, way, verify, tmp_pa
     with pytest.raises(wm.ChecksumError, match=rf"m\{suffix}: stored CRC-32 of entry '.*[2/].*' is 0x"):
         next(run)
     assert [name for name, _ in wm.plan(path, ["t0", "t3"]).run(way, verify=verify)] == ["t0", "t3"]
-
-
-@pytest.mark.parametrize(("way", "verify"), [("map", True), ("map", "last"), ("read", "last")])
-def test_verifying_reads_once_what_a_checksum_covers(way, verify, tmp_path):
-    path = tmp_path / "m.weights"
-    path.write_bytes(embd.Draft([(f"t{i}", normal((400, 500), i)) for i in range(4)]).seal())
-    with wm.open(path) as f:
-        plan = wm.plan(f)
-        list(plan.run(way, verify=verify))  # what is imported first is read too
-        before = bytes_read()
-        list(plan.run(way, verify=verify))
-        assert plan.nbytes <= bytes_read() - before <= plan.nbytes + 8192
 
 
 # ------------------------------------------------------------------------------------------------------------ auto
@@ -475,20 +433,6 @@ def test_a_handle_that_is_closed_under_way(tmp_path):
         assert first[0, 0] == 0
 
 
-def test_a_run_that_is_left_early_gives_back_what_it_had(tmp_path, monkeypatch):
-    """A consumer that stops, or fails, leaves no pages of consumed tensors behind."""
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(model(3, MIB))
-    given = []
-    monkeypatch.setattr(delivery, "give_back", lambda _, ranges: given.extend(ranges))
-    with wm.open(path) as f:
-        run = wm.plan(f).run("map", release=True)
-        next(run)
-        next(run)
-        run.close()
-        assert (0, f.info("t001").offset) in given
-
-
 @linux
 def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
@@ -509,17 +453,6 @@ def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
         monkeypatch.setattr(native_files, "resident_pages", lambda *_: 38)
         with pytest.raises(OSError, match="not implemented"):
             f.residency()
-
-
-def test_nothing_is_asked_of_a_closed_handle(tmp_path):
-    """Planning, running, warming, counting and giving back are `ClosedError`s then."""
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(model(1, 256))
-    with wm.open(path) as f:
-        plan = wm.plan(f)
-    for call in (plan.run, plan.warm, f.residency, f.release):
-        with pytest.raises(wm.ClosedError):
-            call()
 
 
 def test_the_budget_is_what_memory_leaves(monkeypatch):

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests import builders
-from tests.builders import onnx
 from tests.builders import safetensors as safe
 from tests.remote.hub_server import Hub, git_hash, sha256
 from tests.remote.test_proxies import Proxy
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAME = "owner/model"
-ONE = "model-00001-of-00001.safetensors"
 TENSORS = {f"layers.{i}.w": np.arange(64 * 64, dtype=np.float32).reshape(64, 64) + i for i in range(12)}
 
 
@@ -158,14 +156,6 @@ def test_other_addresses_are_refused(address: str, capsys: pytest.CaptureFixture
     assert "expected hf://owner/name" in capsys.readouterr().err
 
 
-def test_datasets_and_spaces_are_repositories_too(hub: Hub) -> None:
-    """The kind stands before the owner, as in the addresses of pages."""
-    for kind in ("datasets", "spaces"):
-        hub.repositories[f"{kind}/{NAME}"] = {"main": {"vectors/m.safetensors": sharded(1)[ONE]}}
-        assert equal(wm.load(f"hf://{kind}/{NAME}/vectors/m.safetensors"))
-        assert Path(weightmap.hub.download(f"hf://{kind}/{NAME}")).parent.parent.name == f"{kind}--owner--model"
-
-
 def loaded_by_safe_open(address: str, _: Path) -> dict[str, Any]:
     """Read tensors as users of safetensors do."""
     with compat.safe_open(address, "np") as file:
@@ -195,19 +185,6 @@ def test_addresses_are_taken_by(call: str, path: str, hub: Hub, tmp_path: Path) 
     wm.save(tmp_path / "m.gguf", TENSORS)
     hub.repositories[NAME]["main"]["model.gguf"] = (tmp_path / "m.gguf").read_bytes()
     assert equal(CALLS[call](f"hf://{NAME}{path}", tmp_path))
-
-
-def test_a_mirror_has_a_path(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint may have a path, which stands before that of every request."""
-    from huggingface_hub import constants
-
-    hub.prefix = "/a mirror"
-    endpoint = hub.url + "/a%20mirror"
-    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    assert equal(wm.load(f"hf://{NAME}"))
-    assert hub.count("elsewhere") == 0
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,16 +237,6 @@ def test_what_the_cache_holds_is_mapped(hub: Hub, monkeypatch: pytest.MonkeyPatc
         wm.open(f"hf://{NAME}/model-00002-of-00003.safetensors")
     with pytest.raises(RemoteError, match="no revision 'v2' of owner/model"):
         wm.open(f"hf://{NAME}@v2/{first}")
-    assert not hub.asked
-
-
-def test_a_commit_in_the_cache_is_not_asked_for(hub: Hub) -> None:
-    """A file of a commit that the cache has opens without any request."""
-    commit = git_hash(f"{NAME} main".encode())
-    cache("model-00001-of-00003.safetensors", revision=commit)
-    hub.asked.clear()
-    with wm.open(f"hf://{NAME}@{commit}/model-00001-of-00003.safetensors") as file:
-        assert len(dict(file)) == 4
     assert not hub.asked
 
 
@@ -602,31 +569,6 @@ def test_what_repositories_share_has_its_digest(hub: Hub) -> None:
     blob.write_bytes(blob.read_bytes()[:-1] + b"\1")
     with pytest.raises(wm.TrustError, match="its digest is"):
         wm.open(snapshot, trust="recorded")
-
-
-@pytest.mark.parametrize("stored", [("model.onnx", "w.data"), ("w.data",), ("model.onnx",), ()])
-def test_models_of_two_files_from_what_repositories_share(stored: tuple[str, ...], hub: Hub) -> None:
-    """A model opens with the data beside it wherever the cache keeps the two; a link of another kind leads nowhere."""
-    w = np.arange(6, dtype=np.float32)
-    outside = onnx.field(13, onnx.field(1, b"location") + onnx.field(2, b"w.data")) + onnx.field(14, 1)
-    start = onnx.field(1, 6) + onnx.field(2, 1) + onnx.field(8, b"w")
-    hub.repositories[NAME]["main"] = {"model.onnx": onnx.model([start + outside]), "w.data": w.tobytes()}
-    model = cache("model.onnx")
-    data = Path(cache("w.data"))
-    shared(*stored)
-    for mode in ("mmap", "copy"):
-        assert np.array_equal(wm.load(model, mode=mode)["w"], w)
-    elsewhere = Path(hub_library.constants.HF_HUB_CACHE).parent / "secret"
-    elsewhere.write_bytes(w.tobytes())
-    blob = data.parent / data.readlink()
-    for link in (blob, Path(hub_library.constants.HF_HUB_CACHE, "blobs", "ab", "ab" * 32)):
-        link.parent.mkdir(parents=True, exist_ok=True)
-        blob.unlink(missing_ok=True)
-        link.symlink_to(elsewhere)
-        if link != blob:
-            blob.symlink_to(link)
-        with pytest.raises(wm.LayoutError, match="same directory"):
-            wm.open(model)
 
 
 @pytest.mark.parametrize("case", NO_LISTINGS)

@@ -19,7 +19,6 @@ from tests.support import HANG, in_one_item
 
 import weightmap as wm
 from weightmap.cli import main
-from weightmap.compat import safe_open
 from weightmap.errors import (
     ClosedError,
     LayoutError,
@@ -142,17 +141,6 @@ def test_one_tensor_of_a_large_object_takes_three_requests(objects, url):
     assert objects.nbytes <= each + len(header) + 64 * KIB
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".weights", ".bt", ".gguf"])
-def test_a_small_index_costs_one_or_two_requests(suffix, objects, url, tmp_path):
-    objects.objects["m"] = saved(suffix, tmp=tmp_path)
-    file = wm.open(url + "m")
-    file.infos()
-    assert len(objects.requests) <= 2
-    array = file["layer.11.w"]
-    assert len(objects.requests) <= 3
-    assert objects.nbytes <= array.nbytes + 64 * KIB
-
-
 @pytest.mark.parametrize("suffix", [".amb", ".npz"])
 def test_formats_without_an_index_ask_for_the_headers_of_tensors(suffix, objects, url, tmp_path):
     if suffix == ".npz":
@@ -186,39 +174,6 @@ def test_a_rank_reads_its_part(world, objects, url, tmp_path):
         assert all(np.array_equal(np.concatenate(seen[name]), FLOATS[name]) for name in FLOATS)
 
 
-def test_neighbours_are_one_request(objects, url, tmp_path):
-    """A plan's joined reads are the requests, without what opening has brought of them."""
-    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
-    with wm.plan(url + "m") as plan:
-        head = max(request.end for request in objects.requests)
-        objects.requests.clear()
-        assert sorted(name for name, _ in plan.run("read")) == sorted(FLOATS)
-        reads = [(max(begin, head), begin + size) for _, begin, size in plan.reads]
-        assert [(request.begin, request.end) for request in objects.requests] == reads
-
-
-SLICES = {
-    "rows": (np.s_[100:104], 1, 4 << 18),
-    "one long run": (np.s_[64:], 4, 64 << 18),
-    "far columns": (np.s_[::16, :1024], 8, 8 << 12),
-    "near columns": (np.s_[:4, ::8], 1, 4 << 18),
-    "nothing": (np.s_[5:5], 0, 0),
-}
-
-
-@pytest.mark.parametrize("case", SLICES)
-def test_a_slice_by_pread_costs_its_bytes(case, objects, url):
-    index, requests, nbytes = SLICES[case]
-    values = np.arange(128 << 16, dtype=np.float32).reshape(128, 1 << 16)
-    objects.objects["m"] = safe.build({"before": builders.tensor(np.zeros(1 << 18)), "w": builders.tensor(values)})
-    part = safe_open(url + "m", "np", backend="pread").get_slice("w")
-    objects.requests.clear()
-    before = objects.nbytes
-    assert np.array_equal(part[index], values[index])
-    assert len(objects.requests) <= requests
-    assert objects.nbytes - before <= nbytes
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tmp_path, monkeypatch):
     """As many requests as `concurrency` are under way, once there are so many, and never more."""
@@ -243,16 +198,6 @@ def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tm
     objects.entered = enter
     assert all(np.array_equal(array, FLOATS[name]) for name, array in wm.plan(file).run())
     assert most == concurrency
-
-
-def test_verify_streams(objects, url, tmp_path):
-    """Verifying fetches every byte once, in pieces."""
-    array = np.zeros(12 << 18, np.float32)
-    objects.objects["m"] = saved(".weights", {"w": array, "v": array}, tmp=tmp_path)
-    file = wm.open(url + "m")
-    objects.requests.clear()
-    assert "CRC-32 of the tensor data" in " ".join(file.verify().checks) or file.verify().checks
-    assert max(r.end - r.begin for r in objects.requests) <= 8 << 20
 
 
 # ---------------------------------------------------------------------------------------------- folders and indexes
@@ -350,19 +295,6 @@ def test_what_lies_beside_is_asked_for_as_its_model_is(objects, url, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- handles
-def test_handles_can_be_pickled(objects, url, tmp_path):
-    """A copy asks for the same object, and refuses another one."""
-    objects.objects |= {"m": saved(".safetensors", tmp=tmp_path), **sharded()}
-    for source in (url + "m", url + "model/"):
-        with wm.open(source) as file:
-            data = pickle.dumps(file)
-        with pickle.loads(data) as again:
-            assert np.array_equal(again["layer.2.w"], FLOATS["layer.2.w"])
-    objects.etags["model/model-00001-of-00004.safetensors"] = '"2"'
-    with pytest.raises(wm.FileChangedError):
-        pickle.loads(data)
-
-
 def test_a_forked_child_asks_for_itself(objects, url, tmp_path):
     """A handle that was used before a fork works in the child."""
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)

@@ -121,15 +121,6 @@ def test_what_another_writer_has_written_meanwhile_stays(theirs, whole, store, m
     assert store.objects == {f"b/{theirs}": b"theirs"}
 
 
-def test_what_another_writer_has_written_over_ours_stays(store):
-    """Of objects that are removed after a failure, none is another writer's."""
-    store.entered = lambda key: key == f"b/{SHARDS[1]}" and store.write(f"b/{SHARDS[0]}", b"theirs")
-    store.faults[:] = [0, 0, 0, 403]
-    with pytest.raises(PermissionError):
-        wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
-    assert store.objects == {f"b/{SHARDS[0]}": b"theirs"}
-
-
 def test_two_writers_of_one_model(store):
     """A claim is there while objects are written, and refuses whoever comes meanwhile, or after one that was killed."""
     held = []
@@ -169,17 +160,6 @@ def test_one_object_is_new_if_it_is_to_be(whole, parts, store, tmp_path, monkeyp
     with pytest.raises(wm.TargetError, match=r"a/new.gguf: another process has written"):
         wm.convert(tmp_path / "m.safetensors", at(store, "a/new.gguf"), overwrite=False)
     assert store.objects["a/new.gguf"] == b"theirs"
-
-
-def test_a_list_of_digests_is_changed_behind_what_it_lists(store):
-    """It belongs to other models too: what fails neither changes nor removes it."""
-    wm.save(at(store, "a/old.weights"), TENSORS, output=wm.Output(sha256sums=True))
-    before = dict(store.objects)
-    for name, options, faults in (("new.weights", {}, [403]), ("m.safetensors", {"max_shard_size": 8000}, [0, 0, 403])):
-        store.faults[:] = faults
-        with pytest.raises(PermissionError):
-            wm.save(at(store, f"a/{name}"), TENSORS, output=wm.Output(sha256sums=True), **options)
-        assert store.objects == before
 
 
 def test_addresses_for_reading_are_refused():

@@ -233,29 +233,6 @@ def test_a_change_shows_wherever_it_is(tmp_path, name, before, after, shown):
     assert len(changed) == (shown is not None)
 
 
-def test_one_element_that_became_nan_is_marked(tmp_path):
-    """Its cell of the map is red whatever the measure; its row is the first, and says how many elements there are."""
-    tensors = {f"layer.{i}.w": np.full((2, 3), i + 1, np.float32) for i in range(4)}
-    wm.save(tmp_path / "a.safetensors", tensors)
-    other = {name: array.copy() for name, array in tensors.items()}
-    other["layer.1.w"][0] = 3
-    other["layer.2.w"][0, 0] = np.nan
-    other["layer.3.w"][0, 0] += 0.5
-    wm.save(tmp_path / "b.safetensors", other)
-    write_report(tmp_path / "r.html", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    page = Page(tmp_path / "r.html")
-    cells = {row["layer"]: row for row in page.data["sets"]["heat"]}
-    measures = page.data["charts"]["heat"]["params"][0]["bind"]["options"]
-    red = {layer: [isinstance(cells[layer][measure], str) for measure in measures] for layer in cells}
-    assert measures == ["relative", "rms", "largest", "angle", "odd"]
-    assert red == {f"layer.{i}": [i == 2] * 4 + [False] for i in range(4)}
-    assert [cells[f"layer.{i}"]["odd"] for i in range(4)] == [0, 0, 1, 0]
-    rows = page.tables["differences-of"][1:]
-    assert [row[0] for row in rows] == ["layer.2.w", "layer.1.w", "layer.3.w", "layer.0.w"]
-    assert [row[-1] for row in rows] == ["1 element NaN or infinite in one only", "", "", ""]
-    assert "of equal values 1" in page.text
-
-
 def test_damage_is_on_the_page(tmp_path, capsys):
     path = model(tmp_path / "m.weights", odd=np.array([np.nan, 1, 2, 3], np.float32))
     data = bytearray(path.read_bytes())

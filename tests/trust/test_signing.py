@@ -226,15 +226,6 @@ def test_a_model_is_opened_by_its_signature(model, keys):
         wm.open(model, trust=trust.signature(bundle, key=keys / "none.pub"))
 
 
-def test_a_model_of_one_file(model, keys):
-    bundle = signed(model / NAME, keys)
-    assert theirs(model / NAME, bundle, keys)
-    assert ours(model / NAME, bundle, keys)
-    wm.open(model / NAME, trust=given(bundle, keys)).close()
-    with pytest.raises(wm.TrustError, match=r"its digest|no digest"):
-        wm.open(model / "config.json", trust=given(bundle, keys))
-
-
 def test_the_identity_of_the_signer(model, keys):
     bundle = signed(model, keys, by_key=False)
     for identity in ("signer", "a@example.org"):

@@ -69,19 +69,6 @@ def test_whole_models(model):
         assert all("norm" in name for name in chosen.names)
 
 
-def test_only_what_rows_need_is_read(tmp_path):
-    """An eighth of the rows is an eighth of the bytes that depend on rows, and what all rows need."""
-    for name in ("fp8 f32", "packed 4", "int8 channel", "mxfp4", "gptq 4", "awq"):
-        example = EXAMPLES[name]()
-        path = example.write(tmp_path / name)
-        with wm.open(path) as f:
-            rows = len(example.values)
-            part = wm.plan(f, {example.name: np.s_[: rows // 4]}, weights=True, gap=0, max_over_read=1)
-            whole = wm.plan(f, weights=True)
-            assert part.wanted_nbytes <= whole.wanted_nbytes * 0.5, name
-            assert part.nbytes == part.wanted_nbytes
-
-
 def test_reads_are_the_rows_of_each_piece(tmp_path):
     """Of pieces that lie row by row, and of their scales, exactly the bytes of rows 8 to 11; of the others all."""
 

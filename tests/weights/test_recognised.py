@@ -166,13 +166,6 @@ def test_headers_that_are_recognised(tmp_path, words, sharded):
         assert list(f.weights) == ["a"]
 
 
-def test_a_file_that_is_marked(tmp_path):
-    """ComfyUI's mark alone says that float8 tensors are codes."""
-    tensors = {"a.weight": codes(F8, 4, 8), "scaled_fp8": np.zeros(2, F8)}
-    with wm.open(model(tmp_path, tensors)) as f, pytest.raises(wm.UnsupportedError, match="ComfyUI"):
-        f.weights  # noqa: B018
-
-
 @pytest.mark.parametrize(
     "sections", [["text_config"], ["thinker_config", "text_config"], ["text_config", "audio_config"]]
 )
@@ -200,23 +193,6 @@ def test_configuration_inside_a_configuration(tmp_path, sections):
         assert json.loads((tmp_path / f"{name} copy" / "config.json").read_text(encoding="utf-8")) == config
 
     each([AWQ, GPTQ, "packed 4", "fp8 f32"], check)
-
-
-def test_configurations_inside_that_differ(tmp_path):
-    """Two sub-configurations with different methods are named; the one at the top counts before them."""
-    example = EXAMPLES[AWQ]()
-    path = example.write(tmp_path)
-    inner = {
-        "text_config": {"quantization_config": example.config},
-        "v": {"quantization_config": {"quant_method": "x"}},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(inner), encoding="utf-8")
-    with wm.open(path) as f, pytest.raises(wm.UnsupportedError, match=r"text_config\.quantization_config and v\."):
-        f.weights  # noqa: B018
-    top = {"dtype": "float16", "quantization_config": example.config, **inner}
-    (tmp_path / "config.json").write_text(json.dumps(top), encoding="utf-8")
-    with wm.open(path) as f:
-        assert list(f.weights) == [example.name]
 
 
 SIDECARS = [
@@ -260,14 +236,6 @@ def test_hf_quant_config_goes_along(tmp_path):
         np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
 
 
-def test_pieces_that_a_method_lacks(tmp_path):
-    """A configuration that is understood does not hide codes of other names than its method has."""
-    tensors = UNEXPLAINED["fused float8"]
-    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
-    with wm.open(model(tmp_path, tensors, config)) as f, pytest.raises(wm.UnsupportedError, match=r"modelopt.*pieces"):
-        f.weights  # noqa: B018
-
-
 # Where each method says which modules are not quantised.
 LEFT_OUT = {
     AWQ: {"modules_to_not_convert": ["up"]},
@@ -303,16 +271,6 @@ def test_integers_without_scales(tmp_path):
             assert f.weights["up.weight"].tolist() == tensors["up.weight"].tolist()
 
     each([(name, dtype) for name in LEFT_OUT for dtype in (np.int8, np.uint8, np.int32)], check)
-
-
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_integers_that_are_no_weights(tmp_path, name):
-    """Buffers of integers, of other names or one dimension, are what they are."""
-    example = EXAMPLES[name]()
-    buffers = {"position_ids": codes(np.int32, 1, 8), "order.index": codes(np.uint8, 4, 4), "n.weight": codes("u2", 8)}
-    path = model(tmp_path, {**example.tensors, **buffers}, {"quantization_config": example.config})
-    with wm.open(path) as f:
-        assert {key: f.weights[key].tolist() for key in buffers} == {key: a.tolist() for key, a in buffers.items()}
 
 
 @pytest.mark.parametrize("left_out", [False, True])

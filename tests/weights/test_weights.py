@@ -160,23 +160,3 @@ def test_groups_of_several_formats(tmp_path):
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
         other = f.weights[NAME.replace("q_proj", "o_proj")]
         np.testing.assert_array_equal(other.dequantize("float32"), eight.values)
-
-
-def test_dynamic_of_gptq(tmp_path):
-    """The first rule that matches a module overrides bits and group size."""
-    example = EXAMPLES["gptq 8"]()
-    example.config |= {
-        "bits": 4,
-        "dynamic": {"-:.*lm_head.*": {}, r"+:.*\.q_proj": {"bits": 8}, r".*\.0\..*": {"bits": 2}},
-    }
-    with wm.open(example.write(tmp_path)) as f:
-        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
-
-
-def test_other_formats(tmp_path):
-    """Parameters are those of any format with these names: .npz."""
-    example = EXAMPLES["awq"]()
-    example.write(tmp_path)
-    np.savez_compressed(tmp_path / "model.npz", **example.tensors)
-    with wm.open(tmp_path / "model.npz") as f:
-        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)

@@ -5,17 +5,13 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.builders import embd, normal
 from tests.places import GROUNDTRUTH
-from tests.scan_support import Arena
 from tests.support import DATA
 from tests.word_files import ngrams
 from tests.word_support import WORDS, listed, unit_sum, vocabulary
 
 import weightmap as wm
-from weightmap.core.native import checksums
 from weightmap.core.quant.product import ProductQuantized
 from weightmap.core.table.subwords import Subwords
 from weightmap.words import embeddings as module
@@ -155,14 +151,6 @@ def test_a_known_word_is_a_view():
     assert np.shares_memory(Embeddings(vocabulary(WORDS), rows)["a"], rows)
 
 
-def test_a_sum_of_zeros_stays_zero():
-    e = Embeddings(vocabulary(["known"], Subwords("bucket", 1, 3, 6, 8)), np.zeros((9, 4), np.float32))
-    vector, norm = e.embedding_with_norm("unknown")
-    assert (vector.tolist(), norm) == ([0, 0, 0, 0], 0)
-    matrix, found = e.batch(["unknown"])
-    assert (matrix.tolist(), found.tolist()) == ([[0, 0, 0, 0]], [True])
-
-
 def test_what_is_no_word_has_no_vector():
     e = Embeddings(vocabulary(WORDS, SUBWORDS["bucket"]()), noise(len(WORDS) + 64))
     assert e.get(5) is None
@@ -201,29 +189,6 @@ def test_a_name_that_occurs_twice(layout, other):
 
 
 # ------------------------------------------------------------------------------------------------------- the kernels
-ARENAS = [Arena(1 << 16) for _ in range(3)]
-
-
-@given(
-    dims=st.integers(1, 70),
-    chosen=st.lists(st.lists(st.integers(0, 8), max_size=11), max_size=6),
-    seed=st.integers(0, 9),
-)
-def test_sums_of_rows_are_the_definition_to_the_bit(dims, chosen, seed):
-    """Any number of rows of any length, matrix and output each flush against a forbidden page."""
-    matrix = ARENAS[0].array(9 * dims, "f4").reshape(9, dims)
-    matrix[...] = np.random.default_rng(seed).standard_normal((9, dims))
-    out, norms = ARENAS[1].array(len(chosen) * dims, "f4").reshape(-1, dims), ARENAS[2].array(len(chosen), "f4")
-    rows = np.array([row for some in chosen for row in some], np.uint64)
-    bounds = np.cumsum([0, *map(len, chosen)]).astype(np.uint64)
-    places = np.arange(len(chosen), dtype=np.uint64)[::-1].copy()
-    assert checksums.unit_sums(matrix, rows, bounds, out, places=places, norms=norms) == -1
-    for i, some in enumerate(chosen):
-        vector, norm = unit_sum(matrix[some])
-        assert norms[i] == norm
-        assert np.array_equal(out[places[i]], vector)
-
-
 @pytest.mark.parametrize("kind", ["float32", "quantised"])
 def test_embeddings_have_a_length_and_items(kind, monkeypatch):
     monkeypatch.setattr(module, "_DECODED", 50)

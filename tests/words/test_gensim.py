@@ -64,12 +64,6 @@ def test_words_and_rows_are_those_of_the_file(tmp_path, protocol, dtype):
     assert np.array_equal(rows, ROWS)
 
 
-def test_opening_says_what_it_is(tmp_path):
-    (tmp_path / "m.kv").write_bytes(build())
-    with pytest.raises(wm.UnknownFormatError, match=r"word vectors of gensim.*convert"):
-        wm.open(tmp_path / "m.kv")
-
-
 def test_vectors_beside_the_file(tmp_path):
     """Large arrays lie in FILE.vectors.npy; one that is missing, of another shape or type, is an error."""
     path, beside = tmp_path / "m.kv", tmp_path / "m.kv.vectors.npy"

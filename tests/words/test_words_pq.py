@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -92,13 +91,6 @@ def test_what_does_not_fit(matrix, options, message):
         words.train_pq(matrix, **options)
 
 
-def test_without_scipy_the_error_names_the_package_to_install(monkeypatch):
-    for name in ("scipy", "scipy.cluster", "scipy.cluster.vq"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(wm.MissingDependencyError, match=r"pip install scipy"):
-        words.train_pq(np.ones((4, 4)))
-
-
 @needs_scipy
 @pytest.mark.parametrize("projection", [False, True])
 def test_files_are_quantised(projection, put, tmp_path):
@@ -125,17 +117,6 @@ def test_files_are_quantised(projection, put, tmp_path):
         assert 0 < info.relative_error < 0.5
     words.convert(source, tmp_path / "again.fifu", pq=pq)
     assert (tmp_path / "again.fifu").read_bytes() == (tmp_path / "q.fifu").read_bytes()
-
-
-@needs_scipy
-def test_a_dense_file_is_quantised_and_decoded_to_word2vec(put, tmp_path):
-    rows = wb.matrix(40, 4, 8)
-    wm.convert(put(wb.word2vec([f"w{i}" for i in range(40)], rows)), tmp_path / "a.fifu")
-    wm.convert(tmp_path / "a.fifu", tmp_path / "b.fifu", quantize="pq")
-    wm.convert(tmp_path / "b.fifu", tmp_path / "c", format="word2vec")
-    words.convert(tmp_path / "c", tmp_path / "d.fifu", normalize=False)
-    with wm.open(tmp_path / "d.fifu") as f:
-        np.testing.assert_allclose(f["embeddings"], rows, atol=1e-5)
 
 
 @needs_scipy

@@ -81,23 +81,6 @@ def test_blocks_are_joined_rightly(put, tmp_path, monkeypatch):
             assert f["embeddings"].tobytes() == rows.tobytes()
 
 
-@pytest.mark.parametrize("block", [1, 7, 1000])
-def test_lines_longer_than_a_block(put, tmp_path, monkeypatch, block):
-    """They are joined from their pieces, up to a bound; a line beyond it is named by its first byte."""
-    monkeypatch.setattr("weightmap.words.importers._lines.BLOCK", block)
-    data = b"2 3\na 1 2 3\n" + b"b" * 90 + b" 4 5 6\n"
-    convert_words(put(data), tmp_path / "out.fifu", normalize=False)
-    with wm.open(tmp_path / "out.fifu") as f:
-        assert list(f.vocab) == ["a", "b" * 90]
-        assert f["embeddings"].tolist() == [[1, 2, 3], [4, 5, 6]]
-    if block < 50:
-        monkeypatch.setattr("weightmap.words.importers._lines.LONGEST", 50)
-        with pytest.raises(
-            wm.FormatError, match=r"a line without end, expected one of at most 50 bytes \(at byte 12\)"
-        ):
-            wm.convert(put(data), tmp_path / "out.fifu")
-
-
 # ------------------------------------------------------------------------------------------------------- fastText
 def test_fasttext_words_are_means(put, tmp_path):
     """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
@@ -233,13 +216,6 @@ def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsy
     assert target.read_bytes() == (tmp_path / "out.fifu").read_bytes()
     assert main(["convert", str(source), str(target)]) == 3
     assert "--lossy keeps the first row of each word" in capsys.readouterr().err
-
-
-def test_lossy_is_for_words(tmp_path):
-    wm.save(tmp_path / "m.safetensors", {"w": np.ones(2, np.float32)})
-    with pytest.raises(ValueError, match="lossy is True, expected False: only words of other programs"):
-        wm.convert(tmp_path / "m.safetensors", tmp_path / "m.weights", lossy=True)
-    assert not (tmp_path / "m.weights").exists()
 
 
 @pytest.mark.parametrize("declared", [0, 1, 4, 5, 6, 10**17])

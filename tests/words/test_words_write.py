@@ -110,13 +110,6 @@ def test_explicit_ngrams(kind, tmp_path):
         assert [b["embeddings"][i].tolist() for i in b.vocab.ngram_indices("zwei")] == old
 
 
-def test_explicit_needs_buckets(put, tmp_path):
-    with pytest.raises(wm.EncodeError, match="the vocabulary is simple"):
-        convert_words(put(BUILT["text"]), tmp_path / "a.fifu", subwords="explicit")
-    with pytest.raises(ValueError, match="subwords is 'all', expected 'explicit'"):
-        convert_words(put(BUILT["text"]), tmp_path / "a.fifu", subwords="all")
-
-
 BAD_WORDS = [
     ("word2vec", ["a b"]),
     ("word2vec", ["a\nb"]),
@@ -163,19 +156,6 @@ def test_a_directory_gives_its_vocabulary(tmp_path):
     (tmp_path / "m" / "config.json").write_text(json.dumps({"model_type": "bert"}), encoding="utf-8")
     wm.convert(tmp_path / "m", tmp_path / "b", format="word2vec")
     assert (tmp_path / "b").read_bytes() == wb.word2vec(["one", "two"], rows)
-
-
-def test_without_one_matrix_for_the_words(tmp_path):
-    wm.save(tmp_path / "two.weights", {"a": wb.matrix(2, 2), "b": wb.matrix(2, 3)}, vocab=["x", "y"])
-    with pytest.raises(wm.EncodeError, match="one for each word; found 'a', 'b'"):
-        wm.convert(tmp_path / "two.weights", tmp_path / "o", format="text")
-    wm.convert(tmp_path / "two.weights", tmp_path / "o", format="text", exclude="b")
-    wm.save(tmp_path / "none.weights", {"a": wb.matrix(3, 2)}, vocab=["x", "y"])
-    with pytest.raises(wm.EncodeError, match="one for each word; found none"):
-        wm.convert(tmp_path / "none.weights", tmp_path / "p", format="text")
-    wm.save(tmp_path / "bare.safetensors", {"a": wb.matrix(3, 2)})
-    with pytest.raises(wm.EncodeError, match="no vocabulary"):
-        wm.convert(tmp_path / "bare.safetensors", tmp_path / "p", format="text")
 
 
 # ----------------------------------------------------------------------------------------------------- recognition

@@ -74,22 +74,6 @@ def test_ground_truth(version, name):
         f.verify()
 
 
-def test_ground_truth_with_a_count_of_two_bytes():
-    path = TRUTH / "v0.0.5" / "count_252.bt"
-    arrays = np.load(path.with_suffix(".npz"))
-    found = bt.dissect(path.read_bytes(), "spec")
-    names = [name for name, _ in sorted(found.index, key=lambda pair: pair[1])]
-    assert [name for name, _ in found.index] != names
-    with wm.open(path) as f:
-        assert list(f) == names
-        assert len(f) == 252
-        for number, name in enumerate(names):
-            if f"arr_{number}" in arrays:
-                np.testing.assert_array_equal(f[name], arrays[f"arr_{number}"])
-            else:
-                assert f.info(name).dtype == "bfloat16"
-
-
 @pytest.mark.parametrize("name", ["all_dtypes", "scalars", "zero_dims", "unicode_names", "empty", "spec_example"])
 def test_what_0_2_0_wrote_is_written_again(name, tmp_path):
     path, again = TRUTH / "v0.2.0" / f"{name}.bt", tmp_path / "again.bt"
@@ -276,17 +260,6 @@ def test_each_dtype_is_written_as_0_2_0_does(dtype, tmp_path):
     read = reference().deserialize(ours)
     found = {name: (item["dtype"], tuple(item["shape"]), bytes(item["data"])) for name, item in read}
     assert found == {name: (bt.THEIRS[dtype], value.shape, value.data) for name, value in values.items()}
-
-
-@pytest.mark.parametrize("size", [250, 251, 2**16 - 1, 2**16, 2**20])
-def test_sizes_of_every_width_are_written_as_0_2_0_does(size, tmp_path):
-    values = {"n" * min(size, 2**17): noise("uint8", (size,)), "b": noise("int8", (3,))}
-    metadata = {"k" * size: "v" * size}
-    ours = our_bytes(tmp_path / "m.bt", values, metadata, "current")
-    assert ours == their_bytes(values, metadata)
-    with wm.open(tmp_path / "m.bt") as f:
-        assert dict(f.metadata) == metadata
-        assert all(same(f[name], value) for name, value in values.items())
 
 
 @pytest.mark.parametrize("metadata", METADATA)

@@ -226,19 +226,6 @@ def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path):
         assert pairs_of(f.vocab) == pairs
 
 
-def test_a_vocabulary_in_memory_can_be_written(tmp_path):
-    """`Vocabulary.of` with the package's own `Subwords` is what the docstring of the format says."""
-    from weightmap.core.table.subwords import Subwords
-    from weightmap.core.table.vocabulary import Vocabulary
-
-    vocab = Vocabulary.of(["one", "zwölf", ""], subwords=Subwords("bucket", 3, 3, 6, 2**4))
-    assert (list(vocab), vocab.index("zwölf"), len(vocab)) == (["one", "zwölf", ""], 1, 3)
-    wm.save(tmp_path / "t.fifu", {"embeddings": np.zeros((19, 2), np.float32)}, vocab=vocab)
-    with wm.open(tmp_path / "t.fifu") as f:
-        assert subwords_of(f.vocab) == ("bucket", 3, 6, 16)
-        assert list(f.vocab) == ["one", "zwölf", ""]
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     words=draw.lists(draw.text(draw.characters(exclude_categories=("Cs",)), max_size=9), max_size=9, unique=True),
@@ -312,15 +299,6 @@ def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case, tmp_pa
     assert not listing(tmp_path)
 
 
-def test_an_explicit_vocabulary_may_have_no_ngrams(put):
-    """A list of no n-grams is legal, in either order of fields."""
-    for spec in (False, True):
-        data = ff.build([ff.explicit(WORDS, [], 1, 3, spec=spec), ff.matrix(normal((ROWS, 2)))])
-        with wm.open(put(data), verify="full") as f:
-            assert pairs_of(f.vocab) == []
-            assert f.verify().warnings == ()
-
-
 # ------------------------------------------------------------------------------------------------------ metadata
 
 BASE = [ff.simple(["a"]), ff.matrix(normal((1, 2)))]
@@ -341,14 +319,6 @@ def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path):
         wm.save(again, dict(f), vocab=f.vocab, metadata=copy)
     with wm.open(again) as f:
         assert f.metadata == {**ff.PARSED, "hyper": {**ff.PARSED["hyper"], "dims": 5}}
-
-
-def test_new_metadata_is_written_as_toml(tmp_path):
-    metadata = {"text": 'quotes " and\nlines', "number": -5, "real": 0.1, "yes": True, "day": dt.date(2020, 1, 2)}
-    metadata |= {"list": [1, [2, "x"]], "table": {"ключ": {"deep": []}}}
-    wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
-    with wm.open(tmp_path / "t.fifu", verify="full") as f:
-        assert f.metadata == metadata
 
 
 @pytest.mark.parametrize("metadata", [None, {}])

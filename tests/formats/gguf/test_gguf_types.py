@@ -145,15 +145,6 @@ def test_what_is_not_of_its_type_stays_a_text(kind, value, right, tmp_path):
     assert (said in warnings) is not right
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{", '{"k": "INT32", "k": "INT32"}', "{}"])
-def test_a_record_that_is_none_is_text(record, tmp_path):
-    source, target = tmp_path / "a.safetensors", tmp_path / "b.gguf"
-    source.write_bytes(st.build({"w": normal((4, 32))}, {"k": "1", RECORD: record}))
-    wm.convert(source, target)
-    found = {entry.key: (entry.kind, entry.value) for entry in gguf.parse(target.read_bytes())[1]}
-    assert found == {"k": ("str", "1")} | ({} if record == "{}" else {RECORD: ("str", record)})
-
-
 def test_files_of_others_stay_as_they_are(tmp_path):
     """Without the record, numbers in texts are texts, and new entries beside it are too."""
     source = tmp_path / "a.safetensors"

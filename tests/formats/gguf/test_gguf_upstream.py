@@ -88,19 +88,6 @@ def test_types_have_the_names_and_sizes_of_gguf_py():
     assert sizes == {kind: block for kind, block in theirs.GGML_QUANT_SIZES.items() if block[0] > 1}
 
 
-def test_modes(tmp_path):
-    path = tmp_path / "t.gguf"
-    path.write_bytes(gguf.build({"w": normal((2, 3))}))
-    before = path.read_bytes()
-    GGUFReader(path, "c").tensors[0].data[:] = 0
-    assert path.read_bytes() == before
-    with pytest.raises(ValueError, match="'r\\+'"):
-        GGUFReader(path, "r+")
-    path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="magic"):
-        GGUFReader(path)
-
-
 def test_nested_arrays_are_flattened_as_gguf_py_does(tmp_path):
     path = tmp_path / "t.gguf"
     path.write_bytes(gguf.build(gguf.SMALL, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
