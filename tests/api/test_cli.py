@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import Tensor
+from tests.builders import Tensor, embd, tensor
 from tests.builders import safetensors as st
 from tests.support import HANG
 
@@ -53,6 +53,14 @@ WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
 COMMANDS = parser.all_commands(parser.build_parser())
 # The commands that print a JSON document with --json.
 WITH_JSON = [name for name, command in COMMANDS.items() if "--json" in command.format_usage()]
+
+
+@pytest.fixture(name="embd")
+def embd_file(tmp_path):
+    path = tmp_path / "words.weights"
+    matrix = tensor(np.arange(8, dtype=np.float32).reshape(4, 2))
+    path.write_bytes(embd.Draft([("e", matrix)], vocab=WORDS, ids=(0, 1, 2, 3, 0)).seal())
+    return path
 
 
 @pytest.fixture
@@ -118,6 +126,31 @@ def test_inspect_shows_format_size_metadata_tensors_and_totals(write, run):
     assert ["weight", "float32", "[2,", "3]", str(offset), "24"] in rows
     assert ["half", "bfloat16", "[2]", str(offset + 24), "4"] in rows
     assert ["float32", "1", "24", "bytes"] in rows
+
+
+def test_inspect_shows_tensors_first_and_folds_training_state(write, run):
+    """The state of an optimiser is one line, but with --flat or a glob; so are the items of a list in metadata."""
+    names = ["model.weight", *(f"optimizer.state.{i}.exp_avg" for i in range(3))]
+    listed = {f"optimizer.param_groups.0.params.{i}": str(i) for i in range(12)}
+    path = write(tensors=dict.fromkeys(names, floats(1, 2)), metadata={"epoch": "3", **listed})
+    for view in ([], ["--tree"]):
+        out = run("inspect", path, *view)[1]
+        assert re.search(
+            "^parameters +2 elements of 32.000 bits; not counted: 6 elements of training", out, re.MULTILINE
+        )
+        assert "... and 3 tensors of training state, 24 bytes: --flat lists them\n" in out
+        assert "exp_avg" not in out
+        assert out.index("training state, 24") < out.index("\nmetadata\n")
+        assert re.search(
+            r"^  optimizer.param_groups.0.params.\{0…11\}  0, 1, 2, 3, 4, 5, 6, 7, \.\.\.$", out, re.MULTILINE
+        )
+    for more in (["--flat"], ["--include", "*"]):
+        assert [name in run("inspect", path, *more)[1] for name in names] == [True] * 4
+    document = json.loads(run("inspect", path, "--json")[1])
+    assert document["weight"]["parameters"] == 2
+    assert len(document["tensors"]) == 4
+    Path(path).write_bytes(safetensors_bytes({"optimizer.state.0.exp_avg": floats(1)}))
+    assert "exp_avg" in run("inspect", path)[1]
 
 
 def test_inspect_shortens_long_metadata_in_text_only(write, run):
@@ -450,11 +483,11 @@ def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
 
 def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
     """A checkpoint of a training has thousands: the list says how many there are, and where all of them are."""
-    path, metadata = tmp_path / "m.safetensors", {f"optimizer.params.{i}": str(i) for i in range(1000)}
+    path, metadata = tmp_path / "m.safetensors", {f"key{i}.lr": str(i) for i in range(1000)}
     weightmap.save(path, {"w": np.ones((2, 3), np.float32)}, metadata=metadata)
     status, out, _ = run("inspect", path)
-    assert (status, out.count("optimizer.params."), "... and 936 more: --json lists all\n" in out) == (0, 64, True)
-    assert "tensors  1, of 6 elements\n" in out
+    assert (status, out.count(".lr "), "... and 936 more: --json lists all\n" in out) == (0, 64, True)
+    assert re.search(r"^tensors +1, of 6 elements$", out, re.MULTILINE)
     assert json.loads(run("inspect", "--json", path)[1])["metadata"] == metadata
 
 

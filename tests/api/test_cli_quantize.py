@@ -203,7 +203,7 @@ def test_convert_quantises_on_the_way(model, run, tmp_path):
 
 def test_inspect_shows_how_tensors_are_quantised(quantised, run):
     status, out, _ = run("inspect", quantised)
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    rows = {line.split()[0]: line.split() for line in reversed(out.splitlines()) if line.strip()}
     assert status == 0
     assert rows["name"][-3:] == ["block", "scales", "bits"]
     assert rows["blocks"][1] == "int5_block"
@@ -211,7 +211,7 @@ def test_inspect_shows_how_tensors_are_quantised(quantised, run):
     assert rows["mixed"][-3:-1] == ["32", "fp32"]
     assert rows["bytes"][-2:] == ["fp32", "8.250"]
     assert rows["dense"][1:4] == ["float32", "[8,", "16]"]
-    assert "tokenizer  type 2 (WordPiece), 17 bytes; pad 0, unk 1" in out
+    assert "tokenizer   type 2 (WordPiece), 17 bytes; pad 0, unk 1" in out
     assert rows["architecture"] == ["architecture", "bert"]
     assert rows["quant"][0] == "quant"
 

@@ -44,7 +44,7 @@ _NOTHING = Held()
 _TOGETHER, _MOST = 64, 64 << 20
 _T = TypeVar("_T")
 # Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
-_TRAINING = re.compile(
+TRAINING = re.compile(
     r"(optim(izer)?s?(_\w+)?|(\w+_)?rng(_\w+)?|(lr_)?schedulers?(_\w+)?)(\.|$)|(state\.)?\d+\.(exp_avg|momentum_buffer)"
 )
 # What the scale of a whole tensor is called beside it, as llama.cpp has it.
@@ -162,7 +162,7 @@ def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
     """Weigh parameters, as `stored_rows` yields them."""
     elements, nbytes, training = [0, 0], [0, 0], 0
     for info, row in tensors:
-        if _TRAINING.match(info.name):
+        if TRAINING.match(info.name):
             training += math.prod(info.shape)
             continue
         kind = row.dtype.quantized or isinstance(row.geometry, Pieces)

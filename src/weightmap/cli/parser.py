@@ -139,7 +139,11 @@ def _inspect(sub: argparse.ArgumentParser) -> None:
     shape.add_argument(
         "--tree", action="store_true", help="show modules, those built alike in one line (the default on a terminal)"
     )
-    shape.add_argument("--flat", action="store_true", help="show a line for each tensor (the default in a pipe)")
+    shape.add_argument(
+        "--flat",
+        action="store_true",
+        help="show a line for each tensor (the default in a pipe, without training state)",
+    )
     for name, what in (
         ("include", "list only tensors with such a name, and files that have some"),
         ("exclude", "list no tensors with such a name"),

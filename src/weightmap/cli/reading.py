@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
+from weightmap.checkpoints.weights import TRAINING, as_parameters, storage_of, stored_rows, weight_of
 from weightmap.cli import executing, show
 from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason, status_of_verify, suggest_lenient
 from weightmap.core.amounts import brief, sizes
@@ -26,17 +27,14 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from weightmap.core.table.table import Row
+    from weightmap.checkpoints.weights import Weight
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 
-# Parameters of quantised checkpoints take 5 ms to import, and most files hold none.
-as_parameters: Callable[..., Any] = later("weightmap.checkpoints.weights", "as_parameters")
-storage_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "storage_of")
-stored_rows: Callable[..., Any] = later("weightmap.checkpoints.weights", "stored_rows")
-weight_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "weight_of")
 # Only a terminal shows the tree.
 module_tree: Callable[..., Any] = later("weightmap.report.modules", "module_tree")
 separator: Callable[..., Any] = later("weightmap.report.modules", "separator")
+label_of: Callable[..., Any] = later("weightmap.report.modules", "label_of")
 
 # Most lines per module in the tree, and most entries of metadata
 _MOST_LINES = 64
@@ -55,12 +53,17 @@ def inspect(args: argparse.Namespace) -> int:
             chosen, count = _chosen(file, args), count + len(file)
             if selective and not chosen:
                 continue
+            weight, problem = _weight(file, chosen, selective=selective)
             if args.json:
-                documents.append(_inspect_document(path, file, chosen, weights=args.weights))
+                document = _inspect_document(path, file, chosen)
+                documents.append(document | {"weight": weight and weight._asdict(), "problem": problem})
             else:
                 if found:
                     show.emit("")
-                _inspect_text(path, file, chosen, tree=tree, selective=selective, weights=args.weights)
+                parameters = f"not known: {problem}" if weight is None else str(weight)
+                parameters = "" if selective and not args.weights else parameters
+                fold = not (selective or args.flat or args.sort)
+                _inspect_text(path, file, chosen, parameters, tree=tree, selective=selective, fold=fold)
             found = True
     if not found:
         given = [f"--{name} {quoted(glob)}" for name in ("include", "exclude") for glob in getattr(args, name) or ()]
@@ -78,6 +81,16 @@ def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     if args.sort is not None:
         chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))
     return chosen
+
+
+def _weight(file: wm.TensorFile, chosen: _Chosen, *, selective: bool) -> tuple[Weight | None, str | None]:
+    """Weigh the parameters of a file or of the chosen ones; or return why that is not possible."""
+    try:
+        model = as_parameters(file)
+        names = {info.name for info, _ in chosen}
+        return weight_of(pair for pair in stored_rows(model) if not selective or pair[0].name in names), None
+    except (TensorFileError, OSError) as error:  # of a configuration beside the file
+        return None, reason(error)
 
 
 def _totals(chosen: _Chosen) -> dict[str, dict[str, int]]:
@@ -123,7 +136,7 @@ def _types(file: wm.TensorFile) -> dict[str, str]:
     return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # what a file's metadata is a view of
 
 
-def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen, *, weights: bool) -> dict[str, object]:
+def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen) -> dict[str, object]:
     vocab, tokenizer, shards = file.vocab, file.tokenizer, where_of(file)
     return {
         "path": path,
@@ -150,38 +163,41 @@ def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen, *, weight
             for info, how in _storage(chosen)
         ],
         "totals": _totals(chosen),
-        **({"weight": weight_of(chosen)._asdict()} if weights else {}),
         "warnings": warnings_of(file),
     }
 
 
 def _inspect_text(
-    path: str, file: wm.TensorFile, chosen: _Chosen, *, tree: bool, selective: bool, weights: bool
+    path: str, file: wm.TensorFile, chosen: _Chosen, parameters: str, *, tree: bool, selective: bool, fold: bool
 ) -> None:
-    if selective:
-        show.emit_pairs([("file", show.clean(path))])
-    else:
-        _about_text(path, file)
+    about = [("file", show.clean(path))] if selective else _about(path, file)
+    show.emit_pairs([*about, *([("parameters", show.clean(parameters))] if parameters else [])])
     if chosen:
         show.emit("")
+        listed = [pair for pair in chosen if not TRAINING.match(pair[0].name)] if fold else chosen
+        listed = listed or chosen
         if tree:
-            _tree_table([info for info, _ in chosen])
+            _tree_table([info for info, _ in listed])
         else:
-            _tensor_table(file, chosen)
+            _tensor_table(file, listed)
+        if len(listed) < len(chosen):
+            nbytes = sum(info.nbytes for info, _ in chosen) - sum(info.nbytes for info, _ in listed)
+            state = f"{counted(len(chosen) - len(listed), 'tensor')} of training state, {sizes(nbytes)}"
+            show.emit(f"... and {state}: --flat lists them")
         show.emit("")
         show.emit_table(
             ("total", "tensors", "bytes"),
             [(dtype, f"{of['tensors']:,}", sizes(of["nbytes"])) for dtype, of in _totals(chosen).items()],
             right=("tensors", "bytes"),
         )
-        if weights:
-            show.emit(f"\nparameters: {weight_of(chosen)}")
+    if not selective:
+        _metadata_text(file)
     for warning in warnings_of(file):
         show.emit(f"\nwarning: {show.clean(warning)}")
 
 
-def _about_text(path: str, file: wm.TensorFile) -> None:
-    """Print a file's properties besides its tensors."""
+def _about(path: str, file: wm.TensorFile) -> list[tuple[str, str]]:
+    """Return labels and values: what a file is."""
     pairs = [
         ("file", show.clean(path)),
         ("format", show.kind(file.format, file.layout)),
@@ -195,7 +211,11 @@ def _about_text(path: str, file: wm.TensorFile) -> None:
         kind = file.tokenizer.kind
         about = f"type {file.tokenizer.type} ({kind}), {payload}{_ids_text(file.tokenizer.special_ids)}"
         pairs.append(("tokenizer", about))
-    show.emit_pairs(pairs)
+    return pairs
+
+
+def _metadata_text(file: wm.TensorFile) -> None:
+    """Print metadata and configuration."""
     types = _types(file)
     if types:
         show.emit("\nmetadata")
@@ -207,9 +227,27 @@ def _about_text(path: str, file: wm.TensorFile) -> None:
     for title, mapping in (("metadata", {} if types else file.metadata), ("config", file.config)):
         if mapping:
             show.emit(f"\n{title}")
-            shown = itertools.islice(mapping.items(), _MOST_LINES)
-            show.emit_pairs(((k, show.shorten(show.value(v))) for k, v in shown), indent="  ")
-            _emit_unlisted(len(mapping))
+            lines = _folded(mapping)
+            first = [(key, show.shorten(text)) for key, _, text in itertools.islice(lines, _MOST_LINES)]
+            show.emit_pairs(first, indent="  ")
+            _emit_unlisted(_MOST_LINES + sum(count for _, count, _ in lines))
+
+
+def _folded(mapping: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """Yield a key, how many entries it stands for, and their text: one line for the items of a flattened list."""
+
+    def parent(key: str) -> tuple[str, str]:
+        before, _, last = key.rpartition(".")
+        return (before, "") if before and last.isascii() and last.isdigit() else (before, last)
+
+    for (before, last), group in itertools.groupby(mapping, parent):
+        keys = [*group]
+        if last or len(keys) == 1:
+            yield from ((key, 1, show.value(mapping[key])) for key in keys)
+        else:
+            values = ", ".join(show.value(mapping[key]) for key in keys[:8])
+            numbers = label_of([key[len(before) + 1 :] for key in keys])
+            yield f"{before}.{numbers}", len(keys), values + ", ..." * (len(keys) > 8)
 
 
 def _emit_unlisted(count: int) -> None:

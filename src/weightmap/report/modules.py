@@ -120,10 +120,10 @@ def _lines(node: Module, depth: int, mark: str, most: int | None, times: int) ->
     shown = groups if most is None or len(groups) <= most else groups[: most - 1]
     for alike, child in shown:
         names = alike
-        label, count, inner = _label(names), len(names), child
+        label, count, inner = label_of(names), len(names), child
         while inner.tensor is None and len(below := list(_groups(inner))) == 1:
             [(names, inner)] = below  # a module of one thing is not worth a line
-            label += mark + _label(names)
+            label += mark + label_of(names)
             count *= len(names)
         totals = times * count * inner.tensors, times * count * inner.nbytes
         alone = inner.tensor if not inner.children else None
@@ -149,7 +149,7 @@ def _groups(node: Module) -> Iterator[tuple[list[str], Module]]:
     yield from groups.values()
 
 
-def _label(names: Sequence[str]) -> str:
+def label_of(names: Sequence[str]) -> str:
     """Return the label of alike modules: ``0``, ``{0…11}``, ``{0…2, 4, 6…9}``."""
     if len(names) == 1:
         return names[0]
