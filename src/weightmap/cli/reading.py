@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
-    from weightmap.core.table.table import Row
     from weightmap.checkpoints.weights import Weight
+    from weightmap.core.table.table import Row
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 
