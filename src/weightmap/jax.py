@@ -166,5 +166,5 @@ def _jax() -> Any:
     try:
         import jax
     except ImportError:
-        raise MissingDependencyError("jax is needed for this: pip install jax") from None
+        raise MissingDependencyError("jax is needed for this: pip install '.[jax]' in a checkout") from None
     return jax

@@ -587,4 +587,4 @@ def test_dask_is_asked_for_when_it_is_missing(model, tmp_path, run, monkeypatch)
 
     monkeypatch.setitem(sys.modules, "distributed", None)
     status, _, err = run("convert", model, f"{tmp_path}/o/", "--format", "amb", "--dask", "tcp://127.0.0.1:1")
-    assert (status, "pip install dask distributed" in err) == (4, True)
+    assert (status, "pip install '.[dask]'" in err) == (4, True)

@@ -321,7 +321,7 @@ def test_a_missing_obstore_is_named_with_its_extra(scheme, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     url = f"{scheme}://bucket/folder/model.safetensors"
     with pytest.raises(
-        MissingDependencyError, match=f"^{url}: {scheme}:// addresses need obstore.* pip install obstore"
+        MissingDependencyError, match=f"^{url}: {scheme}:// addresses need obstore: pip install '.\\[remote\\]'"
     ):
         wm.open(url)
 

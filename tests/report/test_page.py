@@ -297,7 +297,7 @@ def test_without_the_package_the_error_names_the_extra(tmp_path, monkeypatch, mi
         monkeypatch.setitem(sys.modules, "vl_convert", None)
     else:
         monkeypatch.setattr(metadata, "version", unpackaged)
-    with pytest.raises(wm.MissingDependencyError, match=r"the extra \[report\]: pip install vl-convert-python"):
+    with pytest.raises(wm.MissingDependencyError, match=r"Vega-Lite: pip install '\.\[report\]' in a checkout"):
         write_report(tmp_path / "r.html", path)
     assert not (tmp_path / "r.html").exists()
 

@@ -30,9 +30,7 @@ def execution(args: argparse.Namespace) -> Iterator[wm.Run]:
     try:
         from distributed import Client
     except ImportError:
-        raise MissingDependencyError(
-            "--dask needs Dask, the extra [dask]: pip install dask distributed, or '.[dask]' in a checkout"
-        ) from None
+        raise MissingDependencyError("--dask needs Dask: pip install '.[dask]' in a checkout") from None
     # Not the process's default client: commands run inside of other programs too.
     with (
         Client(args.dask, set_as_default=False) as client,

@@ -23,7 +23,8 @@ def imported(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise MissingDependencyError(f"{package} is needed for this: pip install {package}") from None
+        what = f"'.[{package}]' in a checkout" if package in {"torch", "jax"} else package
+        raise MissingDependencyError(f"{package} is needed for this: pip install {what}") from None
 
 
 class Framework(NamedTuple):

@@ -153,7 +153,7 @@ def _load(dtype: DType) -> np.dtype[Any]:
     try:
         import ml_dtypes  # noqa: PLC0415 - takes 10 ms, needed by few files
     except ImportError:
-        msg = f"dtype {dtype.name} needs the package ml_dtypes (pip install ml_dtypes)"
+        msg = f"dtype {dtype.name} needs ml_dtypes: pip install ml_dtypes"
         raise MissingDependencyError(msg) from None
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
     return found

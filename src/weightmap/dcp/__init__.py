@@ -15,9 +15,7 @@ from weightmap.errors import MissingDependencyError
 try:
     import torch.distributed.checkpoint  # noqa: F401 - the modules below need it
 except ImportError:
-    raise MissingDependencyError(
-        "weightmap.dcp needs PyTorch, the extra [torch]: pip install torch, or '.[torch]' in a checkout"
-    ) from None
+    raise MissingDependencyError("weightmap.dcp needs PyTorch: pip install '.[torch]' in a checkout") from None
 
 from weightmap.dcp._reader import LoadReport, WeightmapStorageReader
 

@@ -140,9 +140,7 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
     try:
         from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - it may be missing
     except ImportError:
-        what = (
-            f"{MODEL} needs sentencepiece, of the extra [gguf]: pip install sentencepiece, or '.[gguf]' in a checkout"
-        )
+        what = f"{MODEL} needs sentencepiece: pip install '.[gguf]' in a checkout"
         raise MissingDependencyError(what, remedy=KEEP) from None
     processor = SentencePieceProcessor()
     try:

@@ -178,7 +178,7 @@ def _gguf() -> Any:
     try:
         import gguf  # noqa: PLC0415 - it may be missing
     except ImportError:
-        what = "llama.cpp's names need gguf, of the extra [gguf]: pip install gguf, or '.[gguf]' in a checkout"
+        what = "llama.cpp's names need gguf: pip install '.[gguf]' in a checkout"
         raise MissingDependencyError(what, remedy=KEEP) from None
     return gguf
 

@@ -405,6 +405,5 @@ def _library() -> Any:
 
 
 def _fail_missing() -> NoReturn:
-    how = "pip install huggingface_hub, or '.[hub]' in a checkout"
-    msg = f"hf:// addresses need huggingface_hub, the extra [hub]: {how}"
-    raise MissingDependencyError(msg) from None
+    what = "hf:// addresses need huggingface_hub: pip install '.[hub]' in a checkout"
+    raise MissingDependencyError(what) from None

@@ -138,9 +138,7 @@ def _obstore(address: str) -> Any:
     try:
         from obstore import store as stores  # noqa: PLC0415 - an extra, and 50 ms
     except ImportError:
-        msg = (
-            f"{scheme}:// addresses need obstore, the extra [remote]: pip install obstore, or '.[remote]' in a checkout"
-        )
+        msg = f"{scheme}:// addresses need obstore: pip install '.[remote]' in a checkout"
         raise MissingDependencyError(msg, path=address) from None
     # Attempts and time are bounded by `Access`; credentials are asked for by the store itself.
     kind, _, prefix = _OF_OBSTORE[scheme]

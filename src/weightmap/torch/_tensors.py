@@ -118,5 +118,5 @@ def imported_torch() -> Any:
     try:
         import torch  # the statement takes a tenth of the time of import_module
     except ImportError:
-        raise MissingDependencyError("PyTorch is needed for this: pip install torch") from None
+        raise MissingDependencyError("PyTorch is needed for this: pip install '.[torch]' in a checkout") from None
     return torch

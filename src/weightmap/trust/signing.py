@@ -160,6 +160,5 @@ def _library(module: str) -> Any:
 
         return import_module(f"model_signing.{module}")
     except ImportError:
-        how = "pip install model-signing pyOpenSSL, or '.[trust]' in a checkout"
-        msg = f"signatures need model-signing and pyOpenSSL: {how}"
+        msg = "signatures need model-signing and pyOpenSSL: pip install '.[trust]' in a checkout"
         raise MissingDependencyError(msg) from None

@@ -7,7 +7,7 @@ variance: along the eigenvectors of their covariance, each given to the place wh
 (Ge, He, Ke and Sun, "Optimized product quantization", 2013, the parametric solution). With `norms` the rows are made
 unit vectors first, and each row's norm is stored.
 
-The k-means is that of scipy (``pip install scipy``).
+The k-means is that of scipy (the extra ``[pq]``).
 """
 
 from __future__ import annotations
@@ -337,5 +337,7 @@ def _scipy() -> Any:
     try:
         import scipy.cluster.vq as cluster  # noqa: PLC0415 - optional
     except ImportError:
-        raise MissingDependencyError("product quantisation needs the k-means of scipy (pip install scipy)") from None
+        raise MissingDependencyError(
+            "product quantisation needs the k-means of scipy: pip install '.[pq]' in a checkout"
+        ) from None
     return cluster

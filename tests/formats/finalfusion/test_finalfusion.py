@@ -343,11 +343,11 @@ def test_what_toml_lacks_is_refused(metadata, tmp_path):
 
 def test_new_metadata_without_tomli_w_names_the_missing_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tomli_w", None)
-    with pytest.raises(wm.MissingDependencyError, match=r"pip install tomli-w"):
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install '\.\[fifu\]'"):
         wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata={"a": 1})
     assert not listing(tmp_path)
     wm.save(tmp_path / "m.weights", {"word_embeddings": FINE}, vocab=["a", "b"], metadata={"model_name": "m"})
-    with pytest.raises(wm.MissingDependencyError, match=r"pip install tomli-w"):
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install '\.\[fifu\]'"):
         wm.convert(tmp_path / "m.weights", tmp_path / "t.fifu", include="*word_embeddings*")
     assert listing(tmp_path) == ["m.weights"]
     with wm.open(ff.build([ff.metadata("a = 1 # one"), *BASE])) as f:

@@ -207,7 +207,7 @@ def package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        what = f"this delta needs {name}, of the extra [deltas]: pip install {name}, or '.[deltas]' in a checkout"
+        what = f"this delta needs {name}: pip install '.[deltas]' in a checkout"
         raise MissingDependencyError(what) from None
 
 

@@ -554,7 +554,7 @@ def save(
     EncodeError
         When the format cannot express this; it names every offending tensor, and no file was created.
     MissingDependencyError
-        When new metadata of a finalfusion file need the package tomli_w (``pip install tomli-w``).
+        When new metadata of a finalfusion file need the package tomli_w (the extra ``[fifu]``).
     OSError
         As the system reports it; the old file is intact and no temporary file remains.
     TargetError

@@ -293,7 +293,7 @@ def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> byte
     try:
         import tomli_w  # noqa: PLC0415 - optional
     except ImportError:
-        msg = "new metadata of finalfusion files needs the package tomli_w: pip install tomli-w"
+        msg = "new metadata of finalfusion files needs tomli-w: pip install '.[fifu]' in a checkout"
         raise MissingDependencyError(msg) from None
     if not shallow(_plain(document)):
         reasons.append(f"metadata nested more than {DEEPEST} deep")
