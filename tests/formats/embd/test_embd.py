@@ -123,15 +123,6 @@ def test_a_missing_required_key_is_a_warning(key):
     assert [key in line for line in warnings] == [True] * (key is not None)
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}, {"model_name": "x"}])
-def test_a_file_that_was_saved_lacks_keys_where_it_has_one_of_them(tmp_path, metadata):
-    wm.save(tmp_path / "m.weights", {"a": np.zeros(3, np.float32)}, metadata=metadata)
-    report = wm.verify(tmp_path / "m.weights")
-    lacking = metadata is not None and "model_name" in metadata
-    assert ["lacks keys" in warning for warning in report.warnings] == [True] * lacking
-    assert ("metadata" if lacking else "metadata: none of the keys of cpp_embedder's models") in report.checks
-
-
 def test_checksums_may_be_absent():
     data = draft(checksums=False).footer(data_checksum=1, file_checksum=2).seal()
     with wm.open(memoryview(data), verify="full") as f:
@@ -289,51 +280,6 @@ def test_opening_does_not_touch_the_tokens(put):
 
 
 # ------------------------------------------------------------------------------------------------- words and vectors
-
-MATRIX = normal((len(embd.TOKENS), 4), 5)
-WITH_MATRIX = {
-    "spec": embd.Draft([("words", MATRIX)], vocab=embd.TOKENS).seal(),
-    "simple": embd.simple([("words", MATRIX)], embd.TOKENS),
-}
-
-
-@pytest.mark.parametrize("layout", WITH_MATRIX)
-def test_a_vocabulary_and_one_matrix_are_embeddings(layout):
-    """A file with one matrix, a row for each token, offers word → vector; an unknown word is a KeyError."""
-    with wm.open(memoryview(WITH_MATRIX[layout])) as f:
-        e = f.embeddings
-        assert e.dims == 4
-        assert e.vocab[5] == "##ing"
-        for number, token in enumerate(embd.TOKENS):
-            assert token in e
-            np.testing.assert_array_equal(e[token], MATRIX.array[number])
-            np.testing.assert_array_equal(e.get(token), MATRIX.array[number])
-            np.testing.assert_array_equal(e.embedding(token), MATRIX.array[number])
-        out = np.zeros(4, np.float32)
-        assert e.embedding("日本", out=out) is out
-        np.testing.assert_array_equal(out, MATRIX.array[6])
-        assert "absent" not in e
-        assert e.get("absent") is None
-        assert e.get("absent", 5) == 5
-        with pytest.raises(KeyError):
-            e["absent"]
-        vector, norm = e.embedding_with_norm("日本")
-        np.testing.assert_array_equal(vector, MATRIX.array[6])
-        assert norm == pytest.approx(sum(float(x) ** 2 for x in MATRIX.array[6]) ** 0.5, rel=1e-6)
-        assert e.embedding_with_norm("absent") is None
-        assert e.vocab.ngram_indices("日本") == [], "this vocabulary has no subwords"
-
-
-def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings():
-    for tensors, vocab in (
-        ([("words", MATRIX)], None),
-        ([], embd.TOKENS),
-        ([("words", normal((3, 4)))], embd.TOKENS),
-        ([("words", normal((len(embd.TOKENS),)))], embd.TOKENS),
-    ):
-        with wm.open(memoryview(embd.Draft(tensors, vocab=vocab).seal())) as f:
-            assert f.embeddings is None
-
 
 # ------------------------------------------------------------------------------------------------- recognition
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,32 +17,16 @@ from tests.attacks import finalfusion as lies
 from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
-from tests.places import GROUNDTRUTH
 from tests.support import DATA, each, exercise, listing, same, save_with
 
 import weightmap as wm
-from weightmap.cli import main
 from weightmap.core.quant.product import ProductQuantized
 
 TRUTH = DATA / "finalfusion"
 MALFORMED = DATA / "malformed" / "finalfusion"
 OF_PYTHON = sorted(path.stem for path in TRUTH.glob("*.json"))
-# Test data of the finalfusion projects, which is theirs: used where it lies, if it does.
-UPSTREAM = GROUNDTRUTH / "upstream"
-OF_UPSTREAM = [
-    f"{folder}/{name}"
-    for folder, names in {
-        "finalfusion-python": ("embeddings", "ff_buckets", "pq", "pq-check", "similarity", "simple_vocab"),
-        "finalfusion-rust": ("quantized", "similarity"),
-    }.items()
-    for name in names
-]
 WORDS = ff.WORDS
 ROWS = len(WORDS)
-
-
-def matrix_of(f):
-    return reconstruct(f["embeddings"]) if f.info("embeddings").dtype == "pq" else f["embeddings"]
 
 
 # ---------------------------------------------------------------------------------------------- of other writers
@@ -80,41 +63,6 @@ def test_files_of_finalfusion_python_have_the_recorded_content(name):
             assert f.vocab.subwords is None
         if "ngrams" in known:
             assert pairs_of(f.vocab) == [tuple(pair) for pair in known["ngrams"]]
-
-
-@pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of the finalfusion projects is not here")
-@pytest.mark.parametrize("name", OF_UPSTREAM)
-def test_files_of_the_finalfusion_projects_have_the_recorded_content(name):
-    path = UPSTREAM / f"{name}.fifu"
-    known = json.loads(path.with_name(f"{path.name}.expected.json").read_text(encoding="utf-8"))
-    arrays = np.load(path.with_name(f"{path.name}.expected.npz"))
-    with wm.open(path, verify="full") as f:
-        assert list(f.vocab) == known["words"]
-        assert dict(f.metadata) == (known["metadata"] or {})
-        np.testing.assert_allclose(matrix_of(f), arrays["full"], rtol=1e-5, atol=1e-5)
-        if "norms" in arrays and "norms" in f:
-            np.testing.assert_array_equal(f["norms"], arrays["norms"])
-        listed = any("header lists" in line for line in f.verify().warnings)
-        assert listed == (("norms" in f) and 6 not in known["chunk_ids"])
-
-
-@pytest.mark.parametrize("name", OF_PYTHON)
-def test_what_is_read_is_written_again_to_the_byte(name, tmp_path):
-    """Reading and writing, or `convert`, gives the same file, but for lengths that finalfusion-python gets wrong."""
-    data = (TRUTH / f"{name}.fifu").read_bytes()
-    with wm.open(data) as f:
-        metadata = f.metadata if f.has_metadata else None
-        wm.save(tmp_path / "again.fifu", dict(f), vocab=f.vocab, metadata=metadata)
-    again = (tmp_path / "again.fifu").read_bytes()
-    wm.convert(TRUTH / f"{name}.fifu", tmp_path / "converted.fifu")
-    assert (tmp_path / "converted.fifu").read_bytes() == again
-    if name.startswith("explicit"):
-        at = [i for i in range(len(data)) if data[i] != again[i]]
-        assert len(data) == len(again)
-        assert 0 < len(at) <= 8
-        assert at[-1] - at[0] < 8
-    else:
-        assert again == data
 
 
 # Where finalfusion-python 0.7.1 accepts and this package refuses, or the other way round, and why.
@@ -341,20 +289,6 @@ def test_what_toml_lacks_is_refused(metadata, tmp_path):
     assert not listing(tmp_path)
 
 
-def test_new_metadata_without_tomli_w_names_the_missing_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tomli_w", None)
-    with pytest.raises(wm.MissingDependencyError, match=r"pip install '\.\[fifu\]'"):
-        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata={"a": 1})
-    assert not listing(tmp_path)
-    wm.save(tmp_path / "m.weights", {"word_embeddings": FINE}, vocab=["a", "b"], metadata={"model_name": "m"})
-    with pytest.raises(wm.MissingDependencyError, match=r"pip install '\.\[fifu\]'"):
-        wm.convert(tmp_path / "m.weights", tmp_path / "t.fifu", include="*word_embeddings*")
-    assert listing(tmp_path) == ["m.weights"]
-    with wm.open(ff.build([ff.metadata("a = 1 # one"), *BASE])) as f:
-        wm.save(tmp_path / "t.fifu", dict(f), vocab=f.vocab, metadata=f.metadata)
-    assert b"a = 1 # one" in (tmp_path / "t.fifu").read_bytes()
-
-
 # ---------------------------------------------------------------------------------------------------- laziness
 
 
@@ -424,15 +358,6 @@ def test_what_is_let_pass_is_read_right():
     each(PASSED, check, name=lambda case: case.id)
 
 
-def test_dates_in_metadata_are_kept_and_shown(put, capsys):
-    """Dates and times are objects; the command line prints them as texts, also as JSON."""
-    path = put(ATTACKS["dates"].data, "t.fifu")
-    with wm.open(path) as f:
-        assert f.metadata["day"].year == 2020
-    assert main(["inspect", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metadata"]["day"] == "2020-01-02"
-
-
 def test_a_file_that_changed_is_noticed_by_verify(put):
     """Chunks that are not those of the opening are refused, though size and time are the same."""
     path = put(lies.WHOLE)
@@ -444,26 +369,3 @@ def test_a_file_that_changed_is_noticed_by_verify(put):
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         with pytest.raises(wm.LayoutError, match="changed"):
             f.verify()
-
-
-def test_a_bad_code_is_located_when_it_is_read(tmp_path):
-    """An invalid code, met while rows are decoded, is an error with its file and its place there."""
-    case = ATTACKS["code 5 of 2 centroids"]
-    path = case.write(tmp_path)
-    row = lies.N - 1
-    with wm.open(path) as f:
-        matrix, embeddings = f["embeddings"], f.embeddings
-        word = f.vocab[row]
-        for read in (
-            lambda: matrix[row],
-            matrix.dequantize,
-            lambda: f.read("embeddings"),
-            lambda: embeddings[word],
-            lambda: embeddings.batch([word]),
-            lambda: embeddings.most_similar(np.ones(embeddings.dims)),
-        ):
-            with pytest.raises(wm.QuantError, match=f"code 1 of row {row}") as caught:
-                read()
-            error = caught.value
-            assert (error.path, error.format) == (str(path), "finalfusion")
-            assert (error.field, error.offset) == (case.field, case.offset)

@@ -8,7 +8,6 @@ from tests.builders import safetensors as st
 from tests.builders import torch as files
 
 import weightmap as wm
-from weightmap import cli
 from weightmap.vllm import model_files
 
 PART = {"w": normal((3, 4), 1), "b": normal((3,), 2)}
@@ -77,37 +76,3 @@ def test_a_folder_with_a_model_beside_parts_opens(tmp_path):
         wm.open(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(st.build(PART))
     assert list(wm.load(tmp_path)) == list(PART)
-
-
-# The name of a file, what it says, and the beginning of the warning.
-SAID = {
-    "a part that is not the first": (
-        "a.safetensors",
-        shard({"b": [0], "w": [3, 0]}),
-        "shapes are those of parts of tensors ('w' begins at [3, 0] of its tensor)",
-    ),
-    "a first part": (FIRST, shard({"b": [0], "w": [0, 0]}), "shapes may be those of parts of tensors: "),
-    "a first part of another name": ("a.safetensors", shard({"w": [0, 0]}), "shapes may be"),
-    "all of it, saved by one rank": ("model-00001-of-00001.safetensors", shard({"w": [0, 0]}), ""),
-    "another key": ("a.safetensors", shard({"w": [3, 0]}, "SHARDING_INFO"), ""),
-    "no JSON": ("a.safetensors", shard("{"), "shapes may be"),
-    "other JSON": ("a.safetensors", shard('{"w": 1, "x": {"saved_offsets": 3}, "y": {"saved_offsets": ["1"]}}'), "may"),
-}
-
-
-@pytest.mark.parametrize("case", SAID)
-def test_one_file_of_a_rank_says_that_its_shapes_are_parts(case, tmp_path, capsys):
-    name, data, message = SAID[case]
-    path = tmp_path / name
-    path.write_bytes(data)
-    with wm.open(path) as f:
-        assert list(f) == list(PART)
-        warnings = f.verify().warnings
-    assert len(warnings) == bool(message)
-    assert cli.main(["inspect", str(path)]) == 0
-    assert ("\nwarning: a rank of torch.distributed.checkpoint saved" in capsys.readouterr().out) == bool(message)
-    assert cli.main(["inspect", "--json", str(path)]) == 0
-    assert json.loads(capsys.readouterr().out)["warnings"] == list(warnings)
-    for warning in warnings:
-        assert message in warning
-        assert CONSOLIDATE in warning

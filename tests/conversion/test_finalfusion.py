@@ -1,0 +1,43 @@
+"""finalfusion, converted: read and written again to the byte, and what is missing to write metadata."""
+
+import sys
+
+import pytest
+from tests.builders import finalfusion as ff
+from tests.formats.finalfusion.test_finalfusion import BASE, FINE, OF_PYTHON, TRUTH
+from tests.support import listing
+
+import weightmap as wm
+
+
+@pytest.mark.parametrize("name", OF_PYTHON)
+def test_what_is_read_is_written_again_to_the_byte(name, tmp_path):
+    """Reading and writing, or `convert`, gives the same file, but for lengths that finalfusion-python gets wrong."""
+    data = (TRUTH / f"{name}.fifu").read_bytes()
+    with wm.open(data) as f:
+        metadata = f.metadata if f.has_metadata else None
+        wm.save(tmp_path / "again.fifu", dict(f), vocab=f.vocab, metadata=metadata)
+    again = (tmp_path / "again.fifu").read_bytes()
+    wm.convert(TRUTH / f"{name}.fifu", tmp_path / "converted.fifu")
+    assert (tmp_path / "converted.fifu").read_bytes() == again
+    if name.startswith("explicit"):
+        at = [i for i in range(len(data)) if data[i] != again[i]]
+        assert len(data) == len(again)
+        assert 0 < len(at) <= 8
+        assert at[-1] - at[0] < 8
+    else:
+        assert again == data
+
+
+def test_new_metadata_without_tomli_w_names_the_missing_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tomli_w", None)
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install '\.\[fifu\]'"):
+        wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata={"a": 1})
+    assert not listing(tmp_path)
+    wm.save(tmp_path / "m.weights", {"word_embeddings": FINE}, vocab=["a", "b"], metadata={"model_name": "m"})
+    with pytest.raises(wm.MissingDependencyError, match=r"pip install '\.\[fifu\]'"):
+        wm.convert(tmp_path / "m.weights", tmp_path / "t.fifu", include="*word_embeddings*")
+    assert listing(tmp_path) == ["m.weights"]
+    with wm.open(ff.build([ff.metadata("a = 1 # one"), *BASE])) as f:
+        wm.save(tmp_path / "t.fifu", dict(f), vocab=f.vocab, metadata=f.metadata)
+    assert b"a = 1 # one" in (tmp_path / "t.fifu").read_bytes()

@@ -1,0 +1,21 @@
+"""safetensors, converted: limits and types, in errors that name the file."""
+
+import pytest
+from tests.builders import safetensors as st
+from tests.formats.safetensors.test_safetensors import dumps
+
+import weightmap as wm
+
+
+def test_errors_of_copying_name_the_file(tmp_path):
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(st.raw(dumps({"w": st.entry("F32", [2], 0, 8), "x": st.entry("F4", [2], 8, 9)}), bytes(9)))
+    tight = wm.Limits(max_copy_bytes=7)
+    for error, act in (
+        (wm.LimitError, lambda: wm.open(path, limits=tight).read("w")),
+        (wm.UnsupportedError, lambda: wm.open(path).read("x")),
+        (wm.LimitError, lambda: wm.convert(path, tmp_path / "n.safetensors", limits=tight)),
+    ):
+        with pytest.raises(error) as caught:
+            act()
+        assert caught.value.path == str(path)
