@@ -64,7 +64,7 @@ class Walks:
 
         def walk() -> None:
             with wm.open(self._model) as file:
-                wm.plan(file, wants).run()
+                dict(wm.plan(file, wants).run())
 
         return walk
 

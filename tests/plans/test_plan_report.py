@@ -33,8 +33,8 @@ def explained(path, monkeypatch, *, cold=0.0, told=True, large=1.0, left=PLENTY,
         sizes = reads[2] - reads[1]
         return (sizes * cold).astype(np.int64), told
 
-    def sampled(_, begin, end):
-        return None if large is None else Sample(end - begin, int((end - begin) * large), 0.001)
+    def sampled(_, part):
+        return None if large is None else Sample(part.nbytes, int(part.nbytes * large), 0.001)
 
     monkeypatch.setattr(explaining, "cold_in", cold_in)
     monkeypatch.setattr(explaining, "sample", sampled)

@@ -24,7 +24,7 @@ from weightmap.core.bytes.source import Source
 from weightmap.core.model.internals import parts_of
 from weightmap.core.native import files as native_files
 from weightmap.plans import pages, read_plan, warming
-from weightmap.plans.pages import FileSystem, file_system_of, known
+from weightmap.plans.pages import FileSystem, file_system_of, numbered
 
 MIB = 1 << 20
 PAGE = mmap.PAGESIZE
@@ -239,7 +239,7 @@ def test_warming_counts_what_was_cold(disk):
 def brought(monkeypatch):
     ranges = []
     monkeypatch.setattr(warming, "cold_in", lambda _, reads: (reads[2] - reads[1], True))
-    monkeypatch.setattr(warming, "bring_in", lambda _, offset, nbytes: ranges.append((offset, offset + nbytes)))
+    monkeypatch.setattr(warming, "bring_in", lambda _, part: ranges.append(tuple(part)))
     return ranges
 
 
@@ -342,7 +342,7 @@ def test_entries_of_archives_are_verified_one_by_one(suffix, way, verify, tmp_pa
 def test_auto_reads_where_mappings_may_fail(number, name, kind, way, tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(2, 4096))
-    assert known(number) == FileSystem(name, kind)
+    assert numbered(number) == FileSystem(name, kind)
     with wm.open(path) as f:
         monkeypatch.setattr(native_files, "file_system", lambda _: number)
         mapped = [np.shares_memory(array, f[name]) for name, array in wm.plan(f).run()]
@@ -409,9 +409,9 @@ def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path, monkeypatch):
         os.utime(path, ns=(0, f._source.identity[3]))
         real = pages.bring_in
 
-        def truncated(source, offset, nbytes):
+        def truncated(source, part):
             os.truncate(path, MIB)
-            real(source, offset, nbytes)
+            real(source, part)
 
         monkeypatch.setattr(warming, "bring_in", truncated)
         with pytest.raises(wm.TruncatedError, match=r"m\.safetensors"):

@@ -480,7 +480,7 @@ IN_PIECES = """
 import sys
 import weightmap.hub
 from weightmap.remote import ahead
-ahead.PART = 1 << 18
+ahead.REQUEST_BYTES = 1 << 18
 weightmap.hub.download(f"hf://{sys.argv[1]}")
 """
 BY_ANOTHER = """

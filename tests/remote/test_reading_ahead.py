@@ -34,7 +34,7 @@ NBYTES = sum(array.nbytes for array in FLOATS.values())
 @pytest.fixture
 def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
     """A store of one model, whose tensors are larger than a request."""
-    monkeypatch.setattr(ahead, "PART", 48 * KIB)
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 48 * KIB)
     wm.save(tmp_path / "model.safetensors", FLOATS)
     return Objects({"m": (tmp_path / "model.safetensors").read_bytes()})
 
@@ -177,7 +177,7 @@ def test_the_pieces_of_parameters_are_requested_ahead(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces of a parameter lie apart; those of several parameters are under way at once, and each byte comes once."""
-    monkeypatch.setattr(ahead, "PART", 48 * KIB)
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 48 * KIB)
     monkeypatch.setattr(parts, "BETWEEN", 0)
     monkeypatch.setattr(packing, "BETWEEN", 0)
     checkpoint = awq(columns=4096)

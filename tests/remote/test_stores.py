@@ -179,7 +179,7 @@ def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tm
     """As many requests as `concurrency` are under way, once there are so many, and never more."""
     from weightmap.remote import ahead
 
-    monkeypatch.setattr(ahead, "PART", 32 * KIB)
+    monkeypatch.setattr(ahead, "REQUEST_BYTES", 32 * KIB)
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     file = wm.open(url + "m", concurrency=concurrency)
     here, most, lock, full = 0, 0, threading.Lock(), threading.Event()

@@ -215,7 +215,7 @@ def test_a_file_that_became_shorter_is_no_crash(tmp_path):
 import os, sys, time
 import weightmap as wm
 from weightmap.core.bytes import prefetch as prefetching
-prefetching.PIECE = 1 << 16
+prefetching.PIECE_BYTES = 1 << 16
 for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
     f = wm.open(path, mode="mmap")
     if delay is None:

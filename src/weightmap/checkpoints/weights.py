@@ -23,6 +23,7 @@ from weightmap.core.quant import PIECE
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.schemes import BITS
+from weightmap.core.ranges import Range
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.table import Row, ViewTable
 from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
@@ -417,10 +418,10 @@ class Pieces(Geometry):
         """Return a source of the decoded values in row-major order, of the type of the row."""
         return _Decoded(row, self)
 
-    def extent(self, row: Any, axes: Any) -> tuple[int, int]:  # noqa: ARG002 - of the first piece
+    def extent(self, row: Any, axes: Any) -> Range:  # noqa: ARG002 - of the first piece
         """Return the range of the first piece."""
         first = next(iter(self.rows.values()))[1]
-        return first.offset, first.offset + first.nbytes
+        return Range(first.offset, first.offset + first.nbytes)
 
     def part(self, row: Any, axes: Any, octets: NDArray[np.uint8]) -> NDArray[Any]:  # noqa: ARG002 - see `extent`
         """Decode what an index selects."""

@@ -11,6 +11,7 @@ from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.internals import dense_row, parts_of
 from weightmap.core.native import access
 from weightmap.core.quant.places import Heads
+from weightmap.core.ranges import Range
 from weightmap.errors import PlanError, quoted
 from weightmap.plans.part import PartReader, Runs
 from weightmap.plans.wants import Axis, axes_of
@@ -64,7 +65,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
     parts_of(file)[2].limits.check("max_copy_bytes", runs.nbytes, f"size of a part of {what}")
     row.source.check_size(f"a part of {what}", runs.nbytes)
     read = access.empty(tuple([axis.size for axis in box]), stored)
-    source = row.source.ahead((int(start), int(start) + runs.length) for start in runs.starts)
+    source = row.source.ahead(Range(start, start + runs.length) for start in runs.starts.tolist())
     # Neighbours were joined in the box.
     PartReader(source, chunk=_CHUNK, gap=0, most=1).gather(runs, read.reshape(-1).view(np.uint8))
     part: NDArray[Any] = read[(*map(_within, axes, box), ...)]
@@ -90,7 +91,7 @@ def _box(axes: list[Axis], shape: tuple[int, ...], itemsize: int) -> list[Axis]:
                 step, count = 1, last - start + 1
             if dim and whole and (size - count) * stride < _GAP:
                 start, step, count = 0, 1, size  # so that the runs of all rows become one
-        box.append(Axis(start, step, count, kept=True))
+        box.append(Axis(start, step, count, stays=True))
         whole = whole and count == size
         stride *= size
     return box[::-1]
@@ -102,7 +103,7 @@ def _within(axis: Axis, read: Axis) -> int | slice:
         return slice(0)
     first, step = (axis.start - read.start) // read.step, axis.step // read.step
     stop = first + step * axis.size
-    return slice(first, None if stop < 0 else stop, step) if axis.kept else first
+    return slice(first, None if stop < 0 else stop, step) if axis.stays else first
 
 
 def _axes_added(index: tuple[Any, ...]) -> tuple[Any, ...]:

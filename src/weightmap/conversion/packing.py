@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import Payload, Tensors
+from weightmap.core.ranges import Range
 from weightmap.core.table.table import Row
 
 if TYPE_CHECKING:
@@ -108,14 +109,14 @@ class Packed(Tensors):
             tensor.name = self._renamed.get(name, name)
         return tensor
 
-    def _ranges(self, file: Source) -> Iterator[tuple[int, int]]:
+    def _ranges(self, file: Source) -> Iterator[Range]:
         """Yield the bytes of a file that tensors are made of, in order."""
         places = self._places
         for number, offset in zip(self._numbers, self._offsets, strict=True):
             place = places[number]
             for source, begin, end in place.source.reads(offset, offset + place.nbytes):
                 if source is file:
-                    yield begin, end
+                    yield Range(begin, end)
 
     def names(self) -> Iterator[str]:
         """Yield the names in the new file."""

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.saving import PAIRS
 from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError, quoted
-from weightmap.plans.wants import MOST_RUNS, axes_of, boxes, runs_of
+from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of
 from weightmap.torch import StateError, to_torch
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Work:
         wants = self._wants.setdefault(part.name, deque())
         each = max(self._chunk // kind.dtype.itemsize, 1)
         whole = sizes == kind.shape and math.prod(sizes) <= each and not kind.decoded
-        for box in boxes(starts, sizes, each if kind.octets else MOST_RUNS):
+        for box in boxes(starts, sizes, each if kind.octets else MAX_RUNS):
             keys: list[Any] = [... if whole or not box else box]
             if kind.octets:
                 what = f"tensor {quoted(part.name)}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.core.model.listing import new_sum, package
+from weightmap.core.ranges import Range
 from weightmap.errors import DeltaError, quoted
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class _Stored:
 
     def __init__(self, frame: Frame) -> None:
         begin, end = frame.offset, frame.offset + frame.nbytes
-        self._pieces = frame.source.ahead([(begin, end)]).chunks(begin, end - begin, _READ)
+        self._pieces = frame.source.ahead([Range(begin, end)]).chunks(begin, end - begin, _READ)
 
     def read(self, _: int) -> bytes:
         """Return the next piece; nothing at the end."""

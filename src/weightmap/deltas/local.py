@@ -79,7 +79,7 @@ from weightmap.core.options import Limits
 from weightmap.deltas.changes import make_changes
 from weightmap.deltas.tree import MISSING, Tree
 from weightmap.errors import DeltaError, FormatError, NotRegularFileError, TargetError, TensorFileError
-from weightmap.plans.pages import known
+from weightmap.plans.pages import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -709,7 +709,7 @@ def _is_unused(file: Descriptor) -> bool:
     import fcntl  # noqa: PLC0415 - Windows has none
 
     status = os.fstat(file)
-    local = known(files.file_system(file)).kind in ("local", "memory")
+    local = numbered(files.file_system(file)).kind in ("local", "memory")
     if not local or status.st_nlink != 1 or not stat.S_ISREG(status.st_mode) or not hasattr(fcntl, "F_SETLEASE"):
         return False
     try:

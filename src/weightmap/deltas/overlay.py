@@ -16,6 +16,7 @@ from weightmap.core.bytes.memory import room
 from weightmap.core.formats import Content
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import parts_of, warnings_of
+from weightmap.core.ranges import Range
 from weightmap.core.table.joined import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
 from weightmap.deltas.versions import Delta, read_version
@@ -84,7 +85,10 @@ class Patched(Decoded):
     @staticmethod
     def _old(row: Row) -> Iterator[NDArray[np.uint8]]:
         end = row.offset + row.nbytes
-        source, block = row.source.ahead([(row.offset, end)]), np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
+        source, block = (
+            row.source.ahead([Range(row.offset, end)]),
+            np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8),
+        )
         for at in range(row.offset, end, BLOCK):
             piece = block[: end - at]
             source.read_into(at, piece)
@@ -142,16 +146,18 @@ class OverlaidTable(JoinedTable):
             row = row._replace(geometry=how)  # type: ignore[union-attr] # a joined table has it
         return dtype, shape, offset, nbytes, row
 
-    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Implement `Table.along`: the bytes of changed rows are not plain."""
-        outer, size, plain = super().along(dim)
+    def dim_layout(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Implement `Table.dim_layout`: the bytes of changed rows are not plain."""
+        outer, size, plain = super().dim_layout(dim)
         plain[list(self.changed)] = False
         return outer, size, plain
 
-    def beyond(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, int, int]]:
-        """Return the places of frames: see `Table.beyond`."""
-        found = (self.changed[row] for row in rows.tolist() if row in self.changed)
-        return [(frame.source, frame.offset, frame.offset + frame.nbytes) for how in found for frame in how.frames]
+    def side_ranges(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, Range]]:
+        """Return the places of frames: see `Table.side_ranges`."""
+        changes = (self.changed[row] for row in rows.tolist() if row in self.changed)
+        return [
+            (frame.source, Range(frame.offset, frame.offset + frame.nbytes)) for how in changes for frame in how.frames
+        ]
 
     def check(self) -> None:
         """Check the table of the base."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from weightmap.core.bytes.sink import Sink, write_all
 from weightmap.core.native import files as native_files
+from weightmap.core.ranges import Range
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.deltas.publishing import exhaust
@@ -44,7 +45,7 @@ def segments(source: Source, changed: Sequence[Row]) -> Iterator[tuple[int, int,
 def pieces(source: Source, offset: int, nbytes: int, row: Row | None) -> Iterator[memoryview]:
     """Yield the new bytes of a segment."""
     if row is None:
-        return source.ahead([(offset, offset + nbytes)]).chunks(offset, nbytes, _COPIED)
+        return source.ahead([Range(offset, offset + nbytes)]).chunks(offset, nbytes, _COPIED)
     assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
     return row.geometry.pieces(row)
 

@@ -143,9 +143,9 @@ class Cargo:
     def _indexed(self, backend: Backend, tensor: Any) -> Any:
         if self._axes is None:
             return tensor
-        kept = [axis for axis in self._axes if axis.kept]
-        flipped = tuple(number for number, axis in enumerate(kept) if axis.step < 0)
-        tensor = tensor.reshape(tuple(axis.size for axis in kept))
+        axes = [axis for axis in self._axes if axis.stays]
+        flipped = tuple(number for number, axis in enumerate(axes) if axis.step < 0)
+        tensor = tensor.reshape(tuple(axis.size for axis in axes))
         return backend.flip(tensor, flipped) if flipped else tensor
 
     def pieces(self, most: int) -> Iterator[Piece]:

@@ -11,6 +11,7 @@ from weightmap.core.arguments import mistyped
 from weightmap.core.bytes.direct import ALIGN as BLOCK
 from weightmap.core.bytes.direct import DirectReader
 from weightmap.core.native import access, checksums, files
+from weightmap.core.ranges import Range
 from weightmap.device._cargo import ALIGN
 from weightmap.device._slots import UNPINNED, Slots, Staging
 from weightmap.errors import quoted
@@ -73,7 +74,7 @@ class Loader:
         self._source: Source | None = None
         self._sums: Sums | None = None
         self._end = 0  # end of the bytes covered by them
-        self._cold: tuple[int, int] | None = None  # ends of the prefetched and of the announced bytes
+        self._cold: Range | None = None  # announced bytes that were not prefetched yet
         self._direct: DirectReader | None = None  # of bytes that are not in memory
         self._readers: dict[Source, DirectReader] = {}
         # The device's copies and conversions out of the slot: begin and end there, and the destination.
@@ -152,7 +153,7 @@ class Loader:
         if there is None:
             return
         if there < (end - begin) // 10 * 9:
-            self._cold = begin, end
+            self._cold = Range(begin, end)
         if there < (end - begin) // 10:
             reader = self._readers.get(source)
             if reader is None:
@@ -332,11 +333,11 @@ class Loader:
         """Let the system prefetch the next bytes, so that the disk is busy while the device copies."""
         if self._cold is None or (self._direct is not None and self._direct.passes_cache):
             return
-        asked, end = self._cold
+        begin, end = self._cold
         until = min(reached + self._staging.slots * self._staging.slot_bytes, end)
-        if until > asked:
-            ask_for(source, asked, until - asked)
-            self._cold = until, end
+        if until > begin:
+            ask_for(source, Range(begin, until))
+            self._cold = Range(until, end)
 
     # ---------------------------------------------------------------------------------------------- to the device
     def _ship(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from weightmap.core.bytes.descriptor import aligned
 from weightmap.core.bytes.direct import DirectReader
 from weightmap.core.native import checksums
+from weightmap.core.ranges import Range
 from weightmap.errors import quoted
 from weightmap.plans.pages import ask_for, give_back, reads_ahead
 from weightmap.plans.part import PartReader, Runs
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightmap.core.quant.places import Heads
     from weightmap.core.table.table import Row
     from weightmap.plans.residency import Spans
-
-# Checksums of a file, checked on the bytes of tensors as they are read.
 
 Check = bool | Literal["last"]
 
@@ -71,39 +69,47 @@ class Sums:
         order = order[begin[order] < end[order]]
         begin, reached = begin[order], np.maximum.accumulate(end[order])
         # With each checksum the byte that it is due at, or before.
-        self._left: list[tuple[Sum, int]] = []
+        self._due: list[tuple[Sum, int]] = []
         for stored in sorted(sums, reverse=True):
             before = int(np.searchsorted(begin, stored.offset + stored.nbytes))
             if before and reached[before - 1] > stored.offset:
-                self._left.append((stored, int(reached[before - 1]) - 1 if last else stored.offset))
-        self._reached()
+                self._due.append((stored, int(reached[before - 1]) - 1 if last else stored.offset))
+        self._begin()
+
+    @classmethod
+    def of(cls, share: FileShare, options: RunOptions, sums: Sequence[Sum], release: PageRelease | None) -> Sums:
+        """Return the checksums that cover what is wanted of a file."""
+        last = options.verify == "last"
+        # Tensors that were read for a checksum of theirs and are not handed out yet are not given back.
+        consumed = None if last or release is None else release.consumed
+        return cls(share.source, sums, *share.bounds(), last=last, consumed=consumed)
 
     @property
     def takes(self) -> bool:
         """Whether bytes that come by are still needed: `feed` them."""
-        return self._last and bool(self._left)
+        return self._last and bool(self._due)
 
-    def _reached(self) -> None:
+    def _begin(self) -> None:
         """Begin with the next checksum."""
-        self._at, self._crc = (self._left[-1][0].offset, 0) if self._left else (0, 0)
+        self._at, self._crc = (self._due[-1][0].offset, 0) if self._due else (0, 0)
 
     def _end(self) -> int:
         """Where the bytes end that the next checksum covers."""
-        stored = self._left[-1][0]
+        stored = self._due[-1][0]
         return stored.offset + stored.nbytes
 
     def join(self, end: int, begin: int) -> bool:
         """Whether tensors that end and begin at these bytes are handed out together, for a checksum covers both."""
         return not self._last and any(
-            stored.offset < end and begin < stored.offset + stored.nbytes for stored, _ in self._left
+            stored.offset < end and begin < stored.offset + stored.nbytes for stored, _ in self._due
         )
 
     def feed(self, starts: Iterable[int], sizes: Iterable[int], crcs: Iterable[int]) -> None:
         """Take the checksums of runs of the file, in its order."""
         for start, size, crc in zip(starts, sizes, crcs, strict=True):
-            while self._left and self._end() <= start:
+            while self._due and self._end() <= start:
                 self._complete()
-            if not self._left or start + size <= self._at:
+            if not self._due or start + size <= self._at:
                 continue
             end = self._end()
             self._skip(start)
@@ -114,14 +120,14 @@ class Sums:
 
     def read(self, end: int) -> None:
         """Read on to a place in the file, as if all before it came by."""
-        while self._left and self._end() <= end:
+        while self._due and self._end() <= end:
             self._complete()
-        if self._left:
+        if self._due:
             self._skip(end)
 
     def finish(self, end: int) -> None:
         """Check what is due before tensors up to here are handed out. Raises `ChecksumError`."""
-        while self._left and self._left[-1][1] < end:
+        while self._due and self._due[-1][1] < end:
             self._complete()
 
     def _skip(self, to: int) -> None:
@@ -135,108 +141,111 @@ class Sums:
             self._at += len(piece)
 
     def _complete(self) -> None:
-        stored, _ = self._left[-1]
+        stored, _ = self._due[-1]
         self._skip(stored.offset + stored.nbytes)
         stored.check(self._crc)
-        self._left.pop()
-        self._reached()
+        self._due.pop()
+        self._begin()
 
 
-# The system may keep pages in units of so many bytes, and gives back none of a unit that is left in part.
-_UNIT = 2 << 20
-# Runs of elements of a quantised tensor are decoded one by one where they are less than one part in so many.
+# Bytes of the units that the system may keep pages in: a unit in partial use stays whole.
+_PAGE_UNIT = 2 << 20
+# Runs of a quantised tensor are decoded one by one where they are less than this part of what they span.
 _SPARSE = 2
 
 
-class Delivery(PartReader):
-    """How the tensors of one file are handed out.
+class FileShare(NamedTuple):
+    """What a plan wants of one file.
+
+    Attributes
+    ----------
+    spans : Spans
+    source : Source
+    file : int
+        The number of the source.
+    numbers : ndarray of int64
+        The wanted tensors.
+    indices : mapping of int to index or Indices
+        Of the tensors wanted in part.
+    rows : mapping of int to Row
+        Of these, as far as the plan has them.
+    heads : Heads or None
+        Headers of quantised ones, read while planning.
+    gap : int
+        Tensors with less than this many bytes between them are read together.
+    within : (int, float)
+        Gap and over-read that bound joining the ranges of a part into one read: see `files.join_ranges`.
+    """
+
+    spans: Spans
+    source: Source
+    file: int
+    numbers: NDArray[np.int64]
+    indices: Mapping[int, Any]
+    rows: Mapping[int, Row]
+    heads: Heads | None
+    gap: int
+    within: tuple[int, float]
+
+    def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the bytes of the wanted tensors begin and end."""
+        begins = self.spans.begin[self.numbers]
+        return begins, begins + self.spans.nbytes[self.numbers]
+
+
+class RunOptions(NamedTuple):
+    """How `ReadPlan.run` hands tensors out: its arguments, and two bounds.
+
+    Attributes
+    ----------
+    chunk : int
+        Bytes of one read; small neighbours are read together up to this size.
+    window : int
+        Bytes of a mapping that are prefetched.
+    """
+
+    release: bool
+    direct: bool
+    verify: Check
+    into: Callable[[str, int], NDArray[np.uint8] | None] | None
+    cut: Callable[[str, Any], Iterable[Any]] | None
+    chunk: int
+    window: int
+
+
+class PageRelease:
+    """Gives the pages of consumed bytes back to the system.
 
     Parameters
     ----------
-    spans : Spans
-    file : int
-        The number of the source.
-    keys : mapping of int to index or Indices
-        Of the tensors wanted in part.
-    chunk : int
-        Bytes read at once; small tensors that lie together are read together up to that.
-    window : int
-        Bytes of the mapping to prefetch.
-    gap : int
-        Tensors with less than so many bytes between them are read together.
-    within : (int, float)
-        Gap and over-read that bound joining the ranges of a part into one read: see `files.join_ranges`.
-    release : bool
-        Whether consumed pages are given back.
-    direct : bool
-        Whether the page cache is passed by.
-    sums : sequence of Sum
-        Checksums to be checked: before the first tensor that they cover is handed out or, with `last`, before the last.
-    last : bool
-    into, cut : callable, optional
-        See `ReadPlan.run`.
-    reads : iterable of (int, int)
-        The reads of the plan in this file, for prefetching from a store.
-    heads : Heads
-        Headers of quantised tensors, read while planning.
+    share : FileShare
+    options : RunOptions
     """
 
-    def __init__(
-        self,
-        spans: Spans,
-        file: int,
-        keys: Mapping[int, Any],
-        *,
-        chunk: int,
-        window: int,
-        gap: int,
-        within: tuple[int, float],
-        release: bool,
-        direct: bool = False,
-        sums: Sequence[Sum] = (),
-        last: bool = False,
-        into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
-        cut: Callable[[str, Any], Iterable[Any]] | None = None,
-        reads: Iterable[tuple[int, int]] = (),
-        heads: Heads,
-    ) -> None:
-        self.spans = spans
-        self._heads = heads
-        self._into, self._cut = into, cut
-        self.number: int = file
-        self.source: Source = spans.sources[file]
-        self.keys = keys
-        self.window: int = window
-        self._release = release
-        self._from = self._to = 0  # consumed, and not given back yet
-        self._consumed: list[tuple[int, int]] = []
-        self._stored, self._last = sums, last
-        self._sums: Sums
-        self._reads, self._ahead = reads, self.source
-        reader = DirectReader(self.source) if direct and self.source.has_pages else self.source
-        super().__init__(reader, chunk=chunk, gap=within[0], most=within[1])
-        self._gap = gap
+    def __init__(self, share: FileShare, options: RunOptions) -> None:
+        self._share, self._enough = share, options.chunk + 2 * _PAGE_UNIT
+        self._begin = self._end = 0  # consumed, and not given back yet
+        self._consumed: list[Range] = []
 
-    # ------------------------------------------------------------------------------------------------- giving back
     def consumed(self, begin: int, end: int) -> None:
         """Note that bytes were consumed; give pages back when there are enough of them."""
-        if not self._release or end <= begin:
+        if end <= begin:
             return
-        if not self._from <= begin <= self._to + self._gap:
+        if not self._begin <= begin <= self._end + self._share.gap:
             self._flush()
-            self._from = self._to = begin
-        self._to = max(self._to, end)
-        if self._to - self._from >= self.chunk + 2 * _UNIT:
-            self._give_back([(self._from, self._to)])
+            self._begin = self._end = begin
+        self._end = max(self._end, end)
+        if self._end - self._begin >= self._enough:
+            self._give_back([Range(self._begin, self._end)])
             # The last unit is consumed in part, and the one before it perhaps not given back for that reason.
-            self._from = (self._to // _UNIT - 1) * _UNIT
-            self._consumed.append((self._from, self._to))
+            self._begin = (self._end // _PAGE_UNIT - 1) * _PAGE_UNIT
+            self._consumed.append(Range(self._begin, self._end))
 
     def _flush(self) -> None:
-        if self._to > self._from:
-            self._give_back([(self._from, self._to)])
-            self._consumed.append((self._from, self._to))
-            self._from = self._to
+        if self._end > self._begin:
+            self._give_back([Range(self._begin, self._end)])
+            self._consumed.append(Range(self._begin, self._end))
+            self._begin = self._end
 
     def finish(self) -> None:
         """Give back all that was consumed; once more what was in use when it was given back."""
@@ -244,88 +253,112 @@ class Delivery(PartReader):
         if self._consumed:
             self._give_back(self._consumed)
 
-    def _give_back(self, ranges: Iterable[tuple[int, int]]) -> None:
-        give_back(self.source, (self.spans.outwards(self.number, begin, end) for begin, end in ranges))
+    def _give_back(self, ranges: Iterable[Range]) -> None:
+        spans, file = self._share.spans, self._share.file
+        give_back(self._share.source, [spans.with_edges(file, part) for part in ranges])
 
-    # --------------------------------------------------------------------------------------------------- verifying
-    def _sums_of(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Sums:
-        """Return the checksums that cover these bytes."""
-        # Tensors that were read for a checksum of theirs and are not handed out yet are not given back.
-        consumed = None if self._last else self.consumed
-        return Sums(self.source, self._stored, begins, ends, last=self._last, consumed=consumed)
 
-    def _pieces(self, name: str, number: int) -> Iterator[Any]:
-        """Yield the indices by which a tensor wanted in part is handed out."""
-        keys = Indices.of(self.keys[number])
-        return iter(keys) if self._cut is None else (piece for key in keys for piece in self._cut(name, key))
+def mapped(
+    share: FileShare, options: RunOptions, sums: Sequence[Sum], release: PageRelease | None
+) -> Iterator[tuple[str, Any]]:
+    """Yield names and views of the mapping; prefetch the next pages where the system does not."""
+    spans, source, numbers, indices = share.spans, share.source, share.numbers, share.indices
+    begins, ends = share.bounds()
+    checked = Sums.of(share, options, sums, release) if sums else None
+    prefetched = len(numbers) if reads_ahead(source) else 0
+    for place, number in enumerate(numbers.tolist()):
+        begin, end = int(begins[place]), int(ends[place])
+        if prefetched < len(numbers) and begins[prefetched] <= begin + options.window // 2:
+            last = max(int(np.searchsorted(begins, begin + options.window, side="left")), place + 1)
+            for n in range(max(prefetched, place), last):
+                if int(numbers[n]) not in indices:  # a tensor wanted in part is touched only there
+                    ask_for(source, Range(int(begins[n]), min(int(ends[n]), begin + options.window)))
+            prefetched = last
+        if checked is not None:
+            if checked.takes:
+                # A mapping shows the pages that this reads, and a file that becomes shorter is an error here.
+                checked.read(end)
+            checked.finish(end)
+        name = spans.name(number)
+        source.check_unchanged()
+        array = (share.rows.get(number) or spans.of(number)).array()
+        if number in indices:
+            for key in _pieces(name, indices[number], options):
+                yield name, _selected(array, key, name)
+        else:
+            yield name, array
+        del array
+        if release is not None:
+            release.consumed(begin, end)
 
-    # ----------------------------------------------------------------------------------------------------- mapping
-    def mapped(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
-        """Yield names and views of the mapping; prefetch the next pages where the system does not."""
-        spans = self.spans
-        begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
-        sums = self._sums_of(begins, ends)
-        asked = len(numbers) if reads_ahead(self.source) else 0
-        for place, number in enumerate(numbers.tolist()):
-            begin, end = int(begins[place]), int(ends[place])
-            if asked < len(numbers) and begins[asked] <= begin + self.window // 2:
-                last = max(int(np.searchsorted(begins, begin + self.window, side="left")), place + 1)
-                for n in range(max(asked, place), last):
-                    if int(numbers[n]) not in self.keys:  # what is wanted in part is touched only there
-                        at = int(begins[n])
-                        ask_for(self.source, at, min(int(ends[n]), begin + self.window) - at)
-                asked = last
-            if self._stored:
-                if sums.takes:
-                    # A mapping shows the pages that this reads, and a file that becomes shorter is an error here.
-                    sums.read(end)
-                sums.finish(end)
-            name = spans.name(number)
-            self.source.check_unchanged()
-            array = spans.of(number).array()
-            if number in self.keys:
-                for key in self._pieces(name, number):
-                    yield name, _selected(array, key, name)
-            else:
-                yield name, array
-            del array
-            self.consumed(begin, end)
 
-    # ----------------------------------------------------------------------------------------------------- reading
-    def read(self, numbers: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:
-        """Yield names and arrays in memory of their own; what lies close together is read together."""
-        spans = self.spans
-        begins, ends = spans.begin[numbers], spans.begin[numbers] + spans.nbytes[numbers]
-        self._sums = self._sums_of(begins, ends)
-        batches = partial(self._batches, numbers, begins, ends)
-        whole = ((first, last) for batch, first, last in batches() if batch[0] not in self.keys)
-        self._ahead = self.source.ahead(self._reads, arrays=whole)
-        if self._ahead is not self.source:
-            self._reader = self._ahead
-        for batch, first, last in batches():
+def _pieces(name: str, key: Any, options: RunOptions) -> Iterable[Any]:
+    """Return the indices by which a tensor wanted in part is handed out."""
+    keys = key if isinstance(key, Indices) else (key,)
+    return keys if options.cut is None else (piece for key in keys for piece in options.cut(name, key))
+
+
+class FileReader(PartReader):
+    """Reads what is wanted of one file into memory of its own; small neighbours are read together.
+
+    Parameters
+    ----------
+    share : FileShare
+    options : RunOptions
+    sums : sequence of Sum
+        Checksums to verify.
+    release : PageRelease or None
+    reads : iterable of Range
+        The reads of the plan in this file, for prefetching from a store.
+    """
+
+    def __init__(
+        self,
+        share: FileShare,
+        options: RunOptions,
+        sums: Sequence[Sum],
+        release: PageRelease | None,
+        reads: Iterable[Range],
+    ) -> None:
+        self._share, self._options, self._release = share, options, release
+        self._sums = Sums.of(share, options, sums, release)
+        source = share.source
+        batches = self._batches()
+        whole = (Range(begin, end) for batch, begin, end in batches if batch[0] not in share.indices)
+        self._ahead = source.ahead(reads, arrays=whole)
+        reader: Source | DirectReader = self._ahead
+        if options.direct and source.has_pages:
+            reader = DirectReader(source)
+        super().__init__(reader, chunk=options.chunk, gap=share.within[0], most=share.within[1])
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Yield names and tensors, or their parts."""
+        share = self._share
+        for batch, begin, end in self._batches():
             number = batch[0]
-            if number in self.keys:
-                self._sums.finish(last)
-                name = spans.name(number)
-                for key in self._pieces(name, number):
-                    yield name, self._part(number, name, key)
-                self.consumed(first, last)
-            else:
-                yield from self._batch(batch, first, last)
+            if number not in share.indices:
+                yield from self._batch(batch, begin, end)
+                continue
+            self._sums.finish(end)
+            name = share.spans.name(number)
+            for key in _pieces(name, share.indices[number], self._options):
+                yield name, self._part(number, name, key)
+            self._consume(begin, end)
 
-    def _batches(
-        self, numbers: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> Iterator[tuple[list[int], int, int]]:
+    def _batches(self) -> Iterator[tuple[list[int], int, int]]:
         """Yield the tensors that are read together, and between which two bytes of the file; each part for itself."""
+        share = self._share
         batch: list[int] = []
         first = reached = 0
-        for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
-            joins = batch and begin - reached < max(self._gap, 1) and max(end, reached) - first <= self.chunk
+        for number, begin, end in zip(
+            share.numbers.tolist(), *(column.tolist() for column in share.bounds()), strict=True
+        ):
+            joins = batch and begin - reached < max(share.gap, 1) and max(end, reached) - first <= self._options.chunk
             inside = batch and end <= reached  # of a tensor that shares its bytes with one before
-            if batch and (number in self.keys or not (joins or inside)):
+            if batch and (number in share.indices or not (joins or inside)):
                 yield batch, first, reached
                 batch = []
-            if number in self.keys:
+            if number in share.indices:
                 yield [number], begin, end
                 continue
             if not batch:
@@ -335,25 +368,27 @@ class Delivery(PartReader):
         if batch:
             yield batch, first, reached
 
-    def _batch(self, numbers: list[int], first: int, last: int) -> Iterator[tuple[str, Any]]:
+    def _batch(self, numbers: list[int], begin: int, end: int) -> Iterator[tuple[str, Any]]:
         """Yield whole tensors that lie between two bytes of the file, read into one piece of memory."""
-        octets = self._fetch(first, last)
+        spans, octets = self._share.spans, self._fetch(begin, end)
         for number in numbers:
-            self._sums.finish(int(self.spans.begin[number] + self.spans.nbytes[number]))
-            yield self.spans.name(number), self._whole(number, octets, first)
+            self._sums.finish(int(spans.begin[number] + spans.nbytes[number]))
+            yield spans.name(number), self._whole(number, octets, begin)
         del octets
-        self.consumed(first, last)
+        self._consume(begin, end)
 
     def _whole(self, number: int, octets: NDArray[np.uint8], at: int) -> Any:
         """Return a tensor over bytes of the file, which begin at `at`."""
-        row = self.spans.of(number)
+        row = self._share.spans.of(number)
         if row.geometry is not None:
-            return _made(row, ..., self.spans.name(number), lambda begin, end: octets[begin - at : end - at])
+            name = self._share.spans.name(number)
+            return _part_of_geometry(row, ..., name, lambda begin, end: octets[begin - at : end - at])
         return row.over(octets[row.offset - at : row.offset - at + row.nbytes])
 
     def _fetch(self, begin: int, end: int) -> NDArray[np.uint8]:
         """Return bytes of the file in new memory, aligned as they are in the file."""
-        self.source.check_unchanged()
+        source = self._share.source
+        source.check_unchanged()
         octets = self._ahead.received(begin, end)
         if octets is not None:
             self.note(begin, octets)
@@ -361,36 +396,42 @@ class Delivery(PartReader):
             skip = begin % 64
             octets = aligned(end - begin + skip)[skip:]
             self.fill(octets, begin)
-        octets.flags.writeable = self.source.mode != "mmap"
+        octets.flags.writeable = source.mode != "mmap"
         return octets
 
     def note(self, at: int, octets: NDArray[np.uint8]) -> None:
         """Add a chunk to its checksums; it is consumed."""
         if self._sums.takes:
             self._sums.feed([at], [len(octets)], [checksums.crc32(octets)])
-        self.consumed(at, at + len(octets))
+        self._consume(at, at + len(octets))
 
     def note_runs(self, starts: NDArray[np.int64], length: int) -> None:
         """Note that runs are consumed."""
-        if self._release:
+        if self._release is not None:
             for start in starts.tolist():
-                self.consumed(start, start + length)
+                self._release.consumed(start, start + length)
+
+    def _consume(self, begin: int, end: int) -> None:
+        if self._release is not None:
+            self._release.consumed(begin, end)
 
     def _part(self, number: int, name: str, key: Any) -> Any:
         """Return a part of a tensor, of which no other bytes are read."""
-        self.source.check_unchanged()
-        row = self.spans.of(number)
+        share = self._share
+        share.source.check_unchanged()
+        row = share.rows.get(number) or share.spans.of(number)
         if row.geometry is not None:
-            return _made(row, key, name, self._fetch)
+            return _part_of_geometry(row, key, name, self._fetch)
         if row.dtype.quantized:
-            return _selected(self.quantized(row, key, name, self._heads, number), key, name)
+            assert share.heads is not None  # noqa: S101 - planning read its head
+            return _selected(self.quantized(row, key, name, share.heads, number), key, name)
         what = f"tensor {quoted(name)}"
         part = Runs(row, axes_of(key, row.viewed[1], what), what)
-        target = None if self._into is None else self._into(name, part.nbytes)
+        target = None if self._options.into is None else self._options.into(name, part.nbytes)
         if target is None:
             target = np.empty(part.nbytes, np.uint8)
         self.gather(part, target)
-        return part.arranged(target, key, writeable=self.source.mode != "mmap")
+        return part.arranged(target, key, writeable=share.source.mode != "mmap")
 
 
 def _selected(tensor: Any, key: Any, name: str) -> Any:
@@ -405,7 +446,7 @@ def _selected(tensor: Any, key: Any, name: str) -> Any:
     return tensor[key.of(shape) if isinstance(key, Shard) else key]
 
 
-def _made(row: Row, key: Any, name: str, fetch: Callable[[int, int], NDArray[np.uint8]]) -> Any:
+def _part_of_geometry(row: Row, key: Any, name: str, fetch: Callable[[int, int], NDArray[np.uint8]]) -> Any:
     """Return what an index selects of a tensor with a geometry; `fetch` returns bytes of the file."""
     assert row.geometry is not None  # noqa: S101 - that is which tensors these are
     axes = axes_of(key, row.viewed[1], f"tensor {quoted(name)}")

@@ -12,6 +12,7 @@ from weightmap.core.amounts import size
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.single import is_index
+from weightmap.core.ranges import Range
 from weightmap.errors import counted
 from weightmap.plans.pages import Sample, file_system_of, sample
 from weightmap.plans.warming import cold_in, pieces
@@ -32,7 +33,7 @@ _ALIGNMENT = 64
 # What the kernel maps at a fault where the page cache has single pages: fault-around, by default.
 _AROUND, _LARGE = 64 << 10, 2 << 20
 # Bytes whose pages are mapped for a sample; fewer tell nothing about how a file was written.
-_SAMPLE, _SAMPLE_LEAST = 64 << 20, 8 << 20
+_MAX_SAMPLE_BYTES, _MIN_SAMPLE_BYTES = 64 << 20, 8 << 20
 
 
 class Place(NamedTuple):
@@ -167,17 +168,17 @@ def explain(
     nbytes = int((stops - starts).sum())
     per_file = np.bincount(files, weights=stops - starts, minlength=len(sources)).astype(np.int64)
     memory = headroom()
-    parts = pieces(reads, _SAMPLE_LEAST)
-    cold, told = cold_in(sources, parts)
-    seen = _sampled(sources, parts, cold) if told else None
+    parts = pieces(reads, _MIN_SAMPLE_BYTES)
+    cold, known_cold = cold_in(sources, parts)
+    sampled = _sampled(sources, parts, cold) if known_cold else None
     begins, sizes = spans.begin[numbers], spans.nbytes[numbers]
     off = (begins % _ALIGNMENT != 0) & (sizes > 0)
     off[off] = [_is_array(spans.of(number)) for number in numbers[off].tolist()]
-    faults = large = seconds = None
-    if seen is not None:
-        large = seen.large / seen.mapped
+    faults = large = touching = None
+    if sampled is not None:
+        large = sampled.large / sampled.mapped
         faults = round(nbytes * (large / _LARGE + (1 - large) / _AROUND))
-        seconds = seen.seconds * nbytes / seen.mapped
+        touching = sampled.seconds * nbytes / sampled.mapped
     report = PlanReport(
         file.path,
         len(numbers),
@@ -185,17 +186,17 @@ def explain(
         nbytes,
         wanted_nbytes,
         tuple(_places(sources, per_file)),
-        int(cold.sum()) if told else None,
+        int(cold.sum()) if known_cold else None,
         faults,
         large,
-        seconds,
+        touching,
         int(off.sum()),
         int(sizes[off].sum()),
         memory,
         bound,
         (),
     )
-    return report._replace(advice=tuple(_advice(report, seen, file)))
+    return report._replace(advice=tuple(_advice(report, sampled, file)))
 
 
 def _is_array(row: Row) -> bool:
@@ -205,13 +206,13 @@ def _is_array(row: Row) -> bool:
 
 def _places(sources: Sequence[Source], per_file: NDArray[np.int64]) -> Iterator[Place]:
     """Yield the kinds of file systems that the files with reads lie on."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    places: dict[tuple[str, str, str], list[int]] = {}
     for number in np.flatnonzero(per_file).tolist():
         system = file_system_of(sources[number])
-        of = found.setdefault((*system, "read" if system.is_remote else "map"), [0, 0])
+        of = places.setdefault((*system, "read" if system.is_remote else "map"), [0, 0])
         of[0] += 1
         of[1] += int(per_file[number])
-    for (name, kind, how), (files, nbytes) in found.items():
+    for (name, kind, how), (files, nbytes) in places.items():
         yield Place(name, kind, how, files, nbytes)
 
 
@@ -230,12 +231,12 @@ def _sampled(
     sizes = np.bincount(runs, weights=np.where(warm, stops - starts, 0))
     best = np.flatnonzero(runs == sizes.argmax())
     begin, end = int(starts[best[0]]), int(stops[best[-1]])
-    return (
-        sample(sources[int(files[best[0]])], begin, min(end, begin + _SAMPLE)) if sizes.max() >= _SAMPLE_LEAST else None
-    )
+    if sizes.max() < _MIN_SAMPLE_BYTES:
+        return None
+    return sample(sources[int(files[best[0]])], Range(begin, min(end, begin + _MAX_SAMPLE_BYTES)))
 
 
-def _advice(report: PlanReport, seen: Sample | None, file: TensorFile) -> Iterator[str]:
+def _advice(report: PlanReport, sampled: Sample | None, file: TensorFile) -> Iterator[str]:
     """Yield the advice."""
     remote = [place for place in report.places if place.how == "read" and place.kind != "store"]
     stored = sum(place.nbytes for place in report.places if place.kind == "store")
@@ -252,11 +253,11 @@ def _advice(report: PlanReport, seen: Sample | None, file: TensorFile) -> Iterat
             f"{size(report.nbytes)} are more than the {size(report.budget)} {_bound(report)}: go through them with "
             "plan.run(release=True), or divide them among ranks"
         )
-    elif report.cold and report.cold - stored > (1 - _WARM) * report.nbytes:
+    elif report.cold and report.cold - stored > (1 - _WARM_PART) * report.nbytes:
         first = f"{size(report.cold)} come from the disk at the first touch"
         yield f"{first}: `weightmap cache warm` or plan.warm() read them in parallel"
-    if seen is not None and seen.large < _FEW * seen.mapped:
-        part = f"{seen.large / seen.mapped:.0%} of {size(seen.mapped)} in pages of 2 MiB"
+    if sampled is not None and sampled.large < _LARGE_PART * sampled.mapped:
+        part = f"{sampled.large / sampled.mapped:.0%} of {size(sampled.mapped)} in pages of 2 MiB"
         small = f"the page cache holds this file in small pages ({part})"
         anew = _conversion(file, 1)
         cure = "" if anew is None else f": `{anew}` writes it anew, in large ones"
@@ -272,11 +273,11 @@ def _conversion(file: TensorFile, align: int) -> str | None:
     from weightmap.conversion.converting import losses  # noqa: PLC0415 - to give advice only
 
     able = []
-    for found in FORMATS.values():
-        most = found.aligns.get(found.layouts[0], 1)
-        lost = losses(file, found, align) if found.plan is not None and most >= align else None
+    for target in FORMATS.values():
+        max_align = target.aligns.get(target.layouts[0], 1)
+        lost = losses(file, target, align) if target.plan is not None and max_align >= align else None
         if lost is not None:
-            able.append((lost, found.name != file.format, -most, found.suffixes[0], found.name))
+            able.append((lost, target.name != file.format, -max_align, target.suffixes[0], target.name))
     if not able:
         return None
     path = file.path or "FILE"
@@ -287,8 +288,8 @@ def _conversion(file: TensorFile, align: int) -> str | None:
         named = "://" in path or os.path.basename(folder) not in {"", os.curdir, os.pardir}
         folder, name = os.path.split(folder if named else os.path.abspath(folder))
         stem, option = f"{name}.new/", "" if format_ == file.format else f" --format {format_}"
-    target = stem if "://" in path else os.path.join(folder, stem)
-    return f"weightmap convert {shlex.quote(path)} {shlex.quote(target)}{option}"
+    new = stem if "://" in path else os.path.join(folder, stem)
+    return f"weightmap convert {shlex.quote(path)} {shlex.quote(new)}{option}"
 
 
 def _bound(report: PlanReport) -> str:
@@ -301,4 +302,4 @@ def _bound(report: PlanReport) -> str:
 # How files are used, by that or by the kind of file system.
 _USES = {"map": "mapped", "read": "read, since touching it may fail", "store": "fetched by requests"}
 # Less than this part in memory is worth warming; less than this part in large pages is worth writing anew.
-_WARM, _FEW = 0.9, 0.5
+_WARM_PART, _LARGE_PART = 0.9, 0.5

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
+    from weightmap.core.ranges import Range
 
 # The kind of file system of a file: whether its pages are memory, or come from a disk or from elsewhere.
 
@@ -91,15 +92,15 @@ _KINDS = {
     },
     "fuse": {0x65735546: "fuse"},
 }
-_KNOWN = {number: FileSystem(name, kind) for kind, names in _KINDS.items() for number, name in names.items()}
+_FILE_SYSTEMS = {number: FileSystem(name, kind) for kind, names in _KINDS.items() for number, name in names.items()}
 _IN_MEMORY = FileSystem("memory", "memory")
 
 
-def known(number: int) -> FileSystem:
+def numbered(number: int) -> FileSystem:
     """Return the file system with this number of `statfs`; a negative one means that the system does not tell."""
     if number < 0:
         return FileSystem("not told" if number == -errno.ENOSYS else "unknown", "unknown")
-    return _KNOWN.get(number) or FileSystem(f"{number:#x}", "unknown")
+    return _FILE_SYSTEMS.get(number) or FileSystem(f"{number:#x}", "unknown")
 
 
 def file_system_of(source: Source) -> FileSystem:
@@ -107,15 +108,15 @@ def file_system_of(source: Source) -> FileSystem:
     if source.store is not None:
         return FileSystem(source.store, "store")
     file = source.descriptor
-    return _IN_MEMORY if file < 0 else known(files.file_system(file))
+    return _IN_MEMORY if file < 0 else numbered(files.file_system(file))
 
 
 # Bytes per query: one call tells that all or none of the pages are in memory.
 _WINDOW = 64 << 20
 # Bytes per read into the page cache, and so per request to a device with little read-ahead.
-_READ = 1 << 20
+_READ_BYTES = 1 << 20
 # With this much read-ahead, in bytes, the system needs no advice. Most have 128 KiB.
-_AHEAD = 1 << 20
+_READ_AHEAD_BYTES = 1 << 20
 
 
 def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -171,23 +172,23 @@ class _Pages:
         # On an overlay the layers hold the pages, not the visible file.
         self._counts = self._file >= 0 and file_system_of(source).kind != "overlay"
         self._allowed = False
-        self._seen: tuple[int, int, NDArray[np.int64] | int] | None = None
+        self._counted: tuple[int, int, NDArray[np.int64] | int] | None = None
 
     def before(self, first: int, last: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many bytes from `first` to each of these places are in memory; all are within `last`."""
         page = files.page_size()
-        if self._seen is None or self._seen[:2] != (first, last):
-            self._seen = (first, last, self._look(first, last, page))
-        found = self._seen[2]
-        if isinstance(found, int):
-            return (places - first) * found
+        if self._counted is None or self._counted[:2] != (first, last):
+            self._counted = (first, last, self._look(first, last, page))
+        counts = self._counted[2]
+        if isinstance(counts, int):
+            return (places - first) * counts
         start = first - first % page
         inner = places - start
         # Of the last page, the bytes up to the place; less the bytes before `first`.
-        number = np.minimum(inner // page, len(found) - 2)
-        there = found[number + 1] - found[number]
-        skipped = (first - start) * int(found[1] - found[0])
-        counted: NDArray[np.int64] = found[number] * page + there * (inner - number * page) - skipped
+        number = np.minimum(inner // page, len(counts) - 2)
+        there = counts[number + 1] - counts[number]
+        skipped = (first - start) * int(counts[1] - counts[0])
+        counted: NDArray[np.int64] = counts[number] * page + there * (inner - number * page) - skipped
         return counted
 
     def _look(self, first: int, last: int, page: int) -> NDArray[np.int64] | int:
@@ -198,12 +199,12 @@ class _Pages:
             if count in (0, pages):
                 return int(count > 0)
             self._counts = count >= 0
-        found = files.resident_pages(self._source.octets, first, last - first)
-        if isinstance(found, int):
-            self._fail(found)
+        resident = files.resident_pages(self._source.octets, first, last - first)
+        if isinstance(resident, int):
+            self._fail(resident)
         if not self._allowed:
             self._check_allowed()
-        return np.concatenate([[0], np.cumsum(found, dtype=np.int64)])
+        return np.concatenate([[0], np.cumsum(resident, dtype=np.int64)])
 
     def _check_allowed(self) -> None:
         """Raise `PermissionError` where the system calls every page resident, since it is no business of ours."""
@@ -217,14 +218,14 @@ class _Pages:
         raise OSError(error, os.strerror(error), self._source.name)
 
 
-def bring_in(source: Source, offset: int, nbytes: int) -> None:
+def bring_in(source: Source, part: Range) -> None:
     """Read bytes of a file into the page cache, and wait for them. Raises what `Source.chunks` raises.
 
     Plain reads, one after another: the system reads ahead of them, and keeps the file in large pages.
     POSIX_FADV_WILLNEED would bring pages of 4 KiB, which take ten times as long to touch.
     """
     if source.has_pages:
-        for _ in source.chunks(offset, nbytes, _READ):
+        for _ in source.chunks(part.begin, part.nbytes, _READ_BYTES):
             pass
 
 
@@ -243,11 +244,12 @@ class Sample(NamedTuple):
     seconds: float
 
 
-def sample(source: Source, begin: int, end: int) -> Sample | None:
+def sample(source: Source, part: Range) -> Sample | None:
     """Map resident pages of a file in a new mapping; None where the system does not tell the size of the pages.
 
     This touches no page, so a file that shrinks meanwhile causes no fault.
     """
+    begin, end = part
     if not source.has_pages or end <= begin:
         return None
     file = source.descriptor
@@ -265,18 +267,18 @@ def sample(source: Source, begin: int, end: int) -> Sample | None:
 
 def _smaps(address: int) -> dict[str, int]:
     """Return the system's figures on the mapping of this process at an address, in bytes."""
-    found: dict[str, int] = {}
+    figures: dict[str, int] = {}
     within = False
     with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
-            label, _, rest = line.partition(" ")
+            label, _, value = line.partition(" ")
             if not label.endswith(":"):  # "7f00-7f10 r--s …", the first line of a mapping
                 if within:
                     break
                 within = label.startswith(f"{address:x}-")
-            elif within and rest.endswith(" kB\n"):
-                found[label[:-1]] = int(rest.split()[0]) * 1024
-    return found
+            elif within and value.endswith(" kB\n"):
+                figures[label[:-1]] = int(value.split()[0]) * 1024
+    return figures
 
 
 class Ahead:
@@ -284,22 +286,22 @@ class Ahead:
 
     Parameters
     ----------
-    ranges : sequence of (Source, int, int)
-        Source, offset and bytes, in the order of the reads.
+    ranges : sequence of (Source, Range)
+        In the order of the reads.
     window : int
-        Bytes asked for beyond the read at hand.
+        Bytes asked for beyond the current read.
     """
 
-    def __init__(self, ranges: Sequence[tuple[Source, int, int]], window: int) -> None:
+    def __init__(self, ranges: Sequence[tuple[Source, Range]], window: int) -> None:
         self._ranges, self._window, self._next = ranges, window, 0
-        self._before = [0, *np.cumsum([nbytes for _, _, nbytes in ranges], dtype=np.int64).tolist()]
+        self._before = [0, *np.cumsum([part.nbytes for _, part in ranges], dtype=np.int64).tolist()]
         self._cold = [False] * len(ranges)
-        for source in dict.fromkeys(source for source, _, _ in ranges):
+        for source in dict.fromkeys(source for source, _ in ranges):
             numbers = [number for number, one in enumerate(ranges) if one[0] is source]
-            starts, sizes = np.array([ranges[number][1:] for number in numbers], np.int64).T.copy()
+            starts, stops = np.array([ranges[number][1] for number in numbers], np.int64).T.copy()
             with contextlib.suppress(OSError):  # the system does not say
-                there = resident_in(source, starts, sizes)
-                for number, some in zip(numbers, (there * 10 < sizes * 9).tolist(), strict=True):
+                there = resident_in(source, starts, stops - starts)
+                for number, some in zip(numbers, (there * 10 < (stops - starts) * 9).tolist(), strict=True):
                     self._cold[number] = some
 
     def reading(self, number: int) -> None:
@@ -311,13 +313,14 @@ class Ahead:
             self._next += 1
 
 
-def ask_for(source: Source, offset: int, nbytes: int) -> None:
+def ask_for(source: Source, part: Range) -> None:
     """Ask the system to read bytes of a file into the page cache; returns at once."""
-    if nbytes <= 0 or not source.has_pages or not hasattr(os, "posix_fadvise"):
+    begin, end = part
+    if end <= begin or not source.has_pages or not hasattr(os, "posix_fadvise"):
         return
     file, page = source.descriptor, files.page_size()
-    if files.cached_pages(file, offset, nbytes) != -(-(offset + nbytes) // page) - offset // page:
-        os.posix_fadvise(file, offset, nbytes, os.POSIX_FADV_WILLNEED)
+    if files.cached_pages(file, begin, end - begin) != -(-end // page) - begin // page:
+        os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
 
 def reads_ahead(source: Source) -> bool:
@@ -326,7 +329,7 @@ def reads_ahead(source: Source) -> bool:
     Then prefetching gains nothing, and costs: prefetched bytes are kept in pages of 4 KiB.
     """
     file = source.descriptor
-    return file >= 0 and not source.is_scattered and _ahead(os.fstat(file).st_dev) >= _AHEAD
+    return file >= 0 and not source.is_scattered and _ahead(os.fstat(file).st_dev) >= _READ_AHEAD_BYTES
 
 
 @functools.cache
@@ -340,8 +343,8 @@ def _ahead(device: int) -> int:
         return 0
 
 
-def give_back(source: Source, ranges: Iterable[tuple[int, int]]) -> None:
-    """Give the pages of ranges (begin, end) of a file back to the system. Arrays over them stay valid.
+def give_back(source: Source, ranges: Iterable[Range]) -> None:
+    """Give the pages of ranges of a file back to the system. Arrays over them stay valid.
 
     Touching such an array reads the file again. Pages that other processes have mapped stay, and so do changed pages in
     mode "cow" and pages that lie in a range only partly, of whatever size the system keeps them in.

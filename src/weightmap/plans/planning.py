@@ -16,9 +16,9 @@ from weightmap.core.model.internals import name_of, not_found, parts_of
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.table import INT64_MAX
 from weightmap.errors import PlanError, TensorFileError, quoted
-from weightmap.plans.read_plan import ReadPlan
+from weightmap.plans.read_plan import PlanOptions, ReadPlan
 from weightmap.plans.residency import spans_of
-from weightmap.plans.wants import Indices, Shard, arranged, at_least, axes_of, checked_rank, dealt, resolve_wants
+from weightmap.plans.wants import Indices, Shard, arranged, at_least, axes_of, checked_rank, divided, resolve_wants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.table.table import Row
+    from weightmap.plans.residency import Spans
 
 # `ParameterPlan`: a plan of parameters, which reads the parts of their pieces that decode what is wanted.
 
@@ -54,20 +55,20 @@ class _Part:
             self._rows = coding.around(low, high + 1) if size else (0, 0)
             cut = coding.cut(*self._rows)
             self.indices = {stored: cut[role] for stored, role in self._roles.items() if role in cut}
-        self._found: dict[str, tuple[str, NDArray[Any]]] = {}
+        self._read: dict[str, tuple[str, NDArray[Any]]] = {}
 
     def take(self, stored: str, array: NDArray[Any]) -> bool:
         """Take a piece; say whether it was the last one."""
-        self._found[self._roles[stored]] = stored, array
-        return len(self._found) == len(self.indices)
+        self._read[self._roles[stored]] = stored, array
+        return len(self._read) == len(self.indices)
 
-    def made(self) -> Any:
+    def result(self) -> Any:
         """Return the parameter, or the part of it, and forget its pieces."""
-        found, self._found = self._found, {}
+        read, self._read = self._read, {}
         if self._key is None:
-            return self._pieces.over({role: found[role] for role in self._roles.values()})
+            return self._pieces.over({role: read[role] for role in self._roles.values()})
         first, last = self._rows
-        parts = {role: array for role, (_, array) in found.items()}
+        parts = {role: array for role, (_, array) in read.items()}
         rows = self._pieces.coding.rows(parts, first, last, numpy_dtype(self._pieces.own))
         part = rows[ascending([self._axes[0]._replace(start=self._axes[0].start - first), *self._axes[1:]])]
         return arranged(np.ascontiguousarray(part).reshape(-1), self._axes, self._key)
@@ -83,10 +84,10 @@ class _Names:
         return len(self._table)
 
     def find(self, name: str) -> int:
-        found: int = self._table.find(name)
-        if found < 0:
+        row: int = self._table.find(name)
+        if row < 0:
             raise not_found(self._model, name)
-        return found
+        return row
 
     def names(self, _: object) -> Iterator[str]:
         return iter(self._model)
@@ -102,11 +103,11 @@ class ParameterPlan(ReadPlan):
     `reads` and byte counts are those of the stored tensors. `run` yields a parameter with the last of its pieces.
     """
 
-    def __init__(self, file: TensorFile, model: TensorFile, wants: Any, **options: Any) -> None:
+    def __init__(self, spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -> None:
         try:
-            chosen = dict(_chosen(file, model, wants, options["rank"], options["world_size"]))
+            chosen = dict(_chosen(spans, model, wants, options))
         except TensorFileError as error:
-            raise error.located(path=name_of(file), format=file.format) from None
+            raise error.located(path=name_of(spans.model), format=spans.model.format) from None
         rows = parts_of(model)[1].table
         self._parameters: dict[str, _Part | None] = {}
         self._of: dict[str, _Part] = {}
@@ -118,7 +119,7 @@ class ParameterPlan(ReadPlan):
             indices: Mapping[str, Any] = {name: key} if part is None else part.indices
             stored |= indices
             self._of |= dict.fromkeys(indices, part) if part is not None else {}
-        super().__init__(file, *resolve_wants(spans_of(file), stored), **options)
+        super().__init__(spans, *resolve_wants(spans, stored), options)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -135,28 +136,27 @@ class ParameterPlan(ReadPlan):
             if part is None:
                 yield name, array
             elif part.take(name, array):
-                yield part.name, part.made()
+                yield part.name, part.result()
 
 
-def _chosen(file: TensorFile, model: TensorFile, wants: Any, rank: int, world_size: int) -> Iterator[tuple[str, Any]]:
+def _chosen(spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -> Iterator[tuple[str, Any]]:
     """Yield the names of the wanted parameters, in file order, and their indices: None for all of one."""
     names = list(model)
     rows = parts_of(model)[1].table
     if wants is None:
-        spans = spans_of(file)
-        own = set(spans.names(dealt(spans, rank, world_size)))
+        stored = set(spans.names(divided(spans, options.rank, options.world_size)))
         for number, name in enumerate(names):
             geometry = rows.row(number).geometry
             first = next(iter(geometry.rows.values()))[0] if isinstance(geometry, Pieces) else name
-            if first in own:
+            if first in stored:
                 yield name, None
     elif isinstance(wants, Shard):
         for number, name in enumerate(names):
             count = len(rows.row(number).shape)
             yield name, wants if -count <= wants.dim < count else None
     else:
-        known: Any = _Names(model)
-        numbers, indices = resolve_wants(known, wants)
+        parameters: Any = _Names(model)
+        numbers, indices = resolve_wants(parameters, wants)
         for number in numbers.tolist():
             key = indices.get(number)
             if isinstance(key, Indices):
@@ -241,26 +241,34 @@ def plan(
     >>> p.names, p.nbytes, p.wanted_nbytes
     (('w',), 32, 32)
     """
-    options: dict[str, Any] = {"gap": at_least(0, "gap", gap)}
-    options["chunk"] = min(at_least(1, "chunk", chunk), INT64_MAX)  # the reads of columns count in 64 bits
-    options["budget"] = None if budget is None else at_least(1, "budget", budget)
-    options["rank"], options["world_size"] = number, count = checked_rank(rank, world_size)
-    options["local_rank"], options["local_world"] = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
-    most = None if max_over_read is None else as_float("max_over_read", max_over_read)
-    if most is not None and not 1 <= most < math.inf:
-        raise PlanError("max_over_read", field="max_over_read", actual=most, expected="a finite number, at least 1")
+    number, count = checked_rank(rank, world_size)
+    local_rank, local_world = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
+    ratio = None if max_over_read is None else as_float("max_over_read", max_over_read)
+    if ratio is not None and not 1 <= ratio < math.inf:
+        raise PlanError("max_over_read", field="max_over_read", actual=ratio, expected="a finite number, at least 1")
     owned = not isinstance(source, TensorFile)
+    options = PlanOptions(
+        rank=number,
+        world_size=count,
+        local_rank=local_rank,
+        local_world=local_world,
+        gap=at_least(0, "gap", gap),
+        max_over_read=ratio,
+        chunk=min(at_least(1, "chunk", chunk), INT64_MAX),  # the reads of columns count in 64 bits
+        budget=None if budget is None else at_least(1, "budget", budget),
+        owned=owned,
+        divided=wants is None and count > 1,
+    )
     if not owned and trust is not None:
         raise ValueError("trust= is for a source that is opened here: open the handle with it")
     file = open_model(source, trust=trust) if owned else source
     try:
-        whose = {"owned": owned, "dealt": wants is None and count > 1}
+        spans = spans_of(file)
         model = as_parameters(file) if weights else file
         if model is not file:
-            return ParameterPlan(file, model, wants, max_over_read=most, **whose, **options)
-        spans = spans_of(file)
-        numbers, indices = (dealt(spans, number, count), {}) if wants is None else resolve_wants(spans, wants)
-        return ReadPlan(file, numbers, indices, max_over_read=most, **whose, **options)
+            return ParameterPlan(spans, model, wants, options)
+        numbers, indices = (divided(spans, number, count), {}) if wants is None else resolve_wants(spans, wants)
+        return ReadPlan(spans, numbers, indices, options)
     except BaseException as error:
         if owned:
             file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from weightmap.core.bytes.source import ROUND_TRIP
 from weightmap.core.model.internals import check_open, check_unchanged, is_remote, name_of, parts_of
 from weightmap.core.native import files as native_files
 from weightmap.core.quant.places import Heads
+from weightmap.core.ranges import Range
 from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
-from weightmap.plans.delivery import Delivery, check_when
+from weightmap.plans.delivery import FileReader, FileShare, PageRelease, RunOptions, check_when, mapped
 from weightmap.plans.pages import file_system_of
-from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Indices, Slices, ranges_of
 from weightmap.plans.warming import share, warm
 
@@ -28,17 +29,42 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
     from weightmap.plans.delivery import Check
     from weightmap.plans.explaining import PlanReport
     from weightmap.plans.residency import Spans
 
-# Times its wanted bytes that a read has at most, unless a plan says otherwise.
-_MOST = 1.1
+# Bytes of a read per wanted byte, at most, by default.
+_MAX_OVER_READ = 1.1
 _WAYS = ("auto", "map", "read")
 # The index of a tensor that is wanted whole.
 _WHOLE = (None,)
-# Bytes of a mapping asked for ahead.
+# Bytes of a mapping that are prefetched.
 _WINDOW = 64 << 20
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class PlanOptions:
+    """The arguments of `weightmap.plan`, checked.
+
+    Attributes
+    ----------
+    owned : bool
+        Whether the plan opened its handle, and closes it.
+    divided : bool
+        Whether whole tensors were divided among the ranks.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world: int
+    gap: int
+    max_over_read: float | None
+    chunk: int
+    budget: int | None
+    owned: bool
+    divided: bool
 
 
 class ReadPlan:
@@ -56,76 +82,83 @@ class ReadPlan:
     """
 
     def __init__(
-        self, file: TensorFile, numbers: NDArray[np.int64], indices: Mapping[int, Any], **options: Any
+        self, spans: Spans, numbers: NDArray[np.int64], indices: Mapping[int, Any], options: PlanOptions
     ) -> None:
-        self.file = file
-        self.rank: int = options["rank"]
-        self.world_size: int = options["world_size"]
-        self.local_rank: int = options["local_rank"]
-        self.local_world: int = options["local_world"]
-        self.gap: int = options["gap"]
-        given: float | None = options["max_over_read"]
-        self.max_over_read: float = _MOST if given is None else given
-        # How the runs of one tensor are joined: as all ranges are, or where a request takes longer than what it spares.
-        costly = given is None and is_remote(file)
+        self.file: TensorFile = spans.model
+        self.rank: int = options.rank
+        self.world_size: int = options.world_size
+        self.local_rank: int = options.local_rank
+        self.local_world: int = options.local_world
+        self.gap: int = options.gap
+        self.max_over_read: float = options.max_over_read or _MAX_OVER_READ
+        # How the runs of one tensor are joined: as all ranges are, or wherever a request takes longer than the gap.
+        costly = options.max_over_read is None and is_remote(self.file)
         self._within = (ROUND_TRIP, math.inf) if costly else (self.gap, self.max_over_read)
-        self.chunk: int = options["chunk"]
-        self.budget: int | None = options["budget"]
-        self._owned, self._dealt = options["owned"], options["dealt"]
-        self._spans: Spans = spans_of(file)
-        self._numbers = numbers
-        self._indices = indices
+        self.chunk: int = options.chunk
+        self.budget: int | None = options.budget
+        self._owned, self._divided = options.owned, options.divided
+        self._spans, self._numbers, self._indices = spans, numbers, indices
         parts: Iterable[int] = indices
         if isinstance(indices, Slices):
             self._begins, self._ends, parts = indices.begins, indices.ends, indices.others
             self._nbytes = indices.nbytes
         else:
-            self._begins, self._nbytes = self._spans.begin[numbers], self._spans.nbytes[numbers]
+            self._begins, self._nbytes = spans.begin[numbers], spans.nbytes[numbers]
             self._ends = self._begins + self._nbytes
-        self._heads = Heads()
-        # Of tensors wanted in part that `Slices` does not count at once: the bytes that hold it.
-        self._ranges = {number: self._ranges_of(number, indices[number]) for number in parts}
-        bounds: dict[str, Any] = {"gap": self.gap, "most": self.max_over_read}
+        # Rows and bytes of tensors wanted in part, unless `Slices` counts them at once; heads of quantised ones.
+        self._rows: dict[int, Row] = {}
+        self._ranges: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._heads: Heads | None = None
+        for number in parts:
+            self._ranges[number] = self._ranges_of(number, indices[number])
         owners, begins, ends = self._pieces()
-        files = self._spans.file[owners]
-        self._files, self._starts, self._stops, self._wanted = native_files.join_ranges(files, begins, ends, **bounds)
+        self._files, self._starts, self._stops, self._needed = self._join(spans.file[owners], begins, ends)
         if costly and len(owners) > len(numbers):
             order = np.lexsort((begins, owners))
             pieces = owners[order].astype(np.uint32), begins[order], ends[order]
             owners, begins, ends, _ = native_files.join_ranges(*pieces, gap=ROUND_TRIP, most=math.inf)
-            files = self._spans.file[owners]
+            files = spans.file[owners]
             order = np.lexsort((begins, files))
-            joined = native_files.join_ranges(files[order], begins[order], ends[order], **bounds)
-            self._files, self._starts, self._stops, _ = joined
+            self._files, self._starts, self._stops, _ = self._join(files[order], begins[order], ends[order])
         # What decoding takes from files of their own, which come behind those of the tensors.
-        beyond = self._spans.beyond(numbers)
-        if len(beyond):
-            numbers_of, *ends_of = beyond.T.copy()
-            found = native_files.join_ranges(numbers_of.astype(np.uint32), *ends_of, **bounds)
-            self._files = np.concatenate([self._files, found[0]])
-            self._starts = np.concatenate([self._starts, found[1]])
-            self._stops = np.concatenate([self._stops, found[2]])
-            self._wanted = np.concatenate([self._wanted, found[3]])
+        side = spans.side_ranges(numbers)
+        if len(side):
+            files, begins, ends = side.T.copy()
+            joined = self._join(files, begins, ends)
+            self._files = np.concatenate([self._files, joined[0]])
+            self._starts = np.concatenate([self._starts, joined[1]])
+            self._stops = np.concatenate([self._stops, joined[2]])
+            self._needed = np.concatenate([self._needed, joined[3]])
+
+    def _join(
+        self, files: NDArray[Any], begins: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        return native_files.join_ranges(files, begins, ends, gap=self.gap, most=self.max_over_read)
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        row = self._spans.of(number)
+        row = self._rows.get(number)
+        if row is None:
+            row = self._rows[number] = self._spans.of(number)
         try:
-            return ranges_of(self._heads.of(number, row), key, self._spans.name(number))
+            if row.dtype.quantized:
+                self._heads = self._heads or Heads()
+                return ranges_of(self._heads.of(number, row), key, self._spans.name(number))
+            return ranges_of(row, key, self._spans.name(number))
         except TensorFileError as error:
             raise error.located(path=row.source.name, format=self.file.format) from None
 
     def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
         """Return the tensor, start and stop of every wanted range, in the order of the files."""
         whole, parts = ~np.isin(self._numbers, list(self._ranges)), []
-        if isinstance(self._indices, Slices) and self._indices.are_apart:
-            owners, begins, ends = self._indices.apart()
-            parts.append((owners, begins, ends))
+        if isinstance(self._indices, Slices) and self._indices.are_disjoint:
+            parts.append(self._indices.disjoint())
         if not parts and not self._ranges:
             return self._numbers, self._begins, self._ends
         parts.append((self._numbers[whole], self._begins[whole], self._ends[whole]))
         for number, (starts, stops) in self._ranges.items():
             parts.append((np.full(len(starts), number), starts, stops))
-        owners, begins, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
+        columns = list(map(np.concatenate, zip(*parts, strict=True)))
+        owners, begins, ends = columns
         order = np.lexsort((begins, self._spans.file[owners]))
         return owners[order], begins[order], ends[order]
 
@@ -154,15 +187,15 @@ class ReadPlan:
     @property
     def wanted_nbytes(self) -> int:
         """Bytes that hold what is wanted; those that several tensors share count once."""
-        return int(self._wanted.sum())
+        return int(self._needed.sum())
 
     # ------------------------------------------------------------------------------------------------------- using it
     def _bound(self) -> int | None:
         """Return the bytes of memory that may be filled; None if unknown."""
-        bound: int | None = self.budget
-        if bound is None and (left := headroom().left) is not None:
-            bound = left // self.local_world
-        return bound
+        if self.budget is not None:
+            return self.budget
+        available = headroom().left
+        return None if available is None else available // self.local_world
 
     def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the bytes of all reads into the page cache, and wait for them.
@@ -190,7 +223,7 @@ class ReadPlan:
         """
         check_unchanged(self.file)
         reads = (self._files, self._starts, self._stops)
-        if not self._dealt:
+        if not self._divided:
             reads = share(reads, self.local_rank, self.local_world)
         return warm(self._spans.sources, reads, self.chunk, self._bound(), threads, progress)
 
@@ -247,30 +280,39 @@ class ReadPlan:
             raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
         check_when(verify)
         check_unchanged(self.file)
-        bound = self._bound()
         if direct and how == "map":
             raise ValueError("direct=True reads: how is 'map', expected 'read' or 'auto'")
-        ways = ["read" if direct else self._way(file, how) for file in range(len(self._spans.sources))]
+        ways = ["read" if direct else self._way(source, how) for source in self._spans.sources]
+        # The system takes pages of a mapping back by itself: one window of them needs no bound.
+        bound = self.budget if "read" not in ways and self.nbytes <= _WINDOW else self._bound()
         if bound is not None:
             self._check_bound(bound, ways, cut=cut is not None)
             release = release or self.nbytes > bound
-        return self._run(ways, bound, release=release, direct=direct, verify=verify, into=into, cut=cut)
+        chunk = self.chunk if bound is None else min(self.chunk, max(bound, 1))
+        window = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
+        return self._run(ways, RunOptions(release, direct, verify, into, cut, chunk, window))
 
-    def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[tuple[int, int]]]]:
+    def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[Range]]]:
         """Yield what is wanted of each file: its source, the numbers and indices of its tensors, and its reads.
 
-        An index of None wants the whole tensor; a tensor of several parts comes several times. Reads are (begin, end).
+        An index of None wants the whole tensor; a tensor of several parts comes several times.
         """
-        spans, numbers = self._spans, self._numbers
-        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.sources) + 1)).tolist()
-        for file, source in enumerate(spans.sources):
-            found: list[tuple[int, Any]] = [
+        for file, source, numbers in self._by_file():
+            parts: list[tuple[int, Any]] = [
                 (number, key)
-                for number in numbers[bounds[file] : bounds[file + 1]].tolist()
+                for number in numbers.tolist()
                 for key in (Indices.of(self._indices[number]) if number in self._indices else _WHOLE)
             ]
-            if found:
-                yield source, found, list(self._reads_of(file))
+            yield source, parts, list(self._reads_of(file))
+
+    def _by_file(self) -> Iterator[tuple[int, Source, NDArray[np.int64]]]:
+        """Yield each file with wanted tensors: its number, source, and the numbers of these tensors."""
+        sources = self._spans.sources
+        bounds = np.searchsorted(self._spans.file[self._numbers], np.arange(len(sources) + 1)).tolist()
+        for file, source in enumerate(sources):
+            numbers = self._numbers[bounds[file] : bounds[file + 1]]
+            if len(numbers):
+                yield file, source, numbers
 
     @property
     def spans(self) -> Spans:
@@ -295,16 +337,16 @@ class ReadPlan:
         arguments = (self._spans, self._numbers, self._spans.sources, reads, self.wanted_nbytes, self._bound())
         return explain(self.file, *arguments)
 
-    def _way(self, file: int, how: str) -> str:
+    def _way(self, source: Source, how: str) -> str:
         """Return how a file is used: "map" or "read"."""
         if how != "auto":
             return how
-        return "read" if file_system_of(self._spans.sources[file]).is_remote else "map"
+        return "read" if file_system_of(source).is_remote else "map"
 
     def _check_bound(self, bound: int, ways: Sequence[str], *, cut: bool) -> None:
         """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
         spans, numbers = self._spans, self._numbers
-        read = np.array([way == "read" for way in ways])[spans.file[numbers]]
+        read = np.array(ways)[spans.file[numbers]] == "read"
         for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
             number = int(numbers[place])
             if cut and number in self._indices:
@@ -318,45 +360,28 @@ class ReadPlan:
                 expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
 
-    def _run(
-        self, ways: Sequence[str], bound: int | None, *, release: bool, direct: bool, verify: Check, into: Any, cut: Any
-    ) -> Iterator[tuple[str, Any]]:
-        spans, numbers = self._spans, self._numbers
-        most = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
-        bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.sources) + 1)).tolist()
-        sums_of = parts_of(self.file)[1].sums
-        for file, way in enumerate(ways):
-            of_file = numbers[bounds[file] : bounds[file + 1]]
-            if not len(of_file):
-                continue
-            run = Delivery(
-                spans,
-                file,
-                self._indices,
-                chunk=self.chunk if bound is None else min(self.chunk, max(bound, 1)),
-                window=most,
-                gap=self.gap,
-                within=self._within,
-                release=release,
-                direct=direct,
-                sums=sums_of(spans.sources[file]) if verify else (),
-                last=verify == "last",
-                into=into,
-                cut=cut,
-                reads=self._reads_of(file) if way == "read" else (),
-                heads=self._heads,
+    def _run(self, ways: Sequence[str], options: RunOptions) -> Iterator[tuple[str, Any]]:
+        for file, source, numbers in self._by_file():
+            share = FileShare(
+                self._spans, source, file, numbers, self._indices, self._rows, self._heads, self.gap, self._within
             )
+            sums = parts_of(self.file)[1].sums(source) if options.verify else ()
+            release = PageRelease(share, options) if options.release else None
             try:
-                yield from run.mapped(of_file) if way == "map" else run.read(of_file)
+                if ways[file] == "map":
+                    yield from mapped(share, options, sums, release)
+                else:
+                    yield from FileReader(share, options, sums, release, self._reads_of(file)).tensors()
             except TensorFileError as error:
-                raise error.located(path=spans.sources[file].name, format=spans.sources[file].format) from None
+                raise error.located(path=source.name, format=source.format) from None
             finally:
-                run.finish()
+                if release is not None:
+                    release.finish()
 
-    def _reads_of(self, file: int) -> Iterator[tuple[int, int]]:
-        """Yield the reads of a file, as begin and end."""
+    def _reads_of(self, file: int) -> Iterator[Range]:
+        """Yield the reads of a file."""
         low, high = np.searchsorted(self._files, [file, file + 1]).tolist()
-        yield from zip(self._starts[low:high].tolist(), self._stops[low:high].tolist(), strict=True)
+        return map(Range, self._starts[low:high].tolist(), self._stops[low:high].tolist())
 
     # ------------------------------------------------------------------------------------------------- as an object
     def close(self) -> None:

@@ -20,6 +20,7 @@ from weightmap.core.model.internals import (
     sources_of,
 )
 from weightmap.core.model.reports import Residency
+from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError
 from weightmap.plans.pages import give_back, resident_in
 
@@ -47,7 +48,7 @@ class _Columns:
         try:
             check_unchanged(model)
             self.begin, self.nbytes = content.table.spans()
-            numbers = {own: number for number, own in enumerate(sources_of(model))}
+            numbers = {file: number for number, file in enumerate(sources_of(model))}
             self.file = content.table.owners(numbers)
         except TensorFileError as error:
             raise error.located(path=source.name, format=model.format) from None
@@ -61,8 +62,8 @@ class _Columns:
             self.number[self.row] = np.arange(len(self.row))
             self.file, self.begin, self.nbytes = self.file[self.row], self.begin[self.row], self.nbytes[self.row]
         # What `Spans` makes at the first use.
-        self.along: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = {}
-        self.apart: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
+        self.dim_layouts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = {}
+        self.disjoint: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
 
 
 class Spans:
@@ -72,6 +73,7 @@ class Spans:
 
     Attributes
     ----------
+    model : TensorFile
     sources : tuple of Source
         The files of the model.
     file : ndarray of int32
@@ -88,18 +90,19 @@ class Spans:
     nbytes: NDArray[np.int64]
 
     def __init__(self, model: Any, columns: _Columns) -> None:
-        self._model, self._columns, self._table = model, columns, parts_of(model)[1].table
+        self.model, self._columns, self._table = model, columns, parts_of(model)[1].table
+        self._names: dict[int, str] = {}  # of tensors that were looked up by them
         self.sources: tuple[Source, ...] = sources_of(model)
         self.file, self.row, self.begin, self.nbytes = columns.file, columns.row, columns.begin, columns.nbytes
 
     @property
-    def apart(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def disjoint(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Where groups of tensors begin that share no byte with others, and where among all bytes their middles lie.
 
         The first ends with the number of tensors; the second goes from 0 to 1.
         """
-        found = self._columns.apart
-        if found is None:
+        groups = self._columns.disjoint
+        if groups is None:
             # As if all files lay one behind another.
             ends = self.begin + self.nbytes
             sizes = np.zeros(len(self.sources), np.int64)
@@ -110,79 +113,83 @@ class Spans:
             bounds = np.append(first, len(self))
             nbytes = reached[bounds[1:] - 1] - begins[first]
             middles = (np.cumsum(nbytes) - nbytes / 2) / max(int(nbytes.sum()), 1)
-            found = self._columns.apart = bounds, middles
-        return found
+            groups = self._columns.disjoint = bounds, middles
+        return groups
 
-    def beyond(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return number of the source, begin and end of what `Table.beyond` says of tensors, shape (n, 3), in order."""
-        found = self._table.beyond(self.row[numbers])
-        places = {source: number for number, source in enumerate(self.sources)} if found else {}
-        rows = sorted((places[source], begin, end) for source, begin, end in found)
+    def side_ranges(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return `Table.side_ranges` of tensors: number of the source, begin and end, shape (n, 3), in order."""
+        ranges = self._table.side_ranges(self.row[numbers])
+        places = {source: number for number, source in enumerate(self.sources)} if ranges else {}
+        rows = sorted([(places[source], *part) for source, part in ranges])
         return np.array(rows, np.int64).reshape(-1, 3)
 
-    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return `Table.along` of each tensor."""
-        found = self._columns.along.get(dim)
-        if found is None:
-            outer, size, plain = (column[self.row] for column in self._table.along(dim))
-            found = self._columns.along[dim] = outer, size, plain
-        return found
+    def dim_layout(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return `Table.dim_layout` of each tensor."""
+        layout = self._columns.dim_layouts.get(dim)
+        if layout is None:
+            outer, size, plain = (column[self.row] for column in self._table.dim_layout(dim))
+            layout = self._columns.dim_layouts[dim] = outer, size, plain
+        return layout
 
     def __len__(self) -> int:
         return len(self.begin)
 
     def name(self, number: int) -> str:
         """Return the name of a tensor."""
-        check_index(self._model)
-        name: str = self._table.names[int(self.row[number])]
+        name = self._names.get(number)
+        if name is None:
+            check_index(self.model)
+            name = self._table.names[int(self.row[number])]
         return name
 
     def names(self, numbers: NDArray[np.int64]) -> Iterator[str]:
         """Yield the names of these tensors; cheaper than one by one if these are all tensors."""
         if len(numbers) == len(self) and self._columns.number is None:
-            yield from self._model
+            yield from self.model
             return
         for number in numbers.tolist():
             yield self.name(number)
 
     def of(self, number: int) -> Row:
         """Return the row of a tensor."""
-        check_index(self._model)
+        check_index(self.model)
         try:
             row: Row = self._table.row(int(self.row[number]))
         except TensorFileError as error:
-            raise error.located(path=self.sources[self.file[number]].name, format=self._model.format) from None
+            raise error.located(path=self.sources[self.file[number]].name, format=self.model.format) from None
         return row
 
-    def outwards(self, file: int, begin: int, end: int) -> tuple[int, int]:
+    def with_edges(self, file: int, part: Range) -> Range:
         """Return a range of a file, widened to the header or footer if it holds the first or last tensor.
 
-        The system keeps headers and footers in one unit with the tensors beside them.
+        The system keeps headers and footers in one unit with the neighbouring tensors.
         """
         low, high = np.searchsorted(self.file, [file, file + 1]).tolist()
-        begin = 0 if begin <= self.begin[low] else begin
         last = int((self.begin[low:high] + self.nbytes[low:high]).max())
-        return begin, self.sources[file].size if end >= last else end
+        begin = 0 if part.begin <= self.begin[low] else part.begin
+        return Range(begin, self.sources[file].size if part.end >= last else part.end)
 
     def find(self, name: str) -> int:
         """Return the number of the tensor called `name`. Raises `TensorNotFoundError`."""
-        check_index(self._model)
-        found: int = self._table.find(name)
-        if found < 0:
-            raise not_found(self._model, name)
-        return found if self._columns.number is None else int(self._columns.number[found])
+        check_index(self.model)
+        row: int = self._table.find(name)
+        if row < 0:
+            raise not_found(self.model, name)
+        number = row if self._columns.number is None else int(self._columns.number[row])
+        self._names[number] = name
+        return number
 
 
 # What many plans of one handle share: 28 bytes for each tensor, and 17 for each dimension that slices divide.
-_known: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
+_columns_of_models: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
 
 
 def spans_of(model: Any) -> Spans:
     """Return the places of all tensors of a handle; the columns are made once."""
     check_index(model)
-    columns = _known.get(model)
+    columns = _columns_of_models.get(model)
     if columns is None:
-        columns = _known[model] = _Columns(model)
+        columns = _columns_of_models[model] = _Columns(model)
     return Spans(model, columns)
 
 
@@ -198,10 +205,11 @@ def residency(model: Any, names: str | Sequence[str] | None) -> dict[str, Reside
 
 def resident_bytes(spans: Spans, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the resident bytes of each of these tensors."""
-    found = np.zeros(len(numbers), np.int64)
+    resident = np.zeros(len(numbers), np.int64)
     for file, places in _by_file(spans, numbers):
-        found[places] = resident_in(spans.sources[file], spans.begin[numbers[places]], spans.nbytes[numbers[places]])
-    return found
+        some = numbers[places]
+        resident[places] = resident_in(spans.sources[file], spans.begin[some], spans.nbytes[some])
+    return resident
 
 
 def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
@@ -211,7 +219,8 @@ def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
     numbers = _numbers(spans, names)
     for file, places in _by_file(spans, numbers):
         some = numbers[places]
-        spans.sources[file].prefetch(zip(spans.begin[some].tolist(), spans.nbytes[some].tolist(), strict=True))
+        begins, ends = spans.begin[some], spans.begin[some] + spans.nbytes[some]
+        spans.sources[file].prefetch(map(Range, begins.tolist(), ends.tolist()))
 
 
 def release(model: Any, names: str | Sequence[str] | None) -> int:
@@ -222,16 +231,16 @@ def release(model: Any, names: str | Sequence[str] | None) -> int:
     before = _resident_or_none(spans, numbers)
     for file, places in _by_file(spans, numbers):
         begins, sizes = spans.begin[numbers[places]], spans.nbytes[numbers[places]]
-        cuts = np.flatnonzero(begins[1:] > begins[:-1] + sizes[:-1] + _NEAR) + 1
+        cuts = np.flatnonzero(begins[1:] > begins[:-1] + sizes[:-1] + _MAX_PADDING) + 1
         runs = zip(np.split(begins, cuts), np.split(begins + sizes, cuts), strict=True)
-        ranges = [spans.outwards(file, int(starts[0]), int(stops.max())) for starts, stops in runs]
+        ranges = [spans.with_edges(file, Range(int(starts[0]), int(stops.max()))) for starts, stops in runs]
         give_back(spans.sources[file], ranges)
     after = _resident_or_none(spans, numbers)
     return 0 if before is None or after is None else max(0, before - after)
 
 
-# Padding between tensors, which goes with them.
-_NEAR = 4096
+# Bytes of padding between tensors that are released with them.
+_MAX_PADDING = 4096
 
 
 def _numbers(spans: Spans, names: str | Sequence[str] | None) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import count, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 # Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices.
 
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
-MOST_RUNS = 1 << 24
+MAX_RUNS = 1 << 24
 
 
 class Axis(NamedTuple):
@@ -33,7 +34,7 @@ class Axis(NamedTuple):
     start: int
     step: int
     size: int
-    kept: bool  # whether the result has this axis; an integer removes it
+    stays: bool  # whether the result has this axis; an integer removes it
 
 
 class Indices(tuple[Any, ...]):
@@ -135,7 +136,7 @@ def axes_of(key: Any, shape: tuple[int, ...], what: str) -> list[Axis]:
         raise PlanError(f"index of {what}", actual=repr(key), expected=f"one for {len(shape)} dimensions")
     at = ellipses[0] if ellipses else len(parts)
     parts[at : at + 1] = [slice(None)] * missing
-    return [_axis(part, size, number, what) for number, (part, size) in enumerate(zip(parts, shape, strict=True))]
+    return list(map(_axis, parts, shape, count(), repeat(what)))
 
 
 def _axis(part: Any, size: int, number: int, what: str) -> Axis:
@@ -154,7 +155,7 @@ def _axis(part: Any, size: int, number: int, what: str) -> Axis:
     if not -size <= at < size:
         expected = f"{-size} to {size - 1}" if size else "a slice, as the axis is empty"
         raise PlanError(f"index of {what} on axis {number}", actual=at, expected=expected)
-    return Axis(at % size, 1, 1, kept=False)
+    return Axis(at % size, 1, 1, stays=False)
 
 
 def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArray[np.int64], int]:
@@ -177,8 +178,8 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArra
         outer -= 1
         each *= shape[outer]
     starts = np.array([begin], np.int64)
-    if math.prod(axis.size for axis in axes[:outer]) > MOST_RUNS:
-        expected = f"at most {MOST_RUNS} runs of elements that lie together"
+    if outer and math.prod(axis.size for axis in axes[:outer]) > MAX_RUNS:
+        expected = f"at most {MAX_RUNS} runs of elements that lie together"
         raise PlanError(f"index of {what}", actual="one of too many parts", expected=expected)
     while outer:
         outer -= 1
@@ -193,20 +194,20 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArra
 def arranged(elements: NDArray[Any], axes: list[Axis], key: Any) -> Any:
     """Return the array that an index gives, over the elements of all its runs in the order of the file."""
     array = elements.reshape(tuple(axis.size for axis in axes))
-    index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.kept else 0 for axis in axes)
+    index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.stays else 0 for axis in axes)
     # With an ellipsis, numpy makes an array of a single element, and else a scalar.
     ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
     return array[(*index, ...) if ellipsis else index]
 
 
-def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
-    """Yield the indices of a box of elements in pieces of at most `most` elements, in row-major order.
+def boxes(starts: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[tuple[slice, ...]]:
+    """Yield the indices of a box of elements in pieces of at most `limit` elements, in row-major order.
 
     Parameters
     ----------
     starts, sizes : sequence of int
         Where the box begins on each axis of the tensor, and how long it is there.
-    most : int
+    limit : int
         At least 1.
 
     Examples
@@ -217,24 +218,24 @@ def boxes(starts: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[tu
     """
     whole = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
     size = math.prod(sizes)
-    if size <= most:
+    if size <= limit:
         if size:
             yield whole
         return
     axis = next(number for number, length in enumerate(sizes) if length > 1)
     each = size // sizes[axis]
-    step = max(most // each, 1)
+    step = max(limit // each, 1)
     for first in range(0, sizes[axis], step):
         places, lengths = list(starts), list(sizes)
         places[axis], lengths[axis] = starts[axis] + first, min(step, sizes[axis] - first)
-        yield from boxes(places, lengths, most)
+        yield from boxes(places, lengths, limit)
 
 
-def at_least(least: int, what: str, value: int) -> int:
-    """Return the number called `what`. Raises `PlanError` if it is below `least`."""
+def at_least(minimum: int, what: str, value: int) -> int:
+    """Return the number called `what`. Raises `PlanError` if it is below the minimum."""
     number = as_integer(what, value)
-    if number < least:
-        raise PlanError(what, field=what, actual=number, expected=f"at least {least}")
+    if number < minimum:
+        raise PlanError(what, field=what, actual=number, expected=f"at least {minimum}")
     return number
 
 
@@ -245,7 +246,7 @@ class Slices(Mapping[int, Shard]):
     ----------
     begins, ends : ndarray of int64
         The bytes of each tensor that hold its slice, where they lie together; those of all of it for one that is wanted
-        whole, and none for one that `apart` or `others` has.
+        whole, and none for one that `disjoint` or `others` has.
     nbytes : ndarray of int64
         Bytes of each slice, but of those that `others` has.
     others : sequence of int
@@ -258,7 +259,7 @@ class Slices(Mapping[int, Shard]):
 
     def __init__(self, spans: Spans, part: Shard) -> None:
         self._part = part
-        outer, size, plain = spans.along(part.dim)
+        outer, size, plain = spans.dim_layout(part.dim)
         self._sliced = size >= 0
         size = np.maximum(size, 0)
         step = -(-size // part.world_size)
@@ -266,27 +267,27 @@ class Slices(Mapping[int, Shard]):
         high = np.minimum(low + step, size)
         # Bytes of an element of the dimension, with all that lies behind it; of an empty tensor, none.
         each = spans.nbytes // np.maximum(outer * size, 1)
-        known = self._sliced & plain & (spans.nbytes > 0)
-        together = known & ((outer == 1) | (low == high))
-        apart = known & ~together & (high - low < size)
-        others = self._sliced & ~plain | apart & (outer > MOST_RUNS)
-        apart &= ~others
+        countable = self._sliced & plain & (spans.nbytes > 0)
+        together = countable & ((outer == 1) | (low == high))
+        disjoint = countable & ~together & (high - low < size)
+        others = self._sliced & ~plain | disjoint & (outer > MAX_RUNS)
+        disjoint &= ~others
         self.begins = spans.begin + np.where(together, low * each, 0)
         self.ends = np.where(together, spans.begin + high * each, spans.begin + spans.nbytes)
-        self.nbytes = np.where(apart, outer * (high - low) * each, self.ends - self.begins)
-        self.ends = np.where(apart | others, self.begins, self.ends)
+        self.nbytes = np.where(disjoint, outer * (high - low) * each, self.ends - self.begins)
+        self.ends = np.where(disjoint | others, self.begins, self.ends)
         self.others: list[int] = np.flatnonzero(others).tolist()
-        numbers = np.flatnonzero(apart)
-        self._apart = numbers, *(column[numbers] for column in (outer, low * each, (high - low) * each, size * each))
+        numbers = np.flatnonzero(disjoint)
+        self._disjoint = numbers, *(column[numbers] for column in (outer, low * each, (high - low) * each, size * each))
 
     @property
-    def are_apart(self) -> bool:
-        """Whether `apart` returns any."""
-        return len(self._apart[0]) > 0
+    def are_disjoint(self) -> bool:
+        """Whether `disjoint` returns any."""
+        return len(self._disjoint[0]) > 0
 
-    def apart(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def disjoint(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the number of a tensor, begin and end of each part of the slices that lie in several."""
-        numbers, outer, skip, nbytes, step = self._apart
+        numbers, outer, skip, nbytes, step = self._disjoint
         numbers, first = np.repeat(numbers, outer), np.repeat(self.begins[numbers] + skip, outer)
         within = np.arange(len(numbers)) - np.repeat(np.cumsum(outer) - outer, outer)
         begins = first + within * np.repeat(step, outer)
@@ -317,9 +318,17 @@ def resolve_wants(spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[
     if isinstance(wants, Shard):
         return np.arange(len(spans), dtype=np.int64), Slices(spans, wants)
     if isinstance(wants, Mapping):
-        found = {spans.find(_name(name)): key for name, key in wants.items()}
-        numbers: Iterable[int] = found
-        indices = {number: key for number, key in found.items() if key is not None and key is not Ellipsis}
+        indices: dict[int, Any] = {}
+        whole: list[int] = []
+        for name, key in wants.items():
+            if not isinstance(name, str):
+                raise _misnamed(name)
+            number = spans.find(name)
+            if key is None or key is Ellipsis:
+                whole.append(number)
+            else:
+                indices[number] = key
+        numbers: Iterable[int] = [*whole, *indices]
     elif callable(wants):
         numbers, indices = _chosen(spans, wants), {}
     elif isinstance(wants, Iterable):
@@ -327,7 +336,9 @@ def resolve_wants(spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[
         pairs = [want if isinstance(want, tuple) and len(want) == 2 else (want, None) for want in listed]
         parts: dict[int, list[Any]] = {}
         for name, key in pairs:
-            parts.setdefault(spans.find(_name(name)), []).append(... if key is None else key)
+            if not isinstance(name, str):
+                raise _misnamed(name)
+            parts.setdefault(spans.find(name), []).append(... if key is None else key)
         numbers = parts
         indices = {number: Indices(keys) for number, keys in parts.items() if any(key is not ... for key in keys)}
     else:
@@ -336,10 +347,8 @@ def resolve_wants(spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[
     return np.array(sorted(numbers), np.int64), indices
 
 
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a wanted tensor is a {type(name).__name__}, expected a string")
-    return name
+def _misnamed(name: object) -> TypeError:
+    return TypeError(f"the name of a wanted tensor is a {type(name).__name__}, expected a string")
 
 
 def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int]:
@@ -368,14 +377,14 @@ def ranges_of(row: Row, key: Any, name: str) -> Ranges:
     return begins, begins + length * itemsize
 
 
-def dealt(spans: Spans, rank: int, world_size: int) -> NDArray[np.int64]:
-    """Return the numbers of the tensors that a rank is dealt: neighbours, and about as many bytes for each rank.
+def divided(spans: Spans, rank: int, world_size: int) -> NDArray[np.int64]:
+    """Return the numbers of the tensors that a rank gets: neighbours, and about as many bytes for each rank.
 
     Tensors that share bytes stay together. A rank has at most its part of all bytes, and one tensor more.
     """
     if not len(spans):
         return np.empty(0, np.int64)
-    bounds, middles = spans.apart
+    bounds, middles = spans.disjoint
     owners = np.minimum(middles * world_size, world_size - 1).astype(np.int64)
     low, high = np.searchsorted(owners, [rank, rank + 1]).tolist()
     return np.arange(bounds[low], bounds[high], dtype=np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 
 from weightmap.core.arguments import as_threads, check_progress
 from weightmap.core.native import files as native_files
+from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError
 from weightmap.plans.pages import bring_in, resident_in
 
@@ -119,7 +120,7 @@ class _Bringing:
     ) -> None:
         self._sources, self._chunk = sources, chunk
         self._total = sum(stop - start for _, start, stop in work)
-        self._left = work[::-1]
+        self._pending = work[::-1]
         self._progress = progress
         self._done, self._ended = 0, False
         self._lock = allocate_lock()
@@ -156,7 +157,7 @@ class _Bringing:
                     if self._ended:
                         return
                     nbytes = min(self._chunk, stop - at)
-                    bring_in(self._sources[file], at, nbytes)
+                    bring_in(self._sources[file], Range(at, at + nbytes))
                     with self._lock:
                         self._done += nbytes
                         if self._progress is not None:
@@ -167,6 +168,6 @@ class _Bringing:
     def _next(self) -> tuple[int, int, int] | None:
         """Return a piece that no thread has taken; None where there is none."""
         try:
-            return self._left.pop()
+            return self._pending.pop()
         except IndexError:
             return None

@@ -1,4 +1,4 @@
-"""Prefetching from stores: `Windows` keeps bytes read with headers, `Queue` requests bytes ahead."""
+"""Prefetching from stores: `HeaderCache` keeps bytes read with headers, `Prefetcher` requests ranges ahead."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.ranges import Range
     from weightmap.remote.location import Stored
 
 # Header bytes kept per object
-_MOST_KEPT = 16 << 20
-# Bytes per request, and bytes requested ahead of the reader at most.
-PART, _WINDOW = 8 << 20, 128 << 20
+_MAX_HEADER_BYTES = 16 << 20
+# Bytes per request; most bytes requested ahead of the reader
+REQUEST_BYTES, _MAX_AHEAD_BYTES = 8 << 20, 128 << 20
 
 
-class Windows:
-    """Bytes of an object that were read with its headers, by their offset."""
+class HeaderCache:
+    """Bytes of an object that were read with its headers, by offset."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -47,9 +48,9 @@ class Windows:
         return memoryview(data)[begin - start : end - start]
 
     def add(self, start: int, data: bytes) -> None:
-        """Keep bytes; if there are very many, forget what lies before others: a walk has read it."""
+        """Keep bytes. Above 16 MiB, forget those with the lowest offsets: a walk has read them."""
         with self._lock:
-            while self._size + len(data) > _MOST_KEPT and len(self._starts) > 1:
+            while self._size + len(data) > _MAX_HEADER_BYTES and len(self._starts) > 1:
                 self._size -= len(self._data[1])
                 del self._starts[1], self._data[1]
             number = bisect_right(self._starts, start)
@@ -59,7 +60,7 @@ class Windows:
 
 
 class _Request(NamedTuple):
-    """A request: its first byte and the one behind its last, its memory, and the handle to wait for it."""
+    """A request for bytes from `begin` to `end`: its memory, and the handle to wait for it."""
 
     begin: int
     end: int
@@ -67,37 +68,37 @@ class _Request(NamedTuple):
     future: Future[Any]
 
 
-class Queue:
-    """Bytes of an object, requested ahead of reading, by several requests at a time.
+class Prefetcher:
+    """Requests ranges of an object ahead of reading, several at a time.
 
     Parameters
     ----------
     stored : Stored
-    ranges : iterable of (int, int)
-        Begin and end of what will be read, in the order of reading.
+    ranges : iterable of Range
+        What will be read, in order.
     gap : int
-        Ranges that follow one another with at most so many bytes between them are requested together.
-    own : iterable of (int, int)
-        Ranges, in file order and apart from each other, whose bytes get memory of their own, for `own`.
+        Ranges are requested together if at most this many bytes lie between them.
+    arrays : iterable of Range
+        Disjoint ranges in file order. Each is received into memory of its own, for `take_array`.
     """
 
-    def __init__(
-        self, stored: Stored, ranges: Iterable[tuple[int, int]], gap: int, own: Iterable[tuple[int, int]] = ()
-    ) -> None:
+    def __init__(self, stored: Stored, ranges: Iterable[Range], gap: int, arrays: Iterable[Range] = ()) -> None:
         self._stored, self._gap = stored, gap
-        self._ranges: Iterable[tuple[int, int]] | None = ranges  # until the first read, which many queues never see
+        self._ranges: Iterable[Range] | None = ranges  # until the first read, which many prefetchers never see
         self._bounds = np.empty((0, 2), np.int64)
         self._number, self._at = 0, 0  # the range to be requested next, and where in it
         self._under_way: deque[_Request] = deque()
-        self._given = own
-        self._firsts: list[int] = []  # of ranges with memory of their own, by which `_lasts` and `_memory` are numbered
-        self._lasts: list[int] = []
+        self._announced = arrays
+        # Of the arrays: begins, ends, memory by number, and how far each was requested. A second request of the same
+        # bytes gets other memory.
+        self._begins: list[int] = []
+        self._ends: list[int] = []
         self._memory: WeakValueDictionary[int, NDArray[np.uint8]] = WeakValueDictionary()
-        self._upto: dict[int, int] = {}  # how far each was requested: what is requested again gets other memory
+        self._requested: dict[int, int] = {}
         self._lock = Lock()
 
     def take(self, begin: int, end: int) -> memoryview:
-        """Return bytes from `begin` on; none if they are not among the ranges left. Drops what comes before them."""
+        """Return bytes from `begin` on; none if no pending range has them. Drops what comes before them."""
         with self._lock:
             if not self._reaches(begin):
                 return memoryview(b"")
@@ -109,16 +110,16 @@ class Queue:
         self._stored.wait(first.future, first.begin, first.end)
         return there
 
-    def own(self, begin: int, end: int, here: memoryview) -> NDArray[np.uint8] | None:
-        """Return a range that has memory of its own, with its beginning from `here`; None if there is none, or no more.
+    def take_array(self, begin: int, end: int, here: memoryview) -> NDArray[np.uint8] | None:
+        """Return the memory of an announced array, which begins with `here`; None elsewhere, and for a second call.
 
-        Its memory is the caller's from now on.
+        The memory is the caller's from now on.
         """
         with self._lock:
             if not self._reaches(begin + len(here)):
                 return None
-            number = bisect_right(self._firsts, begin) - 1
-            if number < 0 or (self._firsts[number], self._lasts[number]) != (begin, end):
+            number = bisect_right(self._begins, begin) - 1
+            if number < 0 or (self._begins[number], self._ends[number]) != (begin, end):
                 return None
             memory = self._memory.get(number)
         at = begin + len(here)
@@ -132,23 +133,23 @@ class Queue:
         return memory
 
     def _reaches(self, begin: int) -> bool:
-        """Make the request with a byte the first one, if it is among the ranges left."""
+        """Make the request with a byte the first one, if a pending range has it."""
         if self._ranges is not None:
             self._bounds, self._ranges = _joined(self._ranges, self._gap), None
             self._go_to(0)
-            for first, last in self._given:
-                self._firsts.append(first)
-                self._lasts.append(last)
-            self._given = ()
+            for first, last in self._announced:
+                self._begins.append(first)
+                self._ends.append(last)
+            self._announced = ()
         if not any(request.begin <= begin < request.end for request in self._under_way):
-            left = self._bounds[self._number :]
-            ahead = (left[:, 0] <= begin) & (begin < left[:, 1])
+            pending = self._bounds[self._number :]
+            ahead = (pending[:, 0] <= begin) & (begin < pending[:, 1])
             ahead[:1] &= begin >= self._at
-            found = np.flatnonzero(ahead)
-            if not len(found):
+            numbers = np.flatnonzero(ahead)
+            if not len(numbers):
                 return False
             self._drop(len(self._under_way))
-            self._go_to(self._number + int(found[0]), begin)
+            self._go_to(self._number + int(numbers[0]), begin)
             self._ask()
         while not self._under_way[0].begin <= begin < self._under_way[0].end:
             self._drop(1)
@@ -165,30 +166,33 @@ class Queue:
         stored = self._stored
         while self._number < len(self._bounds) and len(self._under_way) < stored.access.small:
             last = int(self._bounds[self._number, 1])
-            begin, end = self._at, min(self._at + PART, last)
-            if len(self._under_way) >= stored.access.most(end - begin):
+            begin, end = self._at, min(self._at + REQUEST_BYTES, last)
+            if len(self._under_way) >= stored.access.max_requests(end - begin):
                 return
-            if self._under_way and end - begin + sum(other.end - other.begin for other in self._under_way) > _WINDOW:
+            if (
+                self._under_way
+                and end - begin + sum(other.end - other.begin for other in self._under_way) > _MAX_AHEAD_BYTES
+            ):
                 return
             pieces = Pieces(list(self._memory_of(begin, end)))
             self._under_way.append(_Request(begin, end, pieces, stored.fetch(begin, end, pieces)))
             self._go_to(*((self._number, end) if end < last else (self._number + 1,)))
 
     def _memory_of(self, begin: int, end: int) -> Iterator[memoryview]:
-        """Yield memory for the bytes from `begin` to `end`: that of the ranges among them that have their own."""
+        """Yield memory for the bytes from `begin` to `end`; where they belong to an array, the array's."""
         while begin < end:
-            number = bisect_right(self._firsts, begin) - 1
-            inside = number >= 0 and begin < self._lasts[number]
-            upto = min(end, self._lasts[number] if inside else min(self._firsts[number + 1 : number + 2], default=end))
-            if inside and self._upto.get(number, begin) == begin:
-                first, self._upto[number] = self._firsts[number], upto
+            number = bisect_right(self._begins, begin) - 1
+            inside = number >= 0 and begin < self._ends[number]
+            stop = min(end, self._ends[number] if inside else min(self._begins[number + 1 : number + 2], default=end))
+            if inside and self._requested.get(number, begin) == begin:
+                first, self._requested[number] = self._begins[number], stop
                 memory = self._memory.get(number)
                 if memory is None:
-                    memory = self._memory[number] = aligned(self._lasts[number] - first)
-                yield memoryview(memory)[begin - first : upto - first]
+                    memory = self._memory[number] = aligned(self._ends[number] - first)
+                yield memoryview(memory)[begin - first : stop - first]
             else:
-                yield memoryview(np.empty(upto - begin, np.uint8))
-            begin = upto
+                yield memoryview(np.empty(stop - begin, np.uint8))
+            begin = stop
 
     def _drop(self, count: int) -> None:
         for _ in range(count):
@@ -198,11 +202,11 @@ class Queue:
         self._drop(len(self._under_way))
 
 
-def _joined(ranges: Iterable[tuple[int, int]], gap: int) -> NDArray[np.int64]:
+def _joined(ranges: Iterable[Range], gap: int) -> NDArray[np.int64]:
     """Return ranges that are not empty as an array of begin and end; neighbours in this order are joined."""
     bounds = np.fromiter(chain.from_iterable(ranges), np.int64).reshape(-1, 2)
     bounds = bounds[bounds[:, 0] < bounds[:, 1]]
     between = bounds[1:, 0] - bounds[:-1, 1]
-    apart = (between < 0) | (between > gap)
-    firsts, lasts = np.concatenate(([True], apart)), np.concatenate((apart, [True]))
+    divided = (between < 0) | (between > gap)
+    firsts, lasts = np.concatenate(([True], divided)), np.concatenate((divided, [True]))
     return np.column_stack((bounds[firsts[: len(bounds)], 0], bounds[lasts[: len(bounds)], 1]))

@@ -312,8 +312,8 @@ class Access:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Access, unversioned=self.unversioned), (self.store, self.given, self.deadline)
 
-    def most(self, nbytes: int) -> int:
-        """Return how many requests of so many bytes may be under way."""
+    def max_requests(self, nbytes: int) -> int:
+        """Return how many requests of this size may be under way."""
         return self.small if nbytes <= _SMALL else self.concurrency
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:

@@ -18,7 +18,8 @@ from weightmap.core.bytes.descriptor import aligned, open_descriptor
 from weightmap.core.bytes.names import blob_of
 from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.native import files
-from weightmap.remote.ahead import Queue, Windows
+from weightmap.core.ranges import Range
+from weightmap.remote.ahead import HeaderCache, Prefetcher
 from weightmap.remote.location import Stored
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from weightmap.remote.location import Location
 
 # Smallest request; shorter ones are rounded up.
-_NEAR = 16 << 10
+_MIN_REQUEST_BYTES = 16 << 10
 # Bytes requested from each header of a walk on; headers requested at once where the walk repeats its last step, of
 # which equal tensors' differ by this much, since names do.
 _WALK_WINDOW, _WALK_HEADERS, _PADDING = 64 << 10, 64, 64
 # Smallest array that its bytes are received into.
-_APART = 64 << 10
+_MIN_ARRAY_BYTES = 64 << 10
 
 
 # Open objects of stores that tell digests.
@@ -89,7 +90,7 @@ class RemoteSource(Source):
 
     Attributes
     ----------
-    queue : Queue or None
+    queue : Prefetcher or None
         Bytes requested ahead of reading.
 
     Raises
@@ -102,23 +103,23 @@ class RemoteSource(Source):
     private = True
     path: Location
     name: str
-    queue: Queue | None
+    queue: Prefetcher | None
     _stored: Stored
-    _windows: Windows
+    _headers: HeaderCache
 
     def __init__(self, location: Location) -> None:
         self.path, self.name, self.mode = location, str(location), "copy"
-        scheme, found, _ = self.name.partition("://")
-        self.store: str = scheme if found else "store"
+        scheme, separator, _ = self.name.partition("://")
+        self.store: str = scheme if separator else "store"
         self._file = None
         self.digest, self.queue = location.digest, None
         twin = None if self.digest is None else _by_digest.get(self.digest)
         if twin is not None and not twin.closed:  # the same file of another revision: its headers were read
-            self._stored, self._windows = Stored(location, twin._stored.pin), twin._windows  # noqa: SLF001
+            self._stored, self._headers = Stored(location, twin._stored.pin), twin._headers  # noqa: SLF001
         else:
             self._stored, head = Stored.open(location)
-            self._windows = Windows()
-            self._windows.add(0, head)
+            self._headers = HeaderCache()
+            self._headers.add(0, head)
         self.size: int = self._stored.pin.size
         if self.digest is not None:
             _by_digest[self.digest] = self
@@ -159,7 +160,7 @@ class RemoteSource(Source):
 
     def _here(self, begin: int, end: int) -> memoryview:
         """Return bytes from `begin` on that were read with a header."""
-        return self._windows.find(begin, end)
+        return self._headers.find(begin, end)
 
     def pread(self, offset: int, count: int) -> bytes:
         """Implement `Source.pread`. A short read brings more around it, for the next call."""
@@ -171,18 +172,21 @@ class RemoteSource(Source):
                 self.fail_closed()
             return bytes(there)
         if self.queue is not None:
-            asked = bytearray(count)
-            self.fill(offset, memoryview(asked))
-            return bytes(asked)
+            data = bytearray(count)
+            self.fill(offset, memoryview(data))
+            return bytes(data)
         first = offset + len(there)
-        end = min(max(offset + count, first + _NEAR), self.size) if count < _NEAR else offset + count
-        begin = max(0, min(first, end - _NEAR)) if count < _NEAR and not len(there) else first
+        end = (
+            min(max(offset + count, first + _MIN_REQUEST_BYTES), self.size)
+            if count < _MIN_REQUEST_BYTES
+            else offset + count
+        )
+        begin = max(0, min(first, end - _MIN_REQUEST_BYTES)) if count < _MIN_REQUEST_BYTES and not len(there) else first
         data = bytearray(end - begin)
         self.fill(begin, memoryview(data))
-        found = bytes(there) + bytes(data[first - begin : offset + count - begin])
-        if count < _NEAR:
-            self._windows.add(begin, bytes(data))
-        return found
+        if count < _MIN_REQUEST_BYTES:
+            self._headers.add(begin, bytes(data))
+        return bytes(there) + bytes(data[first - begin : offset + count - begin])
 
     @property
     def scanned(self) -> tuple[int, Any]:
@@ -198,28 +202,28 @@ class RemoteSource(Source):
             end = min(offset + count, self.size)
             if self.queue is None and count < _WALK_WINDOW and len(self._here(offset, end)) < end - offset:
                 ahead = range(offset + step, self.size, step)[:_WALK_HEADERS] if repeated and step > 0 else ()
-                headers = ((max(at - _NEAR // 4, 0), at + _NEAR) for at in ahead)
-                self.expect([(offset, offset + _WALK_WINDOW), *headers])
+                headers = (Range(max(at - _MIN_REQUEST_BYTES // 4, 0), at + _MIN_REQUEST_BYTES) for at in ahead)
+                self.expect([Range(offset, offset + _WALK_WINDOW), *headers])
             return self.pread(offset, count)
 
         return -1, files.Reader(walk)
 
-    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Read all of these ranges (begin, end) by several requests at a time, and keep them for `pread`."""
-        joined: list[tuple[int, int]] = []
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """Read all of these ranges by several requests at a time, and keep them for `pread`."""
+        joined: list[Range] = []
         for begin, end in sorted(ranges):
             last = min(end, self.size)
             if begin >= last or len(self._here(begin, last)) == last - begin:
                 continue
-            if joined and begin - joined[-1][1] < _NEAR:
-                joined[-1] = joined[-1][0], max(last, joined[-1][1])
+            if joined and begin - joined[-1].end < _MIN_REQUEST_BYTES:
+                joined[-1] = Range(joined[-1].begin, max(last, joined[-1].end))
             else:
-                joined.append((begin, last))
+                joined.append(Range(begin, last))
         source = self.ahead(joined)
         for begin, last in joined:
             data = bytearray(last - begin)
             source.fill(begin, memoryview(data))
-            self._windows.add(begin, bytes(data))
+            self._headers.add(begin, bytes(data))
 
     def chunks(
         self,
@@ -231,7 +235,7 @@ class RemoteSource(Source):
         """Implement `Source.chunks`, by several requests at a time, in order."""
         if not count:
             return
-        source = self if self.queue is not None else self.ahead([(offset, offset + count)])
+        source = self if self.queue is not None else self.ahead([Range(offset, offset + count)])
         at, end = offset, offset + count
         while at < end:
             there = source._ready(at, end)  # noqa: SLF001 - of this class
@@ -250,33 +254,31 @@ class RemoteSource(Source):
         """Implement `Source.read_into`, by one request."""
         self.fill(offset, memoryview(target))
 
-    def ahead(
-        self, ranges: Iterable[tuple[int, int]], gap: int = 0, arrays: Iterable[tuple[int, int]] = ()
-    ) -> RemoteSource:
-        """Return a source of the same bytes that requests these ranges (begin, end) ahead of reading, in order.
+    def ahead(self, ranges: Iterable[Range], gap: int = 0, arrays: Iterable[Range] = ()) -> RemoteSource:
+        """Return a source of the same bytes that requests these ranges ahead of reading, in order.
 
         Neighbours with at most `gap` bytes between them are requested together. The beginning of a range is not
         requested again if it came with a header. What will be read as an array, with these bounds, arrives in it.
         """
-        made = copy.copy(self)
-        missing = ((begin + len(self._here(begin, end)), end) for begin, end in ranges)
-        made.queue = Queue(self._stored, missing, gap, self._apart(arrays))
-        return made
+        source = copy.copy(self)
+        missing = (Range(begin + len(self._here(begin, end)), end) for begin, end in ranges)
+        source.queue = Prefetcher(self._stored, missing, gap, self._disjoint(arrays))
+        return source
 
-    def _apart(self, arrays: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Yield those of these ranges that are worth memory of their own, and share no byte, in file order."""
-        given = None if self._limits is None else self._limits.max_copy_bytes
-        most, reached = math.inf if given is None else given, 0
+    def _disjoint(self, arrays: Iterable[Range]) -> Iterator[Range]:
+        """Yield, in file order, the ranges that are large enough for memory of their own and share no byte."""
+        limit = None if self._limits is None else self._limits.max_copy_bytes
+        max_nbytes, reached = math.inf if limit is None else limit, 0
         for begin, end in sorted(arrays):
-            if reached <= begin <= end - _APART and end - begin <= most and end <= self.size:
+            if reached <= begin <= end - _MIN_ARRAY_BYTES and end - begin <= max_nbytes and end <= self.size:
                 reached = end
-                yield begin, end
+                yield Range(begin, end)
 
     def received(self, begin: int, end: int) -> NDArray[np.uint8] | None:
         """Implement `Source.received`."""
         if self.closed:
             self.fail_closed()
-        return None if self.queue is None else self.queue.own(begin, end, self._here(begin, end))
+        return None if self.queue is None else self.queue.take_array(begin, end, self._here(begin, end))
 
     # ------------------------------------------------------------------------------------------------- memory
     @property
@@ -327,7 +329,7 @@ class RemoteSource(Source):
         for k in range(count):
             yield self.array(dtype, shape, offset + k * step, nbytes)
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def prefetch(self, ranges: Iterable[Range]) -> None:
         """Do nothing: there is no mapping whose pages could be brought in."""
 
     def advise(self, advice: str) -> None:
@@ -358,4 +360,4 @@ class RemoteSource(Source):
     def close(self) -> None:
         """Forget what was read; idempotent. Arrays stay."""
         super().close()
-        self._windows, self.queue = Windows(), None
+        self._headers, self.queue = HeaderCache(), None

@@ -20,6 +20,7 @@ from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.quantizing import quantize
 from weightmap.core.quant.schemes import BITS
+from weightmap.core.ranges import Range
 from weightmap.errors import QuantError, TensorFileError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
         stored = row.dtype.loaded or numpy_dtype(DTYPES[row.dtype.name])
         width = stored.itemsize
         places = [(row.offset + first * width, count * width) for first, count in _starts(size, most)]
-        source = source.ahead((at, at + nbytes) for at, nbytes in places)
+        source = source.ahead(Range(at, at + nbytes) for at, nbytes in places)
         for at, nbytes in places:
             yield np.frombuffer(source.pread(at, nbytes), stored)
         return
@@ -141,7 +142,7 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
         return
     if scheme in GGML_SCHEMES:
         runs = [(row.offset + quantised.ggml_size(first, scheme), count) for first, count in _starts(size, most)]
-        source = source.ahead((begin, begin + quantised.ggml_size(count, scheme)) for begin, count in runs)
+        source = source.ahead(Range(begin, begin + quantised.ggml_size(count, scheme)) for begin, count in runs)
         for begin, count in runs:
             octets = source.pread(begin, quantised.ggml_size(count, scheme))
             yield GgmlTensor(scheme, (count,), octets).dequantize()

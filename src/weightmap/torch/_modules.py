@@ -15,6 +15,7 @@ from weightmap.core.model.codes import check_readable
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.saving import check_module, from_torch
+from weightmap.core.ranges import Range
 from weightmap.device import Loader
 from weightmap.device._cargo import ArrayCargo, Cargo
 from weightmap.errors import TensorFileError, counted, quoted
@@ -283,7 +284,7 @@ def _finish(
         found = (stored_names.get(id(state[name])) for name in there)
         wanted = dict.fromkeys(name for name in found if name is not None)
         rows = [row_of(file, name) for name in wanted]
-        ahead = Ahead([(row.source, row.offset, row.nbytes) for row in rows], _AHEAD)
+        ahead = Ahead([(row.source, Range(row.offset, row.offset + row.nbytes)) for row in rows], _AHEAD)
     places = {name: number for number, name in enumerate(wanted)}
     done: dict[tuple[int, int], tuple[Any, Any]] = {}  # which keeps both alive, and so their numbers
     loaders: dict[Any, Loader] = {}

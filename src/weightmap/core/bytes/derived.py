@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.bytes.source import Source
+from weightmap.core.ranges import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -112,10 +113,10 @@ class Derived(Source):
             target[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
             at += len(chunk)
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def prefetch(self, ranges: Iterable[Range]) -> None:
         """Bring in the part of the file that the tensor lies in."""
         parent = self._parent
-        parent.prefetch((offset, min(count, parent.size - offset)) for offset, count in ranges)
+        parent.prefetch(Range(begin, min(end, parent.size)) for begin, end in ranges)
 
     def check_unchanged(self) -> None:
         """Implement `Source.check_unchanged`, for the file."""

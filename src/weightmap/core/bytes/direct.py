@@ -12,6 +12,7 @@ import numpy as np
 
 from weightmap.core.native import files
 from weightmap.core.native.access import take_ownership
+from weightmap.core.ranges import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,9 +35,9 @@ _MAX_IOVECS = 1024
 _LACKING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT, errno.EACCES, errno.EPERM)
 
 
-def window(begin: int, end: int) -> tuple[int, int]:
+def window(begin: int, end: int) -> Range:
     """Return the whole pages around some bytes: one read of them is faster than three of head, middle and tail."""
-    return begin // ALIGN * ALIGN, -(-end // ALIGN) * ALIGN
+    return Range(begin // ALIGN * ALIGN, -(-end // ALIGN) * ALIGN)
 
 
 class DirectReader:
@@ -91,10 +92,10 @@ class DirectReader:
         """
         source, file, got = self._source, self._file, 0
         source.check_unchanged()
-        left = list(parts)
+        pending = list(parts)
         while file is not None and at + got < end:
             try:
-                more = os.preadv(file, left[:_MAX_IOVECS], at + got)
+                more = os.preadv(file, pending[:_MAX_IOVECS], at + got)
             except OSError as error:
                 if error.errno not in _LACKING:
                     source.fail_reading(at + got, end, error.errno or 0)
@@ -104,11 +105,11 @@ class DirectReader:
             got += more
             if more == 0 or (got % ALIGN and at + got < end):
                 source.fail_reading(at + got, end, 0)
-            while left and more >= len(left[0]):
-                more -= len(left.pop(0))
-            if left:
-                left[0] = left[0][more:]
-        for part in left:
+            while pending and more >= len(pending[0]):
+                more -= len(pending.pop(0))
+            if pending:
+                pending[0] = pending[0][more:]
+        for part in pending:
             if part := part[: max(end - at - got, 0)]:
                 source.read_into(at + got, np.frombuffer(part, np.uint8))
                 got += len(part)
@@ -135,14 +136,14 @@ class DirectReader:
             place += 1
             while place < len(windows) and high - low < READ_BYTES:
                 begin, stop, memory = windows[place]
-                apart = begin - high
-                if not -ALIGN <= apart <= close:
+                gap = begin - high
+                if not -ALIGN <= gap <= close:
                     break
-                if apart > 0:
-                    parts.append(self._unwanted[:apart])
-                elif apart < 0:  # they share a page
+                if gap > 0:
+                    parts.append(self._unwanted[:gap])
+                elif gap < 0:  # they share a page
                     shared.append((last, memory))
-                if part := memory[max(-apart, 0) :]:
+                if part := memory[max(-gap, 0) :]:
                     parts.append(part)
                 high, end, last = begin + len(memory), max(end, stop), memory
                 place += 1
@@ -154,18 +155,18 @@ class DirectReader:
 
     def _request(self, windows: list[tuple[int, int, memoryview]]) -> int:
         """Read sorted windows from a store: all are requested at once, those that are close together in one request."""
-        wanted: list[tuple[int, int]] = []
+        missing: list[Range] = []
         total = reached = 0
         for low, end, _ in windows:
             begin = min(max(low, reached), end)
-            wanted.append((begin, end))
+            missing.append(Range(begin, end))
             total += (
-                end - begin + (begin - reached if wanted[1:] and reached < begin <= reached + JOIN_GAP_BYTES else 0)
+                end - begin + (begin - reached if missing[1:] and reached < begin <= reached + JOIN_GAP_BYTES else 0)
             )
             reached = max(reached, end)
-        source = self._source.ahead(wanted, JOIN_GAP_BYTES)
+        source = self._source.ahead(missing, JOIN_GAP_BYTES)
         reached, place, widest = 0, 0, memoryview(b"")  # of the window that reaches furthest: end, begin, memory
-        for (low, end, memory), (begin, _) in zip(windows, wanted, strict=True):
+        for (low, end, memory), (begin, _) in zip(windows, missing, strict=True):
             memory[: begin - low] = widest[low - place : begin - place]
             if begin < end:
                 source.read_into(begin, np.frombuffer(memory[begin - low : end - low], np.uint8))
@@ -236,8 +237,8 @@ class DirectReader:
             # What lies close together is read together: there is no page cache that keeps what was read for nothing.
             low = int(starts[place])
             fits = int(np.searchsorted(starts, low + READ_BYTES - 2 * ALIGN - length, side="right"))
-            apart = np.flatnonzero(np.diff(starts[place:fits]) > length + JOIN_GAP_BYTES)
-            last = max(place + int(apart[0]) + 1 if len(apart) else fits, place + 1)
+            gaps = np.flatnonzero(np.diff(starts[place:fits]) > length + JOIN_GAP_BYTES)
+            last = max(place + int(gaps[0]) + 1 if len(gaps) else fits, place + 1)
             if last == place + 1:
                 self.read_into(low, rows[place])
             else:

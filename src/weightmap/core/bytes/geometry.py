@@ -13,6 +13,7 @@ import numpy as np
 
 from weightmap.core.bytes.descriptor import aligned
 from weightmap.core.lazy import later
+from weightmap.core.ranges import Range
 from weightmap.errors import ChecksumError, FormatError, TruncatedError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Geometry:
         """Return a source that has the bytes of the tensor in row-major order, from the offset of the row on."""
         raise NotImplementedError
 
-    def extent(self, row: Any, axes: Axes) -> tuple[int, int]:
+    def extent(self, row: Any, axes: Axes) -> Range:
         """Return begin and end of the bytes of the file that hold the part that an index selects."""
         raise NotImplementedError
 
@@ -99,16 +100,16 @@ class Strided(Geometry):
         dtype, shape = row.viewed
         return _strided(row.source, row.offset, row.nbytes, shape, self.strides, dtype.itemsize)  # type: ignore[no-any-return]
 
-    def extent(self, row: Any, axes: Axes) -> tuple[int, int]:
+    def extent(self, row: Any, axes: Axes) -> Range:
         """Return where the first selected element begins, and where the last one ends."""
         first = last = row.offset
         for (start, step, size, _), stride in zip(axes, self.strides, strict=True):
             if not size:
-                return row.offset, row.offset
+                return Range(row.offset, row.offset)
             ends = start, start + step * (size - 1)
             first += min(ends) * stride
             last += max(ends) * stride
-        return first, last + row.viewed[0].itemsize
+        return Range(first, last + row.viewed[0].itemsize)
 
     def part(self, row: Any, axes: Axes, octets: NDArray[np.uint8]) -> NDArray[Any]:
         """Return a view of these bytes."""
@@ -163,9 +164,9 @@ class Deflated(Geometry):
         """Return a source of the inflated bytes in row-major order."""
         return _inflated(row, self)  # type: ignore[no-any-return]
 
-    def extent(self, row: Any, axes: Axes) -> tuple[int, int]:  # noqa: ARG002 - any part needs all before it
+    def extent(self, row: Any, axes: Axes) -> Range:  # noqa: ARG002 - any part needs all before it
         """Return the range of the stored member."""
-        return row.offset, row.offset + self.stored
+        return Range(row.offset, row.offset + self.stored)
 
     def part(self, row: Any, axes: Axes, octets: NDArray[np.uint8]) -> NDArray[Any]:
         """Inflate these bytes."""
@@ -222,9 +223,9 @@ class Decoded(Geometry):
         """Return a source of these bytes."""
         return _decoded(row, self)  # type: ignore[no-any-return]
 
-    def extent(self, row: Any, axes: Axes) -> tuple[int, int]:  # noqa: ARG002 - where an element lies is unknown
+    def extent(self, row: Any, axes: Axes) -> Range:  # noqa: ARG002 - where an element lies is unknown
         """Return the range of the stored tensor."""
-        return row.offset, row.offset + self.stored
+        return Range(row.offset, row.offset + self.stored)
 
     def part(self, row: Any, axes: Axes, octets: NDArray[np.uint8]) -> NDArray[Any]:
         """Decode the tensor of these bytes."""

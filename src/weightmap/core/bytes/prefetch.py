@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.core.bytes.process import PerProcess
 from weightmap.core.native import access
+from weightmap.core.ranges import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    # The id of a mapping, its ranges as (start, stop), and whether it is advised as "random".
-    Key = tuple[int, tuple[tuple[int, int], ...], bool]
+    # The id of a mapping, its ranges, and whether it is advised as "random".
+    Key = tuple[int, tuple[Range, ...], bool]
 
 # Bytes per call: a few milliseconds from the page cache, so the thread rarely waits for the GIL; a fraction of a
 # second from a disk.
-PIECE = 32 << 20
+PIECE_BYTES = 32 << 20
 # Closer ranges are merged: reading the pages between them costs less than another call.
-_GAP = 1 << 16
+_GAP_BYTES = 1 << 16
 
 
 class _Worker:
@@ -34,17 +35,17 @@ class _Worker:
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
         # The entry being worked on is the first and stays until it is done, so asking for it again adds nothing.
-        self._wanted: OrderedDict[Key, weakref.ref[Any]] = OrderedDict()
+        self._queue: OrderedDict[Key, weakref.ref[Any]] = OrderedDict()
         self._busy = False
 
-    def add(self, memory: Any, ranges: tuple[tuple[int, int], ...], *, scattered: bool) -> None:
+    def add(self, memory: Any, ranges: tuple[Range, ...], *, scattered: bool) -> None:
         """Queue ranges of a mapping; start the thread if it is not running."""
         key = (id(memory), ranges, scattered)
         with self._lock:
-            known = self._wanted.get(key)
-            if known is not None and known() is memory:
+            queued = self._queue.get(key)
+            if queued is not None and queued() is memory:
                 return
-            self._wanted[key] = weakref.ref(memory)
+            self._queue[key] = weakref.ref(memory)
             if self._busy:
                 return
             self._busy = True
@@ -54,7 +55,7 @@ class _Worker:
         except RuntimeError:  # no thread to be had: give the kernel advice instead, which returns at once
             with self._lock:
                 self._busy = False
-                self._wanted.clear()
+                self._queue.clear()
             for start, stop in ranges:
                 access.will_need(memory, start, stop - start)
 
@@ -65,7 +66,7 @@ class _Worker:
                 _, ranges, scattered = key
                 for start, stop in ranges:
                     while start < stop and _populate(memory, start, stop, scattered=scattered):
-                        start += PIECE  # noqa: PLW2901 - piece by piece
+                        start += PIECE_BYTES  # noqa: PLW2901 - piece by piece
                 self._done(key, memory)
         except BaseException:
             self._busy = False
@@ -73,41 +74,43 @@ class _Worker:
 
     def _first(self) -> tuple[Key, weakref.ref[Any]] | None:
         with self._lock:
-            for first in self._wanted.items():
+            for first in self._queue.items():
                 return first
             self._busy = False  # under the lock: the next `add` starts a thread
         return None
 
     def _done(self, key: Key, memory: weakref.ref[Any]) -> None:
         with self._lock:
-            if self._wanted.get(key) is memory:  # and not a newer mapping with the same id
-                del self._wanted[key]
+            if self._queue.get(key) is memory:  # and not a newer mapping with the same id
+                del self._queue[key]
 
 
 def _populate(memory: weakref.ref[Any], start: int, stop: int, *, scattered: bool) -> bool:
     """Bring in one piece. Return False when the mapping is gone or the file became shorter."""
     mapped = memory()
-    return mapped is not None and access.populate(mapped, start, min(PIECE, stop - start), scattered=scattered) == 0
+    return (
+        mapped is not None and access.populate(mapped, start, min(PIECE_BYTES, stop - start), scattered=scattered) == 0
+    )
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Turn (offset, bytes) ranges into sorted (start, stop) ranges, merging neighbours."""
-    merged: list[tuple[int, int]] = []
-    for offset, nbytes in sorted(ranges):
-        if not nbytes:
+def _merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Sort ranges that are not empty, and merge neighbours."""
+    merged: list[Range] = []
+    for begin, end in sorted(ranges):
+        if begin == end:
             continue
-        if merged and offset <= merged[-1][1] + _GAP:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], offset + nbytes))
+        if merged and begin <= merged[-1].end + _GAP_BYTES:
+            merged[-1] = Range(merged[-1].begin, max(merged[-1].end, end))
         else:
-            merged.append((offset, offset + nbytes))
+            merged.append(Range(begin, end))
     return tuple(merged)
 
 
 _worker = PerProcess(_Worker)
 
 
-def prefetch(memory: Any, ranges: Iterable[tuple[int, int]], *, scattered: bool) -> None:
-    """Bring (offset, bytes) ranges of a mapping into memory in the background; return at once.
+def prefetch(memory: Any, ranges: Iterable[Range], *, scattered: bool) -> None:
+    """Bring ranges of a mapping into memory in the background; return at once.
 
     `scattered` means that the mapping is advised as "random": the kernel then reads nothing ahead by itself.
     """

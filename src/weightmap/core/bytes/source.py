@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.native.access import Descriptor
     from weightmap.core.options import Limits
+    from weightmap.core.ranges import Range
 
 MODES = ("mmap", "cow", "copy", "sealed")
 # Copies of more bytes than `_ASKED` check the memory left first.
@@ -200,8 +201,8 @@ class Source:
             raise self._named(OSError(error, os.strerror(error)), during)
         self._short(at, wanted, during)
 
-    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note the ranges (begin, end) of coming calls of `pread`: a store fetches them all at once."""
+    def expect(self, ranges: Iterable[Range]) -> None:
+        """Note the ranges of coming calls of `pread`: a store fetches them all at once."""
 
     def _opened(self) -> Descriptor | None:
         """Return the open file, to be held while it is used; None if the bytes are in memory."""
@@ -293,11 +294,11 @@ class Source:
 
     def ahead(
         self,
-        ranges: Iterable[tuple[int, int]],  # noqa: ARG002 - see RemoteSource
+        ranges: Iterable[Range],  # noqa: ARG002 - see RemoteSource
         gap: int = 0,  # noqa: ARG002
-        arrays: Iterable[tuple[int, int]] = (),  # noqa: ARG002
+        arrays: Iterable[Range] = (),  # noqa: ARG002
     ) -> Source:
-        """Return a source of the same bytes for reading these ranges (begin, end), in order; some of them as arrays."""
+        """Return a source of the same bytes for reading these ranges, in order; some of them as arrays."""
         return self
 
     def received(self, begin: int, end: int) -> NDArray[np.uint8] | None:  # noqa: ARG002 - see RemoteSource
@@ -513,8 +514,8 @@ class Source:
             strides.insert(0, strides[0] * dim)
         return np.ndarray((count, *shape), dtype, self._get_memory(), offset, (step, *strides))
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Bring (offset, bytes) ranges of a mapping into memory in the background; return at once."""
+    def prefetch(self, ranges: Iterable[Range]) -> None:
+        """Bring ranges of a mapping into memory in the background; return at once."""
         if self.in_memory and self.mode != "sealed":
             return
         memory = self._get_memory()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap.core.native import access, checksums
+from weightmap.core.ranges import Range
 from weightmap.errors import ChecksumError, LayoutError, counted
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Verification:
 
     def turn(self, source: Source) -> None:
         """Go on with another file, from its beginning."""
-        self.source: Source = source.ahead([(0, source.size)]) if source.size else source
+        self.source: Source = source.ahead([Range(0, source.size)]) if source.size else source
         self.position: int = 0
         if source in self._others:
             self._others.remove(source)

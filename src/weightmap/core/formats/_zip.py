@@ -29,6 +29,7 @@ from weightmap.core.formats._base import trailing
 from weightmap.core.formats._recognition import EMPTY_ARCHIVE
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.options import INFLATION
+from weightmap.core.ranges import Range
 from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     ChecksumError,
@@ -122,7 +123,7 @@ _DESCRIPTORS = (12, 16, 20, 24)
 _DESCRIPTOR = b"PK\7\x08"
 
 
-def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
+def _headers(central: memoryview) -> Iterator[Range]:
     """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory.
 
     Of a pickle, with all bytes: it says what the others are.
@@ -138,7 +139,7 @@ def _headers(central: memoryview) -> Iterator[tuple[int, int]]:
             start = at - comment - extra
             stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
             offset = int.from_bytes(central[stop - 8 : stop], "little")
-        yield offset, offset + name + _BESIDE + inside
+        yield Range(offset, offset + name + _BESIDE + inside)
 
 
 def _sound_entries(
@@ -209,7 +210,7 @@ class Archive:
             expected = " or ".join(map(repr, _BEGINNINGS))
             raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
         tail = min(max(source.size // _TAIL_PART, _TAIL_LEAST), _TAIL_MOST)
-        source.expect([(max(source.size - tail, 0), source.size)])
+        source.expect([Range(max(source.size - tail, 0), source.size)])
         begin, size, count, end = _find_directory(source, options, warnings)
         limits = options.limits
         limits.check("max_header_bytes", size, "size of the central directory", offset=end)
@@ -317,7 +318,7 @@ class Archive:
     def check(self, i: int) -> None:
         """Check the bytes of a stored entry by their CRC-32."""
         crc, begin, end = 0, self.begin(i), self.begin(i) + self.size(i)
-        self._source.expect([(begin, end)])
+        self._source.expect([Range(begin, end)])
         for at in range(begin, end, CHUNK):
             crc = checksums.crc32(self._source.pread(at, min(CHUNK, end - at)), crc)
         self._check_crc(i, crc)

@@ -15,6 +15,7 @@ from weightmap.core.bytes.open_source import name_beside
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import by_name
 from weightmap.core.options import check_expansion
+from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
     from weightmap.words.embeddings import Embeddings
 
-_Ranges = defaultdict[Source, list[tuple[int, int]]]
+_Ranges = defaultdict[Source, list[Range]]
 # Runs of fewer tensors are made one by one.
 _RUN = 4
 # A missing name that resembles none is answered with all names, if they are no more, and together no longer, than this.
@@ -179,9 +180,9 @@ def requested(rows: Sequence[Row], *, arrays: bool = False) -> Iterator[Row]:
     extents, whole = _Ranges(list), _Ranges(list)
     for row in rows:
         for source, begin, end in row.reads():
-            extents[source].append((begin, end))
+            extents[source].append(Range(begin, end))
             if arrays and row.geometry is None:
-                whole[source].append((begin, end))
+                whole[source].append(Range(begin, end))
     ahead = {source: source.ahead(ranges, BETWEEN, whole[source]) for source, ranges in extents.items()}
     return (row.reading(ahead) for row in rows)
 

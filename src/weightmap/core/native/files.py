@@ -38,13 +38,13 @@ def join_ranges(
     most : float
         Ranges are joined as long as the read has at most this many times its wanted bytes.
     """
-    # Copies, which become the result.
-    joined = np.array(files, np.uint32), np.array(starts, np.uint64), np.array(stops, np.uint64)
-    columns = (*joined, np.empty(len(starts), np.uint64))
-    pointers = (as_output(column, f"uint{8 * column.itemsize}_t[]") for column in columns)
-    count = lib.wm_join_ranges(*pointers, len(starts), min(gap, (1 << 63) - 1), most)
-    reads = [column[:count] for column in columns]
-    return reads[0], *(column.view(np.int64) for column in reads[1:])  # type: ignore[return-value]
+    file = np.array(files, np.uint32)
+    columns = np.empty((3, len(file)), np.int64)  # starts, stops, and wanted bytes; both arrays become the result
+    columns[0], columns[1] = starts, stops
+    pointers = map(from_buffer, ("uint32_t[]", *("uint64_t[]",) * 3), (file, *columns))
+    count = lib.wm_join_ranges(*pointers, len(file), min(gap, (1 << 63) - 1), most)
+    begins, ends, needed = columns[:, :count]
+    return file[:count], begins, ends, needed
 
 
 # ----------------------------------------------------------------------------------------------------

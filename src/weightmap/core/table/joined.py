@@ -116,9 +116,9 @@ class JoinedTable(Table):
         begins, sizes = self._columns((table.spans() for table in self._tables), np.int64, np.int64)
         return begins, sizes
 
-    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Implement `Table.along` for each row."""
-        parts = (table.along(dim) for table in self._tables)
+    def dim_layout(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Implement `Table.dim_layout` for each row."""
+        parts = (table.dim_layout(dim) for table in self._tables)
         outer, size, plain = self._columns(parts, np.int64, np.int64, np.bool_)
         return outer, size, plain
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from weightmap.core.dtypes import DECLARED, numpy_dtype
 from weightmap.core.native import access
+from weightmap.core.ranges import Range
 from weightmap.core.table import INT64_MAX, U64_MAX, Rules
 from weightmap.errors import FormatError, LayoutError, TensorFileError, quoted
 
@@ -89,10 +90,10 @@ class Row(NamedTuple):
 
     # -------------------------------------------------------------------------------------------------- as bytes
     @property
-    def extent(self) -> tuple[int, int]:
-        """Begin and end of the bytes of the file that hold it."""
+    def extent(self) -> Range:
+        """The bytes of the file that hold it."""
         if self.geometry is None:
-            return self.offset, self.offset + self.nbytes
+            return Range(self.offset, self.offset + self.nbytes)
         return self.geometry.extent(self, [(0, 1, size, True) for size in self.viewed[1]])
 
     def reads(self) -> Iterator[tuple[Source, int, int]]:
@@ -420,11 +421,11 @@ class Table:
         begins += rules.base
         return begins, sizes
 
-    def beyond(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, int, int]]:  # noqa: ARG002 - tables that have some ask
-        """Return source, begin and end of bytes outside of their data that decoding rows takes."""
+    def side_ranges(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, Range]]:  # noqa: ARG002 - of tables under deltas
+        """Return source and range of bytes outside of their data that decoding rows takes."""
         return ()
 
-    def along(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    def dim_layout(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return for each row: the product of the dimensions before `dim`, the size of `dim`, whether bytes are plain.
 
         A negative `dim` counts from the last one; the size is -1 where a row lacks it. Plain bytes hold elements of
