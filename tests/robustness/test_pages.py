@@ -179,7 +179,7 @@ class Slow:
 def slow(monkeypatch):
     stand_in = Slow()
     monkeypatch.setattr(access, "populate", stand_in)
-    monkeypatch.setattr(prefetching, "PIECE", 1 << 18)
+    monkeypatch.setattr(prefetching, "PIECE_BYTES", 1 << 18)
     return stand_in
 
 
@@ -231,7 +231,7 @@ for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
         os.truncate(path, 4096)
     while prefetching._worker.own._busy:
         time.sleep(0.01)
-    assert not prefetching._worker.own._wanted
+    assert not prefetching._worker.own._queue
 print("alive")
 """
     paths = [model(tmp_path / f"{i}.weights", 16) for i in range(4)]
