@@ -5,8 +5,9 @@
     make report
     python benchmarks/report.py [benchmark.json [later.json ...]] [--into docs/benchmarks.md] [--no-plots]
 
-The page has three plots (opening, loading, decoding) and a row for each figure of `targets.toml`. MISSED.md explains
-the figures that fell short. build/benchmarks/ gets all times, the limits of the machine, memory, and plots by size.
+The page has three plots (opening, loading, decoding) and a row for each figure of `targets.toml`. MISSED.md has those
+of kernels, and explains the figures that fell short. build/benchmarks/ gets all times, the limits of the machine,
+memory, and plots by size.
 """
 
 from __future__ import annotations
@@ -46,14 +47,19 @@ CAPTIONS = {
 FIGURES = """## Figures
 
 The *limit* is the best that this machine does in the same run: C loops (`benchmarks/limits.c`) that read, write or copy
-as many bytes, or the system calls that every reader needs. "With AVX2" leaves AVX-512 out, by `use_isa("avx2")`; the
-rivals keep it. A row over several sizes shows the worst, in brackets. † falls short of its target:
-[benchmarks/MISSED.md](../benchmarks/MISSED.md) says by how much, and why.
+as many bytes, or the system calls that every reader needs. A row over several sizes shows the worst, in brackets. †
+falls short of its target: [benchmarks/MISSED.md](../benchmarks/MISSED.md) says by how much, and why. It also has the
+figures of single kernels.
 """
-MISSED = """# What was missed
+MISSED = """# Kernels, and what was missed
 
 <!-- Written by `make report` from the results of `make bench` and `tried` in targets.toml. -->
+
+The figures of single kernels; all others, and the machine, are in [docs/benchmarks.md](../docs/benchmarks.md). "With
+AVX2" leaves AVX-512 out, by `use_isa("avx2")`; the rivals keep it.
 """
+# Sections of figures that no model's user meets alone.
+KERNELS = {"CRC-32", "FNV-1a", "float16 to float32", "int4 and int5 to float32", "Blocks of ggml to float32"}
 
 
 def about(run: Run) -> Iterator[str]:
@@ -77,24 +83,29 @@ def about(run: Run) -> Iterator[str]:
     )
 
 
-def figures(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield one table for each section of figures."""
-    yield FIGURES
+def figures(outcomes: list[Outcome], *, kernels: bool) -> Iterator[str]:
+    """Yield one table for each section of figures: kernels, which also have figures with AVX2, or the others."""
+    head, form = ["", "weightmap", "compared with", "times as fast"], " > >"
+    if kernels:
+        head, form = [*head, "with AVX2"], f"{form}>"
     for section in dict.fromkeys(outcome.figure.section for outcome in outcomes):
         rows = [
-            [outcome.figure.question, *outcome.cells, outcome.format(outcome.avx2)]
+            [outcome.figure.question, *outcome.cells, outcome.format(outcome.avx2)][: len(head)]
             for outcome in outcomes
             if outcome.figure.section == section and outcome.value is not None
         ]
-        if rows:
+        if rows and (section in KERNELS) == kernels:
             yield f"### {section}"
             yield ""
-            yield from table(["", "weightmap", "compared with", "times as fast", "with AVX2"], rows, " > >>")
+            yield from table(head, rows, form)
 
 
 def missed(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield the lines of MISSED.md: why figures fell short, and which ones this run did not measure."""
+    """Yield the lines of MISSED.md: kernels, why figures fell short, and which ones this run did not measure."""
     yield MISSED
+    yield from figures(outcomes, kernels=True)
+    yield "## What was missed"
+    yield ""
     counts = Counter(outcome.verdict for outcome in outcomes)
     yield f"{counts['missed']} of {counts['missed'] + counts['reached']} figures fall short of their targets."
     yield ""
@@ -127,7 +138,8 @@ def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str]) -> Iterato
         yield ""
         yield f"![{description}]({path})"
         yield ""
-    yield from figures(outcomes)
+    yield FIGURES
+    yield from figures(outcomes, kernels=False)
     yield from about(run)
 
 

@@ -23,7 +23,13 @@ MODULES = sorted(
     for path in PACKAGE.rglob("*.py")
     if ">>>" in path.read_text(encoding="utf-8")
 )
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED)])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "benchmarks").glob("*.md"),
+        *(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
+    ]
+)
 
 
 @pytest.mark.parametrize("name", MODULES)
