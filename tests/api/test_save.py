@@ -16,7 +16,6 @@ from tests.builders import safetensors as st
 from tests.support import DATA, listing, mappings, run_child, same, save_with
 
 import weightmap as wm
-from weightmap.compat import save_file
 from weightmap.core.bytes import atomic
 from weightmap.core.formats import FORMATS
 from weightmap.core.native import access
@@ -282,8 +281,6 @@ def test_a_directory_is_not_taken_for_a_file(tmp_path, name):
 def test_a_directory_needs_no_format_to_be_refused(tmp_path):
     with pytest.raises(IsADirectoryError, match="give the name of a file in it, or max_shard_size= for shards"):
         wm.save(tmp_path, {"a": BASE})
-    with pytest.raises(IsADirectoryError, match="this is a directory: give the name of a file: "):
-        save_file({"a": BASE}, tmp_path)
     assert listing(tmp_path) == []
 
 

@@ -113,12 +113,7 @@ def readings(f):
             yield lambda q=tensor: (q.kinds, q.scales, q.payload)
     if f.vocab is not None:
         words = [*list(f.vocab)[:5], *UNKNOWN]
-        embeddings = f.embeddings
         yield lambda: (list(f.vocab), f.vocab.table.find_many(words))
-        if embeddings is not None:
-            yield lambda: embeddings.batch(words)
-            yield from (lambda word=word: embeddings.embedding_with_norm(word) for word in words)
-            yield lambda: embeddings.most_similar(words[0])
 
 
 def plain(result):

@@ -79,12 +79,6 @@ def test_deflated_members_are_inflated_within_the_limits():
         assert sum(map(len, dense_row(f, "w").chunks())) == 4 << 20
 
 
-def test_types_that_a_target_lacks_are_named(tmp_path):
-    np.savez(tmp_path / "a.npz", words=np.array(["a"]))
-    with pytest.raises(wm.EncodeError, match="words"):
-        wm.convert(tmp_path / "a.npz", tmp_path / "a.safetensors")
-
-
 def test_what_is_no_array_is_left_out_if_not_strict():
     entries = [npz.entry("a", normal((2,))), zip_files.Entry(b"README", b"hello")]
     with wm.open(zip_files.archive(entries), strict=False) as f:

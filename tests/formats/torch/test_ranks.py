@@ -8,7 +8,6 @@ from tests.builders import safetensors as st
 from tests.builders import torch as files
 
 import weightmap as wm
-from weightmap.vllm import model_files
 
 PART = {"w": normal((3, 4), 1), "b": normal((3,), 2)}
 FIRST, SECOND = "shard-00001-model-00001-of-00001.safetensors", "shard-00002-model-00001-of-00001.safetensors"
@@ -60,7 +59,7 @@ def test_files_of_ranks_are_refused_with_the_command_that_joins_them(name, tmp_p
 def test_folders_of_ranks_are_refused_with_what_joins_them(names, message, tmp_path):
     for name in names:
         (tmp_path / name).write_bytes(shard({"w": [0, 0]}))
-    for use in (wm.open, wm.load, model_files)[: 3 if FIRST in names else 2]:
+    for use in (wm.open, wm.load):
         with pytest.raises(wm.UnsupportedError) as caught:
             use(str(tmp_path))
         assert str(caught.value).startswith(f"{tmp_path}: the ")

@@ -13,7 +13,6 @@ from tests.builders import torch as files
 from tests.support import DATA
 
 import weightmap as wm
-import weightmap.report
 from weightmap.core.bytes import derived
 from weightmap.core.model.internals import dense_row
 
