@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, embd, tensor
+from tests.builders import Tensor
 from tests.builders import safetensors as st
 from tests.support import HANG
 
@@ -53,14 +53,6 @@ WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
 COMMANDS = parser.all_commands(parser.build_parser())
 # The commands that print a JSON document with --json.
 WITH_JSON = [name for name, command in COMMANDS.items() if "--json" in command.format_usage()]
-
-
-@pytest.fixture(name="embd")
-def embd_file(tmp_path):
-    path = tmp_path / "words.weights"
-    matrix = tensor(np.arange(8, dtype=np.float32).reshape(4, 2))
-    path.write_bytes(embd.Draft([("e", matrix)], vocab=WORDS, ids=(0, 1, 2, 3, 0)).seal())
-    return path
 
 
 @pytest.fixture

@@ -381,21 +381,6 @@ def test_errors_of_the_executor_name_the_shard(model, tmp_path):
         wm.convert(model, f"{tmp_path}/b/", run=wm.Run(Gone(), keep_going=True), **QUANTISED)
 
 
-def test_what_cannot_be_expressed_is_found_before_work_is_dealt(model, tmp_path):
-    for number in (2, 5):
-        path = model / name_of(number)
-        tensors, _ = st.parse(path.read_bytes())
-        path.write_bytes(st.build(tensors | {f"layer.{number}.bias": tensor(np.ones((8,), np.uint32))}))
-    pool = Inline()
-    with pytest.raises(wm.EncodeError, match=r"'layer\.2\.bias'.*; and 1 more shard cannot be written") as caught:
-        wm.convert(model, f"{tmp_path}/out/", format="gguf", run=wm.Run(pool))
-    assert [line.split("'")[1] for line in caught.value.refused] == ["layer.2.bias", "layer.5.bias"]
-    assert not pool.tasks
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(wm.EncodeError, match="include is 'nothing', which matches none of"):
-        wm.convert(model, f"{tmp_path}/out/", format="amb", include="nothing")
-
-
 def test_a_source_that_changes_after_the_deal(model, tmp_path):
     pool = Inline()
     wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
@@ -406,29 +391,6 @@ def test_a_source_that_changes_after_the_deal(model, tmp_path):
     path.write_bytes(st.build({"layer.1.weight": normal((2, 2), 1)}))
     with pytest.raises(wm.FileChangedError, match=f"{name_of(1)}: the file was changed after its shards were dealt"):
         tasks.convert_shard(pool.tasks[0])
-
-
-def test_wrong_arguments(model, tmp_path):
-    one = tmp_path / "one.amb"
-    for run in (wm.Run(Inline()), wm.Run(manifest="m"), wm.Run(keep_going=True), wm.Run(world_size=2)):
-        with pytest.raises(ValueError, match=r"run= is for shards, and '.*one\.amb' is one file"):
-            wm.convert(model, one, run=run)
-    for rank, world in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ValueError, match=f"rank is {rank} and world_size {world}, expected 0 <= rank < world_size"):
-            wm.Run(rank=rank, world_size=world)
-    with pytest.raises(ValueError, match="manifest= is needed by ranks"):
-        wm.convert(model, f"{tmp_path}/o/", format="amb", run=wm.Run(rank=0, world_size=2))
-    data = (model / name_of(1)).read_bytes()
-    with pytest.raises(ValueError, match="<bytes>, expected a path"):
-        wm.convert(data, f"{tmp_path}/o/", format="amb")
-    with pytest.raises(ValueError, match="<bytes>, expected a path"):
-        wm.verify(data, run=wm.Run(Inline()))
-    words = tmp_path / "words.txt"
-    words.write_text("a 1 2\nb 3 4\n")
-    with pytest.raises(ValueError, match="words and their rows are not written to shards"):
-        wm.convert(words, f"{tmp_path}/o/", format="finalfusion")
-    assert not one.exists()
-    assert not (tmp_path / "o").exists()
 
 
 # --------------------------------------------------------------------------------------------------------------- ranks

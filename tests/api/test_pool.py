@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import Tensor, gguf
-from tests.support import HANG, peak_of, run_child, sparse
+from tests.support import HANG, peak_of, run_child
 
 import weightmap as wm
 from weightmap.core.bytes import direct as direct_reading
@@ -464,26 +464,3 @@ def test_whole_models_past_the_page_cache(tmp_path, monkeypatch, call, part):
     for name, array in tensors.items():
         np.testing.assert_array_equal(found[name], array[part])
     assert sum(counted) >= sum(array.nbytes for array in found.values())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux does")
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda path: wm.load(path, direct=True),
-        lambda path: [array.any() for _, array in wm.plan(path).run("read", release=True, direct=True)],
-    ],
-)
-def test_at_most_64_mib_of_a_large_model_stay_in_the_page_cache(tmp_path, call):
-    path = sparse(tmp_path / "m.safetensors", {f"t{i}": (4096, 1024) for i in range(12)})
-
-    def cached():
-        with wm.open(path) as file:
-            return sum(found.resident for found in file.residency().values())
-
-    if cached() > 64 << 20:
-        pytest.skip("the file system is in memory")
-    assert len(call(path)) == 12
-    assert cached() <= 64 << 20
-    wm.load(path, mode="copy")
-    assert cached() > 128 << 20

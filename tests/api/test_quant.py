@@ -123,21 +123,6 @@ def test_parts_are_views_of_the_payload(scheme, block_size, scale_type):
         assert tensor.scales.dtype == {"fp16": np.float16, "fp32": np.float32}[scale_type]
 
 
-def test_parts_of_an_adaptive_tensor():
-    mask = bytes([0b01_10_00_01, 0b10])  # INT5, INT4, FP16, INT5, FP16
-    scales = struct.pack("<3e", 1, 2, 3)
-    codes = bytes(range(5 + 4 + 16 + 5 + 16))
-    tensor = QuantizedTensor("adaptive", (37,), mask + scales + codes, block_size=8)
-    assert tensor.mask is not None
-    assert tensor.kinds is not None
-    assert tensor.mask.tobytes() == mask
-    assert tensor.kinds.tolist() == [1, 0, 2, 1, 2]
-    assert tensor.scales.tolist() == [1, 2, 3]
-    assert tensor.codes.tobytes() == codes
-    others, _ = make("int4_block", (8,), 8)
-    assert (others.mask, others.kinds) == (None, None)
-
-
 def test_a_mapped_tensor_is_a_view_of_the_file(tmp_path):
     path = tmp_path / "q.amb"
     wm.save(path, {"w": wm.quantize(np.arange(64, dtype=np.float32), "int5_block")})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -296,45 +295,6 @@ def test_in_place_needs_room_for_the_changes_alone(chain, tmp_path, monkeypatch)
         deltas.apply(tmp_path / "alone.safetensors", source / "weight_v000001", in_place=True)
 
 
-@pytest.mark.parametrize("able", [True, False])
-def test_where_files_can_share_their_bytes(tmp_path, monkeypatch, able):
-    """With reflinks, room is needed for changed tensors alone, and nothing else is written; else a file is written."""
-    old = {f"w{number}": np.full(40_000, number, np.uint8) for number in range(5)}
-    states = [old, {**old, "w3": old["w3"] ^ np.arange(40_000).astype(np.uint8)}]
-    states.append({name: value ^ np.uint8(1) for name, value in states[1].items()})
-    base, source, folder = write_model(tmp_path / "base", old), tmp_path / "source", tmp_path / "local"
-    for version in (1, 2):
-        write_delta(source, version, *states[version - 1 : version + 1])
-    deltas.pull(folder, source, base=base, version=0)
-    cloned, written, pwrite = [], [], os.pwrite
-
-    def clone(new, file):
-        if not able:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        os.sendfile(new, file, 0, os.fstat(file).st_size)
-        cloned.append(new)
-
-    def counted(file, data, at):
-        written.extend([len(data)] * (file in cloned))
-        return pwrite(file, data, at)
-
-    monkeypatch.setattr(places, "clone", clone)
-    monkeypatch.setattr(os, "pwrite", counted)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1000, 15, 15, 10, 10, 10, 0, 255)))
-        if not able:
-            with pytest.raises(wm.TargetError, match="left for the new version"):
-                deltas.pull(folder, source, version=1)
-            patch.undo()
-        deltas.pull(folder, source, version=1)
-    assert (sum(written), bool(cloned)) == (40_000 * able, able)
-    assert digests(wm.load(folder)) == digests(states[1])
-    cloned.clear()
-    deltas.pull(folder, source, version=2)  # all of it changes: a spare file is written over
-    assert not cloned
-    assert digests(wm.load(folder)) == digests(states[2])
-
-
 def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatch):
     """Its record makes our journal void; without one, files that are no longer ours do too."""
     base, source, states = chain
@@ -366,28 +326,6 @@ def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatc
             deltas.pull(folder, source, base=base, version=4)
             assert digests(wm.load(folder)) == digests(states[4])
             assert len(list(folder.glob("*.safetensors*"))) == 1
-
-
-def test_a_failure_while_files_are_written_changes_nothing(chain, tmp_path, monkeypatch):
-    """A disk that fills up meanwhile, or has no room at all, is a `TargetError`, and leaves no files."""
-    base, source, states = chain
-    folder = tmp_path / "local"
-    deltas.pull(folder, source, base=base, version=1)
-    shutil.rmtree(folder / ".weight_sync" / "spare", ignore_errors=True)
-    before = contents(folder)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    room = os.statvfs_result((4096, 4096, 1000, 1, 1, 10, 10, 10, 0, 255))
-    for module, name, fails in ((os, "pwrite", full), (places, "reserve", full), (os, "statvfs", lambda _: room)):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, fails)
-            with pytest.raises(wm.TargetError):
-                deltas.pull(folder, source, version=2)
-        assert contents(folder) == before
-    deltas.pull(folder, source, version=2)
-    assert digests(wm.load(folder)) == digests(states[2])
 
 
 # ------------------------------------------------------------------------------------------------------ many at once

@@ -7,15 +7,13 @@ import struct
 
 import numpy as np
 import pytest
-from tests.builders import noise
 from tests.builders.embd import fnv1a32
 from tests.collisions import colliding
 from tests.support import in_one_item
 from tests.table_support import rules
 
 import weightmap as wm
-from weightmap._kernels import ffi
-from weightmap.core.dtypes import DTYPES, SCHEMES, numpy_dtype
+from weightmap.core.dtypes import DTYPES, numpy_dtype
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules
 from weightmap.core.table import table as tables
@@ -188,66 +186,10 @@ def test_pairs(count):
     assert scans.pairs_check(b"", 2**60).code == access.faults()["NAME_RANGE"]
 
 
-def columns_of(names):
-    count = len(names)
-    bounds = np.cumsum([0, *map(len, names)], dtype=np.uint32)
-    zeros = np.zeros(count, np.uint64)
-    dims = np.zeros(count, np.uint64)
-    dim_bounds = np.arange(count + 1, dtype=np.uint32)
-    return scans.Columns(b"".join(names), bounds, np.zeros(count, np.uint8), dims, dim_bounds, zeros, zeros)
-
-
-class Scalars(Rules):
-    __slots__ = ()
-    dtypes = (DTYPES["int8"], DTYPES["float4_e2m1fn"], None, DTYPES["float16"])
-
-
 @pytest.fixture(autouse=True)
 def loaded():
     numpy_dtype(DTYPES["int8"])
     numpy_dtype(DTYPES["float16"])
-
-
-@pytest.mark.parametrize(
-    ("code", "shape", "begin", "nbytes"),
-    [
-        (0, (), 0, 1),
-        (0, (5,), 95, 5),
-        (0, (5,), 96, None),
-        (3, (2, 3, 4), 52, 48),
-        (3, (2, 3, 4), 53, None),
-        (1, (5, 3), 0, None),
-        (0, (0, 3), 0, None),
-        (2, (1,), 0, None),
-        (4, (1,), 0, None),
-        (0, (101,), 0, None),
-        (0, (1,), 2**64 - 1, None),
-        *((0, shape, 0, None) for shape in ((2**32, 2**31), (2**32, 2**32), (2**32, 2**32, 0), (2**64 - 1, 1))),
-    ],
-)
-def test_a_usual_row_is_placed_in_c(code, shape, begin, nbytes):
-    """Those of a dtype of numpy, not empty, that lie within the data; `Table.place` looks at all others."""
-    dims, bounds = np.array(shape, np.uint64), np.array([0, len(shape)], np.uint32)
-    dtype, start = np.array([code], np.uint8), np.array([begin], np.uint64)
-    columns = scans.Columns(b"x", np.arange(2, dtype=np.uint32), dtype, dims, bounds, start)
-    found = scans.placer(Scalars(1000, 1100), 1, columns)(0)
-    assert found == ((Scalars.dtypes[code], shape, 1000 + begin, nbytes, None) if nbytes else None)
-    if len(shape) in range(1, 5) and max(shape) < 2**32:
-        record = struct.pack("<IBBH4IQ", 0, code, len(shape), 0, *shape, *[0] * (4 - len(shape)), begin)
-        assert scans.placer(Scalars(1000, 1100), 1, None, record)(0) == found
-
-
-@pytest.mark.parametrize("pattern", ["%d", "layers.%d.weight", "layers.7.experts.%d.up", "%d.of.many.layers", "%030d"])
-def test_columns_find_among_many(pattern):
-    """Names that differ at their beginnings, in the middle or at their ends, beside others of their own beginnings."""
-    names = [f"{pattern % i}{end}".encode() for i in range(95, 190) for end in ("", ".scale", "s")]
-    columns = columns_of(names)
-    assert [columns.find(name) for name in names] == list(range(len(names)))
-    for name in names:
-        assert columns.find(name[1:]) == columns.find(name + b"x") == columns.find(b"x" + name[1:]) == -1
-    lying = columns_of(names)
-    ffi.buffer(lying.native.bounds, 4 * len(names))[:] = noise("uint32", (len(names),)).data
-    assert all(lying.find(name) in range(-1, len(names)) for name in names)
 
 
 # ------------------------------------------------------------------------------------- the two kinds of table in Python
@@ -346,38 +288,6 @@ def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, m
     assert [table.row(i).offset for i in (0, 2)] == [0, 48]
 
 
-@pytest.mark.parametrize(
-    ("end", "error"), [(None, wm.FormatError), (23, wm.LayoutError), (73, wm.TruncatedError), (40, None)]
-)
-def test_data_whose_size_only_its_end_gives(end, error):
-    """Of quantised data an end must be declared, behind its begin and within the file."""
-    rules_of_blocks = type("Blocks", (Rules,), {"__slots__": (), "dtypes": (SCHEMES["int4"],), "max_gap": 99})
-    arrays = [np.array(v, t) for v, t in (([0, 1], "<u4"), ([0], "u1"), ([8], "<u8"), ([0, 1], "<u4"), ([24], "<u8"))]
-    columns = scans.Columns(b"q", *arrays, None if end is None else np.array([end], np.uint64))
-    table = ColumnTable(columns, rules_of_blocks(0, 72), utf8=True)
-    for use in (lambda: table.row(0), lambda: list(table.rows()), table.spans, table.check):
-        if error is None:
-            use()
-        else:
-            with pytest.raises(error):
-                use()
-    assert error or (table.row(0).nbytes, table.spans()[1].tolist()) == (end - 24, [end - 24])
-
-
-@pytest.mark.parametrize("ndim", [0, 5, 255])
-def test_a_record_of_no_possible_number_of_dimensions(ndim):
-    """Alone or with all others, such a record is refused whenever it is used, and the message has its number."""
-    rows = three()
-    rows[1][2] = ndim
-    table = records(rows, [b"a", b"b", b"c"], 72)
-    for use in (lambda: table.row(1), lambda: list(table.rows()), table.spans, table.check):
-        with pytest.raises(
-            wm.FormatError, match=f"tensor 'b': number of dimensions is {ndim}, expected 1 to 4"
-        ) as caught:
-            use()
-        assert caught.value.actual == ndim
-
-
 @every_kind
 def test_names_whose_hashes_collide_are_distinguished(make):
     """Names made to collide pass when they differ, and are refused where two are one."""
@@ -391,39 +301,3 @@ def test_names_whose_hashes_collide_are_distinguished(make):
         else:
             with pytest.raises(wm.LayoutError, match=fault):
                 table.check()
-
-
-@every_kind
-def test_names_are_checked_by_themselves_too(make):
-    with pytest.raises(wm.FormatError, match="name of tensor 1 is not UTF-8"):
-        make(three(), [b"a", b"\xff", b"c"], 72).check_names()
-    with pytest.raises(wm.LayoutError, match="tensors 0 and 2 are both called 'a'"):
-        make(three(), [b"a", b"b", b"a"], 72).check_names()
-    make(three(), [b"a", b"b", b"c"], 72).check_names()
-
-
-# ------------------------------------------------------------------------------------------- rows, when they are used
-
-
-class FourDims(Rules):
-    __slots__ = ()
-    dtypes = (DTYPES["float32"], DTYPES["int8"])
-    min_ndim, max_ndim = 1, 4
-
-
-def record_table(*rows, size=100, names=b""):
-    """A table of records that nobody has checked: code, ndim, length of the name, four dimensions, offset."""
-    index = b"".join(struct.pack("<IBBH4IQ", 0, *row) for row in rows) + names
-    return RecordTable(lambda: index, len(rows), 1000, FourDims(500, 2**40, size))
-
-
-def test_empty_rows_whose_other_dimensions_can_just_be_counted():
-    most, more = (7 * 7 * 73 * 127 * 337, 92737, 649657), (2**31, 2**31, 2)
-    for code, factors, good in ((1, most, True), (0, most, False), (1, more, False)):
-        table = record_table((code, 4, 0, *factors, 0, 0))
-        for use in (lambda table=table: table.place(0)[1], lambda table=table: next(table.rows())[1]):
-            if good:
-                assert use() == (*factors, 0)
-            else:
-                with pytest.raises(wm.LayoutError, match="product of its shape"):
-                    use()

@@ -125,33 +125,6 @@ def test_tensors_that_are_not_contiguous_are_written_right(tmp_path):
     assert torch.equal(theirs.load_file(tmp_path / "m")["x"], x[:, :, 1])
 
 
-def test_names_that_share_memory():
-    """Overlapping views are together, views apart are not, and what has no memory is left out."""
-    a = torch.zeros(4)
-    grid = torch.zeros((3, 3))
-    meta = torch.zeros((2, 2), device="meta")
-    cases = [
-        ({"A": grid, "B": grid[:1]}, [{"A", "B"}]),
-        ({"B": grid[:1]}, [{"B"}]),
-        ({"C": meta, "D": meta[:1]}, []),
-        ({"B": a[:2], "C": a[2:]}, [{"B"}, {"C"}]),
-        ({"B": a[:2], "C": a[1:]}, [{"B", "C"}]),
-        ({"B": a[:2], "C": a[2:], "D": a[:1]}, [{"B", "D"}, {"C"}]),
-        (Tied().state_dict(), [{"a.weight", "b.weight"}, {"a.bias", "b.bias"}]),
-        (Apart().state_dict(), [{"a.weight"}, {"a.bias"}, {"b.weight"}, {"b.bias"}]),
-    ]
-    for given, expected in cases:
-        assert ours._find_shared_tensors(given) == expected
-        assert sorted(map(sorted, theirs._find_shared_tensors(given))) == sorted(map(sorted, expected))
-    inner = {"whole": a, "first": a[:1], "last": a[3:]}
-    assert ours._find_shared_tensors(inner) == [{"whole", "first", "last"}]  # there, "last" seems to lie apart
-    smaller = torch.empty([])
-    smaller.set_(source=a.untyped_storage()[:8])
-    assert ours._find_shared_tensors({"m": a, "n": smaller}) == [{"m"}, {"n"}]
-    assert ours.storage_ptr(smaller) == ours.storage_ptr(a) == a.data_ptr()
-    assert (ours.storage_size(smaller), ours.storage_size(a)) == (8, 16)
-
-
 # ------------------------------------------------------------------------------------------------------------ modules
 
 

@@ -238,38 +238,6 @@ def test_tensors_share_pages_only_with_plain_parameters_of_the_cpu(
     assert array.flags.writeable == writable
 
 
-@pytest.mark.parametrize(
-    ("devices", "upload", "there"),
-    [
-        (["cuda", "cuda"], None, True),
-        (["cuda", "cuda"], False, False),
-        (["cuda", "cpu"], None, False),
-        (["cpu"], None, False),
-        ([], None, False),
-    ],
-)
-def test_tensors_of_a_model_on_a_gpu_go_there_some_at_a_time(registered, tmp_path, monkeypatch, devices, upload, there):
-    wm.save(tmp_path / "model.weights", arrays("a", "b", "c"))
-    device = FakeDevice()
-    asked = []
-
-    def load_plan(plan, where, **named):
-        asked.append(where.type)
-        return load(plan, device, **named)
-
-    monkeypatch.setattr(ours, "load_plan", load_plan)
-    monkeypatch.setattr(ours, "_GROUP", 1)
-    made = loader(**({} if upload is None else {"upload": upload}))
-    parameters = [types.SimpleNamespace(device=types.SimpleNamespace(type=name)) for name in devices]
-    made.load_weights(types.SimpleNamespace(parameters=lambda: parameters), types.SimpleNamespace(quantization=None))
-    found = dict(made._get_weights_iterator(Source(str(tmp_path), prefix="p.")))
-    assert list(found) == ["p.a", "p.b", "p.c"]
-    assert asked == (["cuda"] if there else [])
-    assert device.count("allocate") == (3 if there else 0)
-    for name, array in arrays("a", "b", "c").items():
-        np.testing.assert_array_equal(found[f"p.{name}"], array)
-
-
 def test_what_is_no_directory_is_downloaded_as_safetensors(registered):
     assert loader()._prepare_weights("org/model", None, None, True, None)[:2] == (
         "downloaded",

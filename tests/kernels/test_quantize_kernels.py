@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as stn
 from tests import guard
 from tests.kernels import scale_search
 
@@ -125,21 +122,6 @@ def test_zeros_and_multiples_are_exact(isa, bits, scale_type):
     assert not zeros.any()
 
 
-@given(
-    stn.arrays(np.float32, st.integers(0, 70), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
-    st.sampled_from([4, 5, 8]),
-    st.sampled_from([0, 8, 16, 32]),
-    st.sampled_from(list(SCALES)),
-)
-@settings(max_examples=150, deadline=None)
-def test_any_finite_floats(x, bits, size, scale_type):
-    data = quantised.encode_blocks(x, bits=bits, block_size=size, scale_type=scale_type)
-    got = quantised.decode_blocks(data, x.size, bits=bits, block_size=size, scale_type=scale_type)
-    assert not np.isnan(got).any()
-    wide = x.astype(np.float64)
-    assert ((wide - got) ** 2).sum() <= (wide**2).sum() * (1 + 1e-6)
-
-
 def test_one_scale_for_all():
     x = gaussian(300_001)
     x[7] = 40  # far out: cutting it off costs less than a coarse scale for all others
@@ -239,45 +221,6 @@ def test_adaptive_is_never_worse_than_uniform(size):
         assert all(found <= other for width, other in kinds.items() if width <= bits), bits
         assert found <= last
         last = found
-
-
-def chosen(x, size, bits):
-    """Kinds by definition: steps along the hull of each block's errors, in order of rate, as long as they fit."""
-    count, head = len(x) // size, 2
-    prices = [head + size // 2, head + size // 8 * 5, 2 * size]
-    half = x.astype(np.float64).reshape(count, size) - x.astype(np.float16).astype(np.float64).reshape(count, size)
-    errors = [quantised.encode_with_errors(x, bits=b, block_size=size)[1] for b in (4, 5)] + [(half**2).sum(1)]
-    steps = []
-    for block, (four, five, last) in enumerate(zip(*errors, strict=True)):
-        first, second = (four - five) / (prices[1] - prices[0]), (five - last) / (prices[2] - prices[1])
-        if first < second:
-            steps.append(((four - last) / (prices[2] - prices[0]), block, 0, 2))
-        else:
-            steps += [(first, block, 0, 1), (second, block, 1, 2)]
-    kinds, left = np.zeros(count, int), int(bits * count * size / 8) - count * prices[0]
-    fits = True
-    for rate, block, before, after in sorted(steps, key=lambda step: (-step[0], step[1])):
-        price = prices[after] - prices[before]
-        if rate > 0 and kinds[block] == before and price <= left and (fits or price < prices[2] - prices[1]):
-            kinds[block], left = after, left - price
-        elif rate > 0:
-            fits = False
-    return kinds
-
-
-@pytest.mark.parametrize("bits", [4.51, 4.6, 5, 5.3, 5.49, 5.5, 6, 9])
-@pytest.mark.parametrize("kind", ["alike", "unlike", "no better with five bits"])
-def test_adaptive_chooses_by_definition(kind, bits):
-    """Blocks that cannot need more than four bits are not searched for five: the choice is as if all were."""
-    x = gaussian(32 * 2000).reshape(-1, 32)
-    if kind != "alike":
-        x *= np.exp(gaussian(2000, 2))[:, None]
-    if kind == "no better with five bits":  # beside one element all others are 0, with a large error
-        x[::2] %= 2.5
-        x[::2, 0] = 100
-    data = quantised.quantize_adaptive(x, 32, bits=bits)
-    mask = quantised.adaptive_mask(quantised.adaptive_plan(data, x.size, 32), 2000)
-    assert np.array_equal(unpack(mask.tobytes(), 2, 2000) & 3, chosen(x.ravel(), 32, bits))
 
 
 @pytest.mark.parametrize(

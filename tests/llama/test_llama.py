@@ -96,26 +96,6 @@ def test_tensors_of_every_architecture(tmp_path, name, shards):
         assert len(f.vocab) == models.VOCAB
 
 
-def test_configurations_of_transformers_5(tmp_path):
-    four = {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    kinds = {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
-    }
-    found = []
-    for number, (changes, gone) in enumerate(((four, ()), ({"rope_parameters": kinds}, tuple(four)))):
-        config = config_of("Gemma3ForCausalLM", **changes)
-        for key in (*gone, "torch_dtype"):
-            config.pop(key, None)
-        source = write(tmp_path / "model", config, tensors_of("Gemma3ForCausalLM"))
-        wm.convert(source, tmp_path / f"{number}.gguf")
-        found.append((tmp_path / f"{number}.gguf").read_bytes())
-    assert found[0] == found[1]
-    metadata = wm.open(tmp_path / "0.gguf").metadata
-    names = ("freq_base", "freq_base_swa", "scaling.type", "scaling.factor")
-    assert [metadata[f"gemma3.rope.{name}"] for name in names] == [1e6, 2e4, "linear", 8.0]
-
-
 # ---------------------------------------------------------------------------------------------------- what names= does
 def test_names_that_are_kept_and_those_that_are_not_known(tmp_path, capsys):
     source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))

@@ -342,39 +342,6 @@ def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
     assert device.count("allocate") == pieces + (device.count("change") > 0)
 
 
-@pytest.mark.parametrize("verify", [False, True, "last"])
-@pytest.mark.parametrize("room", [60_000, 120_000, 150_000, 300_000, 600_000])
-def test_memory_that_is_short_is_divided(tmp_path, room, verify):
-    """Pieces become smaller, and what is handed out first may make room for the rest; else the error says what for."""
-    tensors = {f"w{i}": numbers(5000 + 1000 * i) for i in range(10)}  # of 20 to 56 kB, 380 in all
-    path = _saved(tmp_path / "a.weights", tensors)
-    device, names = FakeDevice(), []
-    device.capacity = room
-    with wm.plan(path) as plan:
-        if room >= 380_000 + 10 * 256:
-            kept = dict(load(plan, device, verify=verify))
-            assert kept.keys() == tensors.keys()
-            assert device.count("allocate") == 1
-            return
-        with pytest.raises(MemoryError) as caught:
-            list(load(plan, device, verify=verify))
-        assert "while asking for" in caught.value.__notes__[0]
-        del caught
-        gc.collect()
-        assert device.alive == 0
-        handed = load(plan, device, verify=verify)
-        if verify is True or room < 120_000:  # one checksum covers all, or a loop holds a tensor beside the next one
-            with pytest.raises(MemoryError):
-                list(handed)
-        else:
-            for name, tensor in handed:
-                assert_same(tensor, tensors[name])
-                names.append(name)
-            assert names == list(tensors)
-    gc.collect()
-    assert device.idle
-
-
 def cold(path):
     """Write a file to its disk, and let the system forget its pages. Skips where there is no telling."""
     with path.open("rb") as file:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from tests.builders import Tensor
 from tests.builders import safetensors as safe
 
 import weightmap as wm
-from weightmap.cli import main
 from weightmap.core.bytes.memory import ControlGroup, Headroom
 from weightmap.core.native import files
 from weightmap.plans import explaining, read_plan
@@ -98,35 +96,3 @@ def test_advice_comes_where_it_is_due(machine, words, path, monkeypatch):
     (advice,) = [line for line in report.advice if line != alignment]
     assert re.search(words, advice)
     assert f"-> {advice}" in str(report)
-
-
-ODD = {"a": np.ones(3, np.uint8), "w": np.ones((8, 32), np.float32), "v": np.ones(3, np.float32)}
-MIXED = {name: array for name, array in ODD.items() if name != "a"}
-MODELS = {
-    "o dd.safetensors": (ODD, {"metadata": {"k": "v"}}, 3, "o dd.new.safetensors"),
-    "odd.bt": (ODD, {}, 3, "odd.new.bt"),
-    "odd.gguf": (MIXED | {"q": wm.quantize(ODD["w"], "q4_0")}, {}, 2, "odd.new.gguf"),
-    "dense.amb": (MIXED, {}, 2, "dense.new.safetensors"),
-    "words.fifu": ({"embeddings": ODD["w"]}, {"vocab": list("abcdefgh")}, 1, "words.new.weights"),
-    # jax takes no quantised tensors, and no format with alignment holds those of AMB.
-    "quantised.amb": ({"q": wm.quantize(ODD["w"], "int8")}, {}, 0, None),
-    "mixed.amb": (MIXED | {"q": wm.quantize(ODD["w"], "adaptive")}, {}, 2, None),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_advice_on_alignment_can_be_followed(tmp_path, capsys, monkeypatch, name):
-    """Only arrays that jax would share count; the command names the file, holds all of it, and works as it stands."""
-    monkeypatch.chdir(tmp_path)
-    tensors, options, misaligned, target = MODELS[name]
-    wm.save(name, tensors, **options)
-    report = wm.plan(name).explain()
-    assert report.misaligned <= misaligned  # where a header happens to be a multiple
-    assert (report.misaligned > 0) == (misaligned > 0)
-    commands = re.findall("`(weightmap convert .* --align 64)`", str(report))
-    assert len(commands) == (target is not None)
-    for command in commands:
-        assert main(shlex.split(command)[1:]) == 0
-        assert "left behind" not in capsys.readouterr().out
-        assert wm.plan(target).explain().misaligned <= 2
-        assert wm.diff(name, target, tensors_only=True).equal

@@ -1,7 +1,6 @@
 """What a plan hands out and costs, counted by the kernel: `run`, `warm`, `TensorFile.residency` and `release`."""
 
 import collections
-import itertools
 import mmap
 import os
 import sys
@@ -233,27 +232,6 @@ def test_warming_counts_what_was_cold(disk):
         assert seen[-1] == (plan.nbytes, plan.nbytes)
         assert sorted(seen) == seen
         assert any(plan.warm() == 0 for _ in range(20))
-
-
-@pytest.fixture
-def brought(monkeypatch):
-    ranges = []
-    monkeypatch.setattr(warming, "cold_in", lambda _, reads: (reads[2] - reads[1], True))
-    monkeypatch.setattr(warming, "bring_in", lambda _, part: ranges.append(tuple(part)))
-    return ranges
-
-
-@pytest.mark.parametrize("dealt", [False, True])
-def test_local_ranks_warm_all_of_it_together(brought, *, dealt):
-    """The shares of local ranks are disjoint, and all of them are everything; whole tensors dealt out are shares."""
-    with wm.open(memoryview(model(9, MIB))) as f:
-        for rank in range(3):
-            ranks = {"rank": rank, "world_size": 3} if dealt else {}
-            count = wm.plan(f, local_rank=rank, local_world=3, chunk=MIB, **ranks).warm()
-            assert abs(count - 3 * MIB) <= PAGE
-        assert sum(end - begin for begin, end in brought) == wm.plan(f).nbytes
-        ordered = sorted(brought)
-        assert all(one[1] == other[0] for one, other in itertools.pairwise(ordered))
 
 
 # ------------------------------------------------------------------------------------------------------- verifying

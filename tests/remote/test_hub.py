@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
-import io
 import json
 import os
 import pickle
 import subprocess
 import sys
 import threading
-import time
-import types
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +20,7 @@ from tests import builders
 from tests.builders import safetensors as safe
 from tests.remote.hub_server import Hub, git_hash, sha256
 from tests.remote.test_proxies import Proxy
-from tests.support import HANG, SOURCES, until
+from tests.support import SOURCES, until
 
 import weightmap as wm
 import weightmap.hub
@@ -238,20 +233,6 @@ def test_what_the_cache_holds_is_mapped(hub: Hub, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RemoteError, match="no revision 'v2' of owner/model"):
         wm.open(f"hf://{NAME}@v2/{first}")
     assert not hub.asked
-
-
-def test_diff_reads_only_files_that_differ(hub: Hub) -> None:
-    """Of two revisions, files of one digest are neither opened twice nor compared."""
-    changed = TENSORS | {"layers.1.w": TENSORS["layers.1.w"] + 1}
-    hub.repositories[NAME]["v2"] = sharded(3, changed)
-    other = "model-00002-of-00003.safetensors"
-    report = wm.diff(f"hf://{NAME}", f"hf://{NAME}@v2")
-    assert [found.name for found in report.changed] == ["layers.1.w"]
-    asked = [asked.path for asked in hub.asked if asked.what == "resolve" and asked.path.startswith("model-")]
-    assert sorted(asked) == sorted([*[*hub.repositories[NAME]["main"]][:3], other])
-    files = [hub.repositories[NAME][branch][other] for branch in ("main", "v2")]
-    read = sum(asked.nbytes for asked in hub.asked if asked.what == "data")
-    assert read <= sum(map(len, files)) + 2 * (32 << 10) + 4096  # and the first requests of the two others
 
 
 # ------------------------------------------------------------------------------------------------------------- tokens
@@ -483,11 +464,6 @@ from weightmap.remote import ahead
 ahead.REQUEST_BYTES = 1 << 18
 weightmap.hub.download(f"hf://{sys.argv[1]}")
 """
-BY_ANOTHER = """
-import sys
-import huggingface_hub
-huggingface_hub.hf_hub_download(sys.argv[1], "large.bin")
-"""
 
 
 def test_a_download_that_was_killed_goes_on_where_it_ended(hub: Hub) -> None:
@@ -607,40 +583,3 @@ def test_wrong_bytes_get_no_name(hub: Hub) -> None:
     hub.faults.clear()
     hub.spoilt.clear()
     assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
-
-
-@pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_full_disk_leaves_no_blob(call: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the system passes through, and nothing gets a blob's name; with room again, the download goes on."""
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    class Full(io.FileIO):
-        def write(self, _: Any) -> int:
-            raise full
-
-    with monkeypatch.context() as patch:
-        if call == "write":
-            patch.setattr(weightmap.hub, "open", Full, raising=False)
-        else:
-            patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(full))
-        with pytest.raises(OSError, match="No space left"):
-            weightmap.hub.download(f"hf://{NAME}")
-    assert not blobs()
-    assert equal(wm.load(weightmap.hub.download(f"hf://{NAME}")))
-
-
-def test_what_huggingface_hub_downloads_is_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lock of a file is ours: one of both downloads it."""
-    data = np.random.default_rng(3).bytes(2 << 20)
-    hub.repositories[NAME] = {"main": {"large.bin": data}}
-    hub.held_from = 0
-    looked = threading.Event()
-    monkeypatch.setattr(weightmap.hub, "time", types.SimpleNamespace(sleep=lambda _: looked.set() or time.sleep(0.01)))
-    with running(BY_ANOTHER, hub) as child, ThreadPoolExecutor(1) as pool:
-        until(lambda: hub.count("data"))
-        ours = pool.submit(weightmap.hub.download, f"hf://{NAME}")
-        assert looked.wait(HANG)
-        hub.released.set()
-        assert child.wait(HANG) == 0
-        assert (Path(ours.result()) / "large.bin").read_bytes() == data
-    assert hub.count("data") == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.remote.servers import Objects, Server
 from tests.support import HANG
-from tests.weights.checkpoints import EXAMPLES, awq
+from tests.weights.checkpoints import awq
 
 import weightmap as wm
 from weightmap import compat
@@ -202,27 +202,6 @@ def test_the_pieces_of_parameters_are_requested_ahead(
     assert objects.nbytes <= len(objects.objects["m"]) + 60 * KIB
 
 
-@pytest.mark.parametrize("example", ["gptq act-order", "packed 4", "nf4, nested False", "nvfp4"])
-def test_what_tells_of_parameters_is_requested_together(
-    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Shapes, groups and states, and scales that decide whether a parameter is repacked: of many at once, each once."""
-    monkeypatch.setattr(parts, "BETWEEN", 0)
-    checkpoint = EXAMPLES[example]()
-    own, many = checkpoint.tensors, dict[str, Any]()
-    for i in range(12):
-        many |= {f"layers.{i}.{name}": array for name, array in own.items()}
-        many[f"layers.{i}.other"] = np.full(20 * KIB, i, np.float32)
-    checkpoint.tensors = many
-    path = checkpoint.write(tmp_path)
-    objects = Objects({"m": path.read_bytes(), "config.json": (tmp_path / "config.json").read_bytes()})
-    with Server(objects) as server, together(8, objects, first=2):
-        wm.convert(server.url + "m", tmp_path / "x.gguf", weights=True, names="keep")
-    wm.convert(path, tmp_path / "local.gguf", weights=True, names="keep")
-    assert (tmp_path / "x.gguf").read_bytes() == (tmp_path / "local.gguf").read_bytes()
-    assert objects.nbytes <= 1.2 * len(objects.objects["m"])
-
-
 @pytest.mark.parametrize(
     ("order", "again"),
     [([0, 1, 2, 3], 0), ([0, 3], 0), ([2, 0], 1), ([1, 1, 2], 1)],
@@ -279,30 +258,6 @@ def test_headers_of_unequal_tensors_are_read_by_windows(objects: Objects, url: s
     assert wm.open(url).keys() == tensors.keys()
     assert len(objects.requests) <= 1 + 2 * 12
     assert objects.nbytes <= 2 * 12 * 64 * KIB
-
-
-SLICES: dict[str, tuple[Any, int, float]] = {
-    "rows": (np.s_[8:24], 24, 1.0),
-    "columns": (np.s_[:, 32:96], 33, 4.0),  # in requests of 48 KiB, what lies between the columns of each tensor
-    "one column": (np.s_[:, 7], 33, 256.0),
-}
-
-
-@pytest.mark.parametrize("case", SLICES)
-def test_slices_cost_round_trips_or_bytes(case: str, objects: Objects, url: str) -> None:
-    """Rows cost their bytes; columns of a tensor come with what lies between, instead of a request for each row."""
-    index, requests, factor = SLICES[case]
-    wanted = {name: array[index] for name, array in FLOATS.items()}
-    with wm.plan(url, dict.fromkeys(FLOATS, index)) as plan:
-        objects.requests.clear()
-        found = dict(plan.run())
-        assert plan.wanted_nbytes == sum(array.nbytes for array in wanted.values())
-        assert plan.nbytes <= factor * plan.wanted_nbytes
-    assert all(np.array_equal(found[name], array) for name, array in wanted.items())
-    assert len(objects.requests) <= requests
-    assert objects.nbytes <= plan.nbytes
-    with wm.plan(url, dict.fromkeys(FLOATS, index), max_over_read=1.1, gap=0) as plan:
-        assert plan.nbytes == plan.wanted_nbytes
 
 
 def in_a_folder(shards: int, objects: Objects, tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 import json
 import logging
-import os
 import pickle
 import struct
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -275,38 +273,7 @@ def test_names_are_what_they_are(name, objects, url, tmp_path):
     assert {request.target.partition("?")[2] for request in objects.requests} == {"token=1%202"}
 
 
-def test_what_lies_beside_is_asked_for_as_its_model_is(objects, url, tmp_path):
-    parts = sorted((DATA / "gguf").glob("split-*-of-*.gguf"))
-    objects.objects |= {f"my %41/a b{part.name.removeprefix('split')}": part.read_bytes() for part in parts}
-    first = parts[0].name.removeprefix("split")
-    with wm.open(f"{url}my%20%2541/a%20b{first}?token=1") as file, wm.open(parts[0]) as local:
-        assert len(file.shards) == len(parts)
-        assert sorted(file) == sorted(local)
-        wm.verify(file.path, run=wm.Run(ThreadPoolExecutor(1)))
-    objects.objects |= {f"hub 1%/{key.partition('/')[2]}": data for key, data in sharded().items()}
-    objects.objects["hub 1%/config.json"] = b'{"model_type": "llama", "hidden_size": 256, "_name_or_path": "me/model"}'
-    for executor in (None, ThreadPoolExecutor(1)):
-        target = tmp_path / f"{executor is None}"
-        wm.convert(f"{url}hub%201%25/?token=1", f"{target}/", format="amb", run=wm.Run(executor))
-        with wm.open(target) as file:
-            assert np.array_equal(file["layer.7.w"], FLOATS["layer.7.w"])
-            assert file.config["n_embd"] == 256
-    assert {request.target.partition("?")[2] for request in objects.requests} == {"token=1"}
-
-
 # ------------------------------------------------------------------------------------------------------------- handles
-def test_a_forked_child_asks_for_itself(objects, url, tmp_path):
-    """A handle that was used before a fork works in the child."""
-    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
-    file = wm.open(url + "m")
-    file["layer.0.w"]
-    child = os.fork()
-    if child == 0:  # pragma: no cover - in the child
-        os._exit(0 if np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"]) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
-
-
 def test_limits_hold_before_bytes_come(objects, url, tmp_path):
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.open(url + "m", limits=wm.Limits(max_copy_bytes=1000)) as file, pytest.raises(LimitError):

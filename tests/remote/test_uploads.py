@@ -134,34 +134,6 @@ def test_two_writers_of_one_model(store):
     assert store.objects == before
 
 
-@pytest.mark.parametrize(("whole", "parts"), [(32 << 20, 9000), (0, 9000), (0, 1)], ids=["small", "large", "huge"])
-def test_one_object_is_new_if_it_is_to_be(whole, parts, store, tmp_path, monkeypatch):
-    """With ``overwrite=False``, whatever its size: one that appears while it is made stays."""
-    monkeypatch.setattr(fetching, "_WHOLE", whole)
-    monkeypatch.setattr(fetching, "_PARTS", parts)
-    monkeypatch.setattr(fetching, "_PART", 5 << 20 if parts > 1 else 1)  # else of a stated size
-    wm.save(tmp_path / "m.safetensors", TENSORS)
-    for key in ("a/m.gguf", "a/n.gguf"):
-        wm.convert(tmp_path / "m.safetensors", at(store, key), overwrite=False)
-        right(at(store, key))
-        before = dict(store.objects)
-        with pytest.raises(wm.TargetError, match=key):
-            wm.convert(tmp_path / "m.safetensors", at(store, key), overwrite=False)
-        assert store.objects == before
-    names = store.list_with_delimiter_async
-
-    async def changing(prefix):
-        found = await names(prefix)
-        if prefix == "a":
-            store.write("a/new.gguf", b"theirs")
-        return found
-
-    store.list_with_delimiter_async = changing
-    with pytest.raises(wm.TargetError, match=r"a/new.gguf: another process has written"):
-        wm.convert(tmp_path / "m.safetensors", at(store, "a/new.gguf"), overwrite=False)
-    assert store.objects["a/new.gguf"] == b"theirs"
-
-
 def test_addresses_for_reading_are_refused():
     with Server(Objects({})) as server, pytest.raises(wm.EncodeError, match="is for reading"):
         wm.save(f"{server.url}m.weights", TENSORS)

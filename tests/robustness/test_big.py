@@ -78,31 +78,6 @@ def test_data_beyond_four_gibibytes(tmp_path):
     assert peak < 2**21
 
 
-def test_offsets_around_the_powers_of_two(tmp_path):
-    """Tensors that start one byte before, at and behind 2 GiB and 4 GiB of the file are found where they are."""
-    path = tmp_path / "edges.weights"
-    names = [f"at{power}{step:+d}" for power in (31, 32) for step in (-1, 0, 1)]
-    probe = sparse(
-        path, [(name, "uint8", (1,), None) for name in ["fill31", *names[:3], "fill32", *names[3:]]], aligned=False
-    )
-    base = probe["fill31"]
-    marks = {name: bytes([number + 1]) for number, name in enumerate(names)}
-    tensors = [
-        ("fill31", "uint8", (2**31 - 1 - base,), None),
-        *[(name, "uint8", (1,), marks[name]) for name in names[:3]],
-    ]
-    tensors += [
-        ("fill32", "uint8", (2**32 - 1 - (2**31 + 2),), None),
-        *[(name, "uint8", (1,), marks[name]) for name in names[3:]],
-    ]
-    places = sparse(path, tensors, aligned=False)
-    assert [places[name] for name in names] == [2**power + step for power in (31, 32) for step in (-1, 0, 1)]
-    with wm.open(path) as f:
-        for name in names:
-            assert f.info(name).offset == places[name]
-            assert f[name].tobytes() == marks[name]
-
-
 def test_a_sparse_safetensors_file(tmp_path):
     path = tmp_path / "big.safetensors"
     value = normal((100,), 3)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from tests.bounds_support import refused
-from tests.builders import Tensor, amb, bintensors, cnn_v2, embd, noise, normal, safetensors
+from tests.builders import amb, bintensors, cnn_v2, embd, noise, normal, safetensors
 from tests.builders import finalfusion as ff
 from tests.support import run_child
 from tests.word_files import fasttext, ngrams
@@ -96,19 +96,6 @@ def test_the_largest_header_that_the_references_read(format):
     assert type(error) is wm.LimitError
 
 
-def test_a_larger_header_is_read_once_the_limits_allow_it(tmp_path):
-    """A valid header of more than 100,000,000 bytes is no damaged one; the limit that the error names can be raised."""
-    path, size = tmp_path / "large.safetensors", 100_000_001
-    text = b'{"__metadata__":{"k":"%s"},"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
-    path.write_bytes(struct.pack("<Q", size) + text % (b"x" * (size - len(text % b""))) + b"\7")
-    with pytest.raises(wm.LimitError) as caught:
-        wm.open(path)
-    error = caught.value
-    assert (type(error), error.field, error.actual) == (wm.LimitError, "max_header_bytes", size)
-    with wm.open(path, limits=wm.Limits(max_header_bytes=size)) as f:
-        assert f["w"].tolist() == [7]
-
-
 @pytest.mark.parametrize("format", ["embd", "amb"])
 def test_names_are_limited_together(format):
     """Names are kept in memory, so many that are each below the limit are a LimitError when their sum is not."""
@@ -172,30 +159,6 @@ def test_files_full_of_holes_are_refused_in_little_memory(tmp_path):
     *fields, megabytes = run_child(OPEN, *paths).stdout.split()
     assert fields == ["max_header_bytes"] * len(paths)
     assert int(megabytes) < 400
-
-
-def test_verifying_a_vocabulary_takes_a_few_times_its_bytes_of_memory():
-    words = [f"{i:x}" for i in range(2**18 + 1)]
-    data = ff.build([ff.simple(words), ff.matrix(Tensor("uint8", (len(words), 1), bytes(len(words))))])
-    size = len(data) - len(words)
-    with wm.open(data) as f:
-        tracemalloc.start()
-        try:
-            f.verify()
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert size < peak < 2**20 + 5 * size
-
-
-def test_limits_go_with_the_words_of_other_programs(tmp_path):
-    words = [f"{i:07d}" * 20 for i in range(2**16)]
-    path = tmp_path / "model.bin"
-    path.write_bytes(fasttext(words, np.ones((len(words), 1), np.float32), 0, minn=0, maxn=0))
-    with pytest.raises(wm.LimitError, match="size of the dictionary"):
-        wm.convert(path, tmp_path / "x.fifu", limits=wm.Limits(max_header_bytes=1 << 22))
-    report = wm.convert(path, tmp_path / "x.fifu", limits=wm.Limits(max_header_bytes=1 << 24))
-    assert report.tensors == 2
 
 
 # --------------------------------------------------------------------------------------------- n-grams

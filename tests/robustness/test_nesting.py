@@ -4,7 +4,6 @@ import copy
 import json
 import pickle
 import sys
-import tomllib
 import tracemalloc
 
 import numpy as np
@@ -198,18 +197,6 @@ def test_toml_is_bounded_before_it_is_parsed(case):
             assert peak < 2**20 + 4 * len(text)
 
 
-def test_the_largest_toml_takes_bounded_memory():
-    text = many(b"a%03d" + b".a" * 125 + b" = 1\n", 2**16 // 126)
-    tracemalloc.start()
-    try:
-        with wm.open(toml(text)) as f:
-            assert len(f.metadata) == 520
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 150 << 20
-
-
 FINE = {
     "dots in numbers": b"a = [\n" + b"  1.5, # one. and = a [half\n" * 70_000 + b"]\nb.c = 2.5\n",
     "signs in strings": b"a = \"%s\"\nb = '%s'\n" % (b"a.b = [{" * 70_000, b"a.b = [{" * 70_000),
@@ -223,12 +210,6 @@ FINE = {
     "carriage returns": b"a = 1\r\n" * 1 + b"[b]\r\nc.d = [\r\n" + b"[],\r\n" * 200 + b"]\r\n",
     "no end of line": b"[a]\n" * 0 + b"a = [" + b"{}," * 200 + b"]",
 }
-
-
-@pytest.mark.parametrize("case", FINE)
-def test_toml_within_the_bounds_is_read(case):
-    with wm.open(toml(FINE[case])) as f:
-        assert dict(f.metadata) == tomllib.loads(FINE[case].decode())
 
 
 BAD = {

@@ -123,22 +123,6 @@ def test_search_is_exact(kind, block, monkeypatch):
     check(e.analogy("w1", "w2", "w3", 5), by_brute_force(rows, unit[1] - unit[0] + unit[2], {"w1", "w2", "w3"}), 5)
 
 
-def test_words_are_skipped():
-    rows = matrix()
-    e = Embeddings(vocabulary(WORDS), rows)
-    best = words_of(e.most_similar("w3", 3))
-    check(e.most_similar("w3", 9, skip=[best[0], "no"]), by_brute_force(rows, rows[3], {"w3", best[0]}), 9)
-    check(e.most_similar(rows[3], 9, skip={best[1]}), by_brute_force(rows, rows[3], {best[1]}), 9)
-    assert words_of(e.analogy("w1", "w2", "w3", 1, skip=words_of(e.analogy("w1", "w2", "w3", 1)))) == words_of(
-        e.analogy("w1", "w2", "w3", 2)[1:]
-    )
-    for wrong in ({"skip": "w1"}, {"positive": "w1"}, {"negative": "w1"}):
-        with pytest.raises(TypeError, match=f"{next(iter(wrong))} is a str"):
-            e.analogy("w1", "w2", "w3", **wrong)
-    with pytest.raises(TypeError, match="skip is a str"):
-        e.most_similar("w1", skip="w1")
-
-
 def test_analogies_of_several_words():
     """The sum of the unit vectors of positive words, less those of negative ones, as gensim's most_similar."""
     rows = matrix()

@@ -52,18 +52,6 @@ def test_training_helps():
 
 
 @needs_scipy
-def test_the_projection_is_a_rotation_that_helps():
-    """It is orthonormal, and correlated columns lose less with it."""
-    base = wb.matrix(1500, 4, 5)
-    rows = np.hstack([base, base + 0.1 * wb.matrix(1500, 4, 6)]).astype(np.float32)
-    rows *= np.linspace(3, 0.3, 8, dtype=np.float32)
-    plain = words.train_pq(rows, n_subquantizers=4, n_bits=5)
-    turned = words.train_pq(rows, n_subquantizers=4, n_bits=5, projection=True)
-    np.testing.assert_allclose(turned.projection @ turned.projection.T, np.eye(8), atol=1e-5)
-    assert np.square(turned.dequantize() - rows).sum() < 0.8 * np.square(plain.dequantize() - rows).sum()
-
-
-@needs_scipy
 def test_a_seed_gives_the_same_again():
     rows = wb.matrix(600, 4, 3)
     first, again, other = (words.train_pq(rows, n_bits=4, sample=300, seed=seed) for seed in (1, 1, 2))

@@ -244,21 +244,6 @@ def test_a_wrong_number_of_words_is_refused_or_said(put, tmp_path, capsys, kind,
     assert (warning in capsys.readouterr().out) == (declared != 5)
 
 
-@pytest.mark.parametrize("cut", range(1, 22))
-def test_a_word2vec_file_that_was_cut_gives_its_whole_words(put, tmp_path, cut):
-    """The last word, 21 bytes with its vector, is cut at each of them; the warning counts those left out."""
-    data = wb.word2vec(wb.WORDS, ROWS, end=b"")
-    source, target = put(data[:-cut], "words.bin"), tmp_path / "out.fifu"
-    with pytest.raises(wm.FormatError, match="; strict=False takes the words that are there"):
-        convert_words(source, target)
-    report = convert_words(source, target, strict=False, normalize=False)
-    line = f"{counted(21 - cut, 'byte')} at the end hold no whole word: left out"
-    assert report.warnings == ("the first line declares 5 words, the file has 4", *([line] * (cut < 21)))
-    with wm.open(target) as f:
-        assert list(f.vocab) == wb.WORDS[:4]
-        assert f["embeddings"].tobytes() == ROWS[:4].tobytes()
-
-
 @pytest.mark.parametrize("kind", ["word2vec", "text", "textdims", "model"])
 def test_cut_anywhere_it_is_an_error_of_ours(kind, put, tmp_path):
     data = {**FILES, "model": MODEL}[kind]

@@ -96,25 +96,6 @@ def test_a_tokenizer_is_its_numbers_and_its_bytes(put):
         f.tokenizer.tokens()
 
 
-def test_the_payload_is_read_when_asked_for(put):
-    path = put(amb.build(tokens=amb.tokenizer(2, (0,) * 5, b"a\nb\n")))
-    f, g = wm.open(path), wm.open(path)
-    early, late = f.tokenizer, g.tokenizer
-    assert early.tokens() == ["a", "b"]
-    f.close()
-    g.close()
-    assert early.payload == b"a\nb\n"
-    with pytest.raises(wm.ClosedError) as caught:
-        repr(late.payload)
-    assert caught.value.path == str(path)
-    path = put(amb.build(tokens=amb.tokenizer(2, (0,) * 5, b"a\n\xff\n" + bytes(2000))))
-    with wm.open(path) as f, pytest.raises(wm.FormatError, match="UTF-8") as caught:
-        f.tokenizer.tokens()
-    assert caught.value.path == str(path)
-    with wm.open(path, limits=wm.Limits(max_header_bytes=1000)) as f, pytest.raises(wm.LimitError, match="2004"):
-        repr(f.tokenizer.payload)
-
-
 # ------------------------------------------------------------------------------------------------- records
 
 
@@ -130,21 +111,6 @@ def test_padding_counts_from_the_file_or_from_the_section(put, start, *, relativ
             assert list(f) == list(tensors)
             assert all(same(f[name], value) for name, value in tensors.items())
             f.verify()
-
-
-def test_the_walk_gives_the_same_over_files_and_memory(put):
-    """Names of any length, up to 65,535 bytes, and data of any size across pages: one and the same table."""
-    rng = np.random.default_rng(5)
-    sizes = [*range(0, 70, 7), 4080, 4095, 4096, 4097, 12000, 65534, 65535]
-    tensors = {
-        ("n" * size + str(size))[-size:] if size else "": normal((int(rng.integers(0, 3000)),), i)
-        for i, size in enumerate(sizes)
-    }
-    data = amb.build([amb.dense(*item) for item in tensors.items()])
-    with wm.open(put(data)) as f, wm.open(data) as g:
-        assert f.infos() == g.infos()
-        assert list(f) == list(tensors)
-        assert all(same(f[name], value) for name, value in tensors.items())
 
 
 def test_sixty_four_dimensions_are_the_most(put):

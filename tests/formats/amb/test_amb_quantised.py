@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 import pytest
-from tests.bounds_support import around, error_of
+from tests.bounds_support import error_of
 from tests.builders import amb, normal
 
 import weightmap as wm
@@ -254,29 +254,3 @@ def test_sizes_of_quantised_data(code, block, scale_type):
             assert type(error) is wm.QuantError
             assert (error.field, error.actual) == ("data_size", size)
             assert str(error.expected) == f"{least if size < least else most} by its shape, block size and scale type"
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 5, 16])
-def test_sizes_of_int8(n):
-    """int8 is dense where it takes a byte for each element, quantised with a header and one scale, else wrong."""
-    for size in range(n + 12):
-        head = struct.pack("<BHB", 1, 0, int(size == n + 6))
-        error = error_of(amb.build([amb.Record("q", (n,), amb.INT8, (head + bytes(size))[:size])]))
-        assert (error is None) == (size in {n, n + 6, n + 8}), size
-        assert error is None or (error.field, error.actual) == ("data_size", size)
-
-
-@pytest.mark.parametrize("code", [amb.INT4BLOCK, amb.INT5BLOCK])
-def test_blocks_without_a_header(code):
-    """Where the configuration says how, blocks lack a header if their bytes fit exactly, however few they are."""
-    for scale, kind in ((2, "fp16"), (4, "fp32")):
-        config = amb.text({"quant": {"block_size": 8, "scale_type": kind}})
-        for n in (1, 7, 8, 9, 16, 17):
-            size = sizes(code, n, 8, scale)[0]
-            for other in around(size):
-                data = amb.build([amb.Record("q", (n,), code, b"\xee" * other)], config=config)
-                error = error_of(data)
-                assert (error is None) == (other == size), (n, other)
-                if error is None:
-                    with wm.open(memoryview(data)) as f:
-                        assert f["q"].block_size == 8

@@ -90,18 +90,6 @@ def test_every_element_is_the_half_that_the_specification_takes(version, *, pad)
 U32 = 2**32 - 1
 
 
-def test_layers_that_are_there_are_bounded_by_the_limits(tmp_path):
-    """In a sparse file that has room for ten million records, limits refuse them before any is read."""
-    path = tmp_path / "many.bin"
-    with path.open("wb") as file:
-        file.write(cnn.header(10_000_000, 0))
-        file.truncate(20 + 20 * 10_000_000)
-    with pytest.raises(wm.LimitError, match="max_tensors"):
-        wm.open(path)
-    with pytest.raises(wm.LimitError, match="max_header_bytes"):
-        wm.open(path, limits=wm.Limits(max_tensors=10_000_000))
-
-
 def test_the_largest_layer_that_can_be(tmp_path):
     path = tmp_path / "huge.bin"
     with path.open("wb") as file:
@@ -133,33 +121,6 @@ def sound(data):
             return False
         offset += count
     return offset == total
-
-
-def test_damaged_files_open_when_the_rules_still_allow_them():
-    """Of thousands of files with numbers changed and bytes cut off or added, exactly those open that are sound."""
-    random = np.random.default_rng(11)
-    examples, opened = [example.data for example in cnn.examples()], 0
-    for _ in range(4000):
-        data = bytearray(examples[random.integers(len(examples))])
-        for _ in range(random.integers(3)):
-            words, action = min(len(data), 120) // 4, random.integers(6)
-            if action == 0:
-                del data[len(data) - random.integers(1, 5) :]
-            elif action == 1:
-                data += bytes(random.integers(1, 5))
-            elif words:
-                at = 4 * int(random.integers(words))
-                (value,) = struct.unpack_from("<I", data, at)
-                choices = (value + 1, value - 1, 2 * value, 0, 1, 2, U32, 65536)
-                struct.pack_into("<I", data, at, choices[random.integers(len(choices))] % 2**32)
-        try:
-            wm.open(memoryview(bytes(data)), format="cnn_v2")
-        except wm.FormatError:
-            assert not sound(data), bytes(data[:120])
-        else:
-            assert sound(data), bytes(data[:120])
-            opened += 1
-    assert 1000 < opened < 3000
 
 
 # ------------------------------------------------------------------------------------------------- verify
@@ -268,6 +229,3 @@ def test_what_cannot_be_expressed_is_refused(case, tmp_path):
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert caught.value.path == str(tmp_path / "out.bin")
     assert listing(tmp_path) == []
-
-
-# ------------------------------------------------------------------------------------------------- converting

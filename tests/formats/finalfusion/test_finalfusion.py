@@ -17,7 +17,7 @@ from tests.attacks import finalfusion as lies
 from tests.builders import finalfusion as ff
 from tests.builders import noise, normal
 from tests.fifu_support import Parts, Words, explicit, pairs_of, reconstruct, same_product, subwords_of
-from tests.support import DATA, each, exercise, listing, same, save_with
+from tests.support import DATA, exercise, listing, same, save_with
 
 import weightmap as wm
 from weightmap.core.quant.product import ProductQuantized
@@ -269,14 +269,6 @@ def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path):
         assert f.metadata == {**ff.PARSED, "hyper": {**ff.PARSED["hyper"], "dims": 5}}
 
 
-@pytest.mark.parametrize("metadata", [None, {}])
-def test_no_metadata_and_empty_metadata_are_distinguished(metadata, tmp_path):
-    wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
-    with wm.open(tmp_path / "t.fifu") as f:
-        assert f.has_metadata == (metadata is not None)
-        assert f.metadata == {}
-
-
 @pytest.mark.parametrize(
     "metadata",
     [{1: 2}, {"a": {None: 1}}, {"a": None}, {"a": [b"bytes"]}, {"a": dt.time(1, tzinfo=dt.UTC)}, {"a": "\ud800"}],
@@ -290,21 +282,6 @@ def test_what_toml_lacks_is_refused(metadata, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- laziness
-
-
-def test_opening_reads_no_word_and_checks_none(put):
-    """With a length that leads to the storage no word is looked at: damaged ones are found at their first use."""
-    data = bytearray(ff.build([ff.simple(WORDS), ff.matrix(normal((ROWS, 2), 1))]))
-    at = data.index(b"one") - 4
-    struct.pack_into("<I", data, at, 2)  # the first word is one byte shorter, and nothing fits any more
-    with wm.open(put(bytes(data))) as f:
-        assert same(f["embeddings"], normal((ROWS, 2), 1))
-        assert len(f.vocab) == ROWS
-        for use in (lambda: f.vocab[0], lambda: f.vocab.index("one"), lambda: list(f.vocab), f.verify):
-            with pytest.raises(wm.LayoutError) as caught:
-                use()
-            assert caught.value.path == f.path
-            assert caught.value.field == "vocabulary"
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 30, 2**40, 2**64 - 1])
@@ -332,30 +309,6 @@ def test_repeated_words_are_found_by_looking_one_up():
         for _ in range(2):
             with pytest.raises(wm.LayoutError, match="words 0 and 4 are both 'a'"):
                 f.vocab.index("b")
-
-
-def test_ngrams_are_checked_when_they_are_asked_for_first():
-    past = (f"explicit, {what} runs past it" for what in ("word 0 of 3", "n-gram 0 of 4", "n-gram 1 of 4"))
-    for name in (*past, "0 bytes of a number of n-grams", "n-grams that end early"):
-        case = ATTACKS[name]
-        with wm.open(case.data) as f:
-            for use in (f.vocab.subwords.ngrams, lambda f=f: list(f.vocab), lambda f=f: f.vocab.index("one"), f.verify):
-                with pytest.raises(wm.LayoutError, match=case.says) as caught:
-                    use()
-                assert (caught.value.path, caught.value.field) == ("<bytes>", "vocabulary")
-
-
-# Attacks that leave the matrix unchanged, and are legal or let pass.
-PASSED = [case for case in lies.cases() if (case.odd or not case.error) and lies.MATRIX.data in case.data]
-
-
-def test_what_is_let_pass_is_read_right():
-    def check(case):
-        found = wm.load(case.data, strict=not case.error)
-        assert same(found["embeddings"], lies.MATRIX)
-
-    assert len(PASSED) > 50
-    each(PASSED, check, name=lambda case: case.id)
 
 
 def test_a_file_that_changed_is_noticed_by_verify(put):

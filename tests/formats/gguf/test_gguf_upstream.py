@@ -75,30 +75,6 @@ def test_fields_and_tensors_are_the_same(path):
         assert all(np.array_equal(a, b) for a, b in zip(mine.field.parts, tensor.field.parts, strict=True))
 
 
-def test_types_have_the_names_and_sizes_of_gguf_py():
-    from weightmap.compat import gguf as compat
-    from weightmap.core.formats.gguf import BLOCKS
-
-    for name in ("GGUFValueType", "GGUFEndian"):
-        assert [*getattr(compat, name).__members__.items()] == [*getattr(theirs, name).__members__.items()]
-    known = {kind.name: kind for kind in theirs.GGMLQuantizationType}
-    expected = {name: int(kind) for name, kind in known.items()} | {"Q2_0": 42}  # which gguf-py 0.19 lacks
-    assert {kind.name: int(kind) for kind in compat.GGMLQuantizationType} == expected
-    sizes = {known[name.upper()]: block for name, block in BLOCKS.items() if name.upper() in known}
-    assert sizes == {kind: block for kind, block in theirs.GGML_QUANT_SIZES.items() if block[0] > 1}
-
-
-def test_nested_arrays_are_flattened_as_gguf_py_does(tmp_path):
-    path = tmp_path / "t.gguf"
-    path.write_bytes(gguf.build(gguf.SMALL, [*gguf.EVERY_VALUE, *gguf.VOCAB]))
-    assert_same_fields(GGUFReader(path), theirs.GGUFReader(path))
-    path.write_bytes(gguf.build(gguf.SMALL, gguf.EVERY_VALUE, version=1, big=True))
-    reader = GGUFReader(path)
-    assert reader.get_field("strs").contents(2) == "\u00fc\u00df"
-    assert reader.get_field("nothing") is None
-    assert [tensor.name for tensor in reader.tensors] == list(gguf.SMALL)
-
-
 def test_gguf_py_reads_what_we_write(tmp_path):
     path = tmp_path / "t.gguf"
     tensors = gguf.EVERY | {"four": noise("int8", (1, 2, 1, 3)), "vector": normal((7,))}

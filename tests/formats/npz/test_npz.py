@@ -13,10 +13,7 @@ from tests.builders import normal, npy, npz
 
 import weightmap as wm
 from weightmap.core.bytes import source as sources
-from weightmap.core.bytes.open_source import from_path
-from weightmap.core.formats import _zip
 from weightmap.core.model.internals import dense_row
-from weightmap.core.native import access, scans
 
 MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
 ARRAYS = {
@@ -183,32 +180,6 @@ def test_bad_entries_are_left_out_each_by_its_name():
         wm.open(data[:at] + b"XX" + data[at + 2 :], strict=False)
 
 
-def test_elements_that_are_no_numbers_are_not_read_as_numbers(tmp_path):
-    np.savez(tmp_path / "a.npz", texts=ARRAYS["texts"], records=ARRAYS["structured"], dates=ARRAYS["dates"])
-    with wm.open(tmp_path / "a.npz") as f:
-        for name in f:
-            with pytest.raises(wm.UnsupportedError, match=r"f\[name\] gives them"):
-                f.read(name)
-        assert f.read("texts", "U3").tolist() == ["a", "bcd", "ñ"]
-
-
-def test_a_header_that_cannot_be_read(tmp_path):
-    data = npz.build({"a": normal((2,)), "b": normal((3,))})
-    begin = data.index(b"PK\1\2")
-    central = data[begin : data.index(b"PK\5\6")]
-    path = tmp_path / "a.npz"
-    path.write_bytes(data[:40])
-    with path.open("rb") as file:
-        short = scans.zip_scan(file.fileno(), None, begin, central, 2)
-    closed = scans.zip_scan(1 << 20, None, begin, central, 2)
-    large = access.Fault(access.faults()["COLUMN"], 0, 0, 0, 0)
-    source = from_path(str(path), "mmap")
-    for fault, error in ((short, wm.TruncatedError), (closed, OSError), (large, wm.FormatError)):
-        assert isinstance(fault, access.Fault)
-        assert type(_zip.error_of(fault, begin, source)) is error
-    source.close()
-
-
 SOUND = npz.build({"a": normal((4,)), "b": normal((2, 3))})
 CENTRAL, END = SOUND.index(b"PK\1\2"), SOUND.index(b"PK\5\6")
 APART = "the header of entry 0 and its entry in the central directory differ in"
@@ -229,18 +200,6 @@ def test_messages_of_damaged_archives(at, damage, message):
     data = SOUND[:at] + damage + SOUND[at + len(damage) :]
     with pytest.raises(wm.LayoutError, match=message):
         wm.open(data)
-
-
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (21, r"the archive ends within its end record, expected at least 22 bytes \(at byte 21\)"),
-        (END, rf"the archive has no end record \(was the download complete\?\): its end is .*byte {END}\)"),
-    ],
-)
-def test_messages_of_archives_that_are_cut_off(size, message):
-    with pytest.raises(wm.TruncatedError, match=message):
-        wm.open(SOUND[:size], format="npz")
 
 
 NAMES = [b"", b"a", b"A", b".", b"../a", b"a\\b", b"a/b", b"a\0", b"\0"]

@@ -16,7 +16,6 @@ from tests.fuzz.mutate import mutant
 from tests.support import in_one_item
 
 import weightmap as wm
-from weightmap.core.native import scans
 
 onnx = pytest.importorskip("onnx")
 from onnx import numpy_helper  # noqa: E402 - once it is known to be there
@@ -214,13 +213,6 @@ def test_ranges_of_other_files(path, entries, error, field):
     assert str(caught.value).startswith(f"{path.with_name('w.bin')}: ")
 
 
-def test_names_are_unique_among_all_files(path):
-    """A name inside and one outside are one too many."""
-    path.write_bytes(model([tensor_proto("a", normal((2,))), apart("a", "w.bin")]))
-    with pytest.raises(wm.LayoutError, match="both called 'a'"):
-        wm.open(path)
-
-
 @pytest.mark.parametrize("right", [True, False])
 def test_checksums(path, right):
     digest = hashlib.sha1(path.with_name("w.bin").read_bytes()).hexdigest()
@@ -236,16 +228,6 @@ def test_checksums(path, right):
 
 
 # ------------------------------------------------------------------------------------------------------- what is left
-
-
-@pytest.mark.parametrize("part", [b"\x0a\x05k", b"\x0a\x80", b"\xff" * 12, b"\x0d\0", field(1, b"\xff")])
-def test_metadata_that_is_damaged(part):
-    """A message that ends within a field, a number without an end, a text that is not UTF-8."""
-    with wm.open(model([], tail=field(14, part))) as f:
-        with pytest.raises(wm.FormatError):
-            _ = f.metadata
-        with pytest.raises(wm.FormatError):
-            f.verify()
 
 
 def test_a_made_tensor_is_made_within_limits():
@@ -266,21 +248,6 @@ def test_a_model_that_changes_is_noticed_by_verify(tmp_path):
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
         with pytest.raises((wm.FileChangedError, wm.LayoutError)):
             f.verify()
-
-
-def test_a_model_that_shrinks_while_it_is_opened(tmp_path, monkeypatch):
-    """What is left of it is not taken for a model."""
-    target, scan = tmp_path / "m.onnx", scans.scan_model
-    target.write_bytes(model([tensor_proto("w", normal((2000,)))]))
-
-    def cutting(*args, **options):
-        os.truncate(target, 40)
-        return scan(*args, **options)
-
-    monkeypatch.setattr(scans, "scan_model", cutting)
-    with pytest.raises(wm.TruncatedError, match="became shorter while it was being read") as caught:
-        wm.open(target)
-    assert caught.value.path == str(target)
 
 
 OTHERS = {
