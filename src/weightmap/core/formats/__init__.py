@@ -131,15 +131,15 @@ def by_suffix(path: str) -> Format:
     written = [name for name in fitting if _SIGNS[name].written]
     if written:
         return FORMATS[written[0]]
-    known = ", ".join(suffix for signs in _SIGNS.values() if signs.written for suffix in signs.suffixes)
+    suffixes = ", ".join(suffix for signs in _SIGNS.values() if signs.written for suffix in signs.suffixes)
     from weightmap.core.formats._hints import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
 
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
-        raise EncodeError(f"{foreign}; files are written with one of the suffixes {known}", path=path)
+        raise EncodeError(f"{foreign}; files are written with one of the suffixes {suffixes}", path=path)
     if fitting:
         return FORMATS[fitting[-1]]
-    msg = f"no format has this suffix: use one of {known}"
+    msg = f"no format has this suffix: use one of {suffixes}"
     words = next((name for suffix, name in WORDS.items() if lower.endswith(suffix)), None)
     others = " or ".join(sorted({*WORDS.values(), "word2vec"} - {words}))
     remedy = (
@@ -153,8 +153,8 @@ def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | No
 
     Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
     """
-    known: UnknownFormatError | None = _hint(head, 3) if format_.name in _GUESSED else None
-    return known
+    guess: UnknownFormatError | None = _hint(head, 3) if format_.name in _GUESSED else None
+    return guess
 
 
 def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Importer]] = tuple) -> Format | Importer:
@@ -191,10 +191,10 @@ def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatE
     if claims:
         msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}"
         return UnknownFormatError(msg, remedy=Remedy("give {}", "format"))
-    known: UnknownFormatError | None = _hint(head, 2) or _damaged(head, size)
-    if known is not None:
-        return known
-    found = "nothing but zero bytes" if not any(head) else repr(head[:16])
+    guess: UnknownFormatError | None = _hint(head, 2) or _damaged(head, size)
+    if guess is not None:
+        return guess
+    beginning = "nothing but zero bytes" if not any(head) else repr(head[:16])
     what = "no format recognises this file: its beginning"
     titles = ", ".join(format_.title for format_ in FORMATS.values())
-    return UnknownFormatError(what, offset=0, actual=found, expected=f"that of one of {titles}")
+    return UnknownFormatError(what, offset=0, actual=beginning, expected=f"that of one of {titles}")

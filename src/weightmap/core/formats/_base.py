@@ -130,16 +130,16 @@ class Content:
     @functools.cached_property
     def vocab(self) -> Vocabulary | None:
         """The vocabulary, made at its first use."""
-        found = None if self.load_vocab is None else self.load_vocab()
-        if found is not None and found.path is None:
-            found.path, found.format = self.table.path, self.table.format
-        return found
+        vocab = None if self.load_vocab is None else self.load_vocab()
+        if vocab is not None and vocab.path is None:
+            vocab.path, vocab.format = self.table.path, self.table.format
+        return vocab
 
     def varied(self, **changes: Any) -> Content:
         """Return the same content with other attributes."""
-        found = object.__new__(type(self))
-        vars(found).update(vars(self), **changes)
-        return found
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self), **changes)
+        return copy
 
 
 class Format(NamedTuple):
@@ -291,7 +291,7 @@ def discover(package: str, folders: Iterable[str], record: str) -> dict[str, Any
 
 def module_names(folders: Iterable[str]) -> list[str]:
     """Return the names of the modules and packages in these folders that do not begin with an underscore."""
-    found: set[str] = set()
+    names: set[str] = set()
     for folder in folders:
         try:
             entries = os.listdir(folder)
@@ -299,12 +299,12 @@ def module_names(folders: Iterable[str]) -> list[str]:
             import pkgutil  # noqa: PLC0415
 
             return sorted(module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_"))
-        found.update(
+        names.update(
             entry.removesuffix(".py")
             for entry in entries
             if entry[0] not in "_." and (entry.endswith(".py") or "." not in entry)
         )
-    return sorted(found)
+    return sorted(names)
 
 
 def trailing(source: Source, end: int, options: Options, warnings: list[str], field: str = "size") -> None:

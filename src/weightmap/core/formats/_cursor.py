@@ -134,8 +134,8 @@ class Cursor:
         number = _NUMBERS[kind]
         return number.unpack(self.take(number.size, field, what))[0]
 
-    def count(self, kind: str, least: int, field: str, what: str, limit: str | None = None) -> int:
-        """Return the next number, a count of items that follow, of at least `least` bytes each.
+    def count(self, kind: str, item_nbytes: int, field: str, what: str, limit: str | None = None) -> int:
+        """Return the next number, a count of items that follow, of at least `item_nbytes` bytes each.
 
         Raises `LimitError` when it exceeds the attribute `limit` of `Limits`.
         """
@@ -143,9 +143,9 @@ class Cursor:
         count: int = self.number(kind, field, f"the {what}")
         if limit is not None and self._limits is not None:
             self._limits.check(limit, count, what, offset=offset)
-        most = self.left // least
-        if count > most:
-            raise too_many(what, count, most, field=field, offset=offset)
+        maximum = self.left // item_nbytes
+        if count > maximum:
+            raise too_many(what, count, maximum, field=field, offset=offset)
         return count
 
     def text(self, kind: str, field: str, what: str) -> str:

@@ -64,11 +64,11 @@ FOREIGN = {
 WORDS = {".txt": "text", ".vec": "textdims"}
 
 
-def hint(head: bytes, least: int) -> UnknownFormatError | None:
-    """Return the error that names the kind of a file, recognised by `least` bytes or more; None for an unknown one."""
+def hint(head: bytes, min_length: int) -> UnknownFormatError | None:
+    """Return the error that names the kind of a file, known by `min_length` bytes or more; None for an unknown one."""
     start = head[:32].lower().lstrip()
-    found = (text for magic, text in _HINTS if len(magic) >= least and start.startswith(magic))
-    text = _archive(head) or next(found, None)
+    matches = (text for magic, text in _HINTS if len(magic) >= min_length and start.startswith(magic))
+    text = _archive(head) or next(matches, None)
     if text is _PICKLE and _METADATA in head[:64]:
         text = f"this says which tensors the .distcp files beside it hold parts of: {DISTCP}"
     return None if text is None else UnknownFormatError(text, offset=0)
@@ -94,11 +94,11 @@ def damaged(head: bytes, size: int) -> UnknownFormatError | None:
 
     None for another file.
     """
-    length, most = int.from_bytes(head[:8], "little"), size - 8
-    fits, begin = 2 <= length <= most, head[8:10]
+    length, available = int.from_bytes(head[:8], "little"), size - 8
+    fits, begin = 2 <= length <= available, head[8:10]
     if begin == b'{"' and not fits:
         what = "this looks like a safetensors header whose length is damaged: it"
-        return UnknownFormatError(what, offset=0, actual=length, expected=f"2 to {most}")
+        return UnknownFormatError(what, offset=0, actual=length, expected=f"2 to {available}")
     if not fits or not (begin.startswith(b"{") or begin.endswith(b'"')):
         return None
     what = "this looks like a safetensors header whose JSON is damaged: its beginning"

@@ -29,27 +29,27 @@ _SCALARS = frozenset({"integer", "float", "boolean"})
 
 def _kinds(value: Any) -> frozenset[str]:
     """Return the kinds of a value and of everything in it."""
-    found, left = set(), [value]
-    while left:
-        inner = left.pop()
+    all_kinds, pending = set(), [value]
+    while pending:
+        inner = pending.pop()
         kinds = getattr(inner, "kinds", None)  # a lazily decoded sequence of texts
         if kinds is not None:
-            found |= kinds
+            all_kinds |= kinds
         elif hasattr(inner, "dtype"):
-            found.add("array")
+            all_kinds.add("array")
         elif isinstance(inner, Mapping):
-            found.add("table")
-            left.extend(inner.values())
+            all_kinds.add("table")
+            pending.extend(inner.values())
         elif isinstance(inner, (list, tuple)):
-            found.add("list")
-            left.extend(inner)
+            all_kinds.add("list")
+            pending.extend(inner)
         elif isinstance(inner, float):
-            found.add("float" if math.isfinite(inner) else "non-finite")
+            all_kinds.add("float" if math.isfinite(inner) else "non-finite")
         elif type(inner).__module__ == "datetime":
-            found.add("time")
+            all_kinds.add("time")
         else:
-            found.add(_KINDS.get(type(inner), "other"))
-    return frozenset(found)
+            all_kinds.add(_KINDS.get(type(inner), "other"))
+    return frozenset(all_kinds)
 
 
 def plain(value: Any) -> Any:
@@ -98,15 +98,15 @@ def typed(metadata: dict[str, Any]) -> dict[str, Any]:
         types = strict_json.loads(str(metadata[TYPES]).encode(), TYPES)
     except (TensorFileError, UnicodeEncodeError):
         return Typed(metadata, {}, [TYPES])
-    found = {key: value for key, value in metadata.items() if key != TYPES}
+    result = {key: value for key, value in metadata.items() if key != TYPES}
     odd = []
     for key, kind in types.items():
         try:
-            found[key] = _read(found[key], kind)
+            result[key] = _read(result[key], kind)
         except (KeyError, ValueError):
-            if key in found:
+            if key in result:
                 odd.append(key)
-    return Typed(found, {key: kind for key, kind in types.items() if key in found and key not in odd}, odd)
+    return Typed(result, {key: kind for key, kind in types.items() if key in result and key not in odd}, odd)
 
 
 def _read(stored: Any, kind: Any) -> Any:
@@ -119,23 +119,23 @@ def _read(stored: Any, kind: Any) -> Any:
     return _value(stored, kind)
 
 
-def _value(given: Any, kind: Any) -> Any:
+def _value(value: Any, kind: Any) -> Any:
     """Return a parsed value as one of a type. Raises ValueError if it does not fit."""
     if isinstance(kind, str) and kind[:1] != "[":
-        if kind == "STRING" and isinstance(given, str):
-            return given
-        return _numbers([given], kind)[0]
-    if not isinstance(given, list):
+        if kind == "STRING" and isinstance(value, str):
+            return value
+        return _numbers([value], kind)[0]
+    if not isinstance(value, list):
         raise ValueError(kind)  # noqa: TRY004 - what a file says, not an argument
     if isinstance(kind, list):
-        return [_value(item, inner) for item, inner in zip(given, map(_of_array, kind), strict=True)]
+        return [_value(item, inner) for item, inner in zip(value, map(_of_array, kind), strict=True)]
     inner = kind[1:-1]
-    if not given:  # only an array of numpy knows its type then
+    if not value:  # only an array of numpy knows its type then
         kinds = {"STRING": np.empty(0, "U1")} | dict.fromkeys(["ARRAY", inner[:1] and "["], np.empty((0, 0), np.int32))
         return kinds[inner] if inner in kinds else _numbers([], inner)
-    if inner == "STRING" and all(isinstance(item, str) for item in given):
-        return given
-    return [_value(item, inner) for item in given] if inner[:1] == "[" else _numbers(given, inner)
+    if inner == "STRING" and all(isinstance(item, str) for item in value):
+        return value
+    return [_value(item, inner) for item in value] if inner[:1] == "[" else _numbers(value, inner)
 
 
 def _of_array(kind: Any) -> Any:
@@ -144,23 +144,23 @@ def _of_array(kind: Any) -> Any:
     return kind
 
 
-def _numbers(given: list[Any], kind: str) -> Any:
+def _numbers(items: list[Any], kind: str) -> Any:
     """Return numbers or truth values as an array of a type. Raises ValueError if they do not fit."""
-    if kind == "BOOL" and all(isinstance(item, bool) for item in given):
-        return np.array(given, np.bool_)
+    if kind == "BOOL" and all(isinstance(item, bool) for item in items):
+        return np.array(items, np.bool_)
     if kind not in _NUMBERS:
         raise ValueError(kind)
     dtype = np.dtype(kind.lower())
     if dtype.kind == "f":
-        values = [_SPECIAL[item] if isinstance(item, str) and item in _SPECIAL else item for item in given]
+        values = [_SPECIAL[item] if isinstance(item, str) and item in _SPECIAL else item for item in items]
         with np.errstate(over="ignore"):
-            found = np.array([float(item) for item in values if type(item) in {int, float}], dtype)
-        if len(found) == len(given) and np.isfinite(found).sum() == sum(type(item) is not str for item in given):
-            return found
-    elif all(type(item) is int for item in given):
+            array = np.array([float(item) for item in values if type(item) in {int, float}], dtype)
+        if len(array) == len(items) and np.isfinite(array).sum() == sum(type(item) is not str for item in items):
+            return array
+    elif all(type(item) is int for item in items):
         limits = np.iinfo(dtype)
-        if not given or limits.min <= min(given) <= max(given) <= limits.max:
-            return np.array(given, dtype)
+        if not items or limits.min <= min(items) <= max(items) <= limits.max:
+            return np.array(items, dtype)
     raise ValueError(kind)
 
 
@@ -187,22 +187,22 @@ def _json(value: Any) -> Any:
     return value
 
 
-def _written(value: Any, kind: Any, held: frozenset[str], most: int | None) -> tuple[Any, Any] | None:
+def _written(value: Any, kind: Any, types: frozenset[str], max_length: int | None) -> tuple[Any, Any] | None:
     """Return a value as stored in a format without types, and its type; None if it would not read back equal."""
     try:
         kind, stored = _kind_of(value, kind), _json(value)
-        if not _kinds(stored) <= held:
+        if not _kinds(stored) <= types:
             stored = _text(stored)
         back = _read(stored, kind)
     except (TensorFileError, ValueError):  # strings that are not UTF-8, arrays deeper than the rest of the stack allows
         return None
     same = _bits(back, kind) == _bits(value, kind)
-    return (stored, kind) if "text" in held and same and not _is_long(stored, most) else None
+    return (stored, kind) if "text" in types and same and not _is_long(stored, max_length) else None
 
 
-def _is_long(stored: Any, most: int | None) -> bool:
-    """Whether a text has more than `most` bytes."""
-    return most is not None and isinstance(stored, str) and len(stored.encode(errors="replace")) > most
+def _is_long(stored: Any, max_length: int | None) -> bool:
+    """Whether a text has more than `max_length` bytes."""
+    return max_length is not None and isinstance(stored, str) and len(stored.encode(errors="replace")) > max_length
 
 
 def _text(stored: Any) -> str:
@@ -221,54 +221,54 @@ def _bits(value: Any, kind: Any) -> Any:
 
 
 def fitted(
-    metadata: dict[str, Any], places: frozenset[str] | None, held: frozenset[str], most: int | None = None
+    metadata: dict[str, Any], places: frozenset[str] | None, storable: frozenset[str], max_length: int | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata that a format can hold, and the dropped keys.
 
-    `places`, `held` and `most` are the format's `metadata_keys`, `metadata_kinds` and `metadata_most`. A value of a
-    kind in `held` goes along unchanged, an array as a list if the format has no arrays; a number or a truth value
-    becomes its JSON text if the format holds only texts. A value whose type is known goes along with its type, if the
-    format has no types: see the module. Everything else stays behind, and so does every key outside of `places`.
+    `places`, `storable` and `max_length` are the format's `metadata_keys`, `metadata_kinds` and `metadata_most`. A
+    value of a kind in `storable` is copied unchanged, an array as a list if the format has no arrays; a number or a
+    truth value becomes its JSON text if the format holds only texts. A value whose type is known is stored with its
+    type, if the format has no types: see the module. Everything else is dropped, and so is every key outside `places`.
     """
     changes: dict[str, Any] = {}
     behind = []
-    types = {} if places is not None or "array" in held else getattr(metadata, "types", {})
+    types = {} if places is not None or "array" in storable else getattr(metadata, "types", {})
     kinds_of: dict[str, Any] = {}
     for key, value in metadata.items():
         if types.get(key, "STRING") != "STRING" or (types and key == TYPES):
-            made = None if key == TYPES else _written(value, types[key], held, most)
-            if made is None:
+            written = None if key == TYPES else _written(value, types[key], storable, max_length)
+            if written is None:
                 behind.append(key)
             else:
-                changes[key], kinds_of[key] = made
+                changes[key], kinds_of[key] = written
             continue
         here, kinds = value, _kinds(value)
-        if "array" not in held and ("array" in kinds or "list" in kinds):
+        if "array" not in storable and ("array" in kinds or "list" in kinds):
             here = plain(value)
             kinds = _kinds(here)
-        if (places is not None and key not in places) or _is_long(here, most):
+        if (places is not None and key not in places) or _is_long(here, max_length):
             behind.append(key)
-        elif kinds <= held:
+        elif kinds <= storable:
             if here is not value:
                 changes[key] = here
-        elif kinds <= _SCALARS and "text" in held:
+        elif kinds <= _SCALARS and "text" in storable:
             changes[key] = _text(here)
         else:
             behind.append(key)
     record = _text(dict(sorted(kinds_of.items())))
-    if _is_long(record, most):
+    if _is_long(record, max_length):
         behind += kinds_of
         changes = {key: value for key, value in changes.items() if key not in kinds_of}
         kinds_of = {}
     if not changes and not behind:
         return metadata, behind
-    kept = metadata.copy()
+    result = metadata.copy()
     for key in behind:
-        del kept[key]
-    kept.update(changes)
+        del result[key]
+    result.update(changes)
     if kinds_of:
-        kept[TYPES] = record
-    return kept, behind
+        result[TYPES] = record
+    return result, behind
 
 
 def entries(number: int) -> str:

@@ -114,26 +114,26 @@ class _Literal:
         if mark not in "[(":
             raise ValueError
         close, commas = "])"["[(".index(mark)], 0
-        found: list[Any] = []
+        items: list[Any] = []
         while not self._is(close):
-            if len(found) != commas:
+            if len(items) != commas:
                 raise ValueError
-            found.append(self.value(depth + 1))
+            items.append(self.value(depth + 1))
             commas += self._is(",")
         if mark == "[":
-            return found
-        return tuple(found) if commas or not found else found[0]
+            return items
+        return tuple(items) if commas or not items else items[0]
 
     def _dictionary(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        items: dict[str, Any] = {}
         while not self._is("}"):
             key = self.value(depth + 1)
-            if not isinstance(key, str) or key in found or not self._is(":"):
+            if not isinstance(key, str) or key in items or not self._is(":"):
                 raise ValueError
-            found[key] = self.value(depth + 1)
+            items[key] = self.value(depth + 1)
             if not self._is(",") and (self._next is None or self._next[5] != "}"):
                 raise ValueError
-        return found
+        return items
 
     def finished(self) -> bool:
         """Whether only white space is left."""
@@ -236,12 +236,12 @@ def fortran_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | 
 
 def dtype_of_array(dtype: np.dtype[Any]) -> DType:
     """Return the data type of arrays of a numpy dtype, of either byte order."""
-    known = dtype_of(dtype)
+    named = dtype_of(dtype)
     little = dtype.newbyteorder("<")
-    if known is not None and known.code is not None and np.dtype(known.code) == dtype == little:
-        return known
+    if named is not None and named.code is not None and np.dtype(named.code) == dtype == little:
+        return named
     name = str(dtype) if dtype.names is not None else dtype.newbyteorder("=").name
-    return DType(name if known is None else known.name, dtype.itemsize * 8, dtype.str, loaded=dtype)
+    return DType(name if named is None else named.name, dtype.itemsize * 8, dtype.str, loaded=dtype)
 
 
 class ArrayRules(Rules):

@@ -145,10 +145,10 @@ class Verification:
         for at in range(offset, offset + count, _AT_ONCE):
             size = min(_AT_ONCE, offset + count - at)
             try:
-                crc, found = self._sums(source, at, size, crc, gaps)
+                crc, gap_faults = self._sums(source, at, size, crc, gaps)
             except access.Failed as failed:
                 self.source.fail_reading(failed.at, offset + count, failed.error)
-            filled |= found
+            filled |= gap_faults
             self.reached(self.done + size)
         self.position = max(self.position, offset + count)
         return crc, np.flatnonzero(filled).tolist()
@@ -189,9 +189,9 @@ class Verification:
         if repeated:
             first = f"the first is {table[duplicate]!r} (ids {original} and {duplicate})"
             self.warn(f"the vocabulary has {counted(repeated, 'repeated token')}: {first}")
-        beyond = [f"{name} {i}" for name, i in vocab.special_ids.items() if not 0 <= i < len(vocab)]
-        if beyond:
-            self.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(beyond)}")
+        outside = [f"{name} {i}" for name, i in vocab.special_ids.items() if not 0 <= i < len(vocab)]
+        if outside:
+            self.warn(f"special ids are not below the number of tokens, {len(vocab)}: {', '.join(outside)}")
         self.checked("vocabulary")
 
     def tolerate(self, error: TensorFileError) -> None:

@@ -207,9 +207,9 @@ def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:
     raise error
 
 
-def lacking(dtype: str, held: Iterable[str]) -> str:
+def lacking(dtype: str, supported: Iterable[str]) -> str:
     """Return the reason why a data type cannot be written, with the types that the format holds."""
-    return f"dtype {dtype} (expected {', '.join(held)})"
+    return f"dtype {dtype} (expected {', '.join(supported)})"
 
 
 def _short(name: object) -> str:
@@ -223,26 +223,26 @@ def _together(reasons: Sequence[Reason]) -> str:
         what, name, why = reason if isinstance(reason, Unfit) else ("", "", reason)
         names.setdefault((what, why), []).append(name)
     texts: list[str] = []
-    left, told = _REASONS, 0
+    room, n_listed = _REASONS, 0
     for (what, why), those in names.items():
         text = f"{what}{'s' * (len(those) > 1)} {listed(those)}: {why}" if what else why
-        left -= len(text)
-        if texts and left < 0:
-            texts.append(f"and {counted(len(reasons) - told, 'reason')} more")
+        room -= len(text)
+        if texts and room < 0:
+            texts.append(f"and {counted(len(reasons) - n_listed, 'reason')} more")
             break
         texts.append(text[:_REASONS])
-        told += len(those)
+        n_listed += len(those)
     return "; ".join(texts)
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     shown: list[str] = []
-    left = _NAMES
+    room = _NAMES
     for name in names:
         text = _short(name)
-        left -= len(text)
-        if shown and left < 0:
+        room -= len(text)
+        if shown and room < 0:
             return f"{', '.join(shown)} and {len(names) - len(shown):,} more"
         shown.append(text)
     return ", ".join(shown)

@@ -110,13 +110,13 @@ class _Members:
         if array.start + array.nbytes != size:
             expected = f"{array.start + array.nbytes}, by its header"
             raise LayoutError(f"size of {what}", field="size", offset=begin, actual=size, expected=expected)
-        kept = int(archive.entries.stored[i])
+        nbytes = int(archive.entries.stored[i])
         geometry: Geometry | None = array.geometry
         if not stored:
-            geometry = Deflated(what, kept, size, archive.crc(i), array.start, array.strides, self._limits)
+            geometry = Deflated(what, nbytes, size, archive.crc(i), array.start, array.strides, self._limits)
         self._odd[i] = array, geometry
         self._headers.begin[i] = begin + array.start if stored else begin
-        self._headers.end[i] = begin + size if stored else begin + kept
+        self._headers.end[i] = begin + size if stored else begin + nbytes
 
     def table(self) -> ColumnTable:
         """Return the table of the arrays."""
@@ -133,7 +133,7 @@ class _Members:
         columns = scans.Columns(
             headers.names, headers.bounds, np.zeros(count, np.uint8), dims, bounds, headers.begin, headers.end
         )
-        kinds, fortran, known = headers.kind, headers.fortran, self._kinds
+        kinds, fortran, kinds_by_code = headers.kind, headers.fortran, self._kinds
         odd = {i: (array.dtype, geometry) for i, (array, geometry) in self._odd.items()}
         if self._left_out:
             order = np.delete(np.arange(count), self._left_out)
@@ -141,7 +141,7 @@ class _Members:
             odd = {new: odd[old] for new, old in enumerate(order.tolist()) if old in odd}
 
         def typed(row: int, shape: tuple[int, ...]) -> tuple[DType, Geometry | None]:
-            dtype = known[kinds[row]]
+            dtype = kinds_by_code[kinds[row]]
             if dtype is None:
                 return odd[row]
             strides = fortran_strides(shape, dtype.bits // 8) if fortran[row] else None

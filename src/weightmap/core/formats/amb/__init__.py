@@ -184,8 +184,8 @@ def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
     quant = config.get("quant", {})
     if not isinstance(quant, dict):
         return None
-    known = BARE_DEFAULTS | quant
-    block_size, scale_type = known["block_size"], known["scale_type"]
+    settings = BARE_DEFAULTS | quant
+    block_size, scale_type = settings["block_size"], settings["scale_type"]
     if type(block_size) is not int or not 0 <= block_size <= U16_MAX:
         return None
     if not isinstance(scale_type, str) or scale_type not in SCALE_SIZES:
@@ -236,23 +236,23 @@ def walk(
     for lax in (False,) if options.strict else (False, True):
         failures.clear()
         for relative in bases:
-            columns, found, fault = scans.scan_section(section, relative=relative, lax=lax)
+            columns, end, fault = scans.scan_section(section, relative=relative, lax=lax)
             if fault is None:
-                warnings += _odd(found, source.name)
+                warnings += _odd(end, source.name)
                 return Records(columns, relative=relative)
-            failures.append(((found.n_tensors, fault.at), fault, found.part))
+            failures.append(((end.n_tensors, fault.at), fault, end.part))
     _, fault, part = max(failures, key=lambda failure: failure[0])
     raise _error(fault, part, source.name)
 
 
-def _odd(found: Any, name: str) -> list[str]:
+def _odd(scan: Any, name: str) -> list[str]:
     """Return the warnings of a walk that tolerated padding."""
     odd = []
-    if found.odd_padding:
-        odd.append(nonzero_padding("behind a record", found.odd_padding).located(path=name))
-    if found.unpadded:
+    if scan.odd_padding:
+        odd.append(nonzero_padding("behind a record", scan.odd_padding).located(path=name))
+    if scan.unpadded:
         what = "the last record lacks padding"
-        odd.append(LayoutError(what, path=name, field="padding", offset=found.unpadded))
+        odd.append(LayoutError(what, path=name, field="padding", offset=scan.unpadded))
     return list(map(str, odd))
 
 
@@ -283,8 +283,8 @@ def _error(  # noqa: PLR0911 - one return for each kind of fault
         what, expected = "number of tensors", f"at most {fault.expected} (Limits.max_tensors)"
         return LimitError(what, field="max_tensors", offset=fault.at, actual=fault.actual, expected=expected)
     if kind == "TABLE_DTYPE":
-        known = ", ".join(f"{code} {dtype}" for code, dtype in enumerate(DTYPE_NAMES))
-        what, expected = f"{label}: dtype code", f"one of {known}"
+        codes = ", ".join(f"{code} {dtype}" for code, dtype in enumerate(DTYPE_NAMES))
+        what, expected = f"{label}: dtype code", f"one of {codes}"
         return UnsupportedError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
     if kind == "TABLE_OVERFLOW":
         return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field=field, offset=fault.at)
@@ -497,10 +497,10 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
     width = SCALE_SIZES[how.scale_type]
     codes_at = scales_at + width * int(counts[_INT4] + counts[_INT5])
     sizes = (block_size // 2, 5 * block_size // 8, 2 * block_size)
-    wanted = codes_at - row.offset + sum(int(count) * size for count, size in zip(counts, sizes, strict=False))
-    if wanted != row.nbytes:
+    nbytes = codes_at - row.offset + sum(int(count) * size for count, size in zip(counts, sizes, strict=False))
+    if nbytes != row.nbytes:
         what = f"{label}: data_size"
-        expected = f"{wanted} by its mask"
+        expected = f"{nbytes} by its mask"
         raise QuantError(what, field="data_size", offset=row.offset - 8, actual=row.nbytes, expected=expected)
     bad = _infinite(run, scales_at, codes_at, width, width)
     run.until(end)
@@ -554,10 +554,10 @@ def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantiz
             problem = f"scale_type is {scale}, expected 0 or 1"
         else:
             scale_type = SCALE_TYPES[scale]
-            wanted = payload_size(scheme, size, block_size, scale_type)
-            if wanted is None or QUANT_HEADER.size + wanted == row.nbytes:
+            expected = payload_size(scheme, size, block_size, scale_type)
+            if expected is None or QUANT_HEADER.size + expected == row.nbytes:
                 return Quantization(QUANT_HEADER.size, block_size, scale_type)
-            problem = f"data_size is {row.nbytes}, expected {QUANT_HEADER.size + wanted}"
+            problem = f"data_size is {row.nbytes}, expected {QUANT_HEADER.size + expected}"
     if bare is not None and scheme in BY_BLOCKS and _fits(scheme, bare[0]):
         block_size, scale_type = bare[0], next(name for name, of in SCALE_SIZES.items() if of == bare[1])
         if payload_size(scheme, size, block_size, scale_type) == row.nbytes:
@@ -677,14 +677,14 @@ def _read_data(run: Verification, table: Table, bare: tuple[int, int] | None) ->
 
 
 def _check_tokenizer(run: Verification, tokenizer: Tokenizer, lines: int, config: Mapping[str, Any]) -> None:
-    known = {"config n_vocab": _count(config, "n_vocab")}
+    declared = {"config n_vocab": _count(config, "n_vocab")}
     if tokenizer.type == WORDPIECE and lines:
-        known["the lines of its vocabulary"] = lines
-    for what, count in known.items():
-        beyond = [f"{name} {i}" for name, i in tokenizer.special_ids.items() if count is not None and i >= count]
-        if beyond:
-            run.warn(f"tokenizer: special ids are not below {count}, {what}: {', '.join(beyond)}")
-    counts = [count for count in known.values() if count is not None]
+        declared["the lines of its vocabulary"] = lines
+    for what, count in declared.items():
+        outside = [f"{name} {i}" for name, i in tokenizer.special_ids.items() if count is not None and i >= count]
+        if outside:
+            run.warn(f"tokenizer: special ids are not below {count}, {what}: {', '.join(outside)}")
+    counts = [count for count in declared.values() if count is not None]
     if len(set(counts)) > 1:
         run.warn(f"tokenizer: its vocabulary has {lines} tokens, and config n_vocab is {counts[0]}")
     run.checked("tokenizer")
@@ -692,8 +692,8 @@ def _check_tokenizer(run: Verification, tokenizer: Tokenizer, lines: int, config
 
 def _check_config(run: Verification, table: Table, config: Mapping[str, Any]) -> None:
     """Compare the configuration with the matrix of token embeddings, if it has a usual name."""
-    wanted = {"n_vocab": _count(config, "n_vocab"), "n_embd": _count(config, "n_embd")}
-    if all(count is None for count in wanted.values()):
+    expected = {"n_vocab": _count(config, "n_vocab"), "n_embd": _count(config, "n_embd")}
+    if all(count is None for count in expected.values()):
         return
     for i, name in enumerate(table.names):
         if not name.endswith(_EMBEDDINGS):
@@ -701,7 +701,7 @@ def _check_config(run: Verification, table: Table, config: Mapping[str, Any]) ->
         shape = table.row(i).shape
         if len(shape) != 2:
             continue
-        for axis, (key, count) in enumerate(wanted.items()):
+        for axis, (key, count) in enumerate(expected.items()):
             if count is not None and shape[axis] != count:
                 run.warn(f"config {key} is {count}, and tensor {name!r} has the shape {shape}")
         run.checked("config against the token embeddings")
@@ -720,18 +720,18 @@ class _Decoder:
         self._bare = bare
 
     def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        found: QuantizedTensor = tensor_of(row, octets, self._bare)
-        return found
+        tensor: QuantizedTensor = tensor_of(row, octets, self._bare)
+        return tensor
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
         """Return start of the payload, block size and scale type, from the first bytes of the data."""
-        found: tuple[int, int, str] = quantization(row, head, self._bare)
-        return found
+        layout: tuple[int, int, str] = quantization(row, head, self._bare)
+        return layout
 
     def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
         """Return the same, read from the file, and check a mask."""
-        found: tuple[int, int, str] = glance(row, source, self._bare)
-        return found
+        layout: tuple[int, int, str] = glance(row, source, self._bare)
+        return layout
 
 
 def parse_amb(source: Source, head: bytes, options: Options) -> Content:

@@ -168,12 +168,12 @@ def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one retu
         for key, inner in value.items():
             if not isinstance(key, str):
                 return f"the key {repr(key)[:80]} (a string)"
-            found = _not_json(key, depth) or _not_json(inner, depth + 1)
-            if found is not None:
-                return f"{key[:80]!r}: {found}" if depth == 0 and isinstance(key, str) else found
+            fault = _not_json(key, depth) or _not_json(inner, depth + 1)
+            if fault is not None:
+                return f"{key[:80]!r}: {fault}" if depth == 0 and isinstance(key, str) else fault
         return None
     if isinstance(value, (list, tuple)):
-        return next((found for inner in value if (found := _not_json(inner, depth + 1)) is not None), None)
+        return next((fault for inner in value if (fault := _not_json(inner, depth + 1)) is not None), None)
     return f"{type(value).__name__} (not JSON)"
 
 

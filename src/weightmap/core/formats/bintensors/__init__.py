@@ -137,7 +137,7 @@ class _Reading:
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` of the first defect."""
-        source, header, options, found = self._source, self._header, self._options, self._found
+        source, header, options, scan = self._source, self._header, self._options, self._found
         warnings, base, aliased = self._warnings, LENGTH.size + len(header), False
         if self._fault is not None:
             aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_INDEX", "BIN_MAP")
@@ -147,19 +147,19 @@ class _Reading:
         columns = self._columns
         options.limits.check("max_tensors", columns.count, "number of tensors")
         self._check_padding()
-        trailing(source, base + found.data_end, options, warnings, "data_offsets")
-        rules = _Rules(base, source.size, found.data_end, lax=aliased)
+        trailing(source, base + scan.data_end, options, warnings, "data_offsets")
+        rules = _Rules(base, source.size, scan.data_end, lax=aliased)
         table = ColumnTable(columns, rules, utf8=True, locate=None if aliased else self._locator())
         table.check()
         metadata = self._metadata()
 
         def load() -> dict[str, str]:
-            return dict(_pairs(metadata, found.metadata_count))
+            return dict(_pairs(metadata, scan.metadata_count))
 
-        layout = "spec" if found.layout == LAYOUTS["spec"] else "current"
+        layout = "spec" if scan.layout == LAYOUTS["spec"] else "current"
         verify = verifier(header, table)
         content = Content(layout, table, load, verify, warnings)
-        content.has_metadata = found.metadata_begin != 0
+        content.has_metadata = scan.metadata_begin != 0
         return content
 
     def _error(self, fault: access.Fault) -> FormatError:
@@ -173,14 +173,14 @@ class _Reading:
         if fault.kind == "BIN_END":
             return cut_off(where, offset, field=field, whole="the header")
         if fault.kind == "BIN_COUNT":
-            what, given = _COUNTS[self._found.part].format(row=fault.row), "the bytes left in the header"
-            return too_many(what, actual, expected, field=field, offset=offset, given=given)
+            what, limit = _COUNTS[self._found.part].format(row=fault.row), "the bytes left in the header"
+            return too_many(what, actual, expected, field=field, offset=offset, given=limit)
         if fault.kind == "BIN_DTYPE":
-            known = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
-            return UnsupportedError(where, field=field, offset=offset, actual=actual, expected=f"one of {known}")
+            codes = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
+            return UnsupportedError(where, field=field, offset=offset, actual=actual, expected=f"one of {codes}")
         if fault.kind == "BIN_UTF8":
             return FormatError(f"{where}: a string is not UTF-8", field=field, offset=offset)
-        what, wanted = {
+        what, requirement = {
             "BIN_INTEGER": (f"{where}: first byte of an integer", "at most 253"),
             "BIN_OPTION": (f"{where}: the tag of an optional value", "0 or 1"),
             "BIN_INDEX": (f"{where}: index of a tensor in entry {fault.row}", f"less than {expected}"),
@@ -188,35 +188,35 @@ class _Reading:
             "BIN_MAP": (f"{where}: its number of entries", f"{expected}, the number of tensors"),
         }[fault.kind]
         cls = LayoutError if fault.kind in ("BIN_INDEX", "BIN_ALIAS", "BIN_MAP") else FormatError
-        return cls(what, field=field, offset=offset, actual=actual, expected=wanted)
+        return cls(what, field=field, offset=offset, actual=actual, expected=requirement)
 
     def _check_padding(self) -> None:
         """Check the padding behind the last entry, and warn of legal oddities."""
-        header, found, warnings = self._header, self._found, self._warnings
-        padding = header[found.end :]
+        header, scan, warnings = self._header, self._found, self._warnings
+        padding = header[scan.end :]
         if len(padding) > 7 or padding.strip(b" "):
-            what, wanted = "padding of the header", "fewer than 8 bytes, all of them spaces"
-            actual, at = f"{counted(len(padding), 'byte')} {padding[:16]!r}", LENGTH.size + found.end
-            error = LayoutError(what, field="padding", offset=at, actual=actual, expected=wanted)
+            what, expected = "padding of the header", "fewer than 8 bytes, all of them spaces"
+            actual, at = f"{counted(len(padding), 'byte')} {padding[:16]!r}", LENGTH.size + scan.end
+            error = LayoutError(what, field="padding", offset=at, actual=actual, expected=expected)
             self._options.tolerate(error, warnings)
         if len(header) % 8:
             warnings.append(f"the header has {len(header)} bytes, not a multiple of 8: data is not aligned")
-        if found.wide < found.end:
-            at = LENGTH.size + found.wide
+        if scan.wide < scan.end:
+            at = LENGTH.size + scan.wide
             warnings.append(f"an integer of the header takes more bytes than it needs (at byte {at})")
 
     def _metadata(self) -> bytes:
         """Return the bytes of the metadata's pairs, after a check for repeated keys."""
-        found = self._found
-        raw = self._header[found.metadata_begin : found.metadata_end]
-        if found.keys_in_doubt:
-            seen: set[str] = set()
-            for key, _ in _pairs(raw, found.metadata_count):
-                if key in seen:
-                    what, at = f"metadata has the key {quoted(key)} twice", LENGTH.size + found.metadata_begin
+        scan = self._found
+        raw = self._header[scan.metadata_begin : scan.metadata_end]
+        if scan.keys_in_doubt:
+            names: set[str] = set()
+            for key, _ in _pairs(raw, scan.metadata_count):
+                if key in names:
+                    what, at = f"metadata has the key {quoted(key)} twice", LENGTH.size + scan.metadata_begin
                     self._options.tolerate(LayoutError(what, field="metadata", offset=at), self._warnings)
                     break
-                seen.add(key)
+                names.add(key)
         return raw
 
     def _locator(self) -> Callable[[int], int | None]:
@@ -231,8 +231,8 @@ class _Reading:
 
     def _read_aliases(self, fault: access.Fault) -> None:
         """Make a row of each name in a map that is not a bijection, as bintensors 0.0.5 does."""
-        columns, found, count = self._columns, self._found, self._columns.count
-        position = found.map_begin
+        columns, scan, count = self._columns, self._found, self._columns.count
+        position = scan.map_begin
         entries, position = _integer(self._header, position)
         names: dict[bytes, int] = {}
         for _ in range(entries):
@@ -254,7 +254,7 @@ class _Reading:
             raise LayoutError(what, field="data_offsets")
         ordered = sorted(names, key=names.__getitem__)
         self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
-        found.end, found.wide = position, position
+        scan.end, scan.wide = position, position
         self._warnings.append("the map of names has more than one name for a tensor, and none for another")
 
 

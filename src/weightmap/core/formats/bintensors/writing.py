@@ -96,8 +96,8 @@ def _pad(header: bytearray, short: list[int], align: int) -> None:
 
 def _reads_as_specification(header: bytearray, data_size: int) -> bool:
     """Whether a reader would take the header for one of the other layout, which only crafted names cause."""
-    _, found, fault = scans.scan_bincode(header, LAYOUTS["spec"], len(header))
-    return fault is None and bool(found.complete) and found.data_end == data_size
+    _, scan, fault = scans.scan_bincode(header, LAYOUTS["spec"], len(header))
+    return fault is None and bool(scan.complete) and scan.data_end == data_size
 
 
 _SMALL = tuple(bytes([value]) for value in range(_WIDE))

@@ -105,9 +105,9 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     scanned = scans.scan_layers(records)
     if isinstance(scanned, access.Fault):
         _fail(scanned, header_size)
-    columns, found = scanned
+    columns, scan = scanned
     if options.checked:
-        _check_total(found, total, options, warnings)
+        _check_total(scan, total, options, warnings)
     rules = _Rules(base, source.size, HALF * total, lax=not options.strict)
     table = ColumnTable(columns, rules, utf8=False, locate=lambda row: header_size + RECORD.size * row)
     if options.checked:
@@ -149,15 +149,15 @@ def _check_size(source: Source, base: int, total: int, options: Options, warning
         trailing(source, end + HALF if padded else end, options, warnings)
 
 
-def _check_total(found: Any, total: int, options: Options, warnings: list[str]) -> None:
+def _check_total(scan: Any, total: int, options: Options, warnings: list[str]) -> None:
     """Check that the layers have as many weights as the header declares.
 
     Records that contradict themselves are left to the check of the table, which names the layer.
     """
-    if found.counted == found.needed != total:
-        what, expected = "total_weights", f"{found.counted}, the sum over the layers"
+    if scan.counted == scan.needed != total:
+        what, expected = "total_weights", f"{scan.counted}, the sum over the layers"
         error = LayoutError(what, field="total_weights", offset=12, actual=total, expected=expected)
-        if found.counted > total:
+        if scan.counted > total:
             raise error
         options.tolerate(error, warnings)
 
@@ -201,10 +201,10 @@ def verify_cnn(run: Verification, crc: int, base: int, total: int) -> None:
 
 def _warn_of(run: Verification, layers: NDArray[np.bool_], what: str) -> None:
     """Warn of the marked layers, which have `what`, and name the first few."""
-    found = np.flatnonzero(layers).tolist()
-    if found:
-        some = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
-        run.warn(f"{counted(len(found), 'layer')} with {what}: {some}")
+    numbers = np.flatnonzero(layers).tolist()
+    if numbers:
+        some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+        run.warn(f"{counted(len(numbers), 'layer')} with {what}: {some}")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def layout_for(metadata: Mapping[str, Any] | None) -> str | None:
         return None
     version = _integer(metadata["version"])
     if version not in LAYOUTS:
-        found = str(metadata["version"])[:80]
-        msg = f"CNN v2 has versions 1 and 2, and metadata 'version' is {found!r}"
+        shown = str(metadata["version"])[:80]
+        msg = f"CNN v2 has versions 1 and 2, and metadata 'version' is {shown!r}"
         raise EncodeError(msg, remedy=Remedy("{} would decide", "layout"))
     return LAYOUTS[version]
 
@@ -287,10 +287,10 @@ def _problems(tensor: Payload) -> list[str]:
 
 def _mip_level(request: Request, reasons: list[Reason]) -> int:
     """Return the mip_level of the metadata, by default 0."""
-    given = (request.metadata or {}).get("mip_level", 0)
-    level = _integer(given)
+    value = (request.metadata or {}).get("mip_level", 0)
+    level = _integer(value)
     if level is None or level > _U32_MAX:
-        reasons.append(f"metadata 'mip_level': {str(given)[:80]!r} (an integer from 0 to 2**32 - 1)")
+        reasons.append(f"metadata 'mip_level': {str(value)[:80]!r} (an integer from 0 to 2**32 - 1)")
     elif level and request.layout == "v1":
         reasons.append(f"metadata 'mip_level': {level} (layout v1 has none)")
     return level or 0

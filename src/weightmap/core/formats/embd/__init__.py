@@ -261,16 +261,16 @@ def load_metadata(raw: bytes, offset: int) -> dict[str, Any]:
 def vocabulary(source: Source, head: bytes, header: Header) -> Callable[[], Vocabulary]:
     """Read the sub-header, and return what makes the vocabulary; special ids and tokens are read at the first use."""
     start, size = header.vocab_offset, header.vocab_size
-    least = VOCAB_HEADER.size + SPECIAL.size
-    if size < least:
-        raise field_error(TruncatedError, "vocab_size", size, f"at least {least}")
+    min_nbytes = VOCAB_HEADER.size + SPECIAL.size
+    if size < min_nbytes:
+        raise field_error(TruncatedError, "vocab_size", size, f"at least {min_nbytes}")
     count, total, special = VOCAB_HEADER.unpack(take(source, head, start, VOCAB_HEADER.size))
-    if count > (size - least) // 2:
-        what, expected = "vocabulary token_count", f"at most {(size - least) // 2}: a token takes 2 bytes or more"
+    if count > (size - min_nbytes) // 2:
+        what, expected = "vocabulary token_count", f"at most {(size - min_nbytes) // 2}: a token takes 2 bytes or more"
         raise TruncatedError(what, field="token_count", offset=start, actual=count, expected=expected)
-    if total != size - least:
-        cls = TruncatedError if total > size - least else LayoutError
-        what, expected = "vocabulary total_size", f"{size - least}, from vocab_size"
+    if total != size - min_nbytes:
+        cls = TruncatedError if total > size - min_nbytes else LayoutError
+        what, expected = "vocabulary total_size", f"{size - min_nbytes}, from vocab_size"
         raise cls(what, field="total_size", offset=start + 4, actual=total, expected=expected)
     # Absolute when that lies within the vocabulary, else relative to it.
     behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
@@ -551,10 +551,10 @@ def _check_header(
     _, major, minor, flags, at, metadata_size, vocab, vocab_size, index, count, data, size, _, stored, odd = fields
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
-    found = checksums.crc32(head[:56])
-    if found != stored:
+    actual = checksums.crc32(head[:56])
+    if actual != stored:
         if stored or flags & CHECKSUM_ENABLED:
-            expected = f"{found:#010x}, the CRC-32 of bytes 0 to 55"
+            expected = f"{actual:#010x}, the CRC-32 of bytes 0 to 55"
             raise field_error(ChecksumError, "header_checksum", f"{stored:#010x}", expected)
         warnings.append("header_checksum is 0, and CHECKSUM_ENABLED is clear: the header has no checksum (at byte 56)")
     if flags >= COMPRESSED:
@@ -566,15 +566,15 @@ def _check_header(
         expected = "above 0 with the flag VOCAB_EMBEDDED; 0, like vocab_offset, without it"
         raise field_error(LayoutError, "vocab_size", vocab_size, expected)
     limits = options.limits
-    most = limits.max_header_bytes
+    limit = limits.max_header_bytes
     if count > limits.max_tensors:
         limits.check("max_tensors", count, "tensor_index_count", offset=32)
-    if metadata_size > most:
+    if metadata_size > limit:
         limits.check("max_header_bytes", metadata_size, "metadata_size", offset=16)
     _check_sections(fields, source.size - FOOTER.size)
-    if vocab_size > most:
+    if vocab_size > limit:
         limits.check("max_header_bytes", vocab_size, "vocab_size", offset=24)
-    if data - index > most:
+    if data - index > limit:
         limits.check("max_header_bytes", data - index, "size of the tensor index", offset=28)
     return flags, at, metadata_size, index, count, data, size
 
@@ -631,7 +631,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     size = source.size
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
-    if size < _LEAST:
+    if size < _MIN_NBYTES:
         try:
             return parse_simple(source, head, options)
         except TruncatedError:
@@ -653,7 +653,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 
 # Shortest file in the specification layout, in bytes
-_LEAST = HEADER.size + FOOTER.size
+_MIN_NBYTES = HEADER.size + FOOTER.size
 # Shortest file in the simple layout, in bytes: files too short for the specification layout may have it.
 _LEAST_SIMPLE = 16
 # Places and sizes of metadata and vocabulary, and the place of the index.
@@ -680,8 +680,8 @@ def _begins_spec(head: bytes) -> bool:
             if not end <= start < end + ALIGNMENT:
                 return False
             end = start + size
-    found: bool = end <= index < end + ALIGNMENT
-    return found
+    plausible: bool = end <= index < end + ALIGNMENT
+    return plausible
 
 
 def _cut_short(head: bytes, size: int) -> FormatError:
@@ -690,7 +690,7 @@ def _cut_short(head: bytes, size: int) -> FormatError:
     declared = int.from_bytes(head[at : at + 8], "little") if size >= at + 8 else 0
     if declared > size:
         return _shorter(size, declared)
-    error = cut_off("its header and footer", size, _LEAST)
+    error = cut_off("its header and footer", size, _MIN_NBYTES)
     if size < _LEAST_SIMPLE:
         error.expected += f", or {_LEAST_SIMPLE} in the simple layout"
     return error

@@ -60,16 +60,16 @@ def _utf8(text: object, limit: int) -> bytes | None:
 
 def _check_tensors(request: Request, dtypes: Sequence[str], reasons: list[Reason]) -> tuple[bytearray, list[int]]:
     """Return the names of tensors, back to back, and their lengths."""
-    known, names, lengths = frozenset(dtypes), bytearray(), list[int]()
+    supported, names, lengths = frozenset(dtypes), bytearray(), list[int]()
     for tensor in request.tensors:
         shape, name = tensor.shape, _utf8(tensor.name, U16_MAX)
-        good = tensor.dtype.name in known and 1 <= len(shape) <= MAX_NDIM and max(shape) <= U32_MAX
+        good = tensor.dtype.name in supported and 1 <= len(shape) <= MAX_NDIM and max(shape) <= U32_MAX
         if good and name is not None:
             names += name
             lengths.append(len(name))
             continue
         problems = []
-        if tensor.dtype.name not in known:
+        if tensor.dtype.name not in supported:
             problems.append(lacking(tensor.dtype.name, dtypes))
         if not 1 <= len(shape) <= MAX_NDIM:
             problems.append(f"{counted(len(shape), 'dimension')} (expected 1 to {MAX_NDIM})")
@@ -182,18 +182,18 @@ def _place_special(vocab: bytearray, offset: int) -> None:
     struct.pack_into("<I", vocab, 8, offset + len(vocab) - SPECIAL.size)
 
 
-def _special(given: Any, vocab: Sequence[str], reasons: list[Reason]) -> list[int]:
+def _special(special_ids: Any, vocab: Sequence[str], reasons: list[Reason]) -> list[int]:
     """Return the five special ids: those given, else by the tokens' usual names, else "none"."""
-    known = dict(given) if given is not None else {}
-    if given is None:
+    ids = dict(special_ids) if special_ids is not None else {}
+    if special_ids is None:
         for i, token in enumerate(vocab):
             if token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
-                known.setdefault(token[1:-1].lower(), i)
-    for name, value in list(known.items()):
+                ids.setdefault(token[1:-1].lower(), i)
+    for name, value in list(ids.items()):
         if name not in SPECIAL_NAMES or not isinstance(value, int) or not 0 <= value <= NO_ID:
             reasons.append(f"special id {name!r}: {value!r} (expected {', '.join(SPECIAL_NAMES)}, each below 2**32)")
-            known[name] = NO_ID
-    return [known.get(name, NO_ID) for name in SPECIAL_NAMES]
+            ids[name] = NO_ID
+    return [ids.get(name, NO_ID) for name in SPECIAL_NAMES]
 
 
 def _encode_tokens(vocab: Sequence[str], prefix: str, limit: int, reasons: list[Reason]) -> bytes:

@@ -136,7 +136,7 @@ TITLES = {
 # The order of the chunks: at most one of each stage.
 STAGES = {METADATA: 0, SIMPLE: 1, BUCKET: 1, FASTTEXT: 1, EXPLICIT: 1, MATRIX: 2, QUANTIZED: 2, NORMS: 3}
 STAGE_TITLES = ("metadata", "vocabulary", "storage", "norms")
-KNOWN = ", ".join(f"{id_} {title}" for id_, title in sorted(TITLES.items()))
+CHUNK_NAMES = ", ".join(f"{id_} {title}" for id_, title in sorted(TITLES.items()))
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
@@ -262,11 +262,11 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
     return VocabChunk(id_, offset, end, end, spec, words, ngrams, min_n, max_n, last, start)
 
 
-def check_count(count: int, least: int, left: int, what: str, at: int) -> None:
-    """Bound a number of words or n-grams by the `left` bytes that follow it; each takes at least `least`."""
-    if count > left // least:
+def check_count(count: int, item_nbytes: int, available: int, what: str, at: int) -> None:
+    """Bound a number of words or n-grams by the `available` bytes that follow it; each takes at least `item_nbytes`."""
+    if count > available // item_nbytes:
         field = "vocab_len" if what == "words" else "n_ngrams"
-        raise too_many(f"number of {what}", count, left // least, field=field, offset=at)
+        raise too_many(f"number of {what}", count, available // item_nbytes, field=field, offset=at)
 
 
 def _check_lengths(min_n: int, max_n: int, at: int) -> None:
@@ -323,17 +323,17 @@ def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, 
 
 def _skip(source: Source, position: int, count: int, tail: int, what: str) -> Iterator[int]:
     """Walk `count` strings from `position` on; yield the position after each piece, at last the end of the strings."""
-    left = count
-    while left:
+    remaining = count
+    while remaining:
         piece = source.pread(position, min(_PIECE, source.size - position))
-        size, walked = scans.skip_strings(piece, left, tail)
-        left -= walked
+        size, walked = scans.skip_strings(piece, remaining, tail)
+        remaining -= walked
         position += size
         if not walked:  # the string is longer than a piece, or than the file
             end = position + 4 + int.from_bytes(piece[:4], "little") + tail
             if len(piece) < 4 or end > source.size:
-                raise cut_off(f"{what} {count - left} of {count}", source.size, end, field="vocabulary")
-            left -= 1
+                raise cut_off(f"{what} {count - remaining} of {count}", source.size, end, field="vocabulary")
+            remaining -= 1
             position = end
         yield position
 
@@ -388,22 +388,22 @@ class Placing:
             Whether only the end of the file may follow.
         """
         start, declared = self.payload + fields, self.payload + self.length
-        padding, most = declared - start - nbytes, max(_PADDING_MOST, width)
-        sound = 0 <= padding <= most
+        padding, max_padding = declared - start - nbytes, max(_PADDING_MOST, width)
+        sound = 0 <= padding <= max_padding
         if sound and self.lands(declared, last=last):
             return start + padding, declared
         data = start + width - start % width
         cut = sound and declared > self.size  # by a few bytes, which the padding that writers put there may make up for
         if not cut and self.lands(data + nbytes, last=last) and data + nbytes != declared:
-            taken = f"its contents take {data + nbytes - self.payload} bytes (at byte {self.position + 4})"
-            self.warnings.append(f"the length of the {what} chunk is {self.length}, and {taken}")
+            contents = f"its contents take {data + nbytes - self.payload} bytes (at byte {self.position + 4})"
+            self.warnings.append(f"the length of the {what} chunk is {self.length}, and {contents}")
             return data, data + nbytes
         if cut or start + nbytes > self.size:
             raise cut_off(f"the data of the {what}", self.size, declared if cut else start + nbytes, field=what)
         if not sound:
             cls = TruncatedError if declared > self.size else LayoutError
-            wanted = start + nbytes - self.payload
-            expected = f"{wanted} to {wanted + most}: fields, padding and data"
+            needed = start + nbytes - self.payload
+            expected = f"{needed} to {needed + max_padding}: fields, padding and data"
             msg = f"length of the {what} chunk"
             raise cls(msg, field="chunk_len", offset=self.position + 4, actual=self.length, expected=expected)
         return start + padding, declared
@@ -531,7 +531,7 @@ def loads(text: str) -> dict[str, Any]:
     import tomllib  # noqa: PLC0415 - takes 5 ms, needed when metadata is used
 
     if sum(map(text.count, _SIGNS)) > DEEPEST:  # each key and each level has one of these
-        _check(found["sign"] for found in re.finditer(_TOML_PIECE, text))
+        _check(match["sign"] for match in re.finditer(_TOML_PIECE, text))
     try:
         content = tomllib.loads(text)
     except RecursionError:  # the caller has used up most of the stack
@@ -720,9 +720,9 @@ class VocabStrings:
         """Refuse indices beyond the matrix's rows for n-grams, and rows without an index."""
         if self._distinct is None:
             return
-        beyond = np.flatnonzero(indices >= self._distinct)
-        if len(beyond):
-            first = int(beyond[0])
+        outside = np.flatnonzero(indices >= self._distinct)
+        if len(outside):
+            first = int(outside[0])
             what, actual = f"index of n-gram {first}", int(indices[first])
             expected = f"less than {self._distinct}, the rows that the matrix has for n-grams"
             raise LayoutError(what, field="index", offset=self._vocab.offset, actual=actual, expected=expected)
@@ -772,11 +772,11 @@ class UniqueStrings(StringTable):
     strict: bool
 
     def _build(self) -> tuple[int, int, int]:
-        found = super()._build()
-        if found[0] and self.strict:
+        index = super()._build()
+        if index[0] and self.strict:
             self._find = self._slots = None
-            raise self.repeated(*found)
-        return found
+            raise self.repeated(*index)
+        return index
 
     def repeated(self, count: int, second: int, first: int) -> LayoutError:
         """Return the error for `count` repeated strings; `second` is the first of them, `first` its original."""
@@ -841,8 +841,8 @@ def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
 def _compare_list(run: Verification, chunks: Chunks) -> None:
     if chunks.listed != chunks.found:
         listed = "too many" if chunks.listed is None else ", ".join(map(str, chunks.listed)) or "none"
-        found = ", ".join(f"{id_} {TITLES[id_]}" for id_ in chunks.found)
-        run.warn(f"the header lists other chunks ({listed}) than there are ({found})")
+        present = ", ".join(f"{id_} {TITLES[id_]}" for id_ in chunks.found)
+        run.warn(f"the header lists other chunks ({listed}) than there are ({present})")
 
 
 def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
@@ -869,9 +869,9 @@ def _verify_strings(run: Verification, table: UniqueStrings) -> None:
     bad = table.not_utf8()
     if bad >= 0:
         table[bad]  # raises the error for this string
-    found = table.duplicates()
-    if found[0]:
-        run.tolerate(table.repeated(*found))
+    duplicates = table.duplicates()
+    if duplicates[0]:
+        run.tolerate(table.repeated(*duplicates))
 
 
 def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
@@ -989,8 +989,8 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     def load() -> dict[str, Any]:
         if metadata is None:
             return {}
-        found: dict[str, Any] = load_metadata(source.pread(*metadata), metadata[0])
-        return found
+        metadata_values: dict[str, Any] = load_metadata(source.pread(*metadata), metadata[0])
+        return metadata_values
 
     def check(run: Verification) -> None:
         verify(run, chunks, walk(source, b"", run.options, []))
@@ -1080,24 +1080,24 @@ class _Walk:
         """Walk from the header to the end of the file."""
         self._listed, position = self._header()
         stage = -1
-        found: list[int] = []
+        ids: list[int] = []
         while position < self._size:
             raw = self._take(position, _FIELDS_MOST)
             if (self._storage or self._norms) and not self._is_chunk(raw, position):
                 trailing(self._source, position, self._options, self._warnings)
                 break
             if len(raw) < CHUNK.size:
-                raise cut_off(f"the header of chunk {len(found)}", self._size, position + CHUNK.size, field="chunk")
+                raise cut_off(f"the header of chunk {len(ids)}", self._size, position + CHUNK.size, field="chunk")
             id_, length = CHUNK.unpack_from(raw)
             if id_ not in STAGES:
                 position = self._unknown(id_, length, position)
                 continue
             self._check_order(id_, stage, position)
             stage = STAGES[id_]
-            found.append(id_)
+            ids.append(id_)
             position = self._chunk(id_, length, position, raw[CHUNK.size :])
-        self._check_complete(found)
-        return Chunks(self._listed, tuple(found), self._metadata, self._vocab, self._storage, self._norms)
+        self._check_complete(ids)
+        return Chunks(self._listed, tuple(ids), self._metadata, self._vocab, self._storage, self._norms)
 
     def _header(self) -> tuple[tuple[int, ...] | None, int]:
         """Check the header; return the ids that it lists, and the offset of the first chunk."""
@@ -1109,9 +1109,9 @@ class _Walk:
             raise FormatError("magic", field="magic", offset=0, actual=repr(magic), expected=repr(MAGIC))
         if version != VERSION:
             raise UnsupportedError("version", field="version", offset=4, actual=version, expected=VERSION)
-        most = (self._size - HEADER.size) // 4
-        if count > most:
-            raise too_many("number of chunks", count, most, field="n_chunks", offset=8)
+        max_chunks = (self._size - HEADER.size) // 4
+        if count > max_chunks:
+            raise too_many("number of chunks", count, max_chunks, field="n_chunks", offset=8)
         first = HEADER.size + 4 * count
         if count > _LISTED_MOST:
             return None, first
@@ -1120,15 +1120,17 @@ class _Walk:
 
     def _is_chunk(self, raw: bytes, position: int) -> bool:
         """Whether the bytes behind a storage may be another chunk, whole or cut off, and not trailing bytes."""
-        known = int.from_bytes(raw[:4], "little")
+        id_ = int.from_bytes(raw[:4], "little")
         if len(raw) < CHUNK.size:
             return raw[:4] == U32.pack(NORMS)[: len(raw)] and self._norms is None
         length = CHUNK.unpack_from(raw)[1]
-        return known in STAGES or (known != 0 and length <= self._size - position - CHUNK.size)
+        return id_ in STAGES or (id_ != 0 and length <= self._size - position - CHUNK.size)
 
     def _unknown(self, id_: int, length: int, position: int) -> int:
         """Refuse an unknown chunk, or step over it with ``strict=False``."""
-        error = UnsupportedError("chunk id", field="chunk_id", offset=position, actual=id_, expected=f"one of {KNOWN}")
+        error = UnsupportedError(
+            "chunk id", field="chunk_id", offset=position, actual=id_, expected=f"one of {CHUNK_NAMES}"
+        )
         if self._options.strict:
             raise error
         self._check_length(f"unknown chunk {id_}", length, position)
@@ -1136,9 +1138,9 @@ class _Walk:
         return position + CHUNK.size + length
 
     def _check_length(self, what: str, length: int, position: int) -> None:
-        left = self._size - position - CHUNK.size
-        if length > left:
-            raise too_many(f"length of the {what}", length, left, field="chunk_len", offset=position + 4)
+        available = self._size - position - CHUNK.size
+        if length > available:
+            raise too_many(f"length of the {what}", length, available, field="chunk_len", offset=position + 4)
 
     def _check_order(self, id_: int, stage: int, position: int) -> None:
         """Refuse a repeated or misplaced chunk."""
@@ -1187,8 +1189,8 @@ class _Walk:
         end = scan_end(self._source, vocab, limits)
         if end == vocab.declared:
             return vocab
-        taken = f"its words and n-grams take {end - vocab.offset} bytes (at byte {position + 4})"
-        self._warnings.append(f"the length of the {TITLES[id_]} chunk is {length}, and {taken}")
+        contents = f"its words and n-grams take {end - vocab.offset} bytes (at byte {position + 4})"
+        self._warnings.append(f"the length of the {TITLES[id_]} chunk is {length}, and {contents}")
         return vocab._replace(end=end)
 
     def _leads_to_storage(self, vocab: VocabChunk) -> bool:
@@ -1202,7 +1204,7 @@ class _Walk:
         id_, length = CHUNK.unpack_from(raw)
         if STAGES.get(id_) != 2:
             return False
-        kept, self._vocab = self._vocab, vocab
+        saved, self._vocab = self._vocab, vocab
         noted = len(self._warnings)
         try:
             storage = self._read_storage(id_, length, position, raw[CHUNK.size :])
@@ -1211,7 +1213,7 @@ class _Walk:
         except FormatError:
             return False
         finally:
-            self._vocab = kept
+            self._vocab = saved
             del self._warnings[noted:]
 
     def _placing(self, position: int, length: int) -> Placing:
@@ -1230,21 +1232,21 @@ class _Walk:
         vocab = self._vocab
         if vocab is None:
             return
-        rows, least = storage.shape[0], vocab.n_words + vocab.size
-        most, reason = least, f"{vocab.n_words} words"
+        rows, min_rows = storage.shape[0], vocab.n_words + vocab.size
+        max_rows, reason = min_rows, f"{vocab.n_words} words"
         if vocab.size:
             reason += f" and {vocab.size} buckets"
         if vocab.min_n and not vocab.size:  # explicit: only the n-grams tell the number of distinct indices
-            most = rows if vocab.n_ngrams is None else least + vocab.n_ngrams
-            reason += f" and at most {most - least} n-grams" if most != rows else " and its n-grams"
-        if not least <= rows <= most:
-            expected = f"{least}: {reason}" if most == least else f"{least} to {most}: {reason}"
+            max_rows = rows if vocab.n_ngrams is None else min_rows + vocab.n_ngrams
+            reason += f" and at most {max_rows - min_rows} n-grams" if max_rows != rows else " and its n-grams"
+        if not min_rows <= rows <= max_rows:
+            expected = f"{min_rows}: {reason}" if max_rows == min_rows else f"{min_rows} to {max_rows}: {reason}"
             at = storage.chunk + CHUNK.size + (0 if storage.product is None else 20)
             raise LayoutError("number of rows", field="rows", offset=at, actual=rows, expected=expected)
 
-    def _check_complete(self, found: list[int]) -> None:
+    def _check_complete(self, ids: list[int]) -> None:
         """Refuse a file without a vocabulary or a storage, unless it has one chunk and its header lists no other."""
-        if [*(self._listed or ())] == found and len(found) == 1:
+        if [*(self._listed or ())] == ids and len(ids) == 1:
             return
         if self._norms is not None and self._storage is None and self._vocab is None:
             return

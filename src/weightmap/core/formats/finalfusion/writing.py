@@ -195,8 +195,8 @@ def _check_norms(norms: Payload, vocab: _Vocab | None, reasons: list[Reason]) ->
     if len(norms.shape) != 1:
         reasons.append(f"tensor 'norms': {counted(len(norms.shape), 'dimension')} (expected 1)")
     elif vocab is not None and norms.shape[0] != len(vocab.words):
-        found, words = counted(norms.shape[0], "element"), len(vocab.words)
-        reasons.append(f"tensor 'norms': {found} (expected {words}, one for each word)")
+        actual, words = counted(norms.shape[0], "element"), len(vocab.words)
+        reasons.append(f"tensor 'norms': {actual} (expected {words}, one for each word)")
 
 
 def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason]) -> _Vocab | None:
@@ -251,8 +251,8 @@ def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
     if any(len(raw) > U32_MAX for raw in raws):
         reasons.append("a word of 2**32 bytes or more")
     if len(set(raws)) != len(raws):
-        seen: set[bytes] = set()
-        twice = next(raw for raw in raws if raw in seen or seen.add(raw))  # type: ignore[func-returns-value]
+        encoded: set[bytes] = set()
+        twice = next(raw for raw in raws if raw in encoded or encoded.add(raw))  # type: ignore[func-returns-value]
         reasons.append(f"the vocabulary has the word {twice[:80].decode(errors='replace')!r} twice")
     return raws
 
@@ -262,8 +262,8 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
     if subwords.ngrams is None:
         reasons.append("explicit subwords without n-grams")
         return None
-    table, given = subwords.ngrams()
-    indices = np.asarray(given, np.uint64)
+    table, given_indices = subwords.ngrams()
+    indices = np.asarray(given_indices, np.uint64)
     if len(indices) != len(table) or table.duplicates()[0]:
         reasons.append("repeated n-grams, or not one index for each n-gram")
         return None

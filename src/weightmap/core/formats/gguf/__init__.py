@@ -130,17 +130,17 @@ def check(
     if kind == "NAME_DUPLICATE":
         raise _twice(data, scan, expected, fault.row)
     if kind in ("GGUF_END", "GGUF_COUNT"):
-        wanted = at + (expected if kind == "GGUF_END" else actual)
-        if scan.limit < source.size and wanted <= source.size:
+        needed = at + (expected if kind == "GGUF_END" else actual)
+        if scan.limit < source.size and needed <= source.size:
             # A count tells only the least size of the items: the header needs at least one byte more than the limit.
-            most = max(wanted, scan.limit + 1)
-            options.limits.check("max_header_bytes", most, "size of the header (or more)", offset=at)
+            nbytes = max(needed, scan.limit + 1)
+            options.limits.check("max_header_bytes", nbytes, "size of the header (or more)", offset=at)
             raise LimitError(
-                "size of the header", offset=at, actual=most, expected=f"at most {scan.limit}, for 32-bit positions"
+                "size of the header", offset=at, actual=nbytes, expected=f"at most {scan.limit}, for 32-bit positions"
             )
     label = f"tensor info {fault.row}" if of_tensors else _label(data, scan, fault)
-    known = ", ".join(f"{code} {name}" for code, name in types.items())
-    raise _error(fault, label, source.size, known, field="tensor_infos" if of_tensors else "metadata_kv")
+    codes = ", ".join(f"{code} {name}" for code, name in types.items())
+    raise _error(fault, label, source.size, codes, field="tensor_infos" if of_tensors else "metadata_kv")
 
 
 def _error(fault: access.Fault, label: str, size: int, types: str, field: str) -> FormatError:
@@ -173,9 +173,9 @@ def _label(data: bytes | bytearray, scan: scans.GGUFHeader, fault: access.Fault)
 
 def _repeated(data: bytes | bytearray, scan: scans.GGUFHeader) -> tuple[int, int]:
     """Return the numbers of the first two equal keys, or (-1, -1); Python's hashes cannot be forced to collide."""
-    seen: dict[bytes, int] = {}
+    row_of: dict[bytes, int] = {}
     for row, (first, last) in enumerate(scan.keys().tolist()):
-        other = seen.setdefault(bytes(data[first:last]), row)
+        other = row_of.setdefault(bytes(data[first:last]), row)
         if other != row:
             return other, row
     return -1, -1
@@ -322,16 +322,16 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     limit = min(source.size, options.limits.max_header_bytes, _POSITIONS)
     scan = scans.GGUFHeader(limit, at, n_values, n_tensors, version, big=big, lax=not options.strict)
     data: bytes | bytearray = head[:limit]
-    while (found := scan.values(data)) is False:
+    while (end := scan.values(data)) is False:
         data = _extended(source, data, scan.wanted, limit)
-    if found is not True:
-        check(found, scan, data, source, options, TYPES, of_tensors=False)
-    columns, found = scan.tensors(data, _NATIVE, n_tensors)
-    while found is False:
+    if end is not True:
+        check(end, scan, data, source, options, TYPES, of_tensors=False)
+    columns, end = scan.tensors(data, _NATIVE, n_tensors)
+    while end is False:
         data = _extended(source, data, scan.wanted, limit)
-        columns, found = scan.tensors(data, _NATIVE, n_tensors)
-    if found is not True:
-        check(found, scan, data, source, options, TYPES, of_tensors=True)
+        columns, end = scan.tensors(data, _NATIVE, n_tensors)
+    if end is not True:
+        check(end, scan, data, source, options, TYPES, of_tensors=True)
     if type(data) is bytearray:
         del data[scan.end :]
     return Header(source.name, data, scan, version), columns
@@ -352,20 +352,20 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
         raise cut_off("tensor_count and metadata_kv_count", source.size, at)
     n_tensors, n_values = counts.unpack_from(head, 8)
     options.limits.check("max_tensors", n_tensors, "tensor_count", offset=8)
-    for count, least, field, offset in (
+    for count, item_nbytes, field, offset in (
         (n_values, scans.GGUF_VALUE_LEAST, "metadata_kv_count", 8 + counts.size // 2),
         (n_tensors, scans.GGUF_TENSOR_LEAST, "tensor_count", 8),
     ):
-        most = (source.size - at) // least
-        if count > most:
+        max_count = (source.size - at) // item_nbytes
+        if count > max_count:
             what = f"the file ends within its header (was the download complete?): {field}"
-            raise too_many(what, count, most, field=field, offset=offset)
+            raise too_many(what, count, max_count, field=field, offset=offset)
     return version, big, n_tensors, n_values, at
 
 
-def _extended(source: Source, data: bytes | bytearray, wanted: int, limit: int) -> bytearray:
-    """Read more of the file: at least up to `wanted`, and at least twice as much as before."""
-    size = min(limit, max(wanted, 2 * len(data), _FIRST))
+def _extended(source: Source, data: bytes | bytearray, nbytes: int, limit: int) -> bytearray:
+    """Read more of the file: at least up to `nbytes`, and at least twice as much as before."""
+    size = min(limit, max(nbytes, 2 * len(data), _FIRST))
     grown = data if type(data) is bytearray else bytearray(data)
     grown += source.pread(len(grown), size - len(grown))
     return grown
@@ -373,8 +373,8 @@ def _extended(source: Source, data: bytes | bytearray, wanted: int, limit: int) 
 
 def locate(header: Header, row: int) -> int | None:
     """Return the position of a tensor info, for messages, by scanning again."""
-    found = header.scan.tensors(header.data, _NATIVE, row)[1]
-    return found.at if isinstance(found, access.Fault) else None
+    place = header.scan.tensors(header.data, _NATIVE, row)[1]
+    return place.at if isinstance(place, access.Fault) else None
 
 
 def number(header: Header, at: int) -> Any:
@@ -386,8 +386,8 @@ def number(header: Header, at: int) -> Any:
 def integer(header: Header, keys: Sequence[str]) -> int | None:
     """Return the value of the first of these keys that exists; None if none does or the value is not an integer."""
     at = next((at for key in keys if (at := header.find(key)) >= 0), None)
-    found = None if at is None else number(header, at)
-    return found if type(found) is int else None
+    value = None if at is None else number(header, at)
+    return value if type(value) is int else None
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -496,8 +496,8 @@ class KeyValues(dict[str, Any]):
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> KeyValues | None:
         """Return the `KeyValues` behind a mapping, or None."""
-        own = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
-        return own if isinstance(own, cls) else None
+        copy = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
+        return copy if isinstance(copy, cls) else None
 
     @property
     def types(self) -> dict[str, str]:
@@ -560,9 +560,9 @@ def _table(header: Header, count: int, begin: int, what: str) -> StringTable:
 
 def _value(header: Header, at: int) -> Any:
     """Return the value whose type is at `at`."""
-    found = number(header, at)
-    if found is not None:
-        return found
+    value = number(header, at)
+    if value is not None:
+        return value
     if header.u32(at) == STRING:
         return str(_octets(header, at + 4), "utf-8")
     return array_at(header, at + 4)
@@ -691,8 +691,8 @@ def _dtype(name: str, *, big: bool) -> DType:
 
 
 def _dtypes(others: tuple[int, ...] = (), *, big: bool) -> tuple[DType | None, ...]:
-    known = [_dtype(TYPES[code], big=big) if code in TYPES else None for code in range(scans.GGUF_TYPES)]
-    return (*known, *(DType(f"gguf_{code}", DECLARED) for code in others))
+    dtypes = [_dtype(TYPES[code], big=big) if code in TYPES else None for code in range(scans.GGUF_TYPES)]
+    return (*dtypes, *(DType(f"gguf_{code}", DECLARED) for code in others))
 
 
 class _Rules(Rules):
@@ -803,8 +803,8 @@ def _vocabulary(header: Header) -> Callable[[], Vocabulary] | None:
         return string_table(header, at, "token")
 
     def special_ids() -> dict[str, int]:
-        found = {name: integer(header, keys) for name, keys in SPECIAL_IDS.items()}
-        return {name: i for name, i in found.items() if i is not None}
+        ids = {name: integer(header, keys) for name, keys in SPECIAL_IDS.items()}
+        return {name: i for name, i in ids.items() if i is not None}
 
     return lambda: new_vocabulary(load, count, special_ids)
 

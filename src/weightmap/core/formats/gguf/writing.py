@@ -64,17 +64,17 @@ def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], in
         merged[ALIGNMENT] = request.align
     _add_vocabulary(request, merged, reasons)
     _add_part(request, merged, reasons)
-    found = []
+    pairs = []
     for key, value in merged.items():
         if not isinstance(key, str) or not encodable(key) or len(key.encode()) > scans.GGUF_KEY_MOST:
             reasons.append(Unfit("metadata", str(key), f"keys are Unicode text of at most {scans.GGUF_KEY_MOST} bytes"))
             continue
         raw = stored.stored(key) if stored is not None and metadata.get(key) is value else None
         try:
-            found.append(encode_string(key.encode()) + (_new(key, value) if raw is None else raw))
+            pairs.append(encode_string(key.encode()) + (_new(key, value) if raw is None else raw))
         except _Misfit as reason:
             reasons.append(Unfit("metadata", key, str(reason)))
-    return found, _alignment(merged)
+    return pairs, _alignment(merged)
 
 
 def _alignment(metadata: Mapping[str, Any]) -> int:
@@ -165,9 +165,9 @@ def _of_dtype(dtype: np.dtype[Any]) -> str:
 
 
 def _of_integers(values: Sequence[int]) -> str:
-    least, most = min(values), max(values)
+    low, high = min(values), max(values)
     for spelling, first, last in _INTEGERS:
-        if first <= least and most <= last:
+        if first <= low and high <= last:
             return spelling
     raise _Misfit("integers that need more than 64 bits")
 

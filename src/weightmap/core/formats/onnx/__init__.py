@@ -123,7 +123,7 @@ class _Rules(Rules):
     __slots__ = ()
     dtypes = (
         *(*TYPES, *_UNUSED),
-        *(*(None if found is None else DType(found.name, DECLARED) for found in TYPES), *_UNUSED),
+        *(*(None if dtype is None else DType(dtype.name, DECLARED) for dtype in TYPES), *_UNUSED),
         *TYPES,  # in other files
     )
     scattered = True
@@ -141,19 +141,19 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     """Walk the fields of the model, and return the table of initialisers."""
     del head
     model, warnings = scan(source, options), list[str]()
-    found = model.found
+    scan_result = model.found
     sides: dict[str, Side] = {}
-    left_out = _without_names(model) if found.n_nested else []
+    left_out = _without_names(model) if scan_result.n_nested else []
     for count, what, which in (
-        (found.n_sparse, "sparse tensor", ""),
-        (found.n_numbers, "constant", ", given as numbers or texts,"),
-        (found.n_unlisted + len(left_out), "tensor", " in nodes, functions or inner graphs, or without a name,"),
+        (scan_result.n_sparse, "sparse tensor", ""),
+        (scan_result.n_numbers, "constant", ", given as numbers or texts,"),
+        (scan_result.n_unlisted + len(left_out), "tensor", " in nodes, functions or inner graphs, or without a name,"),
     ):
         if count:
             warnings.append(f"{counted(count, what)}{which} left out")
     try:
         table: Table
-        if found.n_strings or found.n_files or found.n_unread or left_out:
+        if scan_result.n_strings or scan_result.n_files or scan_result.n_unread or left_out:
             table = _joined(source, model, left_out, sides, options, warnings)
         else:
             table = own_table(model.columns, model.at, source, options)
@@ -174,8 +174,8 @@ def scan(source: Source, options: Options) -> scans.Initialisers:
     """Walk the fields of the model. Raises the error for the first refused field."""
     limits = options.limits
     scanned = source.scanned  # held until this returns
-    asked = (scanned, source.size, limits.max_tensors, limits.max_header_bytes)
-    model, fault = scans.scan_model(*asked, lax=not options.strict)
+    arguments = (scanned, source.size, limits.max_tensors, limits.max_header_bytes)
+    model, fault = scans.scan_model(*arguments, lax=not options.strict)
     if fault is not None:
         raise error_of(fault, model.found.message, model.found.number, source)
     return model
@@ -188,12 +188,12 @@ def _without_names(model: scans.Initialisers) -> list[int]:
     names = StringTable(columns.text(), bounds, 0, "name of a tensor")
     if not names.duplicates()[0]:
         return []
-    taken = {names.raw(row) for row in np.flatnonzero(~model.nested).tolist()}
+    used = {names.raw(row) for row in np.flatnonzero(~model.nested).tolist()}
     left_out = []
     for row in np.flatnonzero(model.nested).tolist():
-        if names.raw(row) in taken:
+        if names.raw(row) in used:
             left_out.append(row)
-        taken.add(names.raw(row))
+        used.add(names.raw(row))
     return left_out
 
 
@@ -203,8 +203,8 @@ def own_table(columns: scans.Columns, at: NDArray[np.uint64], source: Source, op
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
         code = columns.dtype[row] - scans.ONNX_MADE
-        made = Made(columns.end[row] - columns.begin[row], functools.partial(_make, columns, row), options.limits)
-        return TYPES[code], made
+        decoded = Made(columns.end[row] - columns.begin[row], functools.partial(_make, columns, row), options.limits)
+        return TYPES[code], decoded
 
     return ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=at.item, typed=typed)
 
@@ -252,14 +252,14 @@ def _joined(
         what = f"initialiser {_name(columns, row)} {why}"
         options.tolerate(UnsupportedError(what, field="data_type", offset=model.at.item(row)), warnings)
     numbers = _number_files(source, model, sides, options, warnings)
-    apart = codes >= scans.ONNX_EXTERNAL
+    external = codes >= scans.ONNX_EXTERNAL
     if len(numbers):
         first = np.array([row for row, *_ in model.files])
-        owners[apart] = numbers[np.searchsorted(first, np.flatnonzero(apart), "right") - 1]
+        owners[external] = numbers[np.searchsorted(first, np.flatnonzero(external), "right") - 1]
     owners[left_out] = -1
     order = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :]
-    own, *others = columns.groups(order, np.bincount(owners[order], minlength=1 + len(sides)))
-    tables = [own_table(own, model.at[order[: own.count]], source, options)]
+    inline, *others = columns.groups(order, np.bincount(owners[order], minlength=1 + len(sides)))
+    tables = [own_table(inline, model.at[order[: inline.count]], source, options)]
     for side, part in zip(sides.values(), others, strict=True):
         tables.append(ColumnTable(part, _external()(0, side.source.size), utf8=True))
         tables[-1].belongs_to(side.source, "onnx")
@@ -271,21 +271,21 @@ def _number_files(
     source: Source, model: scans.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
 ) -> NDArray[np.int64]:
     """Open the other files, and return the number of each that the model names, from 1 on; -1 for one left out."""
-    known, numbers = dict[str, int](), list[int]()
+    number_of, numbers = dict[str, int](), list[int]()
     sums = list[tuple[str, str]]()
     for _, at, size, sum_at, sum_size in model.files:
         name = _text(source.pread(at, size), "location", at)
-        numbers.append(known.setdefault(name, len(known) + 1))
+        numbers.append(number_of.setdefault(name, len(number_of) + 1))
         if sum_size:
             options.limits.check("max_header_bytes", sum_size, "size of a checksum", offset=sum_at)
             sums.append((name, _text(source.pread(sum_at, sum_size), "checksum", sum_at)))
-    options.limits.check("max_shards", len(known), "number of files with external data")
-    places = np.arange(len(known) + 1)
-    missing = [] if options.strict else _missing(source, known, warnings)
+    options.limits.check("max_shards", len(number_of), "number of files with external data")
+    places = np.arange(len(number_of) + 1)
+    missing = [] if options.strict else _missing(source, number_of, warnings)
     for name in missing:
-        places[known[name]] = -1
-    there = [name for name in known if name not in missing]
-    places[[known[name] for name in there]] = np.arange(len(there)) + 1
+        places[number_of[name]] = -1
+    there = [name for name in number_of if name not in missing]
+    places[[number_of[name] for name in there]] = np.arange(len(there)) + 1
     sides |= zip(there, map(Side, _open_all_beside(source, there)), strict=True)
     for name, checksum in sums:
         if name in sides:
@@ -295,14 +295,14 @@ def _number_files(
 
 def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[str]:
     """Return the files with tensors that cannot be opened, and say why."""
-    found = set()
+    missing = set()
     for name in names:
         try:
             _open_all_beside(source, [name])[0].close()
         except FormatError as error:
-            found.add(name)
+            missing.add(name)
             warnings.append(f"{error}: its tensors are left out")
-    return found
+    return missing
 
 
 # ---------------------------------------------------------------------------------------------------- metadata
@@ -317,12 +317,12 @@ SCALARS = {
 OPSET, PROPS = 8, 14
 
 
-def _metadata(kept: bytes, options: Options) -> dict[str, str]:
+def _metadata(records: bytes, options: Options) -> dict[str, str]:
     """Return the metadata of these fields."""
-    found, opsets, props = dict[str, str](), dict[str, str](), dict[str, str]()
-    for number, value in _fields(kept):
+    metadata, opsets, props = dict[str, str](), dict[str, str](), dict[str, str]()
+    for number, value in _fields(records):
         if number in SCALARS:
-            found[SCALARS[number]] = _shown(value, SCALARS[number])
+            metadata[SCALARS[number]] = _shown(value, SCALARS[number])
             continue
         pair = dict(_fields(value if isinstance(value, bytes) else b""))
         key = _shown(pair.get(1, b""), "domain" if number == OPSET else "key")
@@ -330,8 +330,8 @@ def _metadata(kept: bytes, options: Options) -> dict[str, str]:
             _add(opsets, f"opset_import.{key}" if key else "opset_import", _shown(pair.get(2, 0), "version"), options)
         else:
             _add(props, key, _shown(pair.get(2, b""), "value"), options)
-    found |= opsets
-    return found | {f"metadata_props.{key}" if key in found else key: text for key, text in props.items()}
+    metadata |= opsets
+    return metadata | {f"metadata_props.{key}" if key in metadata else key: text for key, text in props.items()}
 
 
 def _add(texts: dict[str, str], key: str, text: str, options: Options) -> None:
@@ -405,7 +405,7 @@ _FIELD_NAMES = {
     ),
     ENTRY: dict.fromkeys((1, 2), "external_data"),
 }
-_KNOWN = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(TYPES) if dtype is not None)
+_CODES = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(TYPES) if dtype is not None)
 # By fault: the class of the error, what is wrong, and what is expected instead. With an asterisk the message leaves out
 # the value found.
 _WORDS: dict[str, tuple[type[FormatError], str, str]] = {
@@ -430,7 +430,7 @@ _WORDS: dict[str, tuple[type[FormatError], str, str]] = {
     "GRAPH": (TruncatedError, "the file ends before the graph of the model*", ""),
     "CAPACITY": (LimitError, "number of initialisers", "at most {expected} (Limits.max_tensors)"),
     "TABLE_NDIM": (LimitError, "{whole}: number of dimensions", "at most {expected}"),
-    "TABLE_DTYPE": (UnsupportedError, "{whole}: data_type", f"one of {_KNOWN}"),
+    "TABLE_DTYPE": (UnsupportedError, "{whole}: data_type", f"one of {_CODES}"),
 }
 _FIELD_OF = {"PATH": "location", "CAPACITY": "max_tensors"}
 
@@ -448,8 +448,8 @@ def error_of(fault: Fault, message: int, number: int, source: Source, tensor: st
     cls, what, expected = _WORDS[kind]
     words = {"whole": whole, "field": field, "other": names.get(fault.actual, ""), "expected": fault.expected}
     actual = None if what.endswith("*") else fault.actual - (fault.actual >> 63 << 64)
-    what, wanted = what.rstrip("*").format(**words), expected.format(**words) or None
-    return cls(what, field=field, offset=at, actual=actual, expected=wanted)
+    what, expectation = what.rstrip("*").format(**words), expected.format(**words) or None
+    return cls(what, field=field, offset=at, actual=actual, expected=expectation)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -469,14 +469,14 @@ def verify(
     table = own_table(columns, model.at, source, run.options)
     table.belongs_to(source, "onnx")
     marks = columns.array(columns.dtype, columns.count, "u1") & scans.ONNX_MADE
-    made = np.flatnonzero(marks).tolist()
-    for i in made:
+    decoded = np.flatnonzero(marks).tolist()
+    for i in decoded:
         row = table.row(i)
         assert row.geometry is not None  # noqa: S101 - for the type checker
         run.until(columns.end[i])
         row.geometry.array(row)
-    if made:
-        run.checked(f"numbers of {counted(len(made), 'tensor')}")
+    if decoded:
+        run.checked(f"numbers of {counted(len(decoded), 'tensor')}")
     run.until(source.size)
     summed = [side for side in sides.values() if side.checksums]
     for side in summed:
@@ -488,11 +488,11 @@ def verify(
 
 def _check_sum(run: Verification, side: Side) -> None:
     run.turn(side.source)
-    found = hashlib.sha1(usedforsecurity=False)
+    digest = hashlib.sha1(usedforsecurity=False)
     for piece in run.chunks(0, side.source.size):
-        found.update(piece)
-    for checksum in side.checksums - {found.hexdigest()}:
-        what, expected = "its SHA-1 in the model", f"{found.hexdigest()}, computed from its bytes"
+        digest.update(piece)
+    for checksum in side.checksums - {digest.hexdigest()}:
+        what, expected = "its SHA-1 in the model", f"{digest.hexdigest()}, computed from its bytes"
         raise ChecksumError(what, path=side.source.name, field="checksum", actual=quoted(checksum), expected=expected)
 
 

@@ -104,34 +104,34 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         if scanned.kind == "CAPACITY":
             options.limits.check("max_tensors", scanned.row, "number of tensors (or more)")
         raise scan_error(scanned, header)
-    columns, found = scanned
+    columns, scan = scanned
     options.limits.check("max_tensors", columns.count, "number of tensors")
-    warnings: list[str] = [] if not found.undefined_keys else [undefined_keys(header, found)]
+    warnings: list[str] = [] if not scan.undefined_keys else [undefined_keys(header, scan)]
     rules = _Rules(base, source.size, lax=not options.strict)
 
     def locate(row: int) -> int | None:
         again = scans.scan_json(source.pread(LENGTH.size, base - LENGTH.size), _FIELDS, row)
         return LENGTH.size + again.at if isinstance(again, access.Fault) else None
 
-    if found.backwards < columns.count:
-        raise backwards(columns, found.backwards, locate(found.backwards))
-    trailing(source, base + found.data_end, options, warnings, "data_offsets")
+    if scan.backwards < columns.count:
+        raise backwards(columns, scan.backwards, locate(scan.backwards))
+    trailing(source, base + scan.data_end, options, warnings, "data_offsets")
     # The header may list tensors in another order than their data.
-    ordered = found.ordered
+    ordered = scan.ordered
     in_order = columns if ordered else columns.take(columns.order())
     table = ColumnTable(in_order, rules, utf8=False, locate=locate if ordered else None)
     if options.checked:
         table.check()
     metadata = {}
-    if found.metadata_begin:
-        raw = header[found.metadata_begin : found.metadata_end]
+    if scan.metadata_begin:
+        raw = header[scan.metadata_begin : scan.metadata_end]
         parsed = _metadata if len(raw) <= _REMEMBERED else _metadata.__wrapped__
-        metadata = parsed(raw, LENGTH.size + found.metadata_begin)
+        metadata = parsed(raw, LENGTH.size + scan.metadata_begin)
         if _SHARDING in metadata:
             warnings += _of_rank(metadata[_SHARDING], source.name)
     verify = verifier(header, table)
     content = Content("safetensors", table, metadata.copy, verify, warnings)
-    content.has_metadata = found.metadata_begin != 0
+    content.has_metadata = scan.metadata_begin != 0
     return content
 
 
@@ -198,26 +198,26 @@ def scan_error(fault: access.Fault, header: bytes) -> FormatError:
     kind, at = fault.kind, LENGTH.size + fault.at
     if kind == "JSON_TRAILING":
         return trailing_bytes(len(header), fault.at, field="header", offset=at, whole="the header")
-    label, rest = _label(fault.at, fault.row, header), header[fault.at : fault.at + _SHOWN]
+    label, tail = _label(fault.at, fault.row, header), header[fault.at : fault.at + _SHOWN]
     if kind == "JSON_DTYPE":
-        name, known = _string(rest) or "unknown", f"one of {', '.join(DTYPE_NAMES)}"
-        return UnsupportedError(f"dtype of {label}", field="dtype", offset=at, actual=name, expected=known)
+        name, requirement = _string(tail) or "unknown", f"one of {', '.join(DTYPE_NAMES)}"
+        return UnsupportedError(f"dtype of {label}", field="dtype", offset=at, actual=name, expected=requirement)
     keys = "dtype, shape and data_offsets, each once"
     words: dict[str, tuple[str, str | None, str]] = {
         "JSON_SYNTAX": (
             f"JSON of the header, in {label},",
-            repr(rest),
+            repr(tail),
             "an object with dtype, shape and data_offsets for each tensor",
         ),
-        "JSON_KEY": (f"a key of {label}", _string(rest) or repr(rest), keys),
+        "JSON_KEY": (f"a key of {label}", _string(tail) or repr(tail), keys),
         "JSON_MISSING": (f"{label} lacks a key", None, keys),
         "JSON_NUMBER": (
             f"a number in {_list(fault.at, header)} of {label}",
-            repr(_NUMBER.split(rest, 1)[0]),
+            repr(_NUMBER.split(tail, 1)[0]),
             "an integer from 0 to 2**64 - 1",
         ),
     }
-    if kind == "JSON_SYNTAX" and not rest:
+    if kind == "JSON_SYNTAX" and not tail:
         return FormatError(f"the header ends before its JSON does, in {label}", field="header", offset=at)
     if kind not in words:
         return FormatError(_WORDS.get(kind, "the header is damaged"), field="header", offset=at)
@@ -225,9 +225,9 @@ def scan_error(fault: access.Fault, header: bytes) -> FormatError:
     return FormatError(what, field="header", offset=at, actual=actual, expected=expected)
 
 
-def undefined_keys(header: bytes, found: Any) -> str:
+def undefined_keys(header: bytes, scan: Any) -> str:
     """Return the warning for the keys of tensors' objects that the format does not define."""
-    at, count = found.undefined_at, found.undefined_keys
+    at, count = scan.undefined_at, scan.undefined_keys
     first = f"{_string(header[at : at + _BEFORE]) or 'a long one'} of {_label(at, -1, header)}"
     return f"{counted(count, 'key')} of tensors that the format does not define, left out: the first is {first}"
 
@@ -247,8 +247,8 @@ def _list(at: int, header: bytes) -> str:
 
 def _string(raw: bytes) -> str:
     """Return the string at the beginning of JSON text, in quotes; "" if there is no whole one."""
-    found = raw.split(b'"')[1:2] if raw.count(b'"') > 1 else []
-    return repr(found[0].decode(errors="replace")) if found else ""
+    pieces = raw.split(b'"')[1:2] if raw.count(b'"') > 1 else []
+    return repr(pieces[0].decode(errors="replace")) if pieces else ""
 
 
 FORMAT = Format(

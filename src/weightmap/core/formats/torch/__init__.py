@@ -203,24 +203,24 @@ def _refuse_export(archive: Archive) -> None:
 
 def _find_program(archive: Archive) -> tuple[int, str]:
     """Return the entry of the program, and the folder that it lies in."""
-    bounds, tail, found = archive.names.bounds, f"/{_PROGRAM}".encode(), list[int]()
+    bounds, tail, rows = archive.names.bounds, f"/{_PROGRAM}".encode(), list[int]()
     text = archive.names.text
     for at in _places_of(tail, text):
         row = int(bounds.searchsorted(np.uint32(at), "right")) - 1
         if bounds[row + 1] == at + len(tail) and b"/" not in bytes(text[bounds[row] : at]):
-            found.append(row)
-    if not found:
+            rows.append(row)
+    if not rows:
         for name, error in archive.refused.items():
             if name.lower().endswith(f"/{_PROGRAM}"):
                 raise error
-    if len(found) != 1:
+    if len(rows) != 1:
         what = "entries <prefix>/data.pkl of the archive"
-        raise LayoutError(what, field=_PROGRAM, offset=0, actual=len(found), expected=1)
-    prefix = archive.names[found[0]].removesuffix(_PROGRAM)
+        raise LayoutError(what, field=_PROGRAM, offset=0, actual=len(rows), expected=1)
+    prefix = archive.names[rows[0]].removesuffix(_PROGRAM)
     if len(prefix) > _FOLDER_MOST:
         what, expected = "length of the name of the archive's folder", f"at most {_FOLDER_MOST}"
-        raise LimitError(what, field=_PROGRAM, offset=archive.begin(found[0]), actual=len(prefix), expected=expected)
-    return found[0], prefix
+        raise LimitError(what, field=_PROGRAM, offset=archive.begin(rows[0]), actual=len(prefix), expected=expected)
+    return rows[0], prefix
 
 
 def _places_of(part: bytes, text: NDArray[np.uint8]) -> Iterator[int]:
@@ -266,19 +266,19 @@ def _check_stored(archive: Archive, entry: int) -> None:
 
 def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options) -> Iterator[PickleStorages]:
     """Yield the mentions of storages, some at a time, named by `prefix` and their key."""
-    for found in pickle.storages(prefix, _BATCH):
-        if isinstance(found, access.Fault):
-            raise error_of(found, program, options)
-        yield found
+    for storages in pickle.storages(prefix, _BATCH):
+        if isinstance(storages, access.Fault):
+            raise error_of(storages, program, options)
+        yield storages
 
 
-def _check_types(first: NDArray[np.uint8], found: PickleStorages | _Mentions, program: Program) -> None:
+def _check_types(first: NDArray[np.uint8], storages: PickleStorages | _Mentions, program: Program) -> None:
     """Refuse a storage that is mentioned with two types, of which torch takes the one that it meets first."""
-    differing = np.flatnonzero((first != found.type) & (found.nbytes > 0))
+    differing = np.flatnonzero((first != storages.type) & (storages.nbytes > 0))
     if len(differing):
         i = int(differing[0])
         what, expected = "type of a storage at its second mention", DTYPE_NAMES[int(first[i])]
-        at, actual = program.offset + int(found.at[i]), DTYPE_NAMES[int(found.type[i])]
+        at, actual = program.offset + int(storages.at[i]), DTYPE_NAMES[int(storages.type[i])]
         raise LayoutError(what, field="storage", offset=at, actual=actual, expected=expected)
 
 
@@ -419,10 +419,10 @@ def _refuse_tensors(pickle: Pickle, program: Program) -> None:
         raise LayoutError(f"{program.name} holds tensors", field="pickle", offset=program.offset)
 
 
-def _expect(found: dict[str, Any], wanted: int, what: str, at: int) -> None:
-    if found != {"": wanted}:
-        shown = quoted(found.get("", "something else"))
-        raise UnsupportedError(what, field="pickle", offset=at, actual=shown, expected=hex(wanted))
+def _expect(values: dict[str, Any], expected: int, what: str, at: int) -> None:
+    if values != {"": expected}:
+        shown = quoted(values.get("", "something else"))
+        raise UnsupportedError(what, field="pickle", offset=at, actual=shown, expected=hex(expected))
 
 
 class _Mentions:
@@ -443,12 +443,12 @@ class _Mentions:
         bounds[0] = 0
         self.at, self.nbytes = (scans.transient(count, np.uint64) for _ in range(2))
         self.item, self.type = (scans.transient(count, np.uint8) for _ in range(2))
-        for found in _mentions(pickle, b"", program, options):
-            last = first + len(found.at)
-            bounds[first + 1 : last + 1] = found.bounds[1:] + np.uint32(len(text))
-            text += found.names
+        for storages in _mentions(pickle, b"", program, options):
+            last = first + len(storages.at)
+            bounds[first + 1 : last + 1] = storages.bounds[1:] + np.uint32(len(text))
+            text += storages.names
             for name in ("at", "nbytes", "item", "type"):
-                getattr(self, name)[first:last] = getattr(found, name)
+                getattr(self, name)[first:last] = getattr(storages, name)
             first = last
         self.keys = StringTable(text, bounds, 0, "key of a storage")
         self.first = scans.transient(count, np.int64)
@@ -490,10 +490,10 @@ def _storages_behind(
             raise LayoutError(what, field="storage", offset=at, actual=count, expected=size // item)
         begins[i] = at + 8
         at += 8 + size
-    count, wanted = int(listed.sum()), int((first == np.arange(len(first))).sum())
-    if count != wanted:
+    count, distinct = int(listed.sum()), int((first == np.arange(len(first))).sum())
+    if count != distinct:
         what = "number of keys in the list"
-        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=f"{wanted}, that of storages")
+        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=f"{distinct}, that of storages")
     begins[:] = begins[first]
     return begins, at
 

@@ -110,9 +110,9 @@ class Program:
             data = octets[self.offset : self.offset + self.size]
         elif octets is not None:  # a function that asks a store
             data = self.read(0, self.size)
-        most, most_names = options.limits.max_tensors, options.limits.max_header_bytes
+        max_tensors, most_names = options.limits.max_tensors, options.limits.max_header_bytes
         span = {"begin": self.offset, "size": self.size}
-        return scans.Pickle(data, most, most_names, fd=fd, **span, lax=not options.strict)
+        return scans.Pickle(data, max_tensors, most_names, fd=fd, **span, lax=not options.strict)
 
     def run(self, options: Options) -> Pickle:
         """Run the program. Raises the error of one that is refused."""
@@ -140,21 +140,21 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
     if kind == "PICKLE_NAME":
         # What is shown of them, and one byte more.
         module, attribute = (program.read(a, min(n, _SHOWN + 1)) for a, n in ((row, expected), (fault.at, actual)))
-        called, made, instead = _unknown(module, attribute)
-        needs = f"{name} needs {called}{made and ', '}{made}"
+        called, effect, instead = _unknown(module, attribute)
+        needs = f"{name} needs {called}{effect and ', '}{effect}"
         what = f"{needs}: no name but those of tensors and plain values is known, and nothing is called: save {instead}"
         return UnsupportedError(what, field="name", offset=at, remedy=_LAX)
     if kind == "PICKLE_ODD":
-        made, instead = _ODD[scans.PICKLE_ODD[actual]]
-        return UnsupportedError(f"{name} has {made}: save {instead}", field="pickle", offset=at, remedy=_LAX)
+        effect, instead = _ODD[scans.PICKLE_ODD[actual]]
+        return UnsupportedError(f"{name} has {effect}: save {instead}", field="pickle", offset=at, remedy=_LAX)
     if kind == "PICKLE_END":
         return cut_off("an opcode", at, field="pickle", whole=name)
     if kind == "PICKLE_OPCODE":
         what = f"{name}: protocol" if actual == 0x80 else f"{name}: opcode"
-        shown, wanted = (
+        shown, requirement = (
             (str(expected), "at most 5") if actual == 0x80 else (f"{actual:#04x}", "one that torch.save writes")
         )
-        return UnsupportedError(what, field="pickle", offset=at, actual=shown, expected=wanted)
+        return UnsupportedError(what, field="pickle", offset=at, actual=shown, expected=requirement)
     if kind == "PICKLE_STACK":
         return FormatError(
             f"{name}: opcode {actual:#04x} finds on the stack what it cannot take", field="pickle", offset=at
@@ -192,11 +192,11 @@ def _excess_of(fault: Fault, program: Program, options: Options) -> LimitError:
         what = f"{name}: containers that hold each other many times have more members than the program has bytes"
         return LimitError(what, field="pickle", offset=program.offset)
     if kind == "PICKLE_NAMES":
-        what, wanted = (
+        what, limit_text = (
             f"{name}: bytes of names",
             f"at most {expected} (by the size of the pickle, and Limits.max_header_bytes)",
         )
-        return LimitError(what, field="max_header_bytes", offset=program.offset, actual=actual, expected=wanted)
+        return LimitError(what, field="max_header_bytes", offset=program.offset, actual=actual, expected=limit_text)
     if kind == "CAPACITY":
         return LimitError(
             f"{name}: number of tensors or storages",
@@ -214,8 +214,8 @@ def _unknown(module: bytes, attribute: bytes) -> tuple[str, str, str]:
     """Return a name that is not on the list, as messages show it, what it makes if that is known, and what to save."""
     called = b".".join((module, attribute)).decode(errors="replace")
     shown = called if len(called) <= _SHOWN else f"{called[:_SHOWN]}..."
-    made, instead = next((made, instead) for part, made, instead in _KINDS if part in called)
-    return quoted(shown), made, instead
+    effect, instead = next((effect, instead) for part, effect, instead in _KINDS if part in called)
+    return quoted(shown), effect, instead
 
 
 class LeftOut(NamedTuple):
@@ -237,7 +237,7 @@ def values_of(pickle: Pickle, program: Program, options: Options, warnings: list
 
     Values left out, only with ``strict=False``, go to `warnings`.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     warnings = [] if warnings is None else warnings
     for name, value in items_of(columns_of(pickle, program, options), program):
         if isinstance(value, LeftOut):
@@ -245,12 +245,12 @@ def values_of(pickle: Pickle, program: Program, options: Options, warnings: list
                 what = f"{program.name}: {quoted(name)} cannot be read: {value.why}: save {value.instead}"
                 raise UnsupportedError(what, field="pickle", offset=program.offset, remedy=_LAX)
             warnings.append(f"{quoted(name)} is left out: {value.why} (save {value.instead})")
-        elif name in found:
+        elif name in values:
             what = f"{program.name}: two values are called {quoted(name)}, of which the first one stays"
             options.tolerate(LayoutError(what, field="name", offset=program.offset), warnings)
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValues:
@@ -264,7 +264,7 @@ def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValu
 def items_of(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]]:
     """Yield the values of a program besides tensors, each with its name."""
     window = _Window(program)
-    made: dict[tuple[str, int, int], Any] = {}  # a long one that is stored once and mentioned often is made once
+    cache: dict[tuple[str, int, int], Any] = {}  # a long one that is stored once and mentioned often is made once
     rows = _rows(values)
     for begin, end, kind, length, at in rows:
         name = _text(values.names[begin:end].tobytes(), "a name", program)
@@ -273,11 +273,11 @@ def items_of(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]
             parts = [(_OF_KIND[kind], length, at) for _, _, kind, length, at in itertools.islice(rows, length)]
             yield name, _OF_PARTS[key[0]](at, parts, window, program, name)
             continue
-        if key in made:
+        if key in cache:
             window.mention(at, length)
         else:
-            made[key] = _value(*key, window, program, name)
-        yield name, made[key] if key[0] in _STORED and length > _SHORT else made.pop(key)
+            cache[key] = _value(*key, window, program, name)
+        yield name, cache[key] if key[0] in _STORED and length > _SHORT else cache.pop(key)
 
 
 def _rows(values: PickleValues) -> Iterator[tuple[int, int, int, int, int]]:
@@ -306,8 +306,8 @@ class _Window:
         self._mentioned.add(at)
         if self._repeated > self._most:
             name, begin = self._program.name, self._program.offset
-            what, wanted = f"{name}: bytes of texts that values share", f"at most {self._most}, by its size"
-            raise LimitError(what, field="pickle", offset=begin, actual=self._repeated, expected=wanted)
+            what, expected = f"{name}: bytes of texts that values share", f"at most {self._most}, by its size"
+            raise LimitError(what, field="pickle", offset=begin, actual=self._repeated, expected=expected)
 
     def read(self, at: int, count: int) -> bytes:
         """Return bytes of the program."""
@@ -370,8 +370,8 @@ def _left_out(at: int, parts: list[_Part], window: _Window, _program: Program, _
     if odd != "UNKNOWN":
         why, instead = _ODD[odd]
         return LeftOut(f"it is {why}" if odd != "KEY" else f"it has {why}", instead)
-    called, made, instead = _unknown(*(window.read(begin, min(length, _SHOWN + 1)) for _, length, begin in parts))
-    return LeftOut(f"it needs {called}, {made or 'which is not known'}", instead)
+    called, effect, instead = _unknown(*(window.read(begin, min(length, _SHOWN + 1)) for _, length, begin in parts))
+    return LeftOut(f"it needs {called}, {effect or 'which is not known'}", instead)
 
 
 def _complex(_at: int, parts: list[_Part], window: _Window, program: Program, name: str) -> complex:
@@ -389,8 +389,8 @@ def _path(windows: int, parts: list[_Part], window: _Window, program: Program, n
 
 def _scalar(_at: int, parts: list[_Part], window: _Window, program: Program, name: str) -> Any:
     """Return a scalar of numpy as a Python number."""
-    found = _array(0, [*parts, ("BOOLEAN", 0, 0)], window, program, name)
-    return found if isinstance(found, LeftOut) else found.item()
+    array = _array(0, [*parts, ("BOOLEAN", 0, 0)], window, program, name)
+    return array if isinstance(array, LeftOut) else array.item()
 
 
 def _array(_at: int, parts: list[_Part], window: _Window, program: Program, name: str) -> NDArray[Any] | LeftOut:
@@ -426,8 +426,8 @@ _OF_PARTS: dict[str, Callable[[int, list[_Part], _Window, Program, str], Any]] =
 def dtypes(*, big: bool) -> Sequence[DType | None]:
     """Return the data types by their codes, and again with `PICKLE_STRIDED` for tensors that are not row-major."""
     plain = [_swapped(DTYPES[name]) if big else DTYPES[name] for name in DTYPE_NAMES]
-    spare = [None] * (scans.PICKLE_STRIDED - len(plain))
-    return (*plain, *spare, *(_declared(dtype) for dtype in plain))
+    unused = [None] * (scans.PICKLE_STRIDED - len(plain))
+    return (*plain, *unused, *(_declared(dtype) for dtype in plain))
 
 
 def _swapped(dtype: DType) -> DType | None:
