@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.repacking import Held, Layout
+    from weightmap.checkpoints.repacking import Layout, TargetTypes
 
     Pieces = Mapping[str, NDArray[Any]]
 
@@ -153,7 +153,7 @@ class Coding:
         """
         return self.rows(pieces, first, last, np.dtype(np.float32))
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:  # noqa: ARG002 - most have none
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:  # noqa: ARG002 - most have none
         """Return the layout in which a target holds the same integers and scales; None where it has none.
 
         ``read(role)`` returns a piece: scales and zero points.
@@ -181,15 +181,15 @@ class Coding:
         if first == last:
             return np.empty((0, *self.shape[1:]), dtype)
         with np.errstate(all="ignore"):
-            found = self.coded(pieces, first, last) if dtype.name in scans.CODED else None
-            if found is None:
+            coded = self.coded(pieces, first, last) if dtype.name in scans.CODED else None
+            if coded is None:
                 values = self.decode(pieces, first, last)
                 if out is None:
                     return values.astype(dtype, copy=False)
                 out[...] = values
                 return out
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
-        found.decode(target, threads)
+        coded.decode(target, threads)
         return target
 
     def group_of_columns(self, groups: NDArray[np.int32] | None) -> NDArray[Any]:
@@ -342,10 +342,10 @@ class PiecedTensor(QuantizedTensor):
         return _rebuild, (self._coding, self._dtype.name, copies)
 
 
-def _runs(first: int, last: int, most: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the beginning and the end of runs of about `most` rows, at multiples of `step`."""
-    most = max(most // step, 1) * step
-    return ((row, min(row + most, last)) for row in range(first, last, most))
+def _runs(first: int, last: int, max_rows: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the beginning and the end of runs of about `max_rows` rows, at multiples of `step`."""
+    max_rows = max(max_rows // step, 1) * step
+    return ((row, min(row + max_rows, last)) for row in range(first, last, max_rows))
 
 
 def _rebuild(coding: Coding, dtype: str, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:
@@ -389,5 +389,5 @@ def unpacked(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8)
     if bits in (4, 8):  # much faster
         return (low_first(octets) if bits == 4 else octets)[..., :count]
-    apart = np.unpackbits(octets, axis=-1, bitorder="little")[..., : count * bits]
-    return np.packbits(apart.reshape(*words.shape[:-1], count, bits), axis=-1, bitorder="little")[..., 0]
+    bits_of_codes = np.unpackbits(octets, axis=-1, bitorder="little")[..., : count * bits]
+    return np.packbits(bits_of_codes.reshape(*words.shape[:-1], count, bits), axis=-1, bitorder="little")[..., 0]

@@ -37,7 +37,7 @@ _LONGEST = 0xFFFF
 _NOT_A_SCALE = 0x7F
 
 
-class Held(NamedTuple):
+class TargetTypes(NamedTuple):
     """What a target holds.
 
     Attributes
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
 _SCALES = {"fp16": np.float16, "fp32": np.float32}
 
 
-def integers_fit(bits: int, columns: int, width: int, scales: NDArray[Any], held: Held) -> Layout | None:
+def integers_fit(bits: int, columns: int, width: int, scales: NDArray[Any], target_types: TargetTypes) -> Layout | None:
     """Return the layout of integers with a scale for each `width` columns; None where the target has none."""
     exact = scales.astype(np.float32)
     if bits not in _BY_BITS or not columns or not bool(np.isfinite(exact).all()):
@@ -81,16 +81,16 @@ def integers_fit(bits: int, columns: int, width: int, scales: NDArray[Any], held
         halves = bool((exact.astype(np.float16).astype(np.float32) == exact).all())
     width = min(width, columns)
     scheme = _BY_BITS[bits]
-    if scheme in held.schemes and halves and not columns % _BLOCK and (not width % _BLOCK or width == columns):
+    if scheme in target_types.schemes and halves and not columns % _BLOCK and (not width % _BLOCK or width == columns):
         return Layout(scheme, _BLOCK, "fp16")
-    scale_type = held.scale_type or ("fp16" if halves else "fp32")
+    scale_type = target_types.scale_type or ("fp16" if halves else "fp32")
     if scale_type == "fp16" and not halves:
         return None
     if bits == 8:
-        return Layout("int8", 0, scale_type) if "int8" in held.schemes and scales.size == 1 else None
-    size = held.block_size or width
+        return Layout("int8", 0, scale_type) if "int8" in target_types.schemes and scales.size == 1 else None
+    size = target_types.block_size or width
     fits = not (size % 2 or width % size or columns % size) and size <= _LONGEST
-    return Layout("int4_block", size, scale_type) if fits and "int4_block" in held.schemes else None
+    return Layout("int4_block", size, scale_type) if fits and "int4_block" in target_types.schemes else None
 
 
 def integer_blocks(layout: Layout, codes: NDArray[Any], scales: NDArray[Any], width: int) -> NDArray[np.uint8]:

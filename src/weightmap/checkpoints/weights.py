@@ -12,7 +12,7 @@ import numpy as np
 from weightmap.checkpoints.configuration import quantisation_of, type_of
 from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
 from weightmap.checkpoints.pieced import PiecedTensor
-from weightmap.checkpoints.repacking import Held, head
+from weightmap.checkpoints.repacking import TargetTypes, head
 from weightmap.core.bytes.derived import Derived, Given
 from weightmap.core.bytes.geometry import Geometry, ascending
 from weightmap.core.dtypes import DTYPES, SCHEMES, numpy_dtype
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Table, TensorInfo
 
 
-_NOTHING = Held()
+_NOTHING = TargetTypes()
 # Parameters whose scales and other pieces are requested together, and the bytes of these, more or less, at a time.
-_TOGETHER, _MOST = 64, 64 << 20
+_TOGETHER, _MAX_BATCH_NBYTES = 64, 64 << 20
 _T = TypeVar("_T")
 # Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
 TRAINING = re.compile(
@@ -84,7 +84,7 @@ class Weights(Mapping[str, Any]):
         return f"<Weights of {escape(repr(self._model))}>"
 
 
-def as_parameters(file: Any, dtype: str | None = None, held: Held = _NOTHING) -> Any:
+def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes = _NOTHING) -> Any:
     """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
 
     Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read; but
@@ -99,7 +99,7 @@ def as_parameters(file: Any, dtype: str | None = None, held: Held = _NOTHING) ->
         if settings is None:
             refuse_codes(content.table, range(len(file)), None)
             return file
-        table = _Parameters(content.table, method_of(settings), type_of(config), dtype, held)
+        table = _Parameters(content.table, method_of(settings), type_of(config), dtype, target_types)
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
@@ -193,18 +193,20 @@ class _Parameters(ViewTable):
         The type of the model's parameters, where it is known.
     dtype : str or None
         The type to decode to, if not that.
-    held : Held
+    target_types : TargetTypes
         The schemes to repack parameters to.
     """
 
-    def __init__(self, stored: Table, method: Method, own: str | None, dtype: str | None, held: Held) -> None:
+    def __init__(
+        self, stored: Table, method: Method, own: str | None, dtype: str | None, target_types: TargetTypes
+    ) -> None:
         super().__init__(stored)
-        self._method, self._own, self._wanted, self._held = method, own, dtype, held
+        self._method, self._own, self._wanted, self._target_types = method, own, dtype, target_types
         names, self._entries = _grouped(stored, method)
         plain = (number for number in map(_lone, self._entries) if number is not None)
         refuse_codes(stored, plain, f"quant_method {quoted(method.settings.values['quant_method'])}")
         self._known: dict[int, Row] = {}
-        if "nvfp4" in held.schemes:
+        if "nvfp4" in target_types.schemes:
             names, self._entries = self._with_wholes(names)
         self._names = StringTable.of(names, "tensor name")
         self.count = len(names)
@@ -214,18 +216,18 @@ class _Parameters(ViewTable):
 
         Where there is no place for such a scale, the parameter is decoded.
         """
-        taken = set(names)
+        used = set(names)
 
-        def made(number: int, small: _Small | None) -> Any:
+        def parameter_or_row(number: int, small: _Small | None) -> Any:
             name, entry = names[number], self._entries[number]
             if type(entry) is int or not {"weight_scale_2", "weight_global_scale"} & entry.keys():
                 return entry
             beside = self._whole_of(name)
-            fits = beside not in taken and self._held.takes(name) and self._held.takes(beside)
-            return self._parameter(entry, self._held if fits else _NOTHING, small)
+            fits = beside not in used and self._target_types.takes(name) and self._target_types.takes(beside)
+            return self._parameter(entry, self._target_types if fits else _NOTHING, small)
 
         texts, entries = list[str](), list[Any]()
-        for name, row in zip(names, self._together(made, len(names)), strict=True):
+        for name, row in zip(names, self._together(parameter_or_row, len(names)), strict=True):
             texts.append(name)
             entries.append(row)
             if not isinstance(row, Row):
@@ -251,23 +253,23 @@ class _Parameters(ViewTable):
             yield from (make(number, None) for number in range(count))
             return
         for first in range(0, count, _TOGETHER):
-            small, made = _Small(), dict[int, _T]()
-            left = list(range(first, min(first + _TOGETHER, count)))
-            while left:
+            small, results = _Small(), dict[int, _T]()
+            pending = list(range(first, min(first + _TOGETHER, count)))
+            while pending:
                 again = list[int]()
-                for at, number in enumerate(left):
+                for at, number in enumerate(pending):
                     try:
-                        made[number] = make(number, small)
+                        results[number] = make(number, small)
                     except _UnreadError as error:
                         again.append(number)
                         if small.ask(number, error):
-                            again += left[at + 1 :]
+                            again += pending[at + 1 :]
                             break
                     else:
                         small.forget(number)
                 small.read()
-                left = again
-            yield from (made[number] for number in sorted(made))
+                pending = again
+            yield from (results[number] for number in sorted(results))
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in order."""
@@ -285,12 +287,12 @@ class _Parameters(ViewTable):
             return row
         if isinstance(entry, Row):
             return entry
-        found = self._known.get(i)
-        if found is None:
-            found = self._known[i] = self._parameter(entry, self._held, small)
-        return found
+        parameter = self._known.get(i)
+        if parameter is None:
+            parameter = self._known[i] = self._parameter(entry, self._target_types, small)
+        return parameter
 
-    def _parameter(self, numbers: dict[str, int], held: Held, small: _Small | None) -> Row:
+    def _parameter(self, numbers: dict[str, int], target_types: TargetTypes, small: _Small | None) -> Row:
         """Return the row of a parameter. Raises `_UnreadError` for a piece that must be read and is not among these."""
         rows = {role: self._stored.row(number) for role, number in numbers.items()}
         named = {role: (self._stored.names[number], rows[role]) for role, number in numbers.items()}
@@ -310,7 +312,7 @@ class _Parameters(ViewTable):
         dtype = DTYPES[self._wanted or own]
         nbytes = math.prod(coding.shape) * dtype.bits // 8
         pieces = Pieces(coding, DTYPES[own], {role: (name, row) for role, (name, row) in named.items()})
-        layout = coding.counterpart(lambda role: _read(rows[role]), held) if held.schemes else None
+        layout = coding.counterpart(lambda role: _read(rows[role]), target_types) if target_types.schemes else None
         if layout is not None:
             return _repacked(first, pieces, layout, head(layout, _read(rows[coding.scales])))
         return first._replace(dtype=dtype, shape=coding.shape, nbytes=nbytes, geometry=pieces, quantized=None)
@@ -332,7 +334,7 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
     longest = re.compile(rf"(?:{'|'.join(map(re.escape, (*method.endings, *method.fused)))})\Z")
     matches = [longest.search(name, 1) for name in names]
     fused = {match.string[: match.start()] for match in matches if match is not None and match[0] in method.fused}
-    found: list[tuple[str, str] | None] = []  # of each tensor, the parameter and the role in it
+    role_of: list[tuple[str, str] | None] = []  # of each tensor, the parameter and the role in it
     groups: dict[str, dict[str, int]] = {}
     for number, (name, match) in enumerate(zip(names, matches, strict=True)):
         piece = (name, "weight") if name in fused else None
@@ -340,13 +342,13 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
             piece = name[: match.start()] + ("" if match[0] in method.fused else method.parameter), match[0][1:]
         if piece is not None:
             groups.setdefault(piece[0], {})[piece[1]] = number
-        found.append(piece)
+        role_of.append(piece)
     for parameter, roles in list(groups.items()):
         if not method.belongs(roles, lambda role: stored.row(roles[role])):  # noqa: B023 - called at once
             del groups[parameter]
     texts, entries = list[str](), list[int | dict[str, int]]()
-    known = set[str]()
-    for number, (name, piece) in enumerate(zip(names, found, strict=True)):
+    grouped = set[str]()
+    for number, (name, piece) in enumerate(zip(names, role_of, strict=True)):
         group = groups.get(piece[0]) if piece is not None else None
         if group is None or piece is None:
             entry: int | dict[str, int] = number
@@ -355,12 +357,14 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
         else:
             entry = group
             name = piece[0]  # noqa: PLW2901 - the name of the parameter
-        if name in known:
-            pieces = next((own for text, own in zip(texts, entries, strict=True) if text == name), entry)
+        if name in grouped:
+            pieces = next(
+                (group_names for text, group_names in zip(texts, entries, strict=True) if text == name), entry
+            )
             numbers = [n for one in (entry, pieces) for n in ([one] if type(one) is int else one.values())]  # type: ignore[union-attr]
             stored_as = ", ".join(quoted(names[n]) for n in numbers)
             raise FormatError(f"parameter {quoted(name)} is stored twice: {stored_as}", field="quantization_config")
-        known.add(name)
+        grouped.add(name)
         texts.append(name)
         entries.append(entry)
     return texts, entries
@@ -390,11 +394,11 @@ class Pieces(Geometry):
 
     def array(self, row: Any) -> Any:  # noqa: ARG002 - the pieces know where they lie
         """Return the parameter over views of its pieces."""
-        found = {}
+        arrays = {}
         for role, (name, piece) in self.rows.items():
             piece.source.check_unchanged()
-            found[role] = name, piece.array()
-        return self.over(found)
+            arrays[role] = name, piece.array()
+        return self.over(arrays)
 
     def reads(self, row: Any) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - the pieces know where they lie
         """Yield the ranges of the pieces."""
@@ -498,7 +502,7 @@ class _Small:
         """Note what parameter `number` asks for; say whether it is enough to be read now."""
         self._asked.setdefault(number, []).append(error.row)
         self._next.append(error.row)
-        return sum(row.nbytes for row in self._next) > _MOST
+        return sum(row.nbytes for row in self._next) > _MAX_BATCH_NBYTES
 
     def read(self) -> None:
         """Read what was asked for."""
@@ -544,15 +548,15 @@ class _Decoded(Derived):
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
         """Implement `Source.reads`: of each piece rows, or all of it once."""
-        known = set()
+        sources = set()
         for _, _, cut in self._groups(*self._behind_head(begin - self._base, end - self._base)):
             for role, key in cut.items():
                 row = self._pieces_of.rows[role][1].dense
                 if type(key) is slice:
                     begin, end, _ = _rows(row, key)
                     yield from row.source.reads(begin, end)
-                elif role not in known:
-                    known.add(role)
+                elif role not in sources:
+                    sources.add(role)
                     yield from row.reads()
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
@@ -568,10 +572,10 @@ class _Decoded(Derived):
         coding, width = self._pieces_of.coding, self._width
         if start == stop:
             return
-        most = max(PIECE // math.prod(coding.shape[1:]) // coding.step, 1) * coding.step
+        max_rows = max(PIECE // math.prod(coding.shape[1:]) // coding.step, 1) * coding.step
         first, end = start // width // coding.step * coding.step, -(-stop // width)
-        for begin in range(first, end, most):
-            _, last = coding.around(begin, min(begin + most, end))
+        for begin in range(first, end, max_rows):
+            _, last = coding.around(begin, min(begin + max_rows, end))
             yield begin, last, coding.cut(begin, last)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
@@ -583,19 +587,19 @@ class _Decoded(Derived):
         for begin, last, cut in self._groups(start, stop):
             parts = {role: self._part(role, key, whole) for role, key in cut.items()}
             if self.layout is not None:
-                made = coding.blocks(parts, begin, last, self.layout)
+                decoded = coding.blocks(parts, begin, last, self.layout)
             else:
-                made = coding.rows(parts, begin, last, numpy_dtype(row.dtype))
-            octets = np.ascontiguousarray(made).reshape(-1).view(np.uint8)
+                decoded = coding.rows(parts, begin, last, numpy_dtype(row.dtype))
+            octets = np.ascontiguousarray(decoded).reshape(-1).view(np.uint8)
             yield octets[max(start - begin * width, 0) : stop - begin * width]
 
-    def _part(self, role: str, key: Any, known: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    def _part(self, role: str, key: Any, shared: dict[str, NDArray[Any]]) -> NDArray[Any]:
         """Read the part of a piece that an index selects: rows of it alone, or else all of it once."""
         row = self._pieces_of.rows[role][1].dense
         dtype, shape = row.viewed
         if type(key) is slice:
             begin, end, count = _rows(row, key)
             return np.frombuffer(row.source.pread(begin, end - begin), dtype).reshape(count, *shape[1:])
-        if role not in known:
-            known[role] = _read(row)
-        return known[role] if key is None else known[role][key]
+        if role not in shared:
+            shared[role] = _read(row)
+        return shared[role] if key is None else shared[role][key]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from weightmap.checkpoints.repacking import REPACKED, Held
+from weightmap.checkpoints.repacking import REPACKED, TargetTypes
 from weightmap.core.arguments import as_float, as_globs, as_integer, mistyped
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale_type_named
 from weightmap.core.formats import Format, by_name
@@ -162,12 +162,12 @@ class Spec:
         return None if self.dtype is None or self.quantize is not None else "float32"
 
     @property
-    def repacked(self) -> Held:
+    def repacked(self) -> TargetTypes:
         """What quantised parameters are repacked to, where it holds the same numbers."""
         how, held = self.quantize, REPACKED & frozenset().union(*self.target_format.schemes.values())
         if how is not None:
-            return Held(held & {how.usual}, how.block_size, how.scale_type, self.takes)
-        return Held(held if self.dtype is None else frozenset(), takes=self.takes)
+            return TargetTypes(held & {how.usual}, how.block_size, how.scale_type, self.takes)
+        return TargetTypes(held if self.dtype is None else frozenset(), takes=self.takes)
 
     def takes(self, name: str) -> bool:
         """Say whether a tensor of this name is converted."""

@@ -17,7 +17,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import KEPT
+from weightmap.core.bytes.beside import MAX_OPEN
 from weightmap.core.bytes.open_source import beside, from_path, inside, is_missing, names_in
 from weightmap.core.model.internals import name_of, rows_of, sources_of
 from weightmap.core.model.listing import CHECKSUMS, shard_name
@@ -207,7 +207,7 @@ def _read_delta(directory: str, metadata: Mapping[str, Any], where: Any, options
     try:
         for name in sorted(files):
             source = _read_file(delta, name, files[name], encoding, checksum, options)
-            if len(files) > KEPT:
+            if len(files) > MAX_OPEN:
                 source.release_descriptor()
     except BaseException:
         delta.close()

@@ -150,11 +150,11 @@ def _folders(folder: str) -> list[str]:
             "modules"
         ]
         modules = modules if isinstance(modules, list) else [modules]
-        found = [module.get("path") if isinstance(module, dict) else None for module in modules]
+        paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
     except TensorFileError as error:
         raise error.located(path=path) from None
     folders: list[str] = []
-    for name in found:
+    for name in paths:
         if not isinstance(name, str) or (name and not stays_inside(name.rstrip("/"))):
             actual = quoted(name) if isinstance(name, str) else strict_json.kind_of(name)
             expected = "a folder in this directory"
@@ -169,10 +169,10 @@ def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
     if dtype not in _DTYPES and not decoded:
         return None
     config = strict_json.loads(source.pread(0, source.size), "config.json")
-    kept = without_quantisation(config) if decoded else dict(config)
+    result = without_quantisation(config) if decoded else dict(config)
     if dtype in _DTYPES:
-        kept |= {key: dtype for key in _DTYPE_KEYS if isinstance(config.get(key), str)}
-    return None if kept == config else f"{json.dumps(kept, indent=2, ensure_ascii=False)}\n".encode()
+        result |= {key: dtype for key in _DTYPE_KEYS if isinstance(config.get(key), str)}
+    return None if result == config else f"{json.dumps(result, indent=2, ensure_ascii=False)}\n".encode()
 
 
 def is_whole(path: str, nbytes: int, crc: int) -> bool:
@@ -184,10 +184,10 @@ def is_whole(path: str, nbytes: int, crc: int) -> bool:
     try:
         if source.size != nbytes:
             return False
-        found = 0
+        checksum = 0
         for chunk in source.chunks(0, nbytes):
-            found = checksums.crc32(chunk, found)
-        return found == crc
+            checksum = checksums.crc32(chunk, checksum)
+        return checksum == crc
     finally:
         source.close()
 

@@ -90,12 +90,12 @@ def read_tokenizer(
     full = load("tokenizer.json")
     settings = load("tokenizer_config.json")
     ids = _added(full, settings)
-    found = _sentencepiece(folder, read) or _wordpiece(vocab, full, ids) or _bpe(folder, read, load, full, ids)
-    if found is None and full:
-        found = CUSTOM, read(inside(folder, "tokenizer.json")) or b""
-    if found is None:
+    tokenizer = _sentencepiece(folder, read) or _wordpiece(vocab, full, ids) or _bpe(folder, read, load, full, ids)
+    if tokenizer is None and full:
+        tokenizer = CUSTOM, read(inside(folder, "tokenizer.json")) or b""
+    if tokenizer is None:
         return None
-    kind, payload = found
+    kind, payload = tokenizer
     special = _special_tokens(load("special_tokens_map.json"), settings, config, ids, wordpiece=kind == WORDPIECE)
     fitting = {name: i for name, i in special.items() if i <= _LARGEST_ID}
     return TokenizerParts(kind, fitting, payload, {name: i for name, i in special.items() if i > _LARGEST_ID})
@@ -194,9 +194,9 @@ def _special_tokens(
         candidates.append(_first(config.get(f"{name}_token_id")))
         if wordpiece:
             candidates.append(ids.get(f"[{_BERT[name].upper()}]"))
-        found = next((i for i in candidates if i is not None and i >= 0), None)
-        if found is not None:
-            special[name] = found
+        id_ = next((i for i in candidates if i is not None and i >= 0), None)
+        if id_ is not None:
+            special[name] = id_
     return special
 
 
@@ -352,22 +352,22 @@ def read_directory(folder: str, model: str) -> ModelDirectory:
 
 
 def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]:
-    known: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         # A directory has no better name for its model than where it came from, or its own.
         "model_name": os.path.basename(str(config.get("_name_or_path") or "").rstrip("/"))
         or os.path.basename(os.path.abspath(folder)),
         "model_version": config.get("model_version", "1.0.0"),
     }
-    known |= {key: config.get(theirs) for key, theirs in _KEYS.items()}
-    known["created_at"] = _created(model)
-    known |= {key: config.get(key) for key in _EXTRA}
-    return {key: str(value) for key, value in known.items() if isinstance(value, (str, int, float))}
+    metadata |= {key: config.get(theirs) for key, theirs in _KEYS.items()}
+    metadata["created_at"] = _created(model)
+    metadata |= {key: config.get(key) for key in _EXTRA}
+    return {key: str(value) for key, value in metadata.items() if isinstance(value, (str, int, float))}
 
 
 def _about(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
     """Return the metadata of AMB: what the model is, without its numbers."""
     owner, slash, _ = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")
-    known = {
+    about = {
         "name": metadata["model_name"],
         "family": config.get("model_type"),
         # "owner/name" is a model of the hub; a longer path is a local folder.
@@ -375,24 +375,24 @@ def _about(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
         "version": metadata.get("model_version"),
         "created": metadata["created_at"],
     }
-    return {key: value for key, value in known.items() if isinstance(value, str)}
+    return {key: value for key, value in about.items() if isinstance(value, str)}
 
 
 def _amb_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return AMB's configuration."""
     scalar = (str, int, float)
-    known: dict[str, Any] = {
+    settings: dict[str, Any] = {
         key: next((config[name] for name in names if isinstance(config.get(name), scalar)), None)
         for key, names in _AMB_KEYS.items()
     }
-    known |= {key: config.get(key) for key in _AMB_EXTRA}
+    settings |= {key: config.get(key) for key in _AMB_EXTRA}
     # Recent configurations have one object about rotary embeddings.
     nested = config.get("rope_parameters")
     rope = {"rope_theta": config.get("rope_theta")} | (nested if isinstance(nested, dict) else {})
     scaling = config.get("rope_scaling") or (nested if isinstance(nested, dict) else None)
     if isinstance(rope["rope_theta"], (int, float)):
-        known |= {"is_rope": True, "rope_freq_base": _real(rope["rope_theta"]), "rope_scaling": _scaling(scaling)}
-    return {key: value for key, value in known.items() if isinstance(value, (*scalar, dict))}
+        settings |= {"is_rope": True, "rope_freq_base": _real(rope["rope_theta"]), "rope_scaling": _scaling(scaling)}
+    return {key: value for key, value in settings.items() if isinstance(value, (*scalar, dict))}
 
 
 def _real(number: float) -> float:
@@ -419,24 +419,24 @@ def _created(model: str) -> str:
     """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     # Some file systems have times beyond the years 1 to 9999, which Python's dates lack.
-    seconds = min(max(int(modified_at(model)), -(10**10)), 10**11)
+    timestamp = min(max(int(modified_at(model)), -(10**10)), 10**11)
     # Eleven digits reach the year 5138; a longer number is a mistake.
     if epoch.isascii() and epoch.isdecimal() and len(epoch) <= 11:
-        seconds = int(epoch)
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        timestamp = int(epoch)
+    return dt.datetime.fromtimestamp(timestamp, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _special(given: dict[str, Any], vocab: list[str]) -> dict[str, int]:
+def _special(tokens: dict[str, Any], vocab: list[str]) -> dict[str, int]:
     names = {}
     for key, usual in _SPECIAL.items():
-        token = given.get(f"{key}_token")
+        token = tokens.get(f"{key}_token")
         token = token.get("content") if isinstance(token, dict) else token
         names[key] = token if isinstance(token, str) else usual
     ids: dict[str, int] = {}
-    wanted = {token: key for key, token in names.items()}
+    key_of = {token: key for key, token in names.items()}
     for i, token in enumerate(vocab):
-        if token in wanted:
-            ids.setdefault(wanted[token], i)
+        if token in key_of:
+            ids.setdefault(key_of[token], i)
     return {key: ids[key] for key in names if key in ids}
 
 

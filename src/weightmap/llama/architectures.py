@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # The way out of every refusal.
 KEEP = Remedy("{} keeps the names of the source, for other programs", "names", "keep")
 # A configuration that asks for more of anything than this is damaged; numbers of GGUF have 32 bits.
-_MOST = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 
 
 def refusal(what: str) -> EncodeError:
@@ -56,7 +56,7 @@ class Config:
     def count(self, *names: str) -> int:
         """Return a positive whole number, by the first of these names that has one. Raises `EncodeError`."""
         value = self._first(names)
-        if type(value) is not int or not 0 < value <= _MOST:
+        if type(value) is not int or not 0 < value <= _MAX_INT32:
             raise self._wrong(names[0], value, "a positive whole number")
         return value
 

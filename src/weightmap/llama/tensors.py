@@ -95,14 +95,14 @@ def _of_values(mixture: str, layer: int, shape: Shape) -> str:
     """Return the scheme of attention values."""
     if shape.experts == _MIXTRAL_EXPERTS:
         return "q8_0"
-    found = MIXTURES[mixture]
+    scheme = MIXTURES[mixture]
     if mixture == "q3_k_m":
-        found = "q5_k" if layer < 2 else "q4_k"
+        scheme = "q5_k" if layer < 2 else "q4_k"
     elif mixture == "q3_k_l" or (mixture == "q4_k_s" and layer < 4):
-        found = "q5_k"
+        scheme = "q5_k"
     elif mixture in ("q4_k_m", "q5_k_m") and _more(layer, shape.layers):
-        found = "q6_k"
-    return "q5_k" if shape.large and found in ("q3_k", "q4_k") else found
+        scheme = "q6_k"
+    return "q5_k" if shape.large and scheme in ("q3_k", "q4_k") else scheme
 
 
 def _of_output(mixture: str, shape: Shape) -> str:
@@ -138,8 +138,8 @@ _SUFFIXES = (".weight", ".bias", ".scale")
 
 def stays_float32(name: str, shape: Sequence[int]) -> bool:
     """Whether llama.cpp wants a tensor in float32, whatever the types of the others: norms, biases and routers."""
-    kept = name.endswith(("_norm.weight", ".ffn_gate_inp.weight")) or not name.endswith(".weight")
-    return len(shape) < 2 or kept
+    stays = name.endswith(("_norm.weight", ".ffn_gate_inp.weight")) or not name.endswith(".weight")
+    return len(shape) < 2 or stays
 
 
 class Wanted(NamedTuple):
@@ -183,7 +183,7 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
     experts = {"FFN_GATE_INP", "FFN_GATE_EXP", "FFN_UP_EXP", "FFN_DOWN_EXP"}
     elsewhere = {"ROPE_FREQS", "ATTN_ROT_EMBD", *dense, *experts}
     optional = {"ROPE_FREQS", "OUTPUT"} if config.get("tie_word_embeddings") else {"ROPE_FREQS"}
-    found = {}
+    expected = {}
     for tensor in gguf.MODEL_TENSORS[_number(architecture, gguf)]:
         kind = tensor.name
         if kind not in shapes and kind in elsewhere:  # of other models of this architecture
@@ -193,10 +193,10 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
         layers = range(config.count("num_hidden_layers")) if "{bid}" in name else range(1)
         for layer in layers:
             base = name.format(bid=layer)
-            found[f"{base}.weight"] = Wanted(shape, kind in optional)
+            expected[f"{base}.weight"] = Wanted(shape, kind in optional)
             if kind in biased:
-                found[f"{base}.bias"] = Wanted(shape[:1], optional=True)
-    return found
+                expected[f"{base}.bias"] = Wanted(shape[:1], optional=True)
+    return expected
 
 
 def _number(architecture: Architecture, gguf: Any) -> Any:
@@ -244,10 +244,10 @@ class Translated(ViewTable):
         rows: dict[str, Row] = {}
         experts: dict[str, dict[int, tuple[str, Row]]] = {}
         for name, row in zip(list(stored.names), stored.rows(), strict=True):
-            for new, made in self._translated(name.removeprefix("language_model."), row, experts):
+            for new, translated in self._translated(name.removeprefix("language_model."), row, experts):
                 if new in rows:
                     raise refusal(f"two tensors are {quoted(new)}, one of them {quoted(name)}")
-                rows[new] = made
+                rows[new] = translated
         for name, parts in experts.items():
             rows[name] = self._stacked(name, parts, plain)
         self._check(rows)  # of head_dim, too, which _add_frequencies then believes
@@ -319,8 +319,8 @@ class Translated(ViewTable):
         first = rows[0]
         if any(row.shape != first.shape or row.dtype.name != first.dtype.name for row in rows):
             raise refusal(f"the experts of {name} are not of one shape and type")
-        made = first._replace(shape=(count, *first.shape), nbytes=count * first.nbytes)
-        return made._replace(source=_Stack(rows))
+        stacked = first._replace(shape=(count, *first.shape), nbytes=count * first.nbytes)
+        return stacked._replace(source=_Stack(rows))
 
     def _add_frequencies(self, rows: dict[str, Row]) -> None:
         if not (self._architecture.permuted and rows):
@@ -328,9 +328,9 @@ class Translated(ViewTable):
         values = rope_freqs(rope_of(self._config), self._architecture.head_dim(self._config))
         if values is None:
             return
-        beside = next(iter(rows.values()))
-        source = Given(beside.source, beside.offset, values)
-        rows["rope_freqs.weight"] = Row(DTYPES["float32"], values.shape, source, beside.offset, values.nbytes)
+        sibling = next(iter(rows.values()))
+        source = Given(sibling.source, sibling.offset, values)
+        rows["rope_freqs.weight"] = Row(DTYPES["float32"], values.shape, source, sibling.offset, values.nbytes)
 
     def _check(self, rows: Mapping[str, Row]) -> None:
         check_complete(rows.keys(), self._wanted)
@@ -351,9 +351,9 @@ class Translated(ViewTable):
         return self._rows[i]
 
 
-def check_complete(names: Any, wanted: Mapping[str, Wanted]) -> None:
+def check_complete(names: Any, expected: Mapping[str, Wanted]) -> None:
     """Raise `EncodeError` if llama.cpp would miss one of its tensors."""
-    missing = [name for name, tensor in wanted.items() if not tensor.optional and name not in names]
+    missing = [name for name, tensor in expected.items() if not tensor.optional and name not in names]
     if missing:
         more = f" and {counted(len(missing) - 1, 'more tensor')}" if len(missing) > 1 else ""
         raise refusal(f"the model has no {missing[0]}{more}")
@@ -435,13 +435,13 @@ class _Stack(Derived):
 
     def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:
         """Implement `Source.stretches`: those of all."""
-        found: list[tuple[Source, int, int]] = []
+        ranges: list[tuple[Source, int, int]] = []
         for row, start, stop in self._parts(begin - self._base, end - self._base):
-            own = row.source.stretches(row.offset + start, row.offset + stop)
-            if not own:
+            part = row.source.stretches(row.offset + start, row.offset + stop)
+            if not part:
                 return ()
-            found += own
-        return found
+            ranges += part
+        return ranges
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""

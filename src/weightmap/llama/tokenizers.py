@@ -123,12 +123,12 @@ def vocab_of(files: Files, kinds: tuple[str, ...], count: int) -> Vocab:
             what = model.get("type") if isinstance(model, dict) else model
             raise refusal(f"{TOKENIZER} has a tokenizer of type {_shown(what)}, expected BPE")
         if (kind == "fallback") == bool(model.get("byte_fallback")):
-            made = _by_fallback if kind == "fallback" else _by_bytes
-            return made(tokenizer, files, count)
-    wanted = f"{MODEL} or {TOKENIZER}" if len(kinds) > 1 else MODEL
+            convert = _by_fallback if kind == "fallback" else _by_bytes
+            return convert(tokenizer, files, count)
+    needed = f"{MODEL} or {TOKENIZER}" if len(kinds) > 1 else MODEL
     if tokenizer is not None and len(kinds) > 1:
         raise refusal(f"{TOKENIZER} falls back to bytes, which llama.cpp does not know of this architecture")
-    raise refusal(f"there is no tokenizer beside the model, expected {wanted}")
+    raise refusal(f"there is no tokenizer beside the model, expected {needed}")
 
 
 def _shown(value: Any) -> str:
@@ -159,13 +159,13 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
         types[i] = next(
             (
                 type_
-                for type_, asked in (
+                for type_, method in (
                     (_UNKNOWN, processor.IsUnknown),
                     (_CONTROL, processor.IsControl),
                     (_UNUSED, processor.IsUnused),
                     (_BYTE, processor.IsByte),
                 )
-                if asked(i)
+                if method(i)
             ),
             _NORMAL,
         )
@@ -227,21 +227,21 @@ def _entries(tokenizer: Mapping[str, Any], count: int) -> tuple[list[str], list[
 
 def merges_of(tokenizer: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the merges of a tokenizer in order. Raises `FormatError` for others than pairs of texts."""
-    found = []
+    pairs = []
     merges = tokenizer["model"].get("merges") or []
     for merge in merges if isinstance(merges, list) else [merges]:
         pair = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
             raise FormatError("a merge of the tokenizer", field="merges", expected="a pair of texts")
-        found.append((pair[0], pair[1]))
-    return found
+        pairs.append((pair[0], pair[1]))
+    return pairs
 
 
 def _by_fallback(tokenizer: Mapping[str, Any], _: Files, count: int) -> Vocab:
     tokens, types, added = _entries(tokenizer, count)
     ranks: dict[str, int] = {}
-    for rank, (left, right) in enumerate(merges_of(tokenizer)):
-        ranks.setdefault(left + right, rank)
+    for rank, (first, right) in enumerate(merges_of(tokenizer)):
+        ranks.setdefault(first + right, rank)
     scores = []
     for i, (token, type_) in enumerate(zip(tokens, types, strict=True)):
         if _OF_BYTE.fullmatch(token):
@@ -293,9 +293,9 @@ def _pre(tokenizer: Mapping[str, Any]) -> str:
     """Return what llama.cpp calls the pre-tokenizer. Raises `EncodeError` for one that it does not have."""
     steps, ignores = _steps(tokenizer.get("pre_tokenizer")), bool(tokenizer["model"].get("ignore_merges"))
     kinds = [step.get("type") for step in steps]
-    name, wanted = None, False
+    name, ignores_merges = None, False
     if kinds == ["Split", "ByteLevel"] and _is_split(steps[0]) and _is_byte_level(steps[1], regex=False):
-        name, wanted = _SPLITS.get(steps[0]["pattern"]["Regex"], (None, False))
+        name, ignores_merges = _SPLITS.get(steps[0]["pattern"]["Regex"], (None, False))
     elif kinds == ["ByteLevel"] and _is_byte_level(steps[0], regex=True):
         name = "gpt-2"
     elif (
@@ -305,11 +305,13 @@ def _pre(tokenizer: Mapping[str, Any]) -> str:
     ):
         name = "smollm"
     if name is None:
-        known = ", ".join(sorted({name for name, _ in _SPLITS.values()} | {"gpt-2", "smollm"}))
+        supported = ", ".join(sorted({name for name, _ in _SPLITS.values()} | {"gpt-2", "smollm"}))
         steps_here = " and ".join(str(kind)[:60] for kind in kinds[:4]) or "none"
-        raise refusal(f"the pre-tokenizer of {TOKENIZER} ({steps_here}) is none of those that are known ({known})")
-    if ignores != wanted:
-        raise refusal(f"{TOKENIZER} has the pre-tokenizer of {name}, and ignore_merges {ignores}, expected {wanted}")
+        raise refusal(f"the pre-tokenizer of {TOKENIZER} ({steps_here}) is none of those that are known ({supported})")
+    if ignores != ignores_merges:
+        raise refusal(
+            f"{TOKENIZER} has the pre-tokenizer of {name}, and ignore_merges {ignores}, expected {ignores_merges}"
+        )
     return name
 
 
@@ -336,6 +338,6 @@ def add_vocab(writer: Any, vocab: Vocab) -> None:
 def check_text(tokens: list[str]) -> None:
     """Raise `EncodeError` for a token that is no Unicode text, or that comes twice."""
     if len(set(tokens)) < len(tokens):
-        seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        texts: set[str] = set()
+        twice = next(token for token in tokens if token in texts or texts.add(token))  # type: ignore[func-returns-value]
         raise refusal(f"the tokenizer has the token {quoted(twice)} twice")

@@ -141,10 +141,10 @@ def as_llama(
             metadata = {key: _typed(gguf, value) for key, value in writer.kv_data[0].items()}
     except TensorFileError as error:
         raise error.located(path=source.name) from None
-    made = content.varied(
+    result = content.varied(
         table=table, load_metadata=lambda: metadata, has_metadata=True, vocab=None, config=None, tokenizer=None
     )
-    return type(file)(source, file.format, made, options), notes
+    return type(file)(source, file.format, result, options), notes
 
 
 def check_complete_of(file: TensorFile, names: set[str]) -> None:

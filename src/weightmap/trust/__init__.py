@@ -60,8 +60,8 @@ def signature(
         raise TypeError("identity= goes with certificate=: a key has no name")
     several = () if certificate is None else certificate
     several = (several,) if isinstance(several, (str, os.PathLike)) else several
-    own = None if key is None else _absolute(key)
-    return Bundle(_absolute(path), own, tuple(map(_absolute, several)), identity)
+    key_path = None if key is None else _absolute(key)
+    return Bundle(_absolute(path), key_path, tuple(map(_absolute, several)), identity)
 
 
 def sign(
@@ -100,17 +100,24 @@ def sign(
     """
     from weightmap.trust.signing import sign as sign_model  # noqa: PLC0415 - few models are signed
 
-    given = _absolute(model)
-    name = os.path.join(given, "model.sig") if os.path.isdir(given) else f"{given}.sig"
+    absolute = _absolute(model)
+    name = os.path.join(absolute, "model.sig") if os.path.isdir(absolute) else f"{absolute}.sig"
     name = name if path is None else os.fsdecode(path)
-    own = None if certificate is None else _absolute(certificate)
-    if not allow_symlinks and (link := _link_in(given)) is not None:
+    certificate_path = None if certificate is None else _absolute(certificate)
+    if not allow_symlinks and (link := _link_in(absolute)) is not None:
         remedy = Remedy("{} signs what links lead to", "allow_symlinks", switch=True)
         raise TrustError("this is a symbolic link, and cannot be signed", path=link, remedy=remedy)
     try:
-        sign_model(given, name, _absolute(key), own, tuple(map(_absolute, chain)), allow_symlinks=allow_symlinks)
+        sign_model(
+            absolute,
+            name,
+            _absolute(key),
+            certificate_path,
+            tuple(map(_absolute, chain)),
+            allow_symlinks=allow_symlinks,
+        )
     except ValueError as error:  # of the library
-        raise TrustError(f"this cannot be signed: {error}", path=given) from None
+        raise TrustError(f"this cannot be signed: {error}", path=absolute) from None
     return name
 
 

@@ -61,7 +61,7 @@ class Trust:
         The folder of the model.
     digests : dict
         By names relative to it; `ONLY` is the file that is opened.
-    beside : bool
+    siblings : bool
         Whether to look for more beside each file.
     ignored : tuple of str
         Names of files and folders that need no digest, as long as they are not opened.
@@ -76,14 +76,14 @@ class Trust:
         root: str,
         digests: Digests,
         *,
-        beside: bool = False,
+        siblings: bool = False,
         ignored: tuple[str, ...] = (),
         how: str = "as given",
         signed: bool = False,
     ) -> None:
         self.root = root
         self.digests = digests
-        self._beside = beside
+        self._siblings = siblings
         self._ignored = ignored
         self.how = how
         self.signed = signed
@@ -99,21 +99,21 @@ class Trust:
 
     def ignores(self, name: str) -> bool:
         """Whether a file or folder needs no digest: see `check_all`."""
-        if self._beside and is_list(os.path.join(self.root, name)):
+        if self._siblings and is_list(os.path.join(self.root, name)):
             return True
         return any(name == other or name.startswith(f"{other}/") for other in self._ignored)
 
     def expected(self, path: str) -> tuple[Digest, ...]:
         """Return the digests that a file must have. Raises `TrustError` if there is none."""
         name = self.name_of(path)
-        found: Digests = {name: self.digests.get(name) or self.digests.get(ONLY, ())}
-        if self._beside:
+        digests: Digests = {name: self.digests.get(name) or self.digests.get(ONLY, ())}
+        if self._siblings:
             for digest in recorded(self.root, name).get(name, ()):
-                add(found, name, digest)
-        if not found[name]:
-            where = "beside it" if self._beside else "in the list"
+                add(digests, name, digest)
+        if not digests[name]:
+            where = "beside it" if self._siblings else "in the list"
             raise TrustError(f"no digest of this file is {where}: {quoted(name)}", path=path)
-        return found[name]
+        return digests[name]
 
     def admit(self, source: Source, limits: Limits) -> None:
         """Hash an opened file, and compare. Raises `TrustError` for another file than the one that was meant.
@@ -124,14 +124,14 @@ class Trust:
         if path is None or source.store is not None:
             raise UnsupportedError(_NOT_BY_PATH, path=source.name)
         try:
-            wanted = self.expected(path)
-            sums = [_Sum(digest, source.size) for digest in wanted]
+            expected = self.expected(path)
+            sums = [_Sum(digest, source.size) for digest in expected]
             if source.mode in {"copy", "sealed"}:
                 self._copy(source, sums, limits)
-                for own in sums:
-                    own.check()
+                for sum_ in sums:
+                    sum_.check()
             else:
-                self._read(source, sums, wanted)
+                self._read(source, sums, expected)
                 source.prepare(explicit=not source.private, limits=limits)
             source.trust = self
         except TensorFileError as error:
@@ -144,30 +144,30 @@ class Trust:
         def watch(piece: memoryview) -> None:
             nonlocal fed
             fed += len(piece)
-            for own in sums:
-                own.update(piece)
+            for sum_ in sums:
+                sum_.update(piece)
 
         source.watch = watch
         source.prepare(explicit=True, limits=limits)
         source.watch = None
         if fed != source.size:  # sealed memory is not copied
-            for own in sums:
-                own.update(memoryview(source.octets))
+            for sum_ in sums:
+                sum_.update(memoryview(source.octets))
 
-    def _read(self, source: Source, sums: Sequence[_Sum], wanted: Sequence[Digest]) -> None:
+    def _read(self, source: Source, sums: Sequence[_Sum], expected: Sequence[Digest]) -> None:
         """Read and hash a file that is going to be mapped, unless this object has hashed it."""
         file = source.descriptor
-        before, key = _state_of(file), " ".join(map(str, wanted))
+        before, key = _state_of(file), " ".join(map(str, expected))
         if (before, key) in self._hashed:
             return
         for piece in source.chunks(0, source.size, _PIECE):
-            for own in sums:
-                own.update(piece)
+            for sum_ in sums:
+                sum_.update(piece)
         source.check_unchanged()
         if _state_of(file) != before:
             raise TrustError("the file was changed while it was hashed")
-        for own in sums:
-            own.check()
+        for sum_ in sums:
+            sum_.check()
         self._hashed.add((before, key))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -207,38 +207,38 @@ def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
         raise UnsupportedError(f"trust= has no digest of a model under deltas, such as {quoted(deltas[0])}", path=path)
     if isinstance(trust, Trust):
         return trust
-    given = os.path.abspath(path)
-    root = given if os.path.isdir(given) else os.path.dirname(given)
+    absolute = os.path.abspath(path)
+    root = absolute if os.path.isdir(absolute) else os.path.dirname(absolute)
     if isinstance(trust, Mapping):
         return Trust(root, of_mapping(trust), ignored=_UNLISTED)
     if hasattr(trust, "trust_for"):
-        found: Trust = trust.trust_for(given, root)
-        return found
+        result: Trust = trust.trust_for(absolute, root)
+        return result
     if not isinstance(trust, (str, os.PathLike)):
         raise mistyped(
             "trust", trust, "'recorded', 'sha256:...', a mapping, the path of a list of digests, or a signature"
         )
     if trust == _RECORDED:
-        return Trust(root, listed_in(root), beside=True, ignored=_UNLISTED, how="as recorded")
+        return Trust(root, listed_in(root), siblings=True, ignored=_UNLISTED, how="as recorded")
     at = os.fsdecode(trust)
     if at.startswith(SHA256):
-        return Trust(root, _of_one(given, root, (of_text(at, "trust"),)))
+        return Trust(root, _of_one(absolute, root, (of_text(at, "trust"),)))
     raw = read_list(at)
     if raw is None:
         raise FileNotFoundError(2, os.strerror(2), at)
     digests = of_file(raw, at)
     if ONLY in digests:  # it is about the file that is opened, and no other one
-        digests = _of_one(given, root, digests[ONLY])
+        digests = _of_one(absolute, root, digests[ONLY])
     ignored = (*_UNLISTED, relative(os.path.abspath(at), root))
     return Trust(root, digests, ignored=ignored, how=f"as in {quoted(at)}")
 
 
-def _of_one(given: str, root: str, digests: tuple[Digest, ...]) -> Digests:
+def _of_one(path: str, root: str, digests: tuple[Digest, ...]) -> Digests:
     """Return the digests of the one file that is opened. Raises `TrustError` for a directory."""
-    if os.path.isdir(given):
+    if os.path.isdir(path):
         what = "no digest of this directory is known, only that of one file: give a list of digests"
-        raise TrustError(what, path=given)
-    return {relative(given, root): digests}
+        raise TrustError(what, path=path)
+    return {relative(path, root): digests}
 
 
 def relative(path: str, root: str) -> str:
@@ -266,9 +266,9 @@ def check_all(
     TrustError
         For a file that has another digest than its list says, or none, and for one that is listed and missing.
     """
-    given = os.path.abspath(path)
-    folder = os.path.isdir(given)
-    names = sorted(_files(trust, given)) if folder else [trust.name_of(given)]
+    absolute = os.path.abspath(path)
+    folder = os.path.isdir(absolute)
+    names = sorted(_files(trust, absolute)) if folder else [trust.name_of(absolute)]
     for name in names:
         trust.expected(os.path.join(trust.root, name))
     missing = sorted(trust.digests.keys() - set(names)) if folder else []

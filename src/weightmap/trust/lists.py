@@ -35,7 +35,7 @@ SHA256 = "sha256:"
 # The name of the only file in a list that does not name it.
 ONLY = ""
 # Most bytes of a list: a million files.
-MOST = 1 << 28
+MAX_NBYTES = 1 << 28
 SUMS = "SHA256SUMS"
 SUFFIX = ".sha256"
 _DOWNLOADS = os.path.join(".cache", "huggingface", "download")
@@ -81,40 +81,40 @@ _LENGTHS = {64: "sha256", 40: "git"}
 
 def of_etag(text: str, origin: str) -> Digest | None:
     """Return the digest that a blob's name or an ETag is; None if it is another tag."""
-    found = text.strip().removeprefix("W/").strip('"').lower()
-    algorithm = _LENGTHS.get(len(found))
-    return None if algorithm is None or not re.fullmatch("[0-9a-f]+", found) else Digest(algorithm, found, origin)
+    etag = text.strip().removeprefix("W/").strip('"').lower()
+    algorithm = _LENGTHS.get(len(etag))
+    return None if algorithm is None or not re.fullmatch("[0-9a-f]+", etag) else Digest(algorithm, etag, origin)
 
 
 def plain(name: str, origin: str) -> str:
     """Return a name relative to the folder of a model. Raises `TrustError` for one that leads out of it."""
-    given = name.replace("\\", "/") if os.name == "nt" else name
-    parts = [part for part in given.split("/") if part not in {"", "."}]
-    if given.startswith("/") or ".." in parts or "\0" in given or not parts or (os.name == "nt" and ":" in given):
+    path = name.replace("\\", "/") if os.name == "nt" else name
+    parts = [part for part in path.split("/") if part not in {"", "."}]
+    if path.startswith("/") or ".." in parts or "\0" in path or not parts or (os.name == "nt" and ":" in path):
         raise TrustError("a name in a list of digests", path=origin, actual=quoted(name), expected="one in the folder")
     return "/".join(parts)
 
 
 def add(digests: Digests, name: str, digest: Digest) -> None:
     """Add a digest of a file. Raises `TrustError` if there is another one of the same kind."""
-    for own in digests.get(name, ()):
-        if own.algorithm == digest.algorithm:
-            if own.value == digest.value:
+    for digest_ in digests.get(name, ()):
+        if digest_.algorithm == digest.algorithm:
+            if digest_.value == digest.value:
                 return
             what = f"two digests of {quoted(name)} contradict each other: that in {digest.origin}"
-            raise TrustError(what, path=own.origin, actual=digest, expected=f"{own}, as in {own.origin}")
+            raise TrustError(what, path=digest_.origin, actual=digest, expected=f"{digest_}, as in {digest_.origin}")
     digests[name] = (*digests.get(name, ()), digest)
 
 
-def of_mapping(given: Mapping[Any, Any]) -> Digests:
+def of_mapping(mapping: Mapping[Any, Any]) -> Digests:
     """Return the digests of a mapping such as ``{"model.safetensors": "sha256:..."}``."""
-    found: Digests = {}
-    for name, value in given.items():
+    digests: Digests = {}
+    for name, value in mapping.items():
         if not isinstance(name, (str, os.PathLike)) or not isinstance(value, str):
             what = f"trust has a {type(name).__name__} with a {type(value).__name__}"
             raise TypeError(f"{what}, expected names of files with texts such as 'sha256:...'")
-        add(found, plain(os.fsdecode(name), "trust"), of_text(value, f"the digest of {quoted(name)} in trust"))
-    return found
+        add(digests, plain(os.fsdecode(name), "trust"), of_text(value, f"the digest of {quoted(name)} in trust"))
+    return digests
 
 
 def of_text(text: str, what: str) -> Digest:
@@ -127,7 +127,7 @@ def of_text(text: str, what: str) -> Digest:
 
 def of_sums(raw: bytes, origin: str) -> Digests:
     """Return the digests of a file that sha256sum wrote. Raises `TrustError` for one that it would not write."""
-    found: Digests = {}
+    digests: Digests = {}
     for number, line in enumerate(os.fsdecode(raw).split("\n"), 1):
         text = line.removesuffix("\r")
         if not text or text.startswith("#"):
@@ -144,8 +144,8 @@ def of_sums(raw: bytes, origin: str) -> Digests:
             if any(mark not in _ESCAPED for mark in _ESCAPE.findall(name)):
                 raise TrustError(f"line {number} has an escape that sha256sum does not write", path=origin)
             name = _ESCAPE.sub(lambda mark: _ESCAPED[mark[1]], name)
-        add(found, plain(name, origin), Digest("sha256", digits.lower(), origin))
-    return found
+        add(digests, plain(name, origin), Digest("sha256", digits.lower(), origin))
+    return digests
 
 
 def of_pointer(raw: bytes, origin: str) -> Digest | None:
@@ -164,10 +164,10 @@ def of_file(raw: bytes, origin: str) -> Digests:
     bare = _BARE.fullmatch(raw)
     if bare is not None:
         return {ONLY: (Digest("sha256", bare[1].decode().lower(), origin),)}
-    found = of_sums(raw, origin)
-    if not found:
+    digests = of_sums(raw, origin)
+    if not digests:
         raise TrustError("there is no digest in this list", path=origin)
-    return found
+    return digests
 
 
 # -------------------------------------------------------------------------------------- what the folder of a model says
@@ -181,7 +181,7 @@ def is_list(path: str) -> bool:
     return raw is not None and of_pointer(raw, path) is not None
 
 
-def read_list(path: str, most: int = MOST) -> bytes | None:
+def read_list(path: str, max_nbytes: int = MAX_NBYTES) -> bytes | None:
     """Return the content of a file of digests; None if there is none. Raises `TrustError` for one that is too large."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -189,13 +189,13 @@ def read_list(path: str, most: int = MOST) -> bytes | None:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise TrustError("this is no regular file, and a list of digests is", path=path)
-            raw = file.read(most + 1)
+            raw = file.read(max_nbytes + 1)
     except OSError as error:
         if is_missing(error):
             return None
         raise
-    if len(raw) > most:
-        raise TrustError("a list of digests is too large", path=path, expected=f"at most {most} bytes")
+    if len(raw) > max_nbytes:
+        raise TrustError("a list of digests is too large", path=path, expected=f"at most {max_nbytes} bytes")
     return raw
 
 
@@ -208,33 +208,33 @@ def listed_in(folder: str) -> Digests:
 
 def recorded(folder: str, name: str) -> Digests:
     """Return what is recorded of one file of a model, apart from ``SHA256SUMS``."""
-    found: Digests = {}
+    digests: Digests = {}
     path = os.path.join(folder, *name.split("/"))
     for digest in (_blob(path), _download(folder, name), *_neighbours(path)):
         if digest is not None:
-            add(found, name, digest)
-    return found
+            add(digests, name, digest)
+    return digests
 
 
 def _neighbours(path: str) -> list[Digest]:
     """Return the digests in ``NAME.sha256`` and in pointers beside a file."""
-    found: list[Digest] = []
-    at, own = os.path.split(path)
+    recorded_: list[Digest] = []
+    at, filename = os.path.split(path)
     raw = read_list(path + SUFFIX)
     if raw is not None:
         origin = path + SUFFIX
         lists = of_file(raw, origin)
-        if lists.keys() - {ONLY, own}:
+        if lists.keys() - {ONLY, filename}:
             raise TrustError("this list names another file than its own name does", path=origin)
-        found += [digest for digests in lists.values() for digest in digests]
+        recorded_ += [digest for digests in lists.values() for digest in digests]
     for name in sorted(os.listdir(at)):
-        if name.startswith(f"{own}.") and not name.endswith((SUFFIX, ".metadata")):
+        if name.startswith(f"{filename}.") and not name.endswith((SUFFIX, ".metadata")):
             other = os.path.join(at, name)
             status = os.stat(other)
             if stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL:
                 pointer = of_pointer(read_list(other, _SMALL) or b"", other)
-                found += [] if pointer is None else [pointer]
-    return found
+                recorded_ += [] if pointer is None else [pointer]
+    return recorded_
 
 
 def _blob(path: str) -> Digest | None:
@@ -253,10 +253,10 @@ def _download(folder: str, name: str) -> Digest | None:
             if len(lines) < 2:
                 raise TrustError("the metadata of a download has no ETag", path=path)
             return of_etag(lines[1], path)
-        above, own = os.path.split(folder)
-        if not own:
+        above, filename = os.path.split(folder)
+        if not filename:
             return None
-        folder, name = above, f"{own}/{name}"
+        folder, name = above, f"{filename}/{name}"
     return None
 
 
@@ -269,24 +269,24 @@ def write_sums(path: str) -> None:
     The list lies in the folder of the model. One that is there already keeps its lines about other files. Files whose
     names begin with a dot, and other lists, are left out.
     """
-    given = os.path.abspath(path)
-    folder, own = (given, "") if os.path.isdir(given) else os.path.split(given)
-    if not own:
+    absolute = os.path.abspath(path)
+    folder, filename = (absolute, "") if os.path.isdir(absolute) else os.path.split(absolute)
+    if not filename:
         names = [os.path.relpath(at, folder) for at in _files(folder)]
-    elif os.path.isfile(given) and not own.endswith(_INDEX):
-        names = [own]
+    elif os.path.isfile(absolute) and not filename.endswith(_INDEX):
+        names = [filename]
     else:
-        index = own if own.endswith(_INDEX) else f"{own}{_INDEX}"
+        index = filename if filename.endswith(_INDEX) else f"{filename}{_INDEX}"
         listing = strict_json.loads(Path(folder, index).read_bytes(), index)
         names = sorted({index, *map(str, listing["weight_map"].values())})
     target = os.path.join(folder, SUMS)
-    raw = read_list(target) if own else None
+    raw = read_list(target) if filename else None
     digests = {} if raw is None else of_sums(raw, target)
     for name in names:
         with open(os.path.join(folder, name), "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            hexdigest = hashlib.file_digest(file, "sha256").hexdigest()
         key = name.replace(os.sep, "/")
-        digests[key] = (Digest("sha256", found, target),)
+        digests[key] = (Digest("sha256", hexdigest, target),)
     content = os.fsencode("".join(_line(name, digest.value) for name, (digest,) in sorted(digests.items())))
     write_plan(target, WritePlan(len(content), lambda sink: sink.write(content)))
 
@@ -297,9 +297,9 @@ def _line(name: str, digest: str) -> str:
 
 
 def _files(folder: str) -> list[str]:
-    found = []
+    regular = []
     for at, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = [os.path.join(at, name) for name in names if not name.startswith(".") and name != SUMS]
-        found += [path for path in paths if stat.S_ISREG(os.stat(path).st_mode)]
-    return found
+        regular += [path for path in paths if stat.S_ISREG(os.stat(path).st_mode)]
+    return regular

@@ -40,7 +40,7 @@ class Signature(NamedTuple):
     certificates: tuple[str, ...]
     identity: str | None
 
-    def trust_for(self, given: str, root: str) -> Trust:
+    def trust_for(self, path: str, root: str) -> Trust:
         """Return the signed digests of a model. Raises `TrustError` unless the signature is good."""
         raw = read_list(self.path, _LARGEST)
         if raw is None:
@@ -49,14 +49,14 @@ class Signature(NamedTuple):
             if needed is not None:
                 Path(needed).open("rb").close()
         try:
-            return self._trust_for(raw, given, root)
+            return self._trust_for(raw, path, root)
         except (TensorFileError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001 - of the library, of cryptography or of OpenSSL: it is not good
             why = str(error) or type(error).__name__
             raise TrustError(f"the signature does not hold: {why[:1000]}", path=self.path) from None
 
-    def _trust_for(self, raw: bytes, given: str, root: str) -> Trust:
+    def _trust_for(self, raw: bytes, path: str, root: str) -> Trust:
         verifying = _library("verifying")
         config = verifying.Config()
         if self.key is not None:
@@ -72,7 +72,7 @@ class Signature(NamedTuple):
             config.verify(root, str(bundle))
         if self.identity is not None:
             _check_identity(raw, self.identity, self.path)
-        return manifest.trust(self.path, given, root)
+        return manifest.trust(self.path, path, root)
 
 
 class _Manifest:
@@ -96,7 +96,7 @@ class _Manifest:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def trust(self, origin: str, given: str, root: str) -> Trust:
+    def trust(self, origin: str, model: str, root: str) -> Trust:
         """Return the digests of a manifest whose signature is good."""
         if self._signed is None:
             raise TrustError("the signature was not checked", path=origin)
@@ -110,7 +110,7 @@ class _Manifest:
         for item in self._signed.resource_descriptors():
             if item.digest.algorithm != how["hash_type"]:
                 raise TrustError("a digest of another kind than the manifest says", path=origin)
-            name = relative(given, root) if item.identifier == _ALONE else plain(item.identifier, origin)
+            name = relative(model, root) if item.identifier == _ALONE else plain(item.identifier, origin)
             if name in digests or item.identifier not in {name, _ALONE}:
                 raise TrustError("a name in the manifest", path=origin, actual=quoted(item.identifier))
             digests[name] = (Digest(item.digest.algorithm, item.digest.digest_hex, origin),)

@@ -150,23 +150,23 @@ def convert(
         as_threads(threads)
     check_progress(progress)
     target, limits = as_path("dst", dst), validated_limits(limits)
-    path, model, directory, left = find_source(src)
-    found = target_format(target, format, None)
+    path, model, directory, leftover = find_source(src)
+    target_record = target_format(target, format, None)
     opened = open_or_import(model, limits, lossy=lossy, strict=strict)
-    own: dict[str, Any] = {"normalize": normalize, "subwords": subwords, "pq": pq}
-    own |= {"source": path, "limits": limits, "progress": progress}
-    with meant_by_suffix(target, found if format is None else None):
+    options: dict[str, Any] = {"normalize": normalize, "subwords": subwords, "pq": pq}
+    options |= {"source": path, "limits": limits, "progress": progress}
+    with meant_by_suffix(target, target_record if format is None else None):
         if isinstance(opened, Words):
             check_apart(opened.sources, [target])
-            return convert_words(opened, target, found, **own)
+            return convert_words(opened, target, target_record, **options)
         with opened as file:
             check_not_read(file, target)
             remedy = Remedy("conversion without options for words chooses it by {}", "include")
             if pq is not None:
                 remedy = Remedy("{} chooses it", "Pq.include", flag="--quantize-include")
             words = from_file(file, directory, None if pq is None else pq.include, remedy=remedy)
-            report = convert_words(words, target, found, **own)
-            tolerated = (f"tolerated in the source: {warning}" for warning in (*left, *warnings_of(file)))
+            report = convert_words(words, target, target_record, **options)
+            tolerated = (f"tolerated in the source: {warning}" for warning in (*leftover, *warnings_of(file)))
             return report._replace(warnings=(*tolerated, *report.warnings))
 
 
@@ -174,7 +174,7 @@ def hand_over(
     opened: Any,
     directory: ModelDirectory | None,
     target: str,
-    found: Format | Importer,
+    target_record: Format | Importer,
     globs: tuple[Globs, Globs],
     tensors: Mapping[str, Any],
     **options: Any,
@@ -188,7 +188,7 @@ def hand_over(
         if value is not None:
             msg = f"{name}= is not for word embeddings, which stay float32"
             raise ValueError(msg)
-    return convert_words(opened if of_words else from_file(opened, directory, *globs), target, found, **options)
+    return convert_words(opened if of_words else from_file(opened, directory, *globs), target, target_record, **options)
 
 
 def target_format(target: str, format: str | None, layout: str | None) -> Format | Importer:
@@ -228,8 +228,8 @@ def from_file(
         and takes(info.name, include, exclude)
     ]
     if len(names) != 1:
-        found = ", ".join(map(quoted, names[:10])) or "none"
-        msg = f"expected one matrix of {counted(height, 'row')}, one for each word; found {found}"
+        shown = ", ".join(map(quoted, names[:10])) or "none"
+        msg = f"expected one matrix of {counted(height, 'row')}, one for each word; found {shown}"
         raise EncodeError(
             msg, path=path, format=file.format, remedy=remedy or Remedy("convert with {} chooses it", "include")
         )
@@ -254,7 +254,7 @@ def from_file(
 def convert_words(
     words: Words,
     target: str,
-    found: Format | Importer,
+    target_record: Format | Importer,
     *,
     source: str | None,
     limits: Limits,
@@ -269,40 +269,42 @@ def convert_words(
     """Write words to a file of any format: see `convert`."""
     limits.check("max_copy_bytes", words.nbytes, "bytes of rows to copy")
     words.sources[-1].check_size("all rows", words.nbytes)  # the last one has them
-    if isinstance(found, Importer):
-        for option, given in (("layout", layout), ("subwords", subwords), ("pq", pq), ("align", align > 1 or None)):
-            if given is not None:
-                raise ValueError(f"{option}= is not for files of format {found.name}")
-        plan, warnings = _to_words(words, target, found, normalize=normalize)
-        layout, count, trainer = found.name, 1, None
+    if isinstance(target_record, Importer):
+        for option, value in (("layout", layout), ("subwords", subwords), ("pq", pq), ("align", align > 1 or None)):
+            if value is not None:
+                raise ValueError(f"{option}= is not for files of format {target_record.name}")
+        plan, warnings = _to_words(words, target, target_record, normalize=normalize)
+        layout, count, trainer = target_record.name, 1, None
     else:
-        if sharded_target(target, found) is not None:
+        if sharded_target(target, target_record) is not None:
             raise ValueError(f"dst is {target!r}, expected a file: words and their rows are not written to shards")
         check_replaceable(target)
         if subwords is not None:
             try:
                 words = explicit(words, limits)
             except TensorFileError as error:
-                raise error.located(path=target, format=found.name) from None
+                raise error.located(path=target, format=target_record.name) from None
         # Files of other programs hold unscaled rows, formats of embeddings unit vectors.
-        if normalize is None and found.embeddings is not None and words.format in IMPORTERS:
+        if normalize is None and target_record.embeddings is not None and words.format in IMPORTERS:
             normalize = True
         norms = words.norms
         if normalize and norms is None:
             words, norms = normalised(words)
         elif normalize is False and norms is not None:
             words, norms = unnormalised(words), None
-        layout = choose_layout(found, layout, None)
-        trainer = None if pq is None else _trainer(words, target, found, layout, pq)
+        layout = choose_layout(target_record, layout, None)
+        trainer = None if pq is None else _trainer(words, target, target_record, layout, pq)
         count = 1 if norms is None else 2
-        plan, warnings = _to_format(words, norms, target, found, trainer, layout, align)
+        plan, warnings = _to_format(words, norms, target, target_record, trainer, layout, align)
     size = write_plan(target, plan, progress=progress, overwrite=overwrite)
     done = () if trainer is None or trainer.info is None else (trainer.info,)
-    return ConvertReport(source or words.path, target, found.name, layout, count, size, (), tuple(warnings), done)
+    return ConvertReport(
+        source or words.path, target, target_record.name, layout, count, size, (), tuple(warnings), done
+    )
 
 
 def _to_format(
-    words: Words, norms: Any, target: str, found: Format, trainer: Trainer | None, layout: str, align: int
+    words: Words, norms: Any, target: str, target_record: Format, trainer: Trainer | None, layout: str, align: int
 ) -> tuple[WritePlan, list[str]]:
     """Return the plan of a file of `weightmap.open`, and warnings; `norms` are filled in while the rows are written."""
     payloads = [
@@ -313,32 +315,32 @@ def _to_format(
     if norms is not None:
         make = functools.partial(_norms, norms)
         payloads.append(Payload("norms", _FLOAT32, norms.shape, norms.nbytes, make))
-    carried, warnings = found.carries[layout], [*words.warnings]
+    carried, warnings = target_record.carries[layout], [*words.warnings]
     if words.subwords is not None and "subwords" not in carried:
-        raise EncodeError(f"{found.title} has no place for subwords", path=target, format=found.name)
+        raise EncodeError(f"{target_record.title} has no place for subwords", path=target, format=target_record.name)
     if "vocab" not in carried:
-        known = counted(len(words.table), "word")
-        warnings.append(f"{found.title} has no place for the vocabulary of {known}: left behind")
+        count = counted(len(words.table), "word")
+        warnings.append(f"{target_record.title} has no place for the vocabulary of {count}: left behind")
     vocab = words.vocab if "vocab" in carried else None
-    metadata = words.metadata if found.embeddings is not None and words.metadata else None
+    metadata = words.metadata if target_record.embeddings is not None and words.metadata else None
     try:
-        plan = plan_request(target, found, Request(Tensors(payloads), layout, metadata, vocab, align=align))
+        plan = plan_request(target, target_record, Request(Tensors(payloads), layout, metadata, vocab, align=align))
     except MissingDependencyError as error:  # words without metadata are still useful
         warnings.append(f"the options of the model were left behind: {error.what}")
-        plan = plan_request(target, found, Request(Tensors(payloads), layout, None, vocab, align=align))
+        plan = plan_request(target, target_record, Request(Tensors(payloads), layout, None, vocab, align=align))
     return plan, warnings
 
 
-def _trainer(words: Words, target: str, found: Format, layout: str, pq: Pq) -> Trainer:
+def _trainer(words: Words, target: str, target_record: Format, layout: str, pq: Pq) -> Trainer:
     """Return the product quantiser of the rows, trained."""
-    if "pq" not in found.schemes.get(layout, frozenset()):
-        titles = ", ".join(f.title for f in FORMATS.values() if any("pq" in held for held in f.schemes.values()))
-        msg = f"{found.title} holds no tensors of scheme pq; formats that do: {titles}"
-        raise EncodeError(msg, path=target, format=found.name)
+    if "pq" not in target_record.schemes.get(layout, frozenset()):
+        titles = ", ".join(f.title for f in FORMATS.values() if any("pq" in schemes for schemes in f.schemes.values()))
+        msg = f"{target_record.title} holds no tensors of scheme pq; formats that do: {titles}"
+        raise EncodeError(msg, path=target, format=target_record.name)
     try:
         return Trainer("embeddings", words.rows, words.dims, words.blocks, pq)
     except QuantError as error:
-        raise EncodeError(str(error), path=target, format=found.name) from None
+        raise EncodeError(str(error), path=target, format=target_record.name) from None
 
 
 def _bytes_of(words: Words) -> Iterator[Any]:
@@ -350,21 +352,23 @@ def _norms(norms: Any) -> Iterator[Any]:
     yield norms.astype("<f4", copy=False).tobytes()
 
 
-def _to_words(words: Words, target: str, found: Importer, *, normalize: bool | None) -> tuple[WritePlan, list[str]]:
+def _to_words(
+    words: Words, target: str, target_record: Importer, *, normalize: bool | None
+) -> tuple[WritePlan, list[str]]:
     """Return the plan of a file of words, and warnings."""
-    name = found.name
+    name = target_record.name
     if normalize is not True:
         words = unnormalised(words)
     elif words.norms is None:
         words, _ = normalised(words)
     warnings = [*words.warnings]
     behind = words.rows - len(words.table)
-    if behind and "subwords" not in found.carries:
+    if behind and "subwords" not in target_record.carries:
         warnings.append(f"format {name} has no place for n-grams: {counted(behind, 'row')} left behind")
-    if words.metadata and "metadata" not in found.carries:
+    if words.metadata and "metadata" not in target_record.carries:
         warnings.append(f"format {name} has no place for {entries(len(words.metadata))}: left behind")
-    assert found.plan is not None  # noqa: S101 - there is no name for others
+    assert target_record.plan is not None  # noqa: S101 - there is no name for others
     try:
-        return found.plan(words), warnings
+        return target_record.plan(words), warnings
     except TensorFileError as error:
         raise error.located(path=target, format=name) from None

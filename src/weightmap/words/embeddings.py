@@ -57,9 +57,9 @@ def gather(
     if isinstance(matrix, np.ndarray) and matrix.dtype == out.dtype and matrix.flags.c_contiguous:
         checksums.gather_rows(matrix, rows, out, threads=threads)
         return
-    found = rows >= 0
-    out[found] = _some(matrix, rows[found], threads)
-    out[~found] = 0
+    present = rows >= 0
+    out[present] = _some(matrix, rows[present], threads)
+    out[~present] = 0
 
 
 def unit_sums(
@@ -93,10 +93,10 @@ def unit_sums(
     while first < last:
         start = int(bounds[first])
         stop = max(first + 1, int(np.searchsorted(bounds, start + _ROWS, "right")) - 1)
-        wanted = rows[start : int(bounds[stop])].astype(np.int64)
+        selected = rows[start : int(bounds[stop])].astype(np.int64)
         checksums.unit_sums(
-            np.ascontiguousarray(_some(matrix, wanted, threads), np.float32),
-            np.arange(len(wanted), dtype=np.uint64),
+            np.ascontiguousarray(_some(matrix, selected, threads), np.float32),
+            np.arange(len(selected), dtype=np.uint64),
             bounds[first : stop + 1] - bounds[first],
             out if places is not None else out[first:stop],
             places=None if places is None else places[first:stop],
@@ -235,15 +235,15 @@ class Embeddings:
         count = len(vocab)
         norms = None
         if names is not None:
-            found = [info for info in file.infos() if info.name == names[0] and info.shape[0] >= count]
+            candidates = [info for info in file.infos() if info.name == names[0] and info.shape[0] >= count]
             if names[1] in file and file.info(names[1]).shape == (count,):
                 norms = file[names[1]]
         else:
             matrices = [info for info in file.infos() if len(info.shape) == 2 and info.dtype in _KINDS]
-            found = [info for info in matrices if info.shape[0] == count]
-        if len(found) != 1:
+            candidates = [info for info in matrices if info.shape[0] == count]
+        if len(candidates) != 1:
             return None
-        info = found[0]
+        info = candidates[0]
         matrix = file[info.name]
         # A repeated name, possible in an unchecked file, finds the first of its tensors.
         if file.info(info.name) != info or matrix.shape != info.shape:
@@ -291,8 +291,8 @@ class Embeddings:
         vector = self.get(word)
         if vector is None:
             raise no_vector(word, self._vocab)
-        found: NDArray[Any] = vector
-        return found
+        result: NDArray[Any] = vector
+        return result
 
     @overload
     def get(self, word: str) -> NDArray[Any] | None: ...
@@ -385,7 +385,7 @@ class Embeddings:
             raise mistyped("words", words, "a sequence of words")
         words = words if isinstance(words, (list, tuple)) else list(words)
         rows = self._vocab.table.find_many(words)
-        found = rows >= 0
+        present = rows >= 0
         subwords = self._vocab.subwords
         dtype = _FLOAT32
         if not isinstance(self._matrix, QuantizedTensor):
@@ -393,8 +393,8 @@ class Embeddings:
         out = np.empty((len(rows), self.dims), dtype)
         gather(self._matrix, rows, out, threads=threads)
         if subwords is None:
-            return out, found
-        missing = np.flatnonzero(~found)
+            return out, present
+        missing = np.flatnonzero(~present)
         # Sums are float32: they go straight to `out` if it is float32, too.
         direct = dtype == _FLOAT32
         for first in range(0, len(missing), _WORDS):
@@ -406,8 +406,8 @@ class Embeddings:
                 unit_sums(self._matrix, ngrams, bounds, sums, places=where, threads=threads)
                 if not direct:
                     out[places] = sums
-                found[places] = bounds[1:] > bounds[:-1]
-        return out, found
+                present[places] = bounds[1:] > bounds[:-1]
+        return out, present
 
     def most_similar(
         self, query: str | NDArray[Any] | Sequence[float], k: int = 10, *, skip: Iterable[str] = ()

@@ -54,8 +54,8 @@ def explicit(words: Words, limits: Limits) -> Words:
         for first in range(0, len(rows), step):
             yield gather(rows[first : first + step])
 
-    def regather(wanted: NDArray[np.int64]) -> NDArray[np.float32]:
-        return gather(np.where(wanted < count, wanted, rows[np.maximum(wanted - count, 0)]))
+    def regather(selected: NDArray[np.int64]) -> NDArray[np.float32]:
+        return gather(np.where(selected < count, selected, rows[np.maximum(selected - count, 0)]))
 
     listed = Subwords("explicit", count, subwords.min_n, subwords.max_n, len(rows), lambda: (table, indices))
     return words._replace(rows=count + len(rows), make=blocks, gather=regather, subwords=listed)
@@ -92,11 +92,11 @@ class _Distinct:
         table = StringTable.joined(self._tables, "n-gram")
         if not len(table):
             return table, np.empty(0, np.uint64), np.empty(0, np.int64)
-        kept, first, number = np.unique(np.concatenate(self._rows), return_index=True, return_inverse=True)
+        distinct, first, number = np.unique(np.concatenate(self._rows), return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty(len(order), np.uint64)
         rank[order] = np.arange(len(order), dtype=np.uint64)
-        return table, rank[number], kept[order].astype(np.int64)
+        return table, rank[number], distinct[order].astype(np.int64)
 
 
 def _listed(

@@ -118,8 +118,8 @@ class Search:
             bar = best[-1] if len(best) == k else -np.inf  # only larger cosines get in: earlier rows come first
             if len(cosines) > k:
                 bar = max(bar, np.nextafter(np.partition(cosines, -k)[-k], np.float32(-np.inf)))
-            found = np.flatnonzero(cosines > bar)
-            rows, best = np.append(rows, found + start), np.append(best, cosines[found])
+            hits = np.flatnonzero(cosines > bar)
+            rows, best = np.append(rows, hits + start), np.append(best, cosines[hits])
             order = np.lexsort((rows, -best))[:k]
             rows, best = rows[order], best[order]
         return list(zip(rows.tolist(), best.tolist(), strict=True))

@@ -220,9 +220,9 @@ class Trainer:
         elif dims % count:
             expected = f"a divisor of {dims}, the length of a row"
             raise QuantError("n_subquantizers", field="n_subquantizers", actual=count, expected=expected)
-        for field, given in (("sample", self._most), ("iterations", self._iterations)):
-            if as_integer(field, given) < 1:
-                raise QuantError(field, field=field, actual=given, expected="1 or more")
+        for field, value in (("sample", self._most), ("iterations", self._iterations)):
+            if as_integer(field, value) < 1:
+                raise QuantError(field, field=field, actual=value, expected="1 or more")
         self._subquantizers = count
 
     def _sample(self) -> NDArray[np.float32]:
@@ -232,7 +232,7 @@ class Trainer:
         count = min(rows, self._most)
         chosen = np.sort(random.choice(rows, count, replace=False))
         sample = np.empty((count, dims), np.float32)
-        at = taken = 0
+        at = position = 0
         for block in self._blocks():
             largest = float(np.abs(block).max(initial=0))
             if not largest <= _LARGEST:
@@ -240,8 +240,8 @@ class Trainer:
             if self.norms is not None:
                 self.norms[at : at + len(block)] = l2_norms(block)
             stop = int(np.searchsorted(chosen, at + len(block)))
-            sample[taken:stop] = self._prepared(block, at)[chosen[taken:stop] - at]
-            taken = stop
+            sample[position:stop] = self._prepared(block, at)[chosen[position:stop] - at]
+            position = stop
             at += len(block)
         return sample
 
@@ -324,13 +324,13 @@ def _rotation(sample: NDArray[np.float32], places: int) -> NDArray[np.float32]:
     # Logarithms must be positive: with negative ones, the place with the most would have the smallest sum.
     logs = np.log(np.maximum(values, max(float(values[-1]), 1e-300) * 1e-12))
     logs -= logs.min()
-    taken: list[list[int]] = [[] for _ in range(places)]
+    assigned: list[list[int]] = [[] for _ in range(places)]
     shares = [0.0] * places
     for i in range(len(logs) - 1, -1, -1):
-        place = min((j for j in range(places) if len(taken[j]) < room), key=shares.__getitem__)
-        taken[place].append(i)
+        place = min((j for j in range(places) if len(assigned[j]) < room), key=shares.__getitem__)
+        assigned[place].append(i)
         shares[place] += float(logs[i])
-    return np.ascontiguousarray(vectors[:, [i for place in taken for i in place]], np.float32)
+    return np.ascontiguousarray(vectors[:, [i for place in assigned for i in place]], np.float32)
 
 
 def _scipy() -> Any:

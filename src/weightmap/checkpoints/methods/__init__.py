@@ -169,8 +169,8 @@ class Group:
 
     def missing(self, role: str) -> NoReturn:
         """Refuse a group that lacks a piece."""
-        beside = ", ".join(map(quoted, self.names.values()))
-        msg = f"parameter {quoted(self.module)} lacks its tensor {role!r}: the model has {beside}"
+        present = ", ".join(map(quoted, self.names.values()))
+        msg = f"parameter {quoted(self.module)} lacks its tensor {role!r}: the model has {present}"
         raise FormatError(msg, field="quantization_config")
 
     def row(self, role: str) -> Row:
@@ -190,7 +190,7 @@ class Group:
             self.refuse("dtype", role, actual=row.dtype.name, expected=" or ".join(dtypes))
         for shape in shapes:
             fits = len(shape) == len(row.shape)
-            if fits and all(wanted in {None, n} for n, wanted in zip(row.shape, shape, strict=True)):
+            if fits and all(size in {None, n} for n, size in zip(row.shape, shape, strict=True)):
                 return row.shape
         texts = (str(["any" if n is None else n for n in shape]).replace("'", "") for shape in shapes)
         return self.refuse("shape", role, actual=list(row.shape), expected=" or ".join(texts))
@@ -283,16 +283,16 @@ class Method:
 
 def _like(entry: str, module: str) -> bool:
     """Say whether a module, or one around it, is called as an entry with asterisks says; in linear time."""
-    first, *rest = entry.split("*")
+    first, *parts = entry.split("*")
     if not module.startswith(first):
         return False
     at = len(first)
-    for part in rest:
+    for part in parts:
         at = module.find(part, at)
         if at < 0:
             return False
         at += len(part)
-    return not rest[-1] or at == len(module) or module[at] == "." or module.endswith(rest[-1])
+    return not parts[-1] or at == len(module) or module[at] == "." or module.endswith(parts[-1])
 
 
 def blocks_of(count: int, size: int) -> int:
@@ -304,12 +304,12 @@ def method_of(settings: Settings) -> Method:
     """Return the method of a configuration. Raises `FormatError` for none, `UnsupportedError` for an unknown one."""
     if not isinstance(settings.values.get("quant_method"), str):
         settings.refuse("quant_method", "a string")
-    known = {module.name.replace("_", "-"): module.name for module in iter_modules(__path__) if module.name[0] != "_"}
-    name = known.get(settings.values["quant_method"].replace("_", "-"))
+    modules = {module.name.replace("_", "-"): module.name for module in iter_modules(__path__) if module.name[0] != "_"}
+    name = modules.get(settings.values["quant_method"].replace("_", "-"))
     if name is None:
-        settings.unsupported("quant_method", f"one of {', '.join(known)}")
-    found: Method = import_module(f"{__name__}.{name}").METHOD(settings)
-    return found
+        settings.unsupported("quant_method", f"one of {', '.join(modules)}")
+    method: Method = import_module(f"{__name__}.{name}").METHOD(settings)
+    return method
 
 
 def as_settings(value: Any, path: str, where: str) -> Settings:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.checkpoints.pieced import Pieces
-    from weightmap.checkpoints.repacking import Held, Layout
+    from weightmap.checkpoints.repacking import Layout, TargetTypes
 
 
 # Each byte.
@@ -59,9 +59,9 @@ class Scaled(Coding):
         width: int,
         zeros: str | None = None,
         integers: bool = False,
-        **own: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(scheme, shape, codes, scales, block_size=width if height == 1 else 0, **own)
+        super().__init__(scheme, shape, codes, scales, block_size=width if height == 1 else 0, **options)
         self.height, self.width, self.zeros, self.integers = height, width, zeros, integers
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
@@ -69,8 +69,8 @@ class Scaled(Coding):
         rows = slice(first // self.height, blocks_of(last, self.height))
         whole = self.height >= self.shape[0]  # one row of scales, perhaps stored without dimensions
         blocks = None if whole else rows
-        found = {self.codes: slice(first, last), self.scales: blocks}
-        return found if self.zeros is None else found | {self.zeros: blocks}
+        ranges = {self.codes: slice(first, last), self.scales: blocks}
+        return ranges if self.zeros is None else ranges | {self.zeros: blocks}
 
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
@@ -79,11 +79,11 @@ class Scaled(Coding):
             values = values - self.each(pieces[self.zeros].astype(np.float32), first, last)
         return values * self.each(self.scale(pieces), first, last)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
         """Implement `Coding.counterpart`: of symmetric integers with scales of rows or of all."""
         if self.zeros is not None or not self.integers or (self.height > 1 and self.height < self.shape[0]):
             return None
-        return integers_fit(8, self.shape[1], self.width, read(self.scales), held)
+        return integers_fit(8, self.shape[1], self.width, read(self.scales), target_types)
 
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
@@ -95,12 +95,12 @@ class Scaled(Coding):
         """Implement `Coding.coded`."""
         del last
         codes, stored = pieces[self.codes], pieces[self.scales]
-        found = Codes(codes, 8, self.values(_EVERY.view(codes.dtype)), stored, self.height, self.width)
+        codes_ = Codes(codes, 8, self.values(_EVERY.view(codes.dtype)), stored, self.height, self.width)
         if stored.dtype.itemsize == 1 and self.zeros is None:  # one of 256 scales
             every = {**pieces, self.scales: _EVERY.view(stored.dtype)}
-            return found._replace(before=first % self.height, scales=self.scale(every), which=stored.view(np.uint8))
+            return codes_._replace(before=first % self.height, scales=self.scale(every), which=stored.view(np.uint8))
         zeros = None if self.zeros is None else pieces[self.zeros]
-        return found._replace(before=first % self.height, scales=self.scale(pieces), zeros=zeros)
+        return codes_._replace(before=first % self.height, scales=self.scale(pieces), zeros=zeros)
 
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Return what the codes stand for."""
@@ -152,9 +152,9 @@ class Fp4(Scaled):
         found = {self.codes: slice(first, last), self.scales: slice(first, last)}
         return found if self.whole is None else found | {self.whole: None}
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
         """Implement `Coding.counterpart`."""
-        if ("mxfp4" if self.whole is None else "nvfp4") not in held.schemes:
+        if ("mxfp4" if self.whole is None else "nvfp4") not in target_types.schemes:
             return None
         if self.whole is None:
             return exponents_fit(read(self.scales))
@@ -238,9 +238,9 @@ class Experts(Coding):
                 expert[...] = made.T
         return target
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
         """Implement `Coding.counterpart`: blocks lie along in, so the matrices are those that are made."""
-        return self.matrix.counterpart(read, held)
+        return self.matrix.counterpart(read, target_types)
 
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`: (experts, rows * bytes)."""

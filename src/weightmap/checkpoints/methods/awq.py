@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.checkpoints.pieced import Coding, Pieces
-    from weightmap.checkpoints.repacking import Held, Layout
+    from weightmap.checkpoints.repacking import Layout, TargetTypes
 
 _MIDDLE = 8
 
@@ -48,11 +48,11 @@ class AwqCoding(Transposed):
             return _outputs(pieces["qzeros"]).astype(np.float32)
         return np.full((len(pieces["scales"]), last - first), _MIDDLE, np.float32)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
         """Implement `Coding.counterpart`: where every z is 8."""
         if self.zeros and bool((_outputs(read("qzeros")) != _MIDDLE).any()):
             return None
-        return integers_fit(4, self.shape[1], self.block_size, read("scales"), held)
+        return integers_fit(4, self.shape[1], self.block_size, read("scales"), target_types)
 
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
@@ -63,11 +63,11 @@ class AwqCoding(Transposed):
 
 def _outputs(words: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the codes of words in the order of outputs: nibbles of the lower half and of the upper one take turns."""
-    found: NDArray[Any] = words.view(np.uint32)
+    codes: NDArray[Any] = words.view(np.uint32)
     for shift, middle in ((8, 0x0000FF00), (4, 0x00F000F0)):
-        exchanged = (found ^ found >> shift) & middle
-        found = found ^ exchanged ^ exchanged << shift
-    return unpacked(found.view(np.int32), 4, 8 * words.shape[-1])
+        exchanged = (codes ^ codes >> shift) & middle
+        codes = codes ^ exchanged ^ exchanged << shift
+    return unpacked(codes.view(np.int32), 4, 8 * words.shape[-1])
 
 
 class Awq(Method):

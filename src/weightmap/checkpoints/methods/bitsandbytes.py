@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.checkpoints.pieced import Pieces
-    from weightmap.checkpoints.repacking import Held
+    from weightmap.checkpoints.repacking import TargetTypes
 
 # What the library multiplies int8 values by: 1 / 127 in float32.
 _ONE_127TH = np.float32(0.007874015718698502)
@@ -27,7 +27,7 @@ _ABSMAX, _MAP = "weight.absmax", "weight.quant_map"
 _NESTED_ABSMAX, _NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 # Longest text of a quant state, and the most elements of a parameter.
-_LONGEST, _MOST = 1 << 16, 1 << 56
+_LONGEST, _MAX_ELEMENTS = 1 << 16, 1 << 56
 _MAX_DIMS = 32
 
 
@@ -70,12 +70,12 @@ class FourBits(Coding):
         """Implement `Coding.cut`."""
         width = math.prod(self.shape[1:])
         start, stop = first * width, last * width
-        found: dict[str, Any] = {"weight": slice(start // self.held, blocks_of(stop, self.held)), _MAP: None}
-        found[_ABSMAX] = slice(start // self.blocksize, blocks_of(stop, self.blocksize))
+        ranges: dict[str, Any] = {"weight": slice(start // self.held, blocks_of(stop, self.held)), _MAP: None}
+        ranges[_ABSMAX] = slice(start // self.blocksize, blocks_of(stop, self.blocksize))
         if self.nested:
             each = self.blocksize * self.nested
-            found |= {_NESTED_ABSMAX: slice(start // each, blocks_of(stop, each)), _NESTED_MAP: None}
-        return found
+            ranges |= {_NESTED_ABSMAX: slice(start // each, blocks_of(stop, each)), _NESTED_MAP: None}
+        return ranges
 
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
@@ -84,8 +84,8 @@ class FourBits(Coding):
         octets = np.ascontiguousarray(pieces["weight"]).reshape(-1).view(np.uint8)
         codes = np.stack([octets >> 4, octets & 15], -1).reshape(-1)[:count]
         values = pieces[_MAP][codes] * self.absmax(pieces)[np.arange(count) // self.blocksize]
-        found: NDArray[np.float32] = values.reshape(last - first, *self.shape[1:])
-        return found
+        decoded: NDArray[np.float32] = values.reshape(last - first, *self.shape[1:])
+        return decoded
 
     def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
@@ -119,7 +119,7 @@ class EightBits(Scaled):
         """Implement `Coding.coded`."""
         return super().coded(pieces, first, last)._replace(factor=float(_ONE_127TH))
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> None:
         """Implement `Coding.counterpart`: two factors are no scale of ggml's."""
 
 
@@ -167,12 +167,12 @@ class BitsAndBytes(Method):
         size, shape = state.integer("blocksize"), state.values.get("shape")
         if size < 1:
             state.refuse("blocksize", "a positive number")
-        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < _MOST for n in shape):
+        if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < _MAX_ELEMENTS for n in shape):
             state.refuse("shape", "a list of lengths")
         if not 0 < len(shape) <= _MAX_DIMS:
             state.refuse("shape", f"1 to {_MAX_DIMS} lengths")
         count = math.prod(shape)
-        if not 0 < count < _MOST or group.row("weight").nbytes != blocks_of(count, 2):
+        if not 0 < count < _MAX_ELEMENTS or group.row("weight").nbytes != blocks_of(count, 2):
             group.refuse("bytes", "weight", actual=group.row("weight").nbytes, expected=f"{blocks_of(count, 2)}")
         group.check("weight", ("uint8", *FLOATS), (None, 1))
         blocks = blocks_of(count, size)
@@ -188,7 +188,7 @@ class BitsAndBytes(Method):
             if state.text("nested_dtype", "float32") != "float32":
                 state.unsupported("nested_dtype", "'float32'")
             number: Any = state.values.get("nested_offset")
-            if type(number) not in {int, float} or not abs(number) < _MOST:
+            if type(number) not in {int, float} or not abs(number) < _MAX_ELEMENTS:
                 state.refuse("nested_offset", "a number")
             offset = float(number)
         else:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.checkpoints.pieced import Pieces
-    from weightmap.checkpoints.repacking import Held, Layout
+    from weightmap.checkpoints.repacking import Layout, TargetTypes
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
@@ -78,13 +78,13 @@ class PackedCoding(Coding):
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
         rows = slice(first, last)
-        found = {"weight_packed": rows, "weight_scale": None if self.single else rows}
+        ranges = {"weight_packed": rows, "weight_scale": None if self.single else rows}
         if self.zeros == "packed":
-            bits, held = (self.bits, 32) if self.spans else (1, 32 // self.bits)
-            found["weight_zero_point"] = slice(first * bits // held, blocks_of(last * bits, held))
+            bits, per_word = (self.bits, 32) if self.spans else (1, 32 // self.bits)
+            ranges["weight_zero_point"] = slice(first * bits // per_word, blocks_of(last * bits, per_word))
         elif self.zeros == "plain":
-            found["weight_zero_point"] = found["weight_scale"]
-        return found
+            ranges["weight_zero_point"] = ranges["weight_scale"]
+        return ranges
 
     def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
@@ -126,17 +126,17 @@ class PackedCoding(Coding):
         every = np.arange(1 << self.bits, dtype=np.float32)
         codes = np.ascontiguousarray(pieces["weight_packed"], "<i4").view(np.uint8)
         height = self.shape[0] if self.single else 1
-        found = Codes(codes, self.bits, every, pieces["weight_scale"], height, self.block_size)
+        result = Codes(codes, self.bits, every, pieces["weight_scale"], height, self.block_size)
         if self.zeros:
             zeros = self._zeros(pieces, last - first)
-            return found._replace(before=first % height, zeros=zeros)
-        return found._replace(before=first % height, values=every - np.float32(1 << self.bits - 1))
+            return result._replace(before=first % height, zeros=zeros)
+        return result._replace(before=first % height, values=every - np.float32(1 << self.bits - 1))
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
         """Implement `Coding.counterpart`: symmetric, and groups in the order of columns."""
         if self.zeros or self.groups is not None:
             return None
-        return integers_fit(self.bits, self.shape[1], self.block_size, read("weight_scale"), held)
+        return integers_fit(self.bits, self.shape[1], self.block_size, read("weight_scale"), target_types)
 
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
@@ -164,10 +164,10 @@ class PackedCoding(Coding):
 
 def _transposed(words: NDArray[Any]) -> NDArray[Any]:
     """Return a transposed copy, a few rows at a time: one step would leave the caches."""
-    found = np.empty(words.shape[::-1], words.dtype)
+    result = np.empty(words.shape[::-1], words.dtype)
     for first in range(0, len(words), 64):
-        found[:, first : first + 64] = words[first : first + 64].T
-    return found
+        result[:, first : first + 64] = words[first : first + 64].T
+    return result
 
 
 class _Weights:
@@ -227,8 +227,8 @@ class CompressedTensors(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        found = _VERSION.match(settings.text("version", ""))
-        self.version: tuple[int, int] | None = (int(found[1]), int(found[2])) if found else None
+        version = _VERSION.match(settings.text("version", ""))
+        self.version: tuple[int, int] | None = (int(version[1]), int(version[2])) if version else None
         whole = settings.text("format", "dense")
         if whole not in {*_FORMATS, "dense", "mixed-precision"}:
             settings.unsupported("format", f"one of {', '.join(_FORMATS)}")
@@ -240,12 +240,12 @@ class CompressedTensors(Method):
         self.groups: list[tuple[list[str], _Weights | None]] = []
         groups = settings.section("config_groups")
         for name in groups.values:
-            own = groups.section(name)
-            rules = own.section("weights")
-            weights = _Weights(own, whole, rules) if rules.values else None
+            section = groups.section(name)
+            rules = section.section("weights")
+            weights = _Weights(section, whole, rules) if rules.values else None
             if weights is not None and weights.format not in {*_FORMATS, "dense"}:
-                own.unsupported("format", f"one of {', '.join(_FORMATS)}")
-            self.groups.append((own.texts("targets"), weights))
+                section.unsupported("format", f"one of {', '.join(_FORMATS)}")
+            self.groups.append((section.texts("targets"), weights))
 
     def _candidates(self, module: str) -> Iterator[_Weights]:
         """Yield how a module may be quantised: by its name, then by expressions, then by its class."""
@@ -284,8 +284,8 @@ class CompressedTensors(Method):
 
     def packed(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of pack-quantized weights."""
-        own = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
-        group.only(*own, "input_scale", "input_zero_point")
+        roles = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape")
+        group.only(*roles, "input_scale", "input_zero_point")
         bits = weights.bits
         if not 1 <= bits <= 8 or weights.kind != "int":
             weights.settings.unsupported("num_bits", "1 to 8 bits of type 'int'")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.checkpoints.pieced import Coding, Pieces
-    from weightmap.checkpoints.repacking import Held, Layout
+    from weightmap.checkpoints.repacking import Layout, TargetTypes
 
 _BITS = (2, 3, 4, 8)
 
@@ -58,7 +58,7 @@ class GptqCoding(Transposed):
         z = unpacked(pieces["qzeros"], self.bits, last - first)
         return (z + np.uint8(self.added) & np.uint8((1 << self.bits) - 1)).astype(np.float32)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], held: Held) -> Layout | None:
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
         """Implement `Coding.counterpart`: groups in the order of columns, and every z in the middle."""
         columns, middle = self.shape[1], 1 << self.bits - 1
         if self.groups is not None and bool((self.groups != np.arange(columns) // self.block_size).any()):
@@ -66,7 +66,7 @@ class GptqCoding(Transposed):
         zeros = unpacked(read("qzeros"), self.bits, self.shape[0]) + np.uint8(self.added)
         if bool((zeros != middle).any()):
             return None
-        return integers_fit(self.bits, columns, self.block_size, read("scales"), held)
+        return integers_fit(self.bits, columns, self.block_size, read("scales"), target_types)
 
     def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
@@ -97,19 +97,19 @@ class Gptq(Method):
         self.rules = rules = settings.section("dynamic")
         for key in rules.values:
             negative, text = key.startswith("-:"), key[2:] if key[:2] in {"+:", "-:"} else key
-            own = None if negative else self._sizes(rules.section(key), *self.whole)
-            self.dynamic.append((text, own))
+            sizes = None if negative else self._sizes(rules.section(key), *self.whole)
+            self.dynamic.append((text, sizes))
 
     @staticmethod
     def _sizes(settings: Settings, bits: int, group_size: int) -> tuple[int, int]:
-        found = settings.integer("bits", bits), settings.integer("group_size", group_size)
-        if found[0] not in _BITS:
+        sizes = settings.integer("bits", bits), settings.integer("group_size", group_size)
+        if sizes[0] not in _BITS:
             settings.unsupported("bits", "2, 3, 4 or 8")
-        return found
+        return sizes
 
     def _rule(self, module: str) -> tuple[int, int] | None:
         """Return bits and size of the groups of a module; None where a rule says that it is not quantised."""
-        return next((own for text, own in self.dynamic if self.rules.matches(text, text, module)), self.whole)
+        return next((sizes for text, sizes in self.dynamic if self.rules.matches(text, text, module)), self.whole)
 
     def leaves_out(self, module: str) -> bool:
         """Implement `Method.leaves_out`: rules with a minus do so too."""
@@ -119,8 +119,8 @@ class Gptq(Method):
         """Implement `Method.coding`."""
         bits, size = self._rule(group.module) or self.whole
         words, out = group.check("qweight", ("int32",), (None, None))
-        columns, left = divmod(words * 32, bits)
-        if left or columns % 32 * (bits == 3):
+        columns, remainder = divmod(words * 32, bits)
+        if remainder or columns % 32 * (bits == 3):
             group.refuse("rows", "qweight", actual=words, expected=f"whole codes of {bits} bits")
         if out * bits % 32:
             group.refuse("columns", "qweight", actual=out, expected=f"whole words of codes of {bits} bits")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Address schemes that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
 # Linux's number for tmpfs, and the largest file that is written there as anywhere: reserving its space takes a few ms.
-_TMPFS, _ALIKE = 0x01021994, 16 << 20
+_TMPFS, _COMPARED_NBYTES = 0x01021994, 16 << 20
 # Linux follows at most this many.
 _MOST_LINKS = 40
 # All but very old file systems take names of this many bytes.
@@ -395,7 +395,7 @@ def _keep_mode(fd: int, mode: int, group: int) -> None:
 
 
 def _is_in_memory(fd: int, size: int) -> bool:
-    return size > _ALIKE and files.file_system(fd) == _TMPFS
+    return size > _COMPARED_NBYTES and files.file_system(fd) == _TMPFS
 
 
 def reserve(fd: int, size: int) -> None:

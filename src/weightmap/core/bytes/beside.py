@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
 
 # Above this many files, descriptors are closed: systems grant a process 256 or 1024.
-KEPT = 64
+MAX_OPEN = 64
 
 
 def open_beside(source: Source, name: str) -> Source:
@@ -33,12 +33,12 @@ def open_beside(source: Source, name: str) -> Source:
     path = source.path
     if path is None:
         raise UnsupportedError(f"tensors lie in {quoted(name)}, beside this file: open it by its path")
-    wanted = beside(path, plain(name))
-    if not stays_inside(plain(name)) or (type(path) is str and not _is_near(wanted, path)):
+    target = beside(path, plain(name))
+    if not stays_inside(plain(name)) or (type(path) is str and not _is_near(target, path)):
         expected = "a file in the same directory"
         raise LayoutError("a file with tensors", field="location", actual=quoted(name), expected=expected)
     try:
-        found = from_path(wanted, source.mode)
+        sibling = from_path(target, source.mode)
     except IsADirectoryError:
         raise LayoutError(f"{quoted(name)}, in which tensors lie, is a directory", field="location") from None
     except OSError as error:
@@ -50,26 +50,26 @@ def open_beside(source: Source, name: str) -> Source:
             raise
         raise LayoutError(f"file {quoted(name)}, in which tensors lie, is missing", field="location") from None
     try:
-        found.follow(source)
+        sibling.follow(source)
     except BaseException:
-        found.close()
+        sibling.close()
         raise
-    return found
+    return sibling
 
 
 def open_all_beside(source: Source, names: Collection[str]) -> list[Source]:
     """Open files as `open_beside` does; if one cannot be opened, none stays open."""
-    found: list[Source] = []
+    siblings: list[Source] = []
     try:
         for name in names:
-            found.append(open_beside(source, name))
-            if len(names) > KEPT:
-                found[-1].release_descriptor()
+            siblings.append(open_beside(source, name))
+            if len(names) > MAX_OPEN:
+                siblings[-1].release_descriptor()
     except BaseException:
-        for opened in found:
+        for opened in siblings:
             opened.close()
         raise
-    return found
+    return siblings
 
 
 def _is_near(path: str, other: str) -> bool:
@@ -81,8 +81,8 @@ def _is_near(path: str, other: str) -> bool:
     folders = os.path.realpath(os.path.dirname(other)), os.path.dirname(os.path.realpath(other))
     if any(real.startswith(os.path.join(folder, "")) for folder in folders):
         return True
-    own, blob = blob_of(other), blob_of(path)
-    if own is None or blob is None or os.path.dirname(own) != os.path.dirname(blob):
+    blob_, blob = blob_of(other), blob_of(path)
+    if blob_ is None or blob is None or os.path.dirname(blob_) != os.path.dirname(blob):
         return False
     return real == blob or is_shared(real, blob)
 

@@ -83,24 +83,24 @@ class Derived(Source):
         """Implement `Source.chunks`: pieces of exactly `size` bytes, but for the last, and none in the buffer."""
         self.check_size("a tensor", count)
         start = offset - self._base
-        held, left = bytearray(), count
+        pending, remaining = bytearray(), count
         for piece in self._pieces(start, start + count):
             view = memoryview(piece)
             at = 0
-            if held:
-                at = min(size - len(held), len(view))
-                held += view[:at]
-                if len(held) < min(size, left):
+            if pending:
+                at = min(size - len(pending), len(view))
+                pending += view[:at]
+                if len(pending) < min(size, remaining):
                     continue
-                yield memoryview(held).toreadonly()
-                left -= len(held)
-                held = bytearray()
-            while left and len(view) - at >= min(size, left):
-                taken = min(size, left)
-                yield view[at : at + taken].toreadonly()
-                at += taken
-                left -= taken
-            held += view[at:]
+                yield memoryview(pending).toreadonly()
+                remaining -= len(pending)
+                pending = bytearray()
+            while remaining and len(view) - at >= min(size, remaining):
+                count_taken = min(size, remaining)
+                yield view[at : at + count_taken].toreadonly()
+                at += count_taken
+                remaining -= count_taken
+            pending += view[at:]
 
     def pread(self, offset: int, count: int) -> bytes:
         """Implement `Source.pread`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import KEPT
+from weightmap.core.bytes.beside import MAX_OPEN
 from weightmap.core.bytes.names import stays_inside
 from weightmap.core.bytes.open_source import (
     beside,
@@ -598,7 +598,7 @@ def _open_all(
             odd.append(f"shard {quoted(name)} is left out: {file}")
             continue
         files[name] = file
-        if count > KEPT:
+        if count > MAX_OPEN:
             _release(file)
 
 
@@ -714,7 +714,7 @@ def _open_shards(
 
     def opened(name: str) -> TensorFile | TensorFileError:
         file = _open_or_error(index, name, options)
-        if hashed and len(names) > KEPT and isinstance(file, TensorFile):  # the caller may be far behind
+        if hashed and len(names) > MAX_OPEN and isinstance(file, TensorFile):  # the caller may be far behind
             _release(file)
         return file
 

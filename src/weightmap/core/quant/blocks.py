@@ -129,19 +129,19 @@ class QuantizedTensor:
         if scheme == "adaptive":
             self._plan = quantised.adaptive_plan(self._octets, self.size, self.block_size, scale_type=scale_type)
             return
-        wanted = quantised.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
-        if len(octets) != wanted:
+        nbytes = quantised.blocks_size(self.size, bits=BITS[scheme], block_size=self.block_size, scale_type=scale_type)
+        if len(octets) != nbytes:
             what = f"bytes of scales and codes of {scheme} {self._described()}"
-            raise QuantError(what, field="data_size", actual=len(octets), expected=wanted)
+            raise QuantError(what, field="data_size", actual=len(octets), expected=nbytes)
 
     def _described(self) -> str:
         blocks = f", blocks of {self.block_size}" if self.block_size else ""
         return f"{list(self.shape)}{blocks}, {self.scale_type} scales"
 
     def __getattr__(self, name: str) -> NoReturn:
-        own = getattr(type(self), name, None)
-        if isinstance(own, property):  # which raised an AttributeError that says more
-            own.__get__(self)
+        attribute = getattr(type(self), name, None)
+        if isinstance(attribute, property):  # which raised an AttributeError that says more
+            attribute.__get__(self)
         cure = f": decode it first, dequantize().{name}" if hasattr(np.ndarray, name) else ""
         raise AttributeError(f"a QuantizedTensor has no {name!r}{cure}", name=name, obj=self)
 
@@ -357,10 +357,10 @@ class QuantizedTensor:
             self._decode(start, start + length, row, 1)
         return part
 
-    def in_runs(self, most: int) -> Iterator[NDArray[np.float32]]:
-        """Yield the elements of the flattened tensor, at most `most` at a time."""
-        for start in range(0, self.size, most):
-            yield self.flat(start, min(start + most, self.size))
+    def in_runs(self, max_elements: int) -> Iterator[NDArray[np.float32]]:
+        """Yield the elements of the flattened tensor, at most `max_elements` at a time."""
+        for start in range(0, self.size, max_elements):
+            yield self.flat(start, min(start + max_elements, self.size))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
         if copy is False:
@@ -382,7 +382,7 @@ class QuantizedTensor:
         An integer, a slice, or a list or array of integers or truth values on the first axis selects rows. Any other
         key decodes the whole tensor.
         """
-        rows, rest = selected(key, self.shape)
+        rows, others = selected(key, self.shape)
         if rows is None:
             return self.dequantize()[key]
         if not isinstance(rows, range):
@@ -393,7 +393,7 @@ class QuantizedTensor:
             part = self._gather(np.asarray(rows, np.intp))
         else:  # there may be more rows than memory holds numbers of
             part = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        return part[rest]
+        return part[others]
 
     def _rows(self, start: int, stop: int) -> NDArray[Any]:
         stop = max(start, stop)

@@ -100,10 +100,10 @@ class GgmlTensor(QuantizedTensor):
         self.scale_type: str = _OTHER_SCALES[scheme][0] if scheme in _OTHER_SCALES else "fp16"
         _check_rows(scheme, self.shape)
         self._octets = octets = octets_of(payload)
-        wanted = self.size // kind.block_size * kind.block_bytes
-        if len(octets) != wanted:
+        expected = self.size // kind.block_size * kind.block_bytes
+        if len(octets) != expected:
             raise QuantError(
-                f"bytes of {scheme} {list(self.shape)}", field="data_size", actual=len(octets), expected=wanted
+                f"bytes of {scheme} {list(self.shape)}", field="data_size", actual=len(octets), expected=expected
             )
 
     def _described(self) -> str:
@@ -168,10 +168,10 @@ class GgmlTensor(QuantizedTensor):
         if self.scheme == "iq1_m":
             quarters = self.scales >> 12 << np.array([0, 4, 8, 12], np.uint16)
             numbers[0] = np.bitwise_or.reduce(quarters, axis=1).view(np.float16)
-        for what, found in zip(("scale", "minimum"), numbers, strict=True):
-            if found is not None and found.dtype == np.float16 and len(bad := np.flatnonzero(~np.isfinite(found))):
+        for what, values in zip(("scale", "minimum"), numbers, strict=True):
+            if values is not None and values.dtype == np.float16 and len(bad := np.flatnonzero(~np.isfinite(values))):
                 block = int(bad[0])
-                raise QuantError(f"{what} of block {block}", actual=found[block].item(), expected="a finite number")
+                raise QuantError(f"{what} of block {block}", actual=values[block].item(), expected="a finite number")
 
     def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
         quantised.decode_ggml(self._octets, self.size, self.scheme, start=start, stop=stop, out=out, threads=threads)
@@ -347,8 +347,8 @@ def _unpacked(codes: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
     """Unpack codes: one per byte, one row per block."""
     if bits == 4:
         return np.stack([codes & 15, codes >> 4], axis=-1).reshape(count, GGML_BLOCK)
-    apart = np.unpackbits(codes, bitorder="little").reshape(-1, bits)
-    return np.packbits(apart, axis=1, bitorder="little").reshape(count, GGML_BLOCK)
+    bits_of_codes = np.unpackbits(codes, bitorder="little").reshape(-1, bits)
+    return np.packbits(bits_of_codes, axis=1, bitorder="little").reshape(count, GGML_BLOCK)
 
 
 def _packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
@@ -356,5 +356,5 @@ def _packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     if bits == 4:
         pairs: NDArray[np.uint8] = q[:, ::2] | q[:, 1::2] << np.uint8(4)
         return pairs
-    apart = np.unpackbits(q[:, :, None], axis=2, count=bits, bitorder="little")
-    return np.packbits(apart.reshape(len(q), GGML_BLOCK * bits), axis=1, bitorder="little")
+    bits_of_codes = np.unpackbits(q[:, :, None], axis=2, count=bits, bitorder="little")
+    return np.packbits(bits_of_codes.reshape(len(q), GGML_BLOCK * bits), axis=1, bitorder="little")

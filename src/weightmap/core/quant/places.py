@@ -64,27 +64,27 @@ class Heads:
         """Return the tensor of this number, which `ref` is."""
         if not ref.dtype.quantized:
             return ref
-        found = self._refs.get(number)
-        if found is None:
+        ref_ = self._refs.get(number)
+        if ref_ is None:
             self._kept += sum(len(_known(last)) for last in self._last)
             if self._kept > _MOST_KEPT:
                 self._refs.clear()
                 self._kept = 0
             head: Any = _Head(ref.source, ref.offset)
-            found = self._refs[number] = ref._replace(source=head)
-            self._last = (found,)
-        return found
+            ref_ = self._refs[number] = ref._replace(source=head)
+            self._last = (ref_,)
+        return ref_
 
     def known(self, number: int, begin: int) -> bytes:
         """Return the bytes of a tensor, from `begin` on in its file, that were read already."""
-        found = self._refs.get(number)
-        return b"" if found is None or begin < found.offset else _known(found)[begin - found.offset :]
+        ref = self._refs.get(number)
+        return b"" if ref is None or begin < ref.offset else _known(ref)[begin - ref.offset :]
 
 
 def _known(ref: Row) -> bytes:
     source: Any = ref.source
-    known: bytes = source.known
-    return known
+    data: bytes = source.known
+    return data
 
 
 def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
@@ -119,10 +119,10 @@ def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
     at = row.offset + begin
     head = SCALE[scale_type].itemsize if scheme in BITS and not block_size else 0
     if scheme == "adaptive":
-        found = _adaptive(ref, at, block_size, scale_type, *_blocks(starts, length, block_size))
+        places = _adaptive(ref, at, block_size, scale_type, *_blocks(starts, length, block_size))
     elif head:  # one scale, then all codes
         bits = BITS[scheme]
-        found = at + head + starts * bits // 8, at + head + ((starts + length) * bits + 7) // 8
+        places = at + head + starts * bits // 8, at + head + ((starts + length) * bits + 7) // 8
     else:
         if scheme in GGML_SCHEMES:
             kind = quantised.GGML_TYPES[scheme]
@@ -130,10 +130,10 @@ def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
         else:
             nbytes = block_bytes(scheme, block_size, scale_type)
         first, last = _blocks(starts, length, block_size)
-        found = at + first * nbytes, at + last * nbytes
+        places = at + first * nbytes, at + last * nbytes
     if begin + head:
-        found = np.append(found[0], row.offset), np.append(found[1], at + head)
-    return found
+        places = np.append(places[0], row.offset), np.append(places[1], at + head)
+    return places
 
 
 def _in_rows(at: int, parts: list[tuple[int, int]], first: NDArray[np.int64], last: NDArray[np.int64]) -> Ranges:

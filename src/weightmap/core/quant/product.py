@@ -268,7 +268,7 @@ class ProductQuantized(QuantizedTensor):
 def _checked(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> NDArray[Any]:
     """Return a read-only view of an array after checking dtype and shape, where None is any length."""
     array = np.asarray(array)
-    fits = array.ndim == len(shape) and all(wanted in {None, n} for n, wanted in zip(array.shape, shape, strict=True))
+    fits = array.ndim == len(shape) and all(size in {None, n} for n, size in zip(array.shape, shape, strict=True))
     if array.dtype != dtype or not fits:
         expected = f"{dtype} {tuple('any' if length is None else length for length in shape)}"
         raise QuantError(f"type and shape of the {name}", actual=f"{array.dtype} {array.shape}", expected=expected)

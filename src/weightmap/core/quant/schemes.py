@@ -37,7 +37,7 @@ BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 BLOCKED = ("int4_block", "int5_block")
 SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
 # numpy's limit of dimensions; the limit of elements exceeds any memory.
-_MOST_DIMENSIONS, _MOST = 64, 1 << 56
+_MOST_DIMENSIONS, _MAX_ELEMENTS = 64, 1 << 56
 
 
 def block_bytes(scheme: str, block_size: int, scale_type: str) -> int:
@@ -48,15 +48,15 @@ def block_bytes(scheme: str, block_size: int, scale_type: str) -> int:
 def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape as integers. Raises `QuantError` when no array, even an empty one, can have it."""
     dims = tuple(map(index, shape))
-    if min(dims, default=0) < 0 or len(dims) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MOST:
+    if min(dims, default=0) < 0 or len(dims) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MAX_ELEMENTS:
         expected = f"up to {_MOST_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"
         raise QuantError("shape", field="shape", actual=list(dims), expected=expected)
     return dims
 
 
-def no_scheme(scheme: object, known: Iterable[str] = (*BITS, "adaptive"), hint: str = "") -> QuantError:
+def no_scheme(scheme: object, schemes: Iterable[str] = (*BITS, "adaptive"), hint: str = "") -> QuantError:
     """Return the error for a scheme that is none of those known."""
-    expected = f"one of {', '.join(known)}{hint}"
+    expected = f"one of {', '.join(schemes)}{hint}"
     return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)
 
 
@@ -70,22 +70,22 @@ def selected(key: Any, shape: tuple[int, ...]) -> tuple[range | NDArray[np.intp]
     The rows are a range, or an array of any dimensions. None says that the key applies to the whole tensor: only an
     integer, a slice, and a list or array of integers or truth values on the first axis select rows.
     """
-    first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
-    every = (slice(None), *rest)
-    if not shape or any(isinstance(part, (list, np.ndarray)) for part in rest):
+    first, others = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
+    every = (slice(None), *others)
+    if not shape or any(isinstance(part, (list, np.ndarray)) for part in others):
         return None, ()
     if isinstance(first, slice):
         return range(*first.indices(shape[0])), every
     if isinstance(first, (list, np.ndarray)):
         picked = np.asarray(first)
-        if picked.dtype.kind in "iu" and picked.ndim and not rest:
+        if picked.dtype.kind in "iu" and picked.ndim and not others:
             return _row_numbers(picked, shape[0]), every
-        if picked.dtype.kind == "b" and picked.shape == shape[:1] and not rest:
+        if picked.dtype.kind == "b" and picked.shape == shape[:1] and not others:
             return np.flatnonzero(picked), every
     elif hasattr(first, "__index__") and not isinstance(first, (bool, np.bool_)):
         with contextlib.suppress(TypeError):  # an array of another library says that it may be an integer
             row = _row_number(first, shape[0])
-            return range(row, row + 1), (0, *rest)
+            return range(row, row + 1), (0, *others)
     return None, ()
 
 

@@ -71,9 +71,9 @@ def _describe(table: _Described, fault: access.Fault) -> FormatError:  # noqa: P
         return trailing_bytes(fault.actual, fault.expected, field="data", offset=at, whole="the data section")
     label = table.label(row) if not kind.startswith("NAME_") else f"tensor {row}"
     if kind == "TABLE_DTYPE":
-        known = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(rules.dtypes) if dtype is not None)
+        codes = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(rules.dtypes) if dtype is not None)
         return UnsupportedError(
-            f"{label}: dtype code", field="dtype", offset=at, actual=fault.actual, expected=f"one of {known}"
+            f"{label}: dtype code", field="dtype", offset=at, actual=fault.actual, expected=f"one of {codes}"
         )
     if kind == "TABLE_NDIM":
         what, expected = f"{label}: number of dimensions", f"{rules.min_ndim} to {rules.max_ndim}"
@@ -114,8 +114,8 @@ def _describe(table: _Described, fault: access.Fault) -> FormatError:  # noqa: P
     if kind == "NAME_RANGE":
         whole = row == len(table)
         what = "tensor names: the sum of their lengths" if whole else f"{label}: end of its name"
-        whose = "the size of their section" if whole else "the end of all names"
-        expected = f"{'' if whole else 'at most '}{fault.expected}, {whose}"
+        extent = "the size of their section" if whole else "the end of all names"
+        expected = f"{'' if whole else 'at most '}{fault.expected}, {extent}"
         return LayoutError(what, field="name_length", offset=at, actual=fault.actual, expected=expected)
     return FormatError(f"{label}: the index is damaged ({kind or fault.code})", offset=at)
 

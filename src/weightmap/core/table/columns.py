@@ -76,8 +76,8 @@ class ColumnTable(Table):
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
         usual = self._usual
-        if usual is not None and (found := usual(i)) is not None:
-            return found
+        if usual is not None and (place := usual(i)) is not None:
+            return place
         columns, rules = self._columns.native, self.rules
         first, last = columns.dim_bounds[i : i + 2]
         code, shape, offset = columns.dtype[i], tuple(columns.dims[first:last]), columns.begin[i]
@@ -214,8 +214,8 @@ class RecordTable(Table):
     def place(self, i: int) -> Place:
         """Check row i: see `Table.place`."""
         usual = self._usual
-        if usual is not None and (found := usual(i)) is not None:
-            return found
+        if usual is not None and (place := usual(i)) is not None:
+            return place
         _, code, ndim, _, *dims, offset = self.RECORD.unpack_from(self._index, i * self.RECORD.size)
         rules, shape = self.rules, tuple(dims[:ndim])
         size = math.prod(shape)
@@ -251,16 +251,16 @@ class RecordTable(Table):
         """Check every record and name by one call into C: ranges, UTF-8, stored hashes, uniqueness."""
         rules = self.rules
         index = self._bytes
-        found = scans.records_check(
+        fault = scans.records_check(
             self._index if index is None else index, self.count, rules.native, rules.declared, rules.room, lax=rules.lax
         )
-        if isinstance(found, int):
-            self.names_size = found
-        elif found.kind == "NAME_FLOOD":
+        if isinstance(fault, int):
+            self.names_size = fault
+        elif fault.kind == "NAME_FLOOD":
             self.check_names()
             self.names_size = self.names.nbytes
         else:
-            self.fail(found)
+            self.fail(fault)
 
 
 @functools.cache

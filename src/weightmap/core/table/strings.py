@@ -62,12 +62,12 @@ class StringTable:
         lengths = [np.zeros(1, np.uint32)]
         data = bytearray()  # grows in place: joining pieces would take twice the memory
         for table in tables:
-            own, gap = table.bounds, table._gap  # noqa: SLF001 - the same class
-            lengths.append(own[1:] - own[:-1] - np.uint32(gap))
+            bounds, gap = table.bounds, table._gap  # noqa: SLF001 - the same class
+            lengths.append(bounds[1:] - bounds[:-1] - np.uint32(gap))
             if gap:
                 data += b"".join(table.raws())
             else:
-                data += bytes(table._data[own[0] : own[-1]])  # noqa: SLF001 - the same class
+                data += bytes(table._data[bounds[0] : bounds[-1]])  # noqa: SLF001 - the same class
         return cls(data, np.cumsum(np.concatenate(lengths), dtype=np.uint32), 0, what)
 
     def take(self, numbers: NDArray[np.int64]) -> StringTable:
@@ -178,11 +178,11 @@ class StringTable:
             capacity *= 2
         slots = np.empty(capacity, np.uint32)
         bounds = self.bounds
-        found = scans.index_build(self._data, bounds, self._gap, slots)
-        if found[0] >= 0:
+        duplicate = scans.index_build(self._data, bounds, self._gap, slots)
+        if duplicate[0] >= 0:
             self._slots = slots
             self._find = scans.index_finder(self._data, bounds, self._gap, slots)
-            return found
+            return duplicate
         # Too many hashes collide, as in an attack. A dict is safe: its hash has a secret key.
         rows: dict[str, int] = {}
         repeated = 0

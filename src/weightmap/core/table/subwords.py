@@ -163,12 +163,12 @@ class Subwords:
         waiting = [(0, len(words))]
         while waiting:
             first, last = waiting.pop()
-            found = self._rows(words if last - first == len(words) else words[first:last])
-            if found is None:
+            rows = self._rows(words if last - first == len(words) else words[first:last])
+            if rows is None:
                 middle = (first + last) // 2
                 waiting += [(middle, last), (first, middle)]
             else:
-                yield first, *found
+                yield first, *rows
 
     def _rows(self, words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | None:
         """Return rows and bounds; None for several words with more than a million rows."""
@@ -180,10 +180,10 @@ class Subwords:
         packed = checksums.pack_texts(words, "<", ">")
         if packed is None:
             raise LimitError("UTF-8 of the words", actual="more", expected="at most 4 GiB")
-        found = native.rows(*packed)
-        if isinstance(found, int):
-            raise self._too_many(words[found])
-        return found
+        rows = native.rows(*packed)
+        if isinstance(rows, int):
+            raise self._too_many(words[rows])
+        return rows
 
     def _load(self) -> checksums.Ngrams | dict[str, int]:
         if self.ngrams is None:

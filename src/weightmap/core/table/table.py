@@ -122,8 +122,8 @@ class Row(NamedTuple):
         """
         source = self.source if self.geometry is None else self.dense.source
         if not self.dtype.swapped:
-            given = () if buffer is None else (len(buffer), buffer)
-            return source.chunks(self.offset, self.nbytes, *given)
+            buffers = () if buffer is None else (len(buffer), buffer)
+            return source.chunks(self.offset, self.nbytes, *buffers)
         stored = numpy_dtype(self.dtype)
         pieces = source.chunks(self.offset, self.nbytes, _PIECE * stored.itemsize)
         return (memoryview(np.frombuffer(piece, stored).byteswap().view(np.uint8)) for piece in pieces)
@@ -203,7 +203,7 @@ class TensorInfo(NamedTuple):
 # Rows turned into Python objects at once in a pass over all
 _BATCH = 4096
 # Below this, per-row beats columnar: shards often have few rows.
-_FEW = 8
+_MIN_RUN = 8
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
@@ -213,14 +213,14 @@ def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[
     """
     breaks = np.ones(len(codes), np.bool_)
     if len(codes) > 1:
-        alike = (codes[1:] == codes[:-1]) & (ndims[1:] == ndims[:-1]) & (dims[1:] == dims[:-1]).all(1)
+        same = (codes[1:] == codes[:-1]) & (ndims[1:] == ndims[:-1]) & (dims[1:] == dims[:-1]).all(1)
         # Offsets that decrease (possible in lax mode) end a run: distances are unsigned here.
-        alike &= offsets[1:] >= offsets[:-1]
+        same &= offsets[1:] >= offsets[:-1]
         if declared:
-            alike &= ~np.isin(codes[1:], declared)
+            same &= ~np.isin(codes[1:], declared)
         steps = offsets[1:] - offsets[:-1]
-        breaks[1:] = ~alike
-        breaks[2:] |= alike[1:] & alike[:-1] & (steps[1:] != steps[:-1])
+        breaks[1:] = ~same
+        breaks[2:] |= same[1:] & same[:-1] & (steps[1:] != steps[:-1])
     return np.flatnonzero(breaks)
 
 
@@ -367,9 +367,9 @@ class Table:
         if not nbytes or len(shape) not in rules.ndims:
             self._check_shape(i, shape, dtype)
         step = (last - offset) // (count - 1) if count > 1 else 0
-        left = rules.data_size - nbytes - offset
-        if last - offset > left:
-            first = max(0, left // step + 1) if step else 0
+        available = rules.data_size - nbytes - offset
+        if last - offset > available:
+            first = max(0, available // step + 1) if step else 0
             self._out_of_range(i + first, offset + first * step + nbytes)
         return self._row(dtype, shape, rules.base + offset, nbytes), count, step
 
@@ -396,7 +396,7 @@ class Table:
     def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return offset in the file and size of each row's data, in bytes, all checked, in the order of rows."""
         rules, bits = self.rules, np.frombuffer(self.rules.bits, np.uint8)
-        if self.count <= _FEW and not rules.sized:
+        if self.count <= _MIN_RUN and not rules.sized:
             places = [self.place(i)[2:4] for i in range(self.count)]
             columns = np.array(places, np.int64).reshape(-1, 2)
             return columns[:, 0], columns[:, 1]

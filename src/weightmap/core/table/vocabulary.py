@@ -63,8 +63,8 @@ class Vocabulary(Sequence[str]):
     @classmethod
     def of(cls, words: Sequence[str], *, subwords: Subwords | None = None) -> Vocabulary:
         """Return a vocabulary of `words` in memory, for `save`, with their subwords if there are any."""
-        kept = tuple(words)
-        return cls(lambda: StringTable.of(kept, "word"), len(kept), subwords=subwords)
+        tokens = tuple(words)
+        return cls(lambda: StringTable.of(tokens, "word"), len(tokens), subwords=subwords)
 
     @property
     def table(self) -> StringTable:
@@ -134,12 +134,12 @@ class Vocabulary(Sequence[str]):
         ValueError
             When the vocabulary does not have it.
         """
-        found = self.table.find(token)
+        id_ = self.table.find(token)
         begin, end, _ = slice(start, stop).indices(self._count)
-        if not begin <= found < end:
+        if not begin <= id_ < end:
             msg = f"{token!r} is not in the vocabulary"
             raise ValueError(msg)
-        return found
+        return id_
 
     if TYPE_CHECKING:
 
@@ -150,8 +150,8 @@ class Vocabulary(Sequence[str]):
 
     def get(self, token: str, default: Any = None) -> Any:
         """Return the id of `token`, or `default` if the vocabulary does not have it."""
-        found = self.table.find(token)
-        return default if found < 0 else found
+        id_ = self.table.find(token)
+        return default if id_ < 0 else id_
 
     def count(self, value: str) -> int:
         """Return how often `value` occurs in the vocabulary."""

@@ -76,8 +76,8 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, options: Im
         what = "number of lines with words"
         raise LayoutError(what, field="rows", offset=0, actual=actual, expected=expected, remedy=LENIENT)
     name = "text" if shape is None else "textdims"
-    kept = firsts(raws, lossy=options.lossy)
-    chosen = raws if kept is None else [raws[i] for i in kept]
+    first_rows = firsts(raws, lossy=options.lossy)
+    chosen = raws if first_rows is None else [raws[i] for i in first_rows]
     table = table_of(chosen, offsets, lossy=options.lossy, what="the word of line", first=number)
     make = functools.partial(_vectors, source, start, number, len(raws), dims)
     # Some programs leave the last line open; in a truncated file, its last number may be wrong.
@@ -85,7 +85,7 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, options: Im
     warnings: tuple[str, ...] = () if ended else ("the last line has no end: was the download complete?",)
     if shape is not None:
         warnings += counted_otherwise(shape[0], len(raws))
-    return only(Words((source,), name, table, len(raws), dims, make, warnings=warnings), kept)
+    return only(Words((source,), name, table, len(raws), dims, make, warnings=warnings), first_rows)
 
 
 def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -118,8 +118,8 @@ def _split(line: bytes, dims: int, number: int, offset: int) -> tuple[bytes, byt
     """Return the word of a line, and its `dims` numbers. Raises `FormatError` for any other number of fields."""
     line = line.rstrip(_SPACE)
     if line.count(b" ") == dims and len(line.translate(None, _OTHER_SPACE)) == len(line) and b"  " not in line:
-        word, _, rest = line.partition(b" ")
-        return word, rest
+        word, _, tail = line.partition(b" ")
+        return word, tail
     if not line:
         raise FormatError(f"line {number} is empty", offset=offset)
     head = b"" if line[:1] in _SPACE else line.split(None, 1)[0]
@@ -169,14 +169,14 @@ def _parse(rests: list[bytes], dims: int, number: int, offsets: list[int]) -> ND
         else:
             if block.shape == (len(rests), dims) and np.isfinite(block).all():
                 return block
-    for i, rest in enumerate(rests):
-        for column, field in enumerate(rest.split(), 1):
+    for i, fields in enumerate(rests):
+        for column, field in enumerate(fields.split(), 1):
             if not _is_number(field) or not np.isfinite(_float32(field)):
                 what = f"number {column} of line {number + i}"
                 shown = repr(field[:40].decode(errors="replace"))
                 expected = "a finite number in the range of float32"
                 raise FormatError(what, field="vector", offset=offsets[i], actual=shown, expected=expected)
-    return np.array([[_float32(field) for field in rest.split()] for rest in rests], np.float32).reshape(-1, dims)
+    return np.array([[_float32(field) for field in fields.split()] for fields in rests], np.float32).reshape(-1, dims)
 
 
 def _float32(field: bytes) -> np.float32:

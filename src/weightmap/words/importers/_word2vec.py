@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     """Find the words of a file. The vectors are read when `Words.blocks` is iterated."""
     rows, dims, start = shape_of(head)
-    most = (source.size - start) // (1 + 4 * dims)
-    if rows > most and options.strict:
-        raise _with_remedy(too_many(f"number of words with {dims} numbers each", rows, most, field="rows", offset=0))
+    max_words = (source.size - start) // (1 + 4 * dims)
+    if rows > max_words and options.strict:
+        raise _with_remedy(
+            too_many(f"number of words with {dims} numbers each", rows, max_words, field="rows", offset=0)
+        )
     raws, starts, end = _scan(source, start, rows if options.strict else None, 4 * dims)
     tail = source.pread(end, min(source.size - end, 3))
     warnings = counted_otherwise(rows, len(raws))
@@ -49,10 +51,10 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
             raise _with_remedy(trailing_bytes(source.size, end, field="rows"))
         warnings += (f"{counted(source.size - end, 'byte')} at the end hold no whole word: left out",)
     offsets = [at - 1 - len(raw) for raw, at in zip(raws, starts, strict=True)]
-    kept = firsts(raws, lossy=options.lossy)
-    table = table_of(raws if kept is None else [raws[i] for i in kept], offsets, lossy=options.lossy)
+    first_rows = firsts(raws, lossy=options.lossy)
+    table = table_of(raws if first_rows is None else [raws[i] for i in first_rows], offsets, lossy=options.lossy)
     words = Words((source,), "word2vec", table, len(raws), dims, functools.partial(_vectors, source, starts, dims))
-    return only(words._replace(warnings=warnings), kept)
+    return only(words._replace(warnings=warnings), first_rows)
 
 
 def _scan(source: Source, start: int, rows: int | None, width: int) -> tuple[list[bytes], array[int], int]:

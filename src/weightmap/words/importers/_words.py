@@ -73,7 +73,7 @@ def in_text(head: bytes, size: int, dims: int, start: int) -> bool:
 BLOCK = 4 << 20
 # Longest word of a binary file, in bytes: a file without spaces is refused before it is read as one word.
 LONGEST = 1 << 16
-_MOST = (1 << 32) - 1
+_MAX_WORDS = (1 << 32) - 1
 _MOST_DIMS = (1 << 31) - 1
 # Remedies
 REPLACED = Remedy("{} replaces such bytes", "lossy", switch=True)
@@ -143,12 +143,12 @@ class Words(NamedTuple):
 
     def word_blocks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the rows of the words alone."""
-        left = len(self.table)
+        remaining = len(self.table)
         for block in self.blocks():
-            if not left:
+            if not remaining:
                 return
-            yield block[:left]
-            left -= min(left, len(block))
+            yield block[:remaining]
+            remaining -= min(remaining, len(block))
 
 
 def shape_of(head: bytes) -> tuple[int, int, int]:
@@ -161,10 +161,10 @@ def shape_of(head: bytes) -> tuple[int, int, int]:
     return shape
 
 
-def counted_otherwise(declared: int, found: int) -> tuple[str, ...]:
+def counted_otherwise(declared: int, actual: int) -> tuple[str, ...]:
     """Return the warnings about a first line that declares another number of words than there are."""
     return (
-        () if declared == found else (f"the first line declares {counted(declared, 'word')}, the file has {found:,}",)
+        () if declared == actual else (f"the first line declares {counted(declared, 'word')}, the file has {actual:,}",)
     )
 
 
@@ -178,26 +178,26 @@ def firsts(raws: Sequence[bytes], *, lossy: bool) -> NDArray[np.intp] | None:
 
     Words that are equal once `table_of` has replaced their bytes are repeated, too.
     """
-    seen: dict[str, int] = {}
+    row_of: dict[str, int] = {}
     for i, raw in enumerate(raws if lossy else ()):
-        seen.setdefault(raw.decode(errors="replace"), i)
-    return np.fromiter(seen.values(), np.intp, len(seen)) if lossy and len(seen) < len(raws) else None
+        row_of.setdefault(raw.decode(errors="replace"), i)
+    return np.fromiter(row_of.values(), np.intp, len(row_of)) if lossy and len(row_of) < len(raws) else None
 
 
-def only(words: Words, kept: NDArray[np.intp] | None) -> Words:
-    """Return words with only the rows `kept`, in rising order, which are those of the table; None keeps all."""
-    if kept is None:
+def only(words: Words, rows: NDArray[np.intp] | None) -> Words:
+    """Return words with only the rows `rows`, in rising order, which are those of the table; None keeps all."""
+    if rows is None:
         return words
 
     def blocks() -> Iterator[NDArray[np.float32]]:
         at = 0
         for block in words.make():
-            first, last = np.searchsorted(kept, (at, at + len(block)))
-            yield block[kept[first:last] - at]
+            first, last = np.searchsorted(rows, (at, at + len(block)))
+            yield block[rows[first:last] - at]
             at += len(block)
 
-    note = f"{counted(words.rows - len(kept), 'repeated word')} left out: the first row of each word stays"
-    return words._replace(rows=len(kept), make=blocks, warnings=(*words.warnings, note))
+    note = f"{counted(words.rows - len(rows), 'repeated word')} left out: the first row of each word stays"
+    return words._replace(rows=len(rows), make=blocks, warnings=(*words.warnings, note))
 
 
 def table_of(
@@ -257,8 +257,8 @@ def table_of(
 
 def _packed(raws: Sequence[bytes]) -> StringTable:
     ends = np.cumsum([0, *map(len, raws)], dtype=np.uint64)
-    if int(ends[-1]) > _MOST:
-        expected = f"at most {_MOST}, which this library can address"
+    if int(ends[-1]) > _MAX_WORDS:
+        expected = f"at most {_MAX_WORDS}, which this library can address"
         raise UnsupportedError("bytes of words", field="word", actual=int(ends[-1]), expected=expected)
     return StringTable(b"".join(raws), ends.astype(np.uint32), 0, "word")
 
@@ -284,13 +284,13 @@ def normalised(words: Words) -> tuple[Words, NDArray[np.float32]]:
         for block in words.blocks():
             part = block[: max(count - at, 0)]
             if len(part):
-                found = l2_norms(part)
-                if not float(found.max()) <= _FLOAT32_MAX:
-                    what = f"norm of word {at + int(found.argmax())}"
+                block_norms = l2_norms(part)
+                if not float(block_norms.max()) <= _FLOAT32_MAX:
+                    what = f"norm of word {at + int(block_norms.argmax())}"
                     expected = "one in the range of float32"
-                    raise FormatError(what, field="vector", actual=float(found.max()), expected=expected)
-                norms[at : at + len(part)] = found
-                part /= np.where(found == 0, 1, found).astype(np.float32)[:, None]
+                    raise FormatError(what, field="vector", actual=float(block_norms.max()), expected=expected)
+                norms[at : at + len(part)] = block_norms
+                part /= np.where(block_norms == 0, 1, block_norms).astype(np.float32)[:, None]
             at += len(block)
             yield block
 

@@ -103,12 +103,12 @@ def _header(head: bytes, size: int) -> tuple[dict[str, Any], int, int]:
     if pruned > 0:
         msg = "this model's n-grams were pruned"
         raise UnsupportedError(msg, field="pruned", offset=_AT["pruned"], expected="a dense model")
-    for name, least in (("dims", 1), ("buckets", 0), ("min_n", 0), ("max_n", 0)):
-        if options[name] < least:
-            raise FormatError(name, field=name, offset=_AT[name], actual=options[name], expected=f"{least} or more")
-    most = (size - HEAD.size) // (1 + ENTRY.size)
-    if not 0 <= entries <= most:
-        raise too_many("number of words", entries, most, field="entries", offset=_AT["entries"])
+    for name, minimum in (("dims", 1), ("buckets", 0), ("min_n", 0), ("max_n", 0)):
+        if options[name] < minimum:
+            raise FormatError(name, field=name, offset=_AT[name], actual=options[name], expected=f"{minimum} or more")
+    max_words = (size - HEAD.size) // (1 + ENTRY.size)
+    if not 0 <= entries <= max_words:
+        raise too_many("number of words", entries, max_words, field="entries", offset=_AT["entries"])
     if words < 0 or labels < 0 or words + labels != entries:
         expected = f"{entries} together, the number of entries"
         raise LayoutError(
@@ -146,9 +146,9 @@ def _dictionary(source: Source, words: int, labels: int, limits: Limits) -> tupl
             if at < 0 or len(window) - at - 1 < ENTRY.size:
                 raise cut_off(f"word {len(raws)} of {entries}", source.size, field="word")
         _, kind = ENTRY.unpack_from(window, at + 1)
-        wanted = int(len(raws) >= words)
-        if kind != wanted:
-            what, expected = f"type of entry {len(raws)}", "1, a label" if wanted else "0, a word"
+        min_labels = int(len(raws) >= words)
+        if kind != min_labels:
+            what, expected = f"type of entry {len(raws)}", "1, a label" if min_labels else "0, a word"
             raise UnsupportedError(what, field="type", offset=base + at + 9, actual=kind, expected=expected)
         raws.append(window[position:at])
         offsets.append(base + position)
@@ -168,9 +168,9 @@ def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
         expected = f"{dims}, as in the options"
         raise LayoutError("number of columns", field="cols", offset=at + 9, actual=cols, expected=expected)
     data = at + MATRIX.size
-    most = (source.size - data) // (4 * dims)
-    if not 0 <= rows <= most:
-        raise too_many("number of rows", rows, most, field="rows", offset=at + 1)
+    max_rows = (source.size - data) // (4 * dims)
+    if not 0 <= rows <= max_rows:
+        raise too_many("number of rows", rows, max_rows, field="rows", offset=at + 1)
     return rows, data
 
 
@@ -212,8 +212,8 @@ class _Model:
             count = len(self._table) + (0 if subwords is None else subwords.size)
             shape, dtype = (count, self._dims), np.dtype("<f4")
             mapped = self._mapped = self._source.array(dtype, shape, self._data, 4 * count * self._dims)
-        found: NDArray[np.float32] = mapped[rows].astype(np.float32, copy=False)
-        return found
+        matrix: NDArray[np.float32] = mapped[rows].astype(np.float32, copy=False)
+        return matrix
 
     def blocks(self, rows: int) -> Iterator[NDArray[np.float32]]:
         """Yield the averaged rows of the words, then those of the buckets as they are."""
@@ -258,9 +258,9 @@ def ngram_sums(
 
 def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sums: NDArray[np.float32]) -> None:
     """Fill `sums` with the sums of rows from each bound to the next, a few blocks of rows at a time."""
-    most = _BLOCKS * rows_in_block(sums.shape[1])
-    for begin in range(0, len(rows), most):
-        end = min(begin + most, len(rows))
+    max_rows = _BLOCKS * rows_in_block(sums.shape[1])
+    for begin in range(0, len(rows), max_rows):
+        end = min(begin + max_rows, len(rows))
         starts = np.maximum(bounds[:-1], begin)
         # Words without n-grams begin no sum, so each sum ends where the next begins.
         some = np.flatnonzero(starts < np.minimum(bounds[1:], end))
@@ -308,20 +308,20 @@ def plan(words: Words) -> WritePlan:
 
 def _options(words: Words) -> list[Any]:
     """Return the options of a model; training options come from the metadata."""
-    subwords, given = words.subwords, words.metadata
-    known = {"dims": words.dims, "buckets": 0, "min_n": 0, "max_n": 0}
+    subwords, metadata = words.subwords, words.metadata
+    declared = {"dims": words.dims, "buckets": 0, "min_n": 0, "max_n": 0}
     if subwords is not None:
-        known |= {"buckets": subwords.size, "min_n": subwords.min_n, "max_n": subwords.max_n}
+        declared |= {"buckets": subwords.size, "min_n": subwords.min_n, "max_n": subwords.max_n}
     codes = {
-        "loss": _code(LOSSES, given.get("loss"), 3),
-        "model": _code(MODELS[:2], given.get("model"), 2),
+        "loss": _code(LOSSES, metadata.get("loss"), 3),
+        "model": _code(MODELS[:2], metadata.get("model"), 2),
         "word_ngrams": 1,
     }
     options: list[Any] = []
     for name in OPTIONS[:-1]:
-        value = known.get(name, codes.get(name, given.get(name, -1)))
+        value = declared.get(name, codes.get(name, metadata.get(name, -1)))
         options.append(value if type(value) is int and -(1 << 31) <= value < 1 << 31 else -1)
-    threshold = given.get("sampling_threshold", -1.0)
+    threshold = metadata.get("sampling_threshold", -1.0)
     return [*options, float(threshold) if isinstance(threshold, (int, float)) else -1.0]
 
 

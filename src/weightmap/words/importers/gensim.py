@@ -41,7 +41,7 @@ _MOST_MADE = 10_000
 # Longest text, and longest integer.
 _LONGEST, _LONG = 1 << 24, 16
 _CLASSES = ("KeyedVectors", "Word2VecKeyedVectors", "EuclideanKeyedVectors")
-_KNOWN = {
+_ALLOWED = {
     *((b"gensim.models.keyedvectors", name.encode()) for name in _CLASSES),
     (b"numpy._core.multiarray", b"_reconstruct"),
     (b"numpy.core.multiarray", b"_reconstruct"),
@@ -114,9 +114,9 @@ class Machine:
     def _take(self, count: int) -> bytes:
         if self._at + count > len(self._window):
             self._fill(count)
-        taken = self._window[self._at : self._at + count]
+        data = self._window[self._at : self._at + count]
         self._at += count
-        return taken
+        return data
 
     def _number(self, form: str) -> int:
         value: int = struct.unpack(form, self._take(struct.calcsize(form)))[0]
@@ -139,9 +139,9 @@ class Machine:
         """Pop everything above the last mark."""
         for at in range(len(self.stack) - 1, -1, -1):
             if self.stack[at] is _MARK:
-                found = self.stack[at + 1 :]
+                items = self.stack[at + 1 :]
                 del self.stack[at:]
-                return found
+                return items
         return self._fail("has no mark")
 
     def _make(self, value: Any) -> None:
@@ -179,7 +179,7 @@ class Machine:
         self.stack.append(self._memo[number])
 
     def _global(self, module: Any, name: Any) -> None:
-        if not (type(module) is type(name) is bytes and (module, name) in _KNOWN):
+        if not (type(module) is type(name) is bytes and (module, name) in _ALLOWED):
             parts = [part.decode(errors="replace")[:80] for part in (module, name) if isinstance(part, bytes)]
             what = (
                 f"the pickle needs {quoted('.'.join(parts))}: only plain KeyedVectors are known, and nothing is called"
@@ -291,12 +291,12 @@ class Machine:
         self._make(tuple([self._pop() for _ in range(count)][::-1]))
 
     def _extend(self) -> None:
-        at, found = self._position, self._marked()
+        at, items = self._position, self._marked()
         listed = self._top(list)
         if isinstance(listed, Pairs):
             self._fail("appends to a dictionary")
         self.words_at = self.words_at or at
-        listed += found
+        listed += items
 
     def _append(self) -> None:
         value = self._pop()
@@ -348,17 +348,17 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
         raise UnsupportedError(what, field="index_to_key", offset=0)
     if type(words) is not list or not all(type(word) is bytes for word in words):
         raise FormatError("'index_to_key' must be a list of texts", field="index_to_key", offset=machine.words_at)
-    kept = firsts(words, lossy=options.lossy)
-    chosen = words if kept is None else [words[i] for i in kept]
+    first_rows = firsts(words, lossy=options.lossy)
+    chosen = words if first_rows is None else [words[i] for i in first_rows]
     table = table_of(chosen, _Everywhere(machine.words_at), lossy=options.lossy)
-    beside, dtype, shape, offset = _vectors(source, root.state)
+    sibling, dtype, shape, offset = _vectors(source, root.state)
     rows = len(words)
     if len(shape) != 2 or shape[0] != rows or not 1 <= shape[1] < 1 << 31:
         raise LayoutError(
             "shape of 'vectors'", field="vectors", offset=0, actual=list(shape), expected=f"[{rows}, dims]"
         )
-    make = functools.partial(_blocks, beside, dtype, shape, offset)
-    return only(Words((source, beside), "gensim", table, rows, shape[1], make), kept)
+    make = functools.partial(_blocks, sibling, dtype, shape, offset)
+    return only(Words((source, sibling), "gensim", table, rows, shape[1], make), first_rows)
 
 
 class _Everywhere(list[int]):
@@ -373,9 +373,9 @@ class _Everywhere(list[int]):
 
 def _vectors(source: Source, state: Pairs) -> tuple[Source, np.dtype[Any], tuple[int, ...], int]:
     """Return the place of the vectors: file, type, shape and byte."""
-    vectors, apart = state.get(b"vectors"), state.get(b"__numpys")
-    if vectors is None and isinstance(apart, list) and b"vectors" in apart:
-        return _beside(source)
+    vectors, external = state.get(b"vectors"), state.get(b"__numpys")
+    if vectors is None and isinstance(external, list) and b"vectors" in external:
+        return _open_sibling(source)
     try:
         dtype, shape, fortran, data = _array(vectors)
     except (TypeError, ValueError, AttributeError, KeyError):
@@ -389,11 +389,11 @@ def _vectors(source: Source, state: Pairs) -> tuple[Source, np.dtype[Any], tuple
     return source, dtype, shape, data.offset
 
 
-def _array(made: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, Bytes]:
+def _array(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, Bytes]:
     """Return type, shape, order and bytes of an array; raises one of several errors for anything else."""
-    if made.kind.name != b"_reconstruct":
+    if value.kind.name != b"_reconstruct":
         raise ValueError
-    _, shape, kind, fortran, data = made.state
+    _, shape, kind, fortran, data = value.state
     code, order = kind.args[0], kind.state[1]
     if kind.kind.name != b"dtype" or code not in _FLOATS or not isinstance(data, Bytes) or type(fortran) is not bool:
         raise ValueError
@@ -402,13 +402,13 @@ def _array(made: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, Bytes]:
     return np.dtype(_ORDERS[order] + code.decode()), shape, fortran, data
 
 
-def _beside(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...], int]:
+def _open_sibling(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...], int]:
     """Return the same for the array in the file beside this one."""
-    own = source.absolute
-    if own is None:
+    model = source.absolute
+    if model is None:
         what = "the vectors lie in a file beside this one, and this source has no path"
         raise UnsupportedError(what, field="vectors", offset=0)
-    path = beside(own, f"{called(own)}.vectors.npy")
+    path = beside(model, f"{called(model)}.vectors.npy")
     other = from_path(path, "mmap")
     size = other.size
     try:

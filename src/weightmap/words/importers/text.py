@@ -15,10 +15,10 @@ def claims(head: bytes, size: int) -> bool:
     """
     if b"\0" in head or declared(head) is not None:
         return False
-    first, _, rest = whole_fields(head, size).partition(b"\n")
+    first, _, tail = whole_fields(head, size).partition(b"\n")
     if is_row(first, 0) and len(first.split()) > 2:
         return True
-    return is_row(first, 0.5) and is_row(rest.lstrip().partition(b"\n")[0], 0.5)
+    return is_row(first, 0.5) and is_row(tail.lstrip().partition(b"\n")[0], 0.5)
 
 
 IMPORTER = Importer(
