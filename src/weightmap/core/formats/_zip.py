@@ -107,7 +107,7 @@ STORED, DEFLATED = 0, 8
 EMPTY = EMPTY_ARCHIVE
 _END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
 # What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
-_WIDE_FIELD, _BESIDE = 0xFFFFFFFF, 512
+_WIDE_FIELD, _MARGIN_NBYTES = 0xFFFFFFFF, 512
 _BEGINNINGS = (b"PK\3\4", _END)
 _END_RECORD = struct.Struct("<4s4H2IH")
 _WIDE_RECORD = struct.Struct("<4sQ2H2I4Q")
@@ -139,7 +139,7 @@ def _headers(central: memoryview) -> Iterator[Range]:
             start = at - comment - extra
             stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
             offset = int.from_bytes(central[stop - 8 : stop], "little")
-        yield Range(offset, offset + name + _BESIDE + inside)
+        yield Range(offset, offset + name + _MARGIN_NBYTES + inside)
 
 
 def _sound_entries(
@@ -218,28 +218,28 @@ class Archive:
         source.read_into(begin, central)
         source.expect(_headers(memoryview(central)))
         fd, data = source.scanned
-        found = scans.zip_scan(fd, data, begin, central, count)
+        scanned = scans.zip_scan(fd, data, begin, central, count)
         self._central = (begin, size, checksums.crc32(central))
         self.refused: dict[str, FormatError] = {}
-        if isinstance(found, access.Fault) and not options.strict:
+        if isinstance(scanned, access.Fault) and not options.strict:
             sound, self.refused = _sound_entries(source, begin, central, count)
             warnings.extend(f"entry {quoted(name)} is left out: {error}" for name, error in self.refused.items())
-            found = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound))
-        if isinstance(found, access.Fault):
-            raise error_of(found, begin, source)
+            scanned = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound))
+        if isinstance(scanned, access.Fault):
+            raise error_of(scanned, begin, source)
         self._source, self._options = source, options
-        self.entries = found
+        self.entries = scanned
         del central  # as large as everything kept of it
-        self._torch, self.summed = torch, not torch or bool(found.crc.any())
-        names = _lowered(found.names) if torch else found.names
-        self.names = StringTable(names, found.bounds, 0, "entry name")
+        self._torch, self.summed = torch, not torch or bool(scanned.crc.any())
+        names = _lowered(scanned.names) if torch else scanned.names
+        self.names = StringTable(names, scanned.bounds, 0, "entry name")
         repeated, duplicate, original = self.names.duplicates()
         if repeated:
             first, second = self.label(original), self.label(duplicate)
             what = f"entries {original} and {duplicate} are both called {quoted(second)}"
             if first != second:
                 what = f"the names of entries {quoted(first)} and {quoted(second)} differ in capitals alone"
-            raise LayoutError(what, field="name", offset=int(found.offset[duplicate]))
+            raise LayoutError(what, field="name", offset=int(scanned.offset[duplicate]))
         self._check_order(begin, options, warnings)
 
     def _check_order(self, end: int, options: Options, warnings: list[str]) -> None:
@@ -325,10 +325,10 @@ class Archive:
 
     def npy_headers(self) -> scans.NpyHeaders:
         """Read the headers of entries that are arrays as numpy writes them."""
-        found = scans.npy_scan(*self._source.scanned, self.entries)
-        if isinstance(found, access.Fault):
-            raise error_of(found, 0, self._source)
-        return found
+        headers = scans.npy_scan(*self._source.scanned, self.entries)
+        if isinstance(headers, access.Fault):
+            raise error_of(headers, 0, self._source)
+        return headers
 
     def beginning(self, i: int, count: int) -> bytes:
         """Return the first `count` bytes of an entry, fewer if it is shorter, unchecked."""
@@ -344,11 +344,11 @@ class Archive:
         return inflate(self._source, self.begin(i), int(entries.stored[i]), self.size(i), crc, name, window)
 
     def _check_crc(self, i: int, crc: int) -> None:
-        wanted = int(self.entries.crc[i])
-        if self.summed and crc != wanted:
+        expected = int(self.entries.crc[i])
+        if self.summed and crc != expected:
             what = f"CRC-32 of entry {quoted(self.label(i))}"
             raise ChecksumError(
-                what, field="crc", offset=self.begin(i), actual=f"{crc:#010x}", expected=f"{wanted:#010x}"
+                what, field="crc", offset=self.begin(i), actual=f"{crc:#010x}", expected=f"{expected:#010x}"
             )
 
     @property
@@ -378,11 +378,11 @@ class Archive:
             if again._central != central:
                 raise LayoutError("the central directory changed after the file was opened", offset=central[0])
             entries = again.entries
-            found = []
+            chunks = []
             for i in np.flatnonzero((entries.method == STORED) & (entries.stored > 0)).tolist():
                 begin, what = again.begin(i), f"CRC-32 of entry {quoted(again.label(i))}"
-                found.append(Sum(begin, int(entries.stored[i]), int(entries.crc[i]), what, "crc", begin))
-            return found
+                chunks.append(Sum(begin, int(entries.stored[i]), int(entries.crc[i]), what, "crc", begin))
+            return chunks
 
         return sums
 
@@ -416,8 +416,8 @@ class Archive:
 
     def _check_descriptor(self, i: int, data: bytes) -> None:
         entries = self.entries
-        rest = data.removeprefix(_DESCRIPTOR) if len(data) in (16, 24) else data
-        said = struct.unpack("<3I" if len(rest) == 12 else "<I2Q", rest) if len(rest) in (12, 20) else ()
+        fields = data.removeprefix(_DESCRIPTOR) if len(data) in (16, 24) else data
+        said = struct.unpack("<3I" if len(fields) == 12 else "<I2Q", fields) if len(fields) in (12, 20) else ()
         if said != (int(entries.crc[i]), int(entries.stored[i]), self.size(i)):
             what = f"the data descriptor of entry {quoted(self.label(i))} says something else than the directory"
             raise LayoutError(what, field="descriptor", offset=self.begin(i) + int(entries.stored[i]))
@@ -438,8 +438,8 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
     if wide[:4] == _LOCATOR:
         narrow = (disk, first_disk, here, count, length, begin)
         end, widened = _find_wide(source, at - _LOCATOR_RECORD.size, wide)
-        for narrow_one, wide_one, most in zip(narrow, widened, (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2, strict=True):
-            if narrow_one not in (wide_one, most):
+        for narrow_one, wide_one, marker in zip(narrow, widened, (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2, strict=True):
+            if narrow_one not in (wide_one, marker):
                 what = "the end record and that of ZIP64 say different things"
                 raise LayoutError(what, field="end record", offset=at, actual=narrow_one, expected=wide_one)
         disk, first_disk, here, count, length, begin = widened
@@ -465,17 +465,17 @@ def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int,
         ends[at] = at + _END_RECORD.size + int.from_bytes(tail[at + 20 : at + 22], "little")
         at = tail.find(_END, at + 1)
     whole = [at for at, end in ends.items() if end == len(tail)]
-    found = whole[:1] or [at for at, end in ends.items() if end < len(tail)][-1:]
-    if not found:
+    candidates = whole[:1] or [at for at, end in ends.items() if end < len(tail)][-1:]
+    if not candidates:
         what = "the archive has no end record (was the download complete?): its end"
         actual = repr(tail[-len(_END) :])
         raise TruncatedError(what, field="end record", offset=source.size, actual=actual, expected="an end record")
     last = max(ends)
-    if last != found[0]:  # most readers take the last one, whatever it says of its comment
+    if last != candidates[0]:  # most readers take the last one, whatever it says of its comment
         raise LayoutError("the archive has two end records: the second begins", field="end record", offset=first + last)
     if not whole:
-        trailing(source, first + ends[found[0]], options, warnings)
-    return first + found[0], tail[found[0] : found[0] + _END_RECORD.size]
+        trailing(source, first + ends[candidates[0]], options, warnings)
+    return first + candidates[0], tail[candidates[0] : candidates[0] + _END_RECORD.size]
 
 
 def last_begin(source: Source) -> int:
