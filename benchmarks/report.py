@@ -5,8 +5,8 @@
     make report
     python benchmarks/report.py [benchmark.json [later.json ...]] [--into docs/benchmarks.md] [--no-plots]
 
-The page has three plots (opening, loading, decoding) and a row for each figure of `targets.toml`. MISSED.md has those
-of kernels, and explains the figures that fell short. build/benchmarks/ gets all times, the limits of the machine,
+The page has three plots (opening, loading, decoding) and a row for each figure of `targets.toml`. MISSED.md has
+details, and explains the figures that fell short. build/benchmarks/ gets all times, the limits of the machine,
 memory, and plots by size.
 """
 
@@ -49,17 +49,24 @@ FIGURES = """## Figures
 The *limit* is the best that this machine does in the same run: C loops (`benchmarks/limits.c`) that read, write or copy
 as many bytes, or the system calls that every reader needs. A row over several sizes shows the worst, in brackets. †
 falls short of its target: [benchmarks/MISSED.md](../benchmarks/MISSED.md) says by how much, and why. It also has the
-figures of single kernels.
+figures of kernels, limits and threads.
 """
-MISSED = """# Kernels, and what was missed
+MISSED = """# Details, and what was missed
 
 <!-- Written by `make report` from the results of `make bench` and `tried` in targets.toml. -->
 
-The figures of single kernels; all others, and the machine, are in [docs/benchmarks.md](../docs/benchmarks.md). "With
-AVX2" leaves AVX-512 out, by `use_isa("avx2")`; the rivals keep it.
+Figures of kernels, limits and threads; all others, and the machine, are in [docs/benchmarks.md](../docs/benchmarks.md).
+"With AVX2" leaves AVX-512 out, by `use_isa("avx2")`; the rivals keep it.
 """
-# Sections of figures that no model's user meets alone.
-KERNELS = {"CRC-32", "FNV-1a", "float16 to float32", "int4 and int5 to float32", "Blocks of ggml to float32"}
+# Sections of figures that explain others.
+DETAILS = {
+    "Limits, threads, memory",
+    "CRC-32",
+    "FNV-1a",
+    "float16 to float32",
+    "int4 and int5 to float32",
+    "Blocks of ggml to float32",
+}
 
 
 def about(run: Run) -> Iterator[str]:
@@ -83,10 +90,10 @@ def about(run: Run) -> Iterator[str]:
     )
 
 
-def figures(outcomes: list[Outcome], *, kernels: bool) -> Iterator[str]:
-    """Yield one table for each section of figures: kernels, which also have figures with AVX2, or the others."""
+def figures(outcomes: list[Outcome], *, detailed: bool) -> Iterator[str]:
+    """Yield one table for each section of figures: details, which also have figures with AVX2, or the others."""
     head, form = ["", "weightmap", "compared with", "times as fast"], " > >"
-    if kernels:
+    if detailed:
         head, form = [*head, "with AVX2"], f"{form}>"
     for section in dict.fromkeys(outcome.figure.section for outcome in outcomes):
         rows = [
@@ -94,16 +101,16 @@ def figures(outcomes: list[Outcome], *, kernels: bool) -> Iterator[str]:
             for outcome in outcomes
             if outcome.figure.section == section and outcome.value is not None
         ]
-        if rows and (section in KERNELS) == kernels:
+        if rows and (section in DETAILS) == detailed:
             yield f"### {section}"
             yield ""
             yield from table(head, rows, form)
 
 
 def missed(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield the lines of MISSED.md: kernels, why figures fell short, and which ones this run did not measure."""
+    """Yield the lines of MISSED.md: details, why figures fell short, and which ones this run did not measure."""
     yield MISSED
-    yield from figures(outcomes, kernels=True)
+    yield from figures(outcomes, detailed=True)
     yield "## What was missed"
     yield ""
     counts = Counter(outcome.verdict for outcome in outcomes)
@@ -139,7 +146,7 @@ def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str]) -> Iterato
         yield f"![{description}]({path})"
         yield ""
     yield FIGURES
-    yield from figures(outcomes, kernels=False)
+    yield from figures(outcomes, detailed=False)
     yield from about(run)
 
 
