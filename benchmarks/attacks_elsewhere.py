@@ -3,7 +3,7 @@
 ``python -m benchmarks.attacks_elsewhere [LIBRARY=INTERPRETER ...] [--into FILE]`` prints tables in Markdown: what was
 tried and when; by row, how many attacks each library lets through, answers with something other than an error of its
 own or a ValueError, or does not survive, in 4 GiB of address space; and what it does in a few situations. ``--into
-docs/reliability.md`` puts the last one there, between two marks. A library is tried where the interpreter has it;
+benchmarks/NOTES.md`` puts the last one there, between two marks. A library is tried where the interpreter has it;
 ``finalfusion=/path/to/python`` names another interpreter for one.
 """
 

@@ -1,8 +1,8 @@
-"""The cost of quantisation: all-MiniLM-L6-v2 in every scheme, as the table of docs/quantisation.md.
+"""The cost of quantisation: all-MiniLM-L6-v2 in every scheme, as the table of benchmarks/NOTES.md.
 
 ::
 
-    PYTHONPATH=examples python benchmarks/quantise_minilm.py [--into docs/quantisation.md]
+    PYTHONPATH=examples python benchmarks/quantise_minilm.py [--into benchmarks/NOTES.md]
 
 Each row is a file of ``weightmap quantize CHECKPOINT FILE --scheme SCHEME --block-size N``: it quantises the matrices
 of the layers and keeps embeddings and tensors of one dimension float32. (One row also quantises the embeddings.) This
