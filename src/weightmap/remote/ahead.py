@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,11 +16,11 @@ from weightmap.remote.fetching import Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
     from weightmap.core.ranges import Range
+    from weightmap.remote.fetching import Call
     from weightmap.remote.location import Stored
 
 # Header bytes kept per object
@@ -65,7 +65,7 @@ class _Request(NamedTuple):
     begin: int
     end: int
     pieces: Pieces
-    future: Future[Any]
+    call: Call
 
 
 class Prefetcher:
@@ -107,7 +107,7 @@ class Prefetcher:
             if begin + len(there) >= first.end:
                 self._under_way.popleft()
             self._ask()
-        self._stored.wait(first.future, first.begin, first.end)
+        self._stored.wait(first.call, first.begin, first.end)
         return there
 
     def take_array(self, begin: int, end: int, here: memoryview) -> NDArray[np.uint8] | None:
@@ -196,7 +196,7 @@ class Prefetcher:
 
     def _drop(self, count: int) -> None:
         for _ in range(count):
-            self._under_way.popleft().future.cancel()
+            self._under_way.popleft().call.cancel()
 
     def __del__(self) -> None:
         self._drop(len(self._under_way))

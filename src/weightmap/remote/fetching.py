@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from bisect import bisect_right
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -29,7 +29,6 @@ from weightmap.errors import Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from concurrent.futures import Future
 
 # A read fails after this many requests in a row with less than a MiB each; first and longest wait between two, in s.
 ATTEMPTS = 5
@@ -280,6 +279,71 @@ class _Attempt:
             raise StoreError("again", "the answer ended early")
 
 
+class Call:
+    """A coroutine in the loop of the process, for a thread that waits for it.
+
+    The thread waits for a plain lock. An interrupt inside `threading.Condition`, which futures use, could leave that
+    locked, and the loop would wait for it for ever.
+    """
+
+    def __init__(
+        self, work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, on_end: Callable[[Call], object]
+    ) -> None:
+        self._work, self._loop, self._on_end = work, loop, on_end
+        self._task: asyncio.Task[Any] | None = None
+        self._is_over = False
+        self._ended = Lock()
+        self._ended.acquire()
+
+    def start(self) -> None:
+        """Start the coroutine."""
+        self._loop.call_soon_threadsafe(self._start)
+
+    def _start(self) -> None:
+        if not self._is_over:  # it was cancelled before
+            self._task = self._loop.create_task(self._work)
+            self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any] | None) -> None:
+        if task is not None and not task.cancelled():
+            task.exception()  # or asyncio would log an error that nobody asks for
+        self._on_end(self)
+        self._is_over = True
+        self._ended.release()
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, from any thread."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        elif not self._is_over:
+            self._work.close()
+            self._end(None)
+
+    def stop(self) -> None:
+        """Cancel the coroutine, and wait until it has ended."""
+        if not self._is_over:
+            self.cancel()
+            self._wait()
+
+    def _wait(self) -> None:
+        if not self._is_over:
+            with self._ended:
+                pass
+
+    def result(self) -> Any:
+        """Wait for the coroutine; return its result, or raise its error. Raises `CancelledError`."""
+        self._wait()
+        try:
+            if self._task is None or self._task.cancelled():
+                raise CancelledError
+            return self._task.result()
+        finally:
+            del self  # the traceback of the error has this frame, and the task has the error
+
+
 class Access:
     """A store and its request settings.
 
@@ -306,7 +370,7 @@ class Access:
         self.unversioned = unversioned
         self._slots: tuple[Any, tuple[asyncio.Semaphore, asyncio.Semaphore]] | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._under_way: set[Future[Any]] = set()
+        self._under_way: set[Call] = set()
         self._over = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -317,28 +381,38 @@ class Access:
         return self.small if nbytes <= _SMALL else self.concurrency
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Wait for a coroutine."""
-        future = self.submit(work)
+        """Wait for a coroutine. An interrupt ends it first."""
+        call = Call(work, _loop.own.started(), self._under_way.discard)
         try:
-            return future.result()
+            self._start(call)
+            return call.result()
         except BaseException:
-            future.cancel()
+            call.stop()
             raise
+        finally:
+            del call  # as in `Call.result`
 
-    def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    def submit(self, work: Coroutine[Any, Any, Any]) -> Call:
         """Start a coroutine."""
-        future = asyncio.run_coroutine_threadsafe(work, _loop.own.started())
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
+        call = Call(work, _loop.own.started(), self._under_way.discard)
+        try:
+            self._start(call)
+        except BaseException:
+            call.stop()
+            raise
+        return call
+
+    def _start(self, call: Call) -> None:
+        self._under_way.add(call)
+        call.start()
         if self._over:
-            future.cancel()
-        return future
+            call.cancel()
 
     def cancel(self) -> None:
         """Cancel what is under way and what will be submitted: threads that wait for it get a `CancelledError`."""
         self._over = True
-        for future in list(self._under_way):
-            future.cancel()
+        for call in list(self._under_way):
+            call.cancel()
 
     async def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Call a function that blocks, in a thread."""

@@ -15,10 +15,9 @@ from weightmap.remote.fetching import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from concurrent.futures import Future
     from typing import Self
 
-    from weightmap.remote.fetching import Access, Pieces, Pin
+    from weightmap.remote.fetching import Access, Call, Pieces, Pin
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
 _FIRST = 32 << 10
@@ -231,11 +230,11 @@ class Stored:
             fail(StoreError("refused", f"{words} was replaced between two requests", remedy=remedy), str(location))
         return cls(location, pin), bytes(head[: pin.size])
 
-    def fetch(self, begin: int, end: int, target: memoryview | Pieces) -> Future[Any]:
-        """Request the bytes from `begin` to `end` into memory; return the handle for `wait`."""
+    def fetch(self, begin: int, end: int, target: memoryview | Pieces) -> Call:
+        """Request the bytes from `begin` to `end` into memory; return the call for `wait`."""
         return self.access.submit(self.access.fetch(self._key, begin, end, target, self.pin))
 
-    def wait(self, future: Future[Any], begin: int, end: int) -> None:
+    def wait(self, call: Call, begin: int, end: int) -> None:
         """Wait for bytes.
 
         Raises
@@ -245,12 +244,12 @@ class Stored:
         PermissionError, RemoteError
         """
         try:
-            future.result()
+            call.result()
         except StoreError as fault:
             gone = StoreError("changed", fault.words) if fault.kind in {"missing", "beyond"} else fault
             fail(gone, self.name, f"bytes {begin} to {end}")
         except BaseException:
-            future.cancel()
+            call.stop()
             raise
 
 
