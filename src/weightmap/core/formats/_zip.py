@@ -166,6 +166,8 @@ def _sound_entries(
         else:
             sound.append(entry)
         at = end
+    if at != len(central):
+        raise _in_directory(count, bytes(central[at : at + len(_CENTRAL)]), begin + at, 0, 0)
     return sound, refused
 
 
