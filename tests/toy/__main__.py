@@ -1,4 +1,4 @@
-"""Puts the two files of the example into docs/formats.md: ``python -m tests.toy``."""
+"""Puts the format of the example into docs/formats.md: ``python -m tests.toy``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,5 @@ from tests.places import ROOT
 FOLDER = Path(__file__).parent
 
 if __name__ == "__main__":
-    for name in ("toy_format.py", "toy_builder.py"):
-        code = (FOLDER / name).read_text(encoding="utf-8").splitlines()
-        put_between(ROOT / "docs" / "formats.md", f"tests.toy.{name}", ["```python", *code, "```"])
+    code = (FOLDER / "toy_format.py").read_text(encoding="utf-8").splitlines()
+    put_between(ROOT / "docs" / "formats.md", "tests.toy.toy_format.py", ["```python", *code, "```"])
