@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.reports import ConvertReport, VerifyReport
     from weightmap.core.model.saving import Output, save
     from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.core.remote_options import Remote
     from weightmap.core.table.table import TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.plans.planning import plan
@@ -87,6 +88,7 @@ __all__ = [
     "Quantize",
     "QuantizedTensor",
     "ReadPlan",
+    "Remote",
     "RemoteError",
     "Run",
     "ShardsError",
@@ -125,6 +127,7 @@ _ON_DEMAND = {
     "Quantize": "conversion.spec",
     "QuantizedTensor": "core.quant.blocks",
     "ReadPlan": "plans.read_plan",
+    "Remote": "core.remote_options",
     "Run": "conversion.running",
     "TensorDiff": "conversion.tensor_diffs",
     "TensorInfo": "core.table.table",

@@ -131,14 +131,14 @@ class Remedy(NamedTuple):
     flag: str = ""  # the option of the command line, where it has another name
 
 
-# Options that `weightmap.Output` holds.
-_OUTPUT = ("layout", "align", "checksums", "sha256sums", "durable", "overwrite")
+# Options that an argument holds.
+_HELD = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
+_HELD |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
 
 
 def _in_python(remedy: Remedy) -> str:
     value = remedy.switch or remedy.value
-    option = f"{remedy.option}={'' if value is None else repr(value)}"
-    return f"output=Output({option})" if remedy.option in _OUTPUT else option
+    return _HELD.get(remedy.option, "{}").format(f"{remedy.option}={'' if value is None else repr(value)}")
 
 
 class TensorFileError(Exception):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.core.arguments import as_globs, check_progress
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.globs import takes
+from weightmap.core.remote_options import Remote
 from weightmap.errors import AddressError, ChecksumError, RemoteError, quoted
 from weightmap.remote.hub import Entry, HubStore
 from weightmap.remote.location import Location
@@ -80,7 +81,7 @@ def download(
     """
     globs = as_globs("include", include)
     check_progress(progress)
-    location = path_of(address) if deadline is None else location_of(os.fspath(address), deadline=deadline)
+    location = path_of(address) if deadline is None else location_of(os.fspath(address), Remote(deadline=deadline))
     if not isinstance(location, Location) or not isinstance(location.access.store, HubStore):
         raise AddressError("address", actual=quoted(address), expected="one that begins with hf://")
     store, key = location.access.store, location.key.rstrip("/")

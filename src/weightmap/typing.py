@@ -1,18 +1,30 @@
 """Types for annotations: what `weightmap.open` and `weightmap.save` take and return."""
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from os import PathLike
 
+    from _typeshed import ReadableBuffer
     from numpy.typing import NDArray
 
     from weightmap.core.options import Limits
+    from weightmap.core.remote_options import Remote
 
-__all__ = ["Advice", "Mode", "OpenOptions", "TensorLike", "Verify"]
+__all__ = [
+    "Advice",
+    "BinaryFile",
+    "Mode",
+    "ModelSource",
+    "OpenOptions",
+    "Signed",
+    "TensorLike",
+    "Trusted",
+    "Verify",
+]
 
-Mode = Literal["mmap", "cow", "copy", "sealed"]
+Mode = Literal["mmap", "cow", "copy", "sealed", "direct"]
 Verify = Literal["header", "full", "none"]
 Advice = Literal["normal", "random", "sequential"]
 
@@ -37,6 +49,25 @@ class TensorLike(Protocol):
     def __array__(self) -> "NDArray[Any]": ...
 
 
+class BinaryFile(Protocol):
+    """A binary file object."""
+
+    def read(self, size: int = ..., /) -> bytes:
+        """Return up to `size` bytes."""
+
+
+class Signed(Protocol):
+    """What `weightmap.trust.signature` returns."""
+
+    def trust_for(self, given: str, root: str) -> Any:
+        """Return the digests of the files of a model."""
+
+
+# What `weightmap.open` takes as the source of a model, and as `trust`.
+ModelSource: TypeAlias = "str | PathLike[str] | int | BinaryFile | ReadableBuffer"
+Trusted: TypeAlias = "str | PathLike[str] | Mapping[str, str] | Signed"
+
+
 class OpenOptions(TypedDict, total=False):
     """The keyword arguments of `weightmap.open`, for functions that pass them on."""
 
@@ -45,8 +76,6 @@ class OpenOptions(TypedDict, total=False):
     verify: Verify
     strict: bool
     limits: "Limits | None"
-    advise: Advice | None
-    deltas: "Sequence[str | PathLike[str]] | None"
+    trust: "Trusted | None"
     config: "Mapping[str, Any] | str | PathLike[str] | None"
-    trust: Any
-    direct: bool
+    remote: "Remote | None"

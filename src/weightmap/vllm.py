@@ -23,6 +23,7 @@ from weightmap.core.bytes.open_source import beside, inside, names_in, path_of
 from weightmap.core.formats import FORMATS, of_ranks
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
+from weightmap.deltas.overlay import open as open_under_deltas
 from weightmap.deltas.pulling import chain_to
 from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError, quoted
 from weightmap.plans.planning import plan
@@ -52,7 +53,7 @@ _FORMATS = ("safetensors", "embd", "bintensors", "amb", "gguf")
 _USUAL_INDEX = "model.safetensors.index.json"
 # A setting of the stock loader that concerns no file: whether every parameter has to come from the checkpoint.
 _STOCK = ("enable_weights_track",)
-_CHOICES = {"mode": ("mmap", "cow", "copy", "sealed"), "verify": ("header", "full", "none")}
+_CHOICES = {"mode": ("mmap", "cow", "copy", "sealed", "direct"), "verify": ("header", "full", "none")}
 # Bytes of tensors that share a piece of a GPU's memory. Beside the model there are three: the one that vLLM copies
 # from, the next one, and that of the tensor which its loop still holds.
 _GROUP = (512 << 20) // 3
@@ -251,7 +252,9 @@ def tensors(
         exchange = None
 
     def open_one(path: str) -> TensorFile:
-        return open_model(path, mode=mode, verify=opened, deltas=deltas or None, trust=settings.trust)
+        if deltas:
+            return open_under_deltas(path, deltas, mode=mode, verify=opened, trust=settings.trust)
+        return open_model(path, mode=mode, verify=opened, trust=settings.trust)
 
     for path, model in _in_turn(paths, open_one, done, ahead=trusted):
         with model as file:

@@ -429,8 +429,7 @@ def held(path):
 @pytest.mark.parametrize(
     ("call", "part"),
     [
-        (lambda path: wm.load(path, direct=True), ...),
-        (lambda path: wm.load(path, direct=True, mode="sealed"), ...),
+        (lambda path: wm.load(path, mode="direct"), ...),
         (lambda path: dict(wm.plan(path).run(release=True, direct=True)), ...),
         (lambda path: dict(wm.plan(path, chunk=5000).run("read", direct=True)), ...),
         (lambda path: dict(wm.plan(path, chunk=1 << 20).run("read", release=True, direct=True, verify="last")), ...),

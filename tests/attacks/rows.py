@@ -59,7 +59,7 @@ OTHER = {
     "O3": "Other bytes than those asked for, more of them, or the whole object: RemoteError at once.",
     "O4": "An object that changes, shrinks or disappears, also while it is opened: FileChangedError; one that has no "
     "version is refused.",
-    "O5": "A redirect: refused, and nothing asked of where it leads, unless redirects=True; from HTTPS never to HTTP.",
+    "O5": "A redirect: refused, nothing asked of its target, unless Remote(redirects=True); from HTTPS never to HTTP.",
     "O6": "Secrets in addresses and in answers of a store: in no name, message or log, and sent nowhere else.",
     "O7": "An index that names objects elsewhere, in any spelling, or none: an error, and nothing else is asked for.",
     "O8": "An object that claims to be very large: only headers and tensors are fetched, within limits.",

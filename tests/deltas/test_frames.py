@@ -11,6 +11,7 @@ import zstandard
 from tests.deltas.delta_files import frame, payload, write_delta, write_model
 
 import weightmap as wm
+from weightmap import deltas
 
 # A block of ours and some more.
 SIZE = 600_001
@@ -39,7 +40,7 @@ def look_up(tmp_path):
     def look_up(new, packed, encoding="xor"):
         source = tmp_path / f"source{next(count)}"
         delta = write_delta(source, 1, OLD, OLD | {"w": new}, encoding=encoding, frames={"w": packed})
-        with wm.open(base, deltas=[delta]) as f:
+        with deltas.open(base, [delta]) as f:
             return f["w"].tobytes()
 
     return look_up
@@ -92,7 +93,8 @@ print(next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if l
 OPEN = """
 import sys
 import weightmap as wm
-with wm.open(sys.argv[1], deltas=[sys.argv[2]]) as f:
+from weightmap import deltas
+with deltas.open(sys.argv[1], [sys.argv[2]]) as f:
     try:
         f["w"]
     except wm.DeltaError as error:

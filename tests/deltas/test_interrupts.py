@@ -24,6 +24,7 @@ from tests.remote.servers import Objects, Taking
 
 import weightmap as wm
 from weightmap import deltas
+from weightmap.core.remote_options import Remote
 from weightmap.deltas import publishing
 from weightmap.remote.fetching import Access
 from weightmap.remote.stores import location_of
@@ -93,7 +94,7 @@ def publish(at, **how):
 
 
 def publish_to_a_store(at):
-    store = location_of("s3://bucket/source", store=Taking(Objects({}), ()))
+    store = location_of("s3://bucket/source", Remote(Taking(Objects({}), ())))
     deltas.publish(at / "base", at / "after", store, version=1, threads=2)
 
 

@@ -22,8 +22,7 @@ from tests.deltas.delta_files import (
 )
 
 import weightmap as wm
-from weightmap import compat
-from weightmap import deltas as deltas_of
+from weightmap import compat, deltas
 
 GOOD, BAD = EXPECTED["good"], EXPECTED["bad"]
 
@@ -38,7 +37,7 @@ def test_chains_of_trainers_open_as_one_model(tmp_path, case):
     """Every version of every chain: types, shapes and bytes; plans, verify and a pickled handle agree."""
     base, source = lay(tmp_path, GOOD[case])
     for version, tensors in GOOD[case]["versions"].items():
-        with wm.open(base, deltas=chain(source, int(version))) as f:
+        with deltas.open(base, chain(source, int(version))) as f:
             assert digests(f) == {name: digest for name, (_, _, digest) in tensors.items()}
             assert [list(f.info(name).shape) for name in tensors] == [shape for _, shape, _ in tensors.values()]
             f.verify()
@@ -51,11 +50,11 @@ def test_malformed_deltas_are_refused(tmp_path, case):
     """With a `DeltaError`, at opening or when the tensor is used; the version before opens."""
     found = BAD[case]
     base, source = lay(tmp_path, found)
-    wm.load(base, deltas=chain(source, found["good_to"]))
-    deltas = [*chain(source, found["good_to"]), source / found["delta"].rpartition("/")[2]]
+    dict(deltas.open(base, chain(source, found["good_to"])))
+    versions = [*chain(source, found["good_to"]), source / found["delta"].rpartition("/")[2]]
     refused = found["verdict"] == "reject"
     with pytest.raises(wm.DeltaError) if refused else contextlib.suppress(wm.DeltaError):
-        wm.load(base, deltas=deltas)
+        dict(deltas.open(base, versions))
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -65,10 +64,10 @@ def test_a_delta_alone_is_no_model(tmp_path, strict):
     base = write_model(tmp_path / "base", old)
     delta = write_delta(tmp_path, 1, old, stepped(old, 1))
     for path in (delta, delta / "model.safetensors.index.json"):
-        with pytest.raises(wm.UnsupportedError, match=r"this is a delta: .*wm\.open\(base, deltas=.*deltas\.apply"):
+        with pytest.raises(wm.UnsupportedError, match=r"this is a delta: .*weightmap\.deltas\.open\(base, .*apply"):
             wm.open(path, strict=strict)
-    wm.load(base, deltas=[delta])
-    deltas_of.pull(tmp_path / "local", tmp_path, base=base)
+    dict(deltas.open(base, [delta]))
+    deltas.pull(tmp_path / "local", tmp_path, base=base)
     assert digests(wm.load(tmp_path / "local")) == digests(stepped(old, 1))
 
 
@@ -82,7 +81,7 @@ def test_a_file_of_a_delta_is_no_model(tmp_path, checksum, indexed):
     if not indexed:
         (delta / "model.safetensors.index.json").unlink()
     (file,) = delta.glob("*.safetensors")
-    message = r"this is a file of a delta: tensor '.*' .* not values: .*weightmap\.deltas\.apply"
+    message = r"this is a file of a delta: tensor '.*' .* not values: use weightmap\.deltas\.open.*apply"
     uses = [wm.open, wm.load, wm.verify, lambda path: wm.open(path.read_bytes())]
     uses += [lambda path: wm.open(path, strict=False), lambda path: wm.convert(path, tmp_path / "out.gguf")]
     uses += [lambda path: wm.diff(path, tmp_path / "base"), wm.plan]
@@ -113,8 +112,8 @@ def test_unchanged_tensors_are_views_of_the_base(tmp_path):
     base = write_model(tmp_path / "base", {"embed": old["embed"]}, {"layer.0.w": old["layer.0.w"]})
     new = old | {"embed": stepped(old, 3)["embed"]}
     shared = ("embed", "layer.0.w")
-    deltas = [write_delta(tmp_path, 1, *({name: of[name] for name in shared} for of in (old, new)))]
-    with wm.open(base, deltas=deltas) as f:
+    versions = [write_delta(tmp_path, 1, *({name: of[name] for name in shared} for of in (old, new)))]
+    with deltas.open(base, versions) as f:
         assert np.shares_memory(f["layer.0.w"], f["layer.0.w"])
         assert not np.shares_memory(f["embed"], f["embed"])
         np.testing.assert_array_equal(f["embed"], new["embed"])
@@ -122,7 +121,7 @@ def test_unchanged_tensors_are_views_of_the_base(tmp_path):
             parts = dict(plan.run())
         np.testing.assert_array_equal(parts["embed"], new["embed"][3:5])
     limits = wm.Limits(max_copy_bytes=1000)
-    with wm.open(base, deltas=deltas, limits=limits) as f, pytest.raises(wm.LimitError):
+    with deltas.open(base, versions, limits=limits) as f, pytest.raises(wm.LimitError):
         f["embed"]
 
 
@@ -136,7 +135,7 @@ def test_what_else_takes_a_model(tmp_path, files):
     base = write_model(tmp_path / "base", *shards)
     delta = write_delta(tmp_path, 1, old, new)
     write_model(tmp_path / "new", new)
-    with wm.open(base, deltas=[delta], verify="full") as f:
+    with deltas.open(base, [delta], verify="full") as f:
         for target in ("out.safetensors", "out.gguf", "out.bt"):
             wm.convert(f, tmp_path / target)
             found = wm.load(tmp_path / target)
@@ -157,12 +156,12 @@ def test_deltas_come_in_order(tmp_path):
     old = model()
     base = write_model(tmp_path / "base", old)
     one, two = stepped(old, 1), stepped(old, 2)
-    deltas = [write_delta(tmp_path, 1, old, one), write_delta(tmp_path, 2, one, two)]
-    for wrong in ([*deltas[::-1]], [deltas[0], deltas[0]], [base]):
+    versions = [write_delta(tmp_path, 1, old, one), write_delta(tmp_path, 2, one, two)]
+    for wrong in ([*versions[::-1]], [versions[0], versions[0]], [base]):
         with pytest.raises(wm.DeltaError):
-            wm.open(base, deltas=wrong)
-    with pytest.raises(TypeError, match="deltas must be"):
-        wm.open(base, deltas=str(deltas[0]))
+            deltas.open(base, wrong)
+    with pytest.raises(TypeError, match="directories must be"):
+        deltas.open(base, str(versions[0]))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_metadata_is_checked(tmp_path, metadata, field):
     old = model()
     delta = write_delta(tmp_path, 1, old, stepped(old, 1), metadata=metadata)
     with pytest.raises(wm.DeltaError) as caught:
-        wm.open(write_model(tmp_path / "base", old), deltas=[delta])
+        deltas.open(write_model(tmp_path / "base", old), [delta])
     assert caught.value.field == field
 
 
@@ -195,7 +194,7 @@ def test_files_and_weight_map_agree(tmp_path):
 
     def refused(match):
         with pytest.raises(wm.DeltaError, match=match):
-            wm.open(base, deltas=[delta])
+            deltas.open(base, [delta])
 
     delta = write_delta(tmp_path, 1, old, stepped(old, 1), files=2)
     index = delta / "model.safetensors.index.json"
@@ -236,7 +235,7 @@ def test_frames_are_checked(tmp_path, encoding, data, match):
     old = model()
     base = write_model(tmp_path / "base", old)
     delta = write_delta(tmp_path, 1, old, old, encoding=encoding, frames={"layer.0.w": data})
-    with wm.open(base, deltas=[delta]) as f, pytest.raises(wm.DeltaError, match=match) as caught:
+    with deltas.open(base, [delta]) as f, pytest.raises(wm.DeltaError, match=match) as caught:
         f["layer.0.w"]
     assert "'layer.0.w'" in str(caught.value)
 
@@ -245,13 +244,16 @@ def test_plans_count_the_frames(tmp_path):
     """What is read of the deltas, for the tensors that are planned alone; in whole runs and by parts."""
     states = [model(), stepped(model(), 1)]
     base = write_model(tmp_path / "base", states[0])
-    deltas = [write_delta(tmp_path / "source", 1, *states, files=2), write_delta(tmp_path / "source", 2, *states[::-1])]
-    sizes = {name: sum(len(stored(path)[name]) for path in frames_of(deltas, name)) for name in ("embed", "steps")}
-    with wm.open(base, deltas=deltas) as f:
+    versions = [
+        write_delta(tmp_path / "source", 1, *states, files=2),
+        write_delta(tmp_path / "source", 2, *states[::-1]),
+    ]
+    sizes = {name: sum(len(stored(path)[name]) for path in frames_of(versions, name)) for name in ("embed", "steps")}
+    with deltas.open(base, versions) as f:
         for names in (["embed"], ["steps"], ["embed", "steps"]):
             plan = wm.plan(f, names)
             assert plan.wanted_nbytes == sum(f.info(name).nbytes + sizes[name] for name in names)
-            assert {path for path, _, _ in plan.reads} >= {str(p) for name in names for p in frames_of(deltas, name)}
+            assert {path for path, _, _ in plan.reads} >= {str(p) for name in names for p in frames_of(versions, name)}
             assert {name: array.tobytes() for name, array in plan.run()} == {
                 name: states[0][name].tobytes() for name in names
             }
@@ -265,6 +267,6 @@ def stored(path):
         return {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - of safetensors
 
 
-def frames_of(deltas, name):
+def frames_of(versions, name):
     """The files that hold frames of a tensor."""
-    return [path for delta in deltas for path in sorted(delta.glob("*.safetensors")) if name in stored(path)]
+    return [path for delta in versions for path in sorted(delta.glob("*.safetensors")) if name in stored(path)]

@@ -74,7 +74,7 @@ def test_what_is_published(tmp_path, encoding, checksum, threads):
     assert report[:4] == (7, 6, len(changed), nbytes[0])
     assert report.total_nbytes == nbytes[1] == seen[-1][0] == seen[-1][1]
     assert [path.name for path in (tmp_path / "source").iterdir()] == ["weight_v000007"]
-    with wm.open(base, deltas=[tmp_path / "source" / "weight_v000007"]) as f:
+    with deltas.open(base, [tmp_path / "source" / "weight_v000007"]) as f:
         assert digests(f) == digests(new)
 
 
@@ -123,7 +123,7 @@ def test_a_delta_needs_the_version_before(tmp_path):
     assert deltas.publish(base, after, source, version=8, full=True).full
     assert deltas.publish(base, more, source, version=10).full
     assert not deltas.publish(base, after, source, version=11).full
-    store = location_of("s3://bucket/source", store=Taking(Objects({}), ()))
+    store = location_of("s3://bucket/source", wm.Remote(Taking(Objects({}), ())))
     with pytest.raises(wm.TargetError, match="version 1, on which"):
         deltas.publish(base, after, store, version=2)
     assert deltas.publish(base, after, store, version=1).version == 1
@@ -204,7 +204,7 @@ def test_versions_in_a_store(tmp_path, monkeypatch):
     old = write_model(tmp_path / "old", model())
     new = write_model(tmp_path / "new", stepped(model(), 1), config='{"a": 1}')
     store = Taking(Objects({}), (503, 500))
-    place = location_of("s3://bucket/source", store=store)
+    place = location_of("s3://bucket/source", wm.Remote(store))
     deltas.publish(old, new, place, version=1, max_shard_size=2000)
     assert (len(store.put), store.put[-1]) == (4, "model.safetensors.index.json")
     deltas.publish(old, new, place, version=2, full=True)

@@ -380,7 +380,7 @@ def test_base_and_source_at_an_address(chain, tmp_path):
             assert digests(wm.load(tmp_path / "local")) == digests(states[version])
         with pytest.raises(wm.DeltaError, match="name one"):
             deltas.pull(tmp_path / "local", **place)
-        with wm.open(place["base"], deltas=[f"{place['source']}weight_v00000{number}" for number in (1, 2)]) as f:
+        with deltas.open(place["base"], [f"{place['source']}weight_v00000{number}" for number in (1, 2)]) as f:
             assert digests(f) == digests(states[2])
         with pytest.raises(wm.DeltaError, match="unfinished"):
             deltas.pull(tmp_path / "local", **place, version=8)

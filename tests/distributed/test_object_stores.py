@@ -68,7 +68,7 @@ def web(tmp_path_factory):
 @pytest.mark.parametrize("by_obstore", [False, True])
 def test_nginx_serves_every_format(suffix, by_obstore, web):
     store = HTTPStore(web.url, client_options={"allow_http": True}) if by_obstore else None
-    with wm.open(f"{web.url}m{suffix}", store=store) as file:
+    with wm.open(f"{web.url}m{suffix}", remote=wm.Remote(store)) as file:
         assert right(file)
         file.verify()
 
@@ -101,12 +101,12 @@ def test_what_nginx_refuses(web):
         wm.open(f"{web.url}whole/m.weights")
     with pytest.raises(RemoteError, match="redirects to 127"):
         wm.open(f"{web.url}moved/m.weights")
-    assert right(wm.open(f"{web.url}moved/m.weights", redirects=True))
+    assert right(wm.open(f"{web.url}moved/m.weights", remote=wm.Remote(redirects=True)))
     assert right(wm.open(f"{web.url}model/"))
     with pytest.raises(RemoteError, match="redirects"):  # without its slash
         wm.open(f"{web.url}model")
     with pytest.raises(RemoteError, match="took too long"):
-        wm.open(f"{web.url}slow/m.weights", deadline=0.2)
+        wm.open(f"{web.url}slow/m.weights", remote=wm.Remote(deadline=0.2))
 
 
 # ------------------------------------------------------------------------------------------------------------------ S3
@@ -223,7 +223,7 @@ def by_proxy(broken, monkeypatch):
 @pytest.mark.usefixtures("by_proxy")
 @pytest.mark.parametrize("fault", ["reset", "short", "500", "stall"])
 def test_connections_that_break(fault, broken, caplog):
-    file = wm.open("s3://bucket/m.safetensors", deadline=1.0 if fault == "stall" else None)
+    file = wm.open("s3://bucket/m.safetensors", remote=wm.Remote(deadline=1.0 if fault == "stall" else None))
     broken.faults = [fault, fault]
     assert np.array_equal(file["layer.9.w"], FLOATS["layer.9.w"])
     broken.always = fault

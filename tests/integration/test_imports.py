@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "weightmap"
 # Three storeys: a module imports from those below it. What the core adds on to itself, from the ground up:
 GROUND = {"errors", "typing", "_kernels"}
 CORE = [
-    {"amounts", "arguments", "dtypes", "globs", "hooks", "lazy", "options", "ranges"},
+    {"amounts", "arguments", "dtypes", "globs", "hooks", "lazy", "options", "ranges", "remote_options"},
     {"native"},
     {"bytes"},
     {"table"},

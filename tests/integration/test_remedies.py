@@ -36,6 +36,7 @@ def test_every_option_that_a_remedy_names_exists():
     functions = [wm.open, wm.save, wm.convert, wm.verify, wm.diff, wm.words.convert, wm.hub.download]
     functions += [wm.deltas.publish, wm.deltas.apply, wm.deltas.pull, wm.trust.signature, wm.trust.sign]
     keywords = {name for function in functions for name in inspect.signature(function).parameters}
+    keywords |= {name for options in (wm.Output, wm.Remote) for name in inspect.signature(options).parameters}
     keywords |= {f"Pq.{name}" for name in inspect.signature(wm.words.Pq).parameters}
     flags = {flag for sub in all_commands(build_parser()).values() for flag in sub._option_string_actions}
     found = list(remedies())

@@ -175,7 +175,8 @@ def warmed(f):
 def test_residency_follows_what_happens(disk):
     """Warm, everything is in memory; given back, nothing is; touched, at least the page that was touched."""
     path = put(disk / "m.safetensors", model(40, 3 * MIB // 10 // 256 * 256))
-    with wm.open(path, advise="random") as f:
+    with wm.open(path) as f:
+        f.advise("random")
         assert warmed(f)
         assert 0 < f.release() <= wm.plan(f).wanted_nbytes
         assert resident(f) == 0

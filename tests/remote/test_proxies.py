@@ -242,7 +242,7 @@ def test_a_login_for_a_host(proxy: Proxy, objects: Objects, monkeypatch: pytest.
         (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password SECRET\ndefault login x password y\n")
         wm.open(f"{server.url}m").close()
         objects.faults, objects.redirect = ["302"], f"http://localhost:{port}/m"
-        wm.open(f"{server.url}m", redirects=True).close()
+        wm.open(f"{server.url}m", remote=wm.Remote(redirects=True)).close()
         wm.open(f"http://localhost:{port}/m").close()
         assert seen == [
             (server.host, own),

@@ -40,10 +40,10 @@ def opened(request, objects):
     """A function that opens the model in a server, or in a store whose methods wait, or are awaited."""
     if request.param == "server":
         with Server(objects) as server:
-            yield lambda **options: wm.open(server.url + "m", **options)
+            yield lambda **options: wm.open(server.url + "m", remote=wm.Remote(**options))
     else:
         store = (Stored if request.param == "store" else AsyncStore)(objects)
-        yield lambda **options: wm.open("m", store=store, **options)
+        yield lambda **options: wm.open("m", remote=wm.Remote(store, **options))
 
 
 def right(file):
@@ -175,7 +175,9 @@ def test_stores_without_strong_tags(tag, objects, opened):
 def test_objects_without_a_version_are_refused_unless_asked_for(objects, opened):
     """Where neither tag nor time tells two objects of one size apart, a tensor could be of both: nothing is read."""
     objects.etags["m"], objects.modified = None, None
-    with pytest.raises(RemoteError, match=r"neither an ETag nor a time of modification.* unversioned=True opens it"):
+    with pytest.raises(
+        RemoteError, match=r"neither an ETag nor a time of modification.* remote=Remote\(unversioned=True\) opens it"
+    ):
         opened()
     file = opened(unversioned=True)
     assert right(file)
@@ -237,7 +239,7 @@ def test_a_header_that_does_not_end_holds_no_thread(objects):
     """A server that sends a byte now and then keeps the reader until the deadline, and its thread not much longer."""
     objects.always = "trickle"
     with Server(objects) as server:
-        path = location_of(server.url + "m", deadline=0.05)
+        path = location_of(server.url + "m", wm.Remote(deadline=0.05))
         with pytest.raises(RemoteError, match="took too long"):
             wm.open(path)
         path.access._threads.shutdown(wait=True)
@@ -282,10 +284,10 @@ def test_bytes_of_a_given_up_request_go_nowhere(objects, monkeypatch):
             return answer
 
     deadlines_pass_when_stuck(objects, monkeypatch)
-    file = wm.open("m", store=Late(objects))
+    file = wm.open("m", remote=wm.Remote(Late(objects)))
     array = file["w"]
     late.set()
-    wm.open("m", store=Late(objects), concurrency=1)["w"]
+    wm.open("m", remote=wm.Remote(Late(objects), concurrency=1))["w"]
     assert array.tobytes() == TENSOR.data
     assert not done.is_set()
 
@@ -333,14 +335,14 @@ def test_redirects_are_refused_unless_asked_for(objects):
     objects.objects["elsewhere"] = MODEL
     with Server(objects) as server:
         objects.faults = ["302"]
-        with pytest.raises(RemoteError, match=r"redirects to 127\.0\.0\.1; redirects=True follows it"):
+        with pytest.raises(RemoteError, match=r"redirects to 127\.0\.0\.1; remote=Remote\(redirects=True\) follows it"):
             wm.open(server.url + "m")
         assert [r.key for r in objects.requests] == ["m"]
         objects.faults = ["307", "", "301"]
-        assert right(wm.open(server.url + "m", redirects=True))
+        assert right(wm.open(server.url + "m", remote=wm.Remote(redirects=True)))
         objects.always = "302"
         with pytest.raises(RemoteError, match="in a circle"):
-            wm.open(server.url + "m", redirects=True)
+            wm.open(server.url + "m", remote=wm.Remote(redirects=True))
 
 
 NO_ADDRESSES = ["[::1", "host:99999/m", "host:abc/m", "host:-1/m", f"{'a' * 64}/m", "a..b/m", ".a/m", "ho\0st/m"]
@@ -352,7 +354,7 @@ def test_redirects_to_no_address_are_refused(target, objects):
     objects.always, objects.redirect = "302", target
     with Server(objects) as server:
         with pytest.raises(RemoteError, match=r"redirects to (an invalid address|an address that names no host)"):
-            wm.open(server.url + "m", redirects=True)
+            wm.open(server.url + "m", remote=wm.Remote(redirects=True))
         with pytest.raises(RemoteError, match="redirects"):
             wm.open(server.url + "m")
     assert len(objects.requests) == 2
@@ -363,7 +365,7 @@ def test_redirects_to_itself_end(target, objects):
     """A Location that says nothing leads back, a few times."""
     objects.always, objects.redirect = "302", target
     with Server(objects) as server, pytest.raises(RemoteError, match="in a circle"):
-        wm.open(server.url + "m", redirects=True)
+        wm.open(server.url + "m", remote=wm.Remote(redirects=True))
 
 
 def test_the_query_stays_behind_at_a_redirect(objects):
@@ -373,7 +375,7 @@ def test_the_query_stays_behind_at_a_redirect(objects):
     objects.faults = ["302", "", "302"]
     with Server(objects) as server, Server(other) as elsewhere:
         for objects.redirect in (f"/{name}", f"{elsewhere.url}{name}?own=1"):
-            wm.open(server.url + "m?token=SECRET", redirects=True)
+            wm.open(server.url + "m?token=SECRET", remote=wm.Remote(redirects=True))
     assert [request.target for request in objects.requests] == ["/m?token=SECRET", "/m%20%C3%A9", "/m?token=SECRET"]
     assert [request.target for request in other.requests] == ["/m%20%C3%A9?own=1"]
 

@@ -72,7 +72,7 @@ def sharded(tensors=FLOATS, count=4, folder="model"):
 def test_every_format_opens_in_a_store(name, objects):
     example = EXAMPLES[name]
     objects.objects["folder/file"] = example.data
-    with wm.open("folder/file", store=Stored(objects)) as file:
+    with wm.open("folder/file", remote=wm.Remote(Stored(objects))) as file:
         assert (file.format, file.nbytes, file.path) == (example.format, len(example.data), "folder/file")
         assert dict(file.metadata) == dict(example.metadata)
         assert (None if file.vocab is None else tuple(file.vocab)) == example.vocab
@@ -96,7 +96,10 @@ def test_attacks_are_refused_in_a_store_as_in_a_file(kind, objects):
     """What is asked for ahead follows headers that nobody has checked: the error is that of the file."""
     for case in refused()[kind]:
         objects.objects["m"] = case.data
-        with pytest.raises(TensorFileError) as caught, wm.open("m", store=Stored(objects), format=case.format) as file:
+        with (
+            pytest.raises(TensorFileError) as caught,
+            wm.open("m", remote=wm.Remote(Stored(objects)), format=case.format) as file,
+        ):
             file.verify()
         assert type(caught.value).__name__ == case.error, case.id
         assert case.field in (None, caught.value.field), case.id
@@ -108,7 +111,7 @@ def test_attacks_are_refused_in_a_store_as_in_a_file(kind, objects):
 def test_tensors_are_private_memory(suffix, kind, tmp_path):
     objects = Objects({"m": saved(suffix, tmp=tmp_path)})
     with Server(objects) as server:
-        file = wm.open(server.url + "m") if kind is Server else wm.open("m", store=kind(objects))
+        file = wm.open(server.url + "m") if kind is Server else wm.open("m", remote=wm.Remote(kind(objects)))
         first = file["layer.3.w"]
         first[0] = -1
         assert np.array_equal(file["layer.3.w"], FLOATS["layer.3.w"])
@@ -179,7 +182,7 @@ def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tm
 
     monkeypatch.setattr(ahead, "REQUEST_BYTES", 32 * KIB)
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
-    file = wm.open(url + "m", concurrency=concurrency)
+    file = wm.open(url + "m", remote=wm.Remote(concurrency=concurrency))
     here, most, lock, full = 0, 0, threading.Lock(), threading.Event()
 
     def enter():
@@ -203,7 +206,7 @@ def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tm
 @pytest.mark.parametrize("kind", [Stored, AsyncStore])
 def test_models_of_several_files(source, kind):
     objects = Objects(sharded())
-    with wm.open(source, store=kind(objects)) as file:
+    with wm.open(source, remote=wm.Remote(kind(objects))) as file:
         assert len(file.shards) == 4
         assert all(np.array_equal(file[name], FLOATS[name]) for name in FLOATS)
         assert dict(wm.plan(file, ["layer.1.w"]).run())["layer.1.w"].tobytes() == FLOATS["layer.1.w"].tobytes()
@@ -224,7 +227,7 @@ def test_a_store_that_lists_less_than_the_index_names(objects, url):
     objects.objects |= sharded()
     del objects.objects["model/model-00003-of-00004.safetensors"]
     with pytest.raises(LayoutError, match=r"lists no 'model-00003-of-00004\.safetensors'.*\(1 such shard\)"):
-        wm.open("model", store=Stored(objects))
+        wm.open("model", remote=wm.Remote(Stored(objects)))
     with pytest.raises(LayoutError, match=r"'model-00003-of-00004\.safetensors' of this model is missing"):
         wm.open(url + "model/model.safetensors.index.json")
 
@@ -241,7 +244,7 @@ def test_shards_elsewhere_are_never_asked_for(name, objects, url, tmp_path):
     (tmp_path / "a.index.json").write_bytes(index)
     for source, store in (("m/a.index.json", Stored(objects)), (f"{url}m/a.index.json?token=SECRET", None)):
         with pytest.raises(TensorFileError, match="relative path within the directory"):
-            wm.open(source, store=store)
+            wm.open(source, remote=wm.Remote(store))
     with pytest.raises(TensorFileError, match="relative path within the directory"):
         wm.open(tmp_path / "a.index.json")
     assert {request.key for request in objects.requests} == {"m/a.index.json"}
@@ -264,7 +267,7 @@ def test_names_are_what_they_are(name, objects, url, tmp_path):
         (address, None),
     ):
         objects.requests.clear()
-        with wm.open(source, store=store) as file:
+        with wm.open(source, remote=wm.Remote(store)) as file:
             assert list(file.shards) == [name]
             assert file["w"].shape == (2, 2)
         assert {request.key for request in objects.requests} <= {"my 100%/a.index.json", f"my 100%/{name}"}
@@ -303,7 +306,7 @@ NO_BOUNDS = [{"concurrency": 0}, {"deadline": 0}, {"deadline": float("inf")}]
 def test_what_no_address_has_is_refused(source, options):
     """Names and passwords in addresses, and bounds that let nothing through, are refused without being repeated."""
     with pytest.raises(ValueError, match=r"address|concurrency|deadline") as caught:
-        wm.open(source, **options)
+        wm.open(source, remote=wm.Remote(**options))
     assert "SECRET" not in str(caught.value)
 
 

@@ -27,7 +27,7 @@ def store(monkeypatch, tmp_path):
 
 
 def at(store, key):
-    return location_of(f"s3://bucket/{key}", store=store)
+    return location_of(f"s3://bucket/{key}", wm.Remote(store))
 
 
 def right(address):

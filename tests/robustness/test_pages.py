@@ -1,4 +1,4 @@
-"""Advice on how pages are touched, and bringing them in beforehand: `open(advise=)` and `TensorFile.prefetch`."""
+"""Advice on how pages are touched, and bringing them in beforehand: `TensorFile.advise` and `TensorFile.prefetch`."""
 
 import ctypes
 import mmap
@@ -19,7 +19,7 @@ from weightmap.core.native import access
 PAGE = mmap.PAGESIZE
 LINUX = sys.platform == "linux"
 linux = pytest.mark.skipif(not LINUX, reason="looks into /proc, and at pages with mincore")
-FLAGS = {None: set(), "normal": set(), "random": {"rr"}, "sequential": {"sr"}}
+FLAGS = {"normal": set(), "random": {"rr"}, "sequential": {"sr"}}
 
 
 def flags(path):
@@ -51,20 +51,26 @@ def path(tmp_path):
 @pytest.mark.parametrize("advise", FLAGS)
 @pytest.mark.parametrize("mode", [None, "mmap", "cow"])
 def test_advice_reaches_the_mapping(path, mode, advise):
-    with wm.open(path, mode=mode, advise=advise) as f:
+    with wm.open(path, mode=mode) as f:
+        if mode == "cow":
+            f["t0"]  # mapped before the advice
+        f.advise(advise)
         assert f["t1"][0] == np.frombuffer(b"\1\1\1\1", np.float32)[0]
         assert flags(path) == [FLAGS[advise]]
 
 
 @linux
-def test_advice_goes_with_pickled_handles_and_loading_and_to_every_shard(path, tmp_path):
-    with wm.open(path, advise="random") as f:
+def test_advice_goes_with_pickled_handles_and_to_every_shard(path, tmp_path):
+    with wm.open(path) as f:
+        f.advise("random")
         data = pickle.dumps(f)
     with pickle.loads(data) as again:
         kept = again["t0"]
         assert flags(path) == [{"rr"}]
     del kept
-    loaded = wm.load(path, advise="sequential")
+    with wm.open(path) as f:
+        f.advise("sequential")
+        loaded = dict(f)
     assert flags(path) == [{"sr"}]
     del loaded
     shards = [tmp_path / "a.weights", tmp_path / "b.weights"]
@@ -72,7 +78,8 @@ def test_advice_goes_with_pickled_handles_and_loading_and_to_every_shard(path, t
         shard.write_bytes(embd.Draft([(f"t{i}", Tensor("float32", (1,), b"1234"))]).seal())
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"t0": "a.weights", "t1": "b.weights"}}', encoding="utf-8")
-    with wm.open(index, advise="random") as f:
+    with wm.open(index) as f:
+        f.advise("random")
         kept = list(f.values())
         assert [flags(shard) for shard in shards] == [[{"rr"}], [{"rr"}]]
         del kept
@@ -81,8 +88,8 @@ def test_advice_goes_with_pickled_handles_and_loading_and_to_every_shard(path, t
 @pytest.mark.parametrize("advise", ["Random", "", b"random", 1])
 def test_unknown_advice_is_refused(path, advise):
     for source in (path, path.read_bytes()):
-        with pytest.raises(ValueError, match="expected one of normal, random, sequential"):
-            wm.open(source, advise=advise)
+        with wm.open(source) as f, pytest.raises(ValueError, match="expected one of normal, random, sequential"):
+            f.advise(advise)
 
 
 # ------------------------------------------------------------------------------------------------- prefetch
@@ -124,12 +131,14 @@ def can_populate(path):
 
 
 @linux
-@pytest.mark.parametrize("options", [{}, {"mode": "cow"}, {"advise": "random"}], ids=["mmap", "cow", "random"])
-def test_prefetch_maps_the_pages(path, options):
+@pytest.mark.parametrize("how", ["mmap", "cow", "random"])
+def test_prefetch_maps_the_pages(path, how):
     """After a prefetch of everything, every page of every tensor is mapped before anybody has touched one."""
     if not can_populate(path):
         pytest.skip("this kernel has no MADV_POPULATE_READ")
-    with wm.open(path, **options) as f:
+    with wm.open(path, mode="cow" if how == "cow" else "mmap") as f:
+        if how == "random":
+            f.advise(how)
         arrays = list(f.values())
         assert touched(arrays[3]) <= 1  # the last page of the mapping belongs to the footer too
         f.prefetch()

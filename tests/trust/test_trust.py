@@ -214,7 +214,7 @@ def test_arguments(model, tmp_path):
         with pytest.raises(wm.UnsupportedError, match="opened by path"):
             wm.open(source, trust="recorded")
     with pytest.raises(wm.UnsupportedError, match="deltas"):
-        wm.open(model / NAME, trust="recorded", deltas=[tmp_path])
+        wm.deltas.open(model / NAME, [tmp_path], trust="recorded")
 
 
 # --------------------------------------------------------------------------------------------------- several files

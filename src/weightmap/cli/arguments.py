@@ -65,16 +65,19 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
 def locate(args: argparse.Namespace) -> None:
     """Give the addresses among the arguments these options. Raises `UsageError` for an impossible one."""
     how: dict[str, Any] = {name: getattr(args, name, None) for name in ("redirects", "unversioned", "deadline")}
-    if all(value is None or value is False for value in how.values()):
+    how = {name: value for name, value in how.items() if value is not None}
+    if all(value is False for value in how.values()):
         return
+    from weightmap.core.remote_options import Remote
     from weightmap.remote.stores import location_of  # for addresses alone
 
     try:
+        remote = Remote(**how)
         for name, value in vars(args).items():
             if name in _SOURCES and isinstance(value, str):
-                setattr(args, name, location_of(value, **how))
+                setattr(args, name, location_of(value, remote))
             elif name in _SOURCES and value:
-                setattr(args, name, [location_of(one, **how) for one in value])
+                setattr(args, name, [location_of(one, remote) for one in value])
     except AddressError:
         raise
     except ValueError as error:

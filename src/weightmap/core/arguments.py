@@ -18,8 +18,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _OUTPUT = {name: f"output=Output({name}=...)" for name in ("layout", "align", "checksums", "sha256sums", "durable")}
+_OPEN = {
+    name: f"remote=Remote({name}=...)" for name in ("store", "concurrency", "deadline", "redirects", "unversioned")
+}
+_OPEN |= {"direct": 'mode="direct"', "advise": "f.advise(...)", "deltas": "weightmap.deltas.open(base, [...])"}
 # By function: old keyword and what to write instead.
 MOVED: dict[str, dict[str, str]] = {
+    "open": _OPEN,
     "save": _OUTPUT,
 }
 

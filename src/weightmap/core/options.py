@@ -126,14 +126,11 @@ class Rare(NamedTuple):
         The configuration of the model, or the path of one, by default that beside the file: see `TensorFile.weights`.
     trust : weightmap.trust.checking.Trust, optional
         The digests that the files must have.
-    direct : bool
-        Whether copies are read past the page cache.
     """
 
     deltas: tuple[str, ...] = ()
     config: Any = None
     trust: Any = None
-    direct: bool = False
 
 
 class Options:
@@ -141,7 +138,7 @@ class Options:
 
     Attributes
     ----------
-    format, mode, advise : str or None
+    format, mode : str or None
     verify : str
     strict : bool
     limits : Limits
@@ -153,7 +150,6 @@ class Options:
     """
 
     __slots__ = (
-        "advise",
         "checked",
         "format",
         "limits",
@@ -175,7 +171,6 @@ class Options:
         mode: str | None = None,
         verify: str = "header",
         strict: bool = True,
-        advise: str | None = None,
         private: bool = False,
         rare: Rare | None = None,
     ) -> None:
@@ -184,7 +179,6 @@ class Options:
         self.verify: str = verify
         self.strict: bool = strict
         self.limits: Limits = limits
-        self.advise: str | None = advise
         self.private: bool = private
         self.rare: Rare | None = rare
         self.checked: bool = verify != "none"
@@ -206,7 +200,7 @@ class Options:
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
-        names = ("format", "mode", "verify", "strict", "limits", "advise", "private", "rare")
+        names = ("format", "mode", "verify", "strict", "limits", "private", "rare")
         return {name: getattr(self, name) for name in names} | other
 
     def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:

@@ -126,7 +126,9 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         """
         try:
             if self._file is None:
-                self._file = open_model(self.checkpoint_id, mode="cow", **{"advise": self._advice(), **self._options})
+                self._file = open_model(self.checkpoint_id, **{"mode": "cow", **self._options})
+                if self._how == "read":  # this rank reads just its slices, in large pieces
+                    self._file.advise("random")
             self._tensors = TensorMetadata(self._file, self._names)
         except Exception as error:  # noqa: BLE001 - raised on the next call, on all ranks
             self._error = error
@@ -165,10 +167,6 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         done: Any = torch.futures.Future()
         done.set_result(None)
         return done
-
-    def _advice(self) -> str | None:
-        """Return the advice on read-ahead: None if this rank reads just its slices, in large pieces."""
-        return "random" if self._how == "read" else None
 
     def _close(self) -> None:
         file, self._file, self._tensors = self._file, None, None

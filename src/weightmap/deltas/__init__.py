@@ -1,6 +1,6 @@
 """What changed between two versions of a model: published, pulled, applied, and opened as one (see docs/deltas.md).
 
-``weightmap.open(base, deltas=[...])`` opens a model under deltas. They need the extra ``[deltas]``.
+`open` opens a model under deltas. They need the extra ``[deltas]``.
 """
 
 from typing import TYPE_CHECKING
@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 from weightmap.core.lazy import on_demand
 
 if TYPE_CHECKING:
+    from weightmap.deltas.overlay import open
     from weightmap.deltas.publishing import DeltaReport, publish
     from weightmap.deltas.pulling import apply, pull
 
-__all__ = ["DeltaReport", "apply", "publish", "pull"]
+__all__ = ["DeltaReport", "apply", "open", "publish", "pull"]
 
-_ON_DEMAND = {"DeltaReport": "publishing", "apply": "pulling", "publish": "publishing", "pull": "pulling"}
+_ON_DEMAND = {
+    "DeltaReport": "publishing",
+    "apply": "pulling",
+    "open": "overlay",
+    "publish": "publishing",
+    "pull": "pulling",
+}
 __getattr__ = on_demand(__name__, globals(), _ON_DEMAND)

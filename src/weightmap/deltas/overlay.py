@@ -6,16 +6,20 @@ frames of all deltas over them. The files of the deltas are sources of the handl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.arguments import mistyped
 from weightmap.core.bytes.derived import DecodedSource
 from weightmap.core.bytes.geometry import Decoded
 from weightmap.core.bytes.memory import room
+from weightmap.core.bytes.open_source import path_of
 from weightmap.core.formats import Content
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import parts_of, warnings_of
+from weightmap.core.model.opening import located, open_with, options_of
 from weightmap.core.ranges import Range
 from weightmap.core.table.joined import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
@@ -24,6 +28,7 @@ from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, coun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
     from numpy.typing import NDArray
 
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from weightmap.core.formats import Verification
     from weightmap.core.options import Limits, Options
     from weightmap.core.table.table import Place, Row, Table
+    from weightmap.typing import ModelSource, OpenOptions
 
 
 # Frames that are decoded side by side in all threads: each takes 1.7 MiB at the level that trainers use.
@@ -267,3 +273,54 @@ def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> Ten
             raise error.located(path=source.name) from None
         raise
     return file
+
+
+def open(
+    base: ModelSource,
+    directories: Sequence[str | os.PathLike[str]],
+    **open_options: Unpack[OpenOptions],
+) -> TensorFile:
+    """Open a model as it is after deltas that were published on it.
+
+    Parameters
+    ----------
+    base : str, os.PathLike, or whatever else `weightmap.open` takes
+        The model before the first delta. Tensors that did not change are views of it; a changed one is decoded at each
+        look-up, within the limits, and compared with its checksum.
+    directories : sequence of str or os.PathLike
+        The directories of the deltas, or their addresses, in order.
+    **open_options
+        As for `weightmap.open`.
+
+    Raises
+    ------
+    DeltaError
+        For a delta that is damaged, or not built on the one before.
+    UnsupportedError
+        With ``trust=``: nobody recorded a digest of a model under deltas.
+    MissingDependencyError
+        When the extra ``[deltas]`` is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> from weightmap import deltas
+    >>> wm.save("base.safetensors", {"a": np.zeros(3, np.float32)})
+    >>> wm.save("tuned.safetensors", {"a": np.ones(3, np.float32)})
+    >>> _ = deltas.publish("base.safetensors", "tuned.safetensors", "versions", version=1)
+    >>> with deltas.open("base.safetensors", ["versions/weight_v000001"]) as f:
+    ...     f["a"]
+    array([1., 1., 1.], dtype=float32)
+    """
+    if isinstance(directories, (str, bytes)) or not hasattr(directories, "__iter__"):
+        raise mistyped("directories", directories, "a sequence of directories")
+    places = []
+    for directory in directories:
+        path = path_of(directory)
+        if path is None:
+            raise mistyped("a directory of deltas", directory, "a path")
+        places.append(os.path.abspath(path) if type(path) is str else path)
+    options: dict[str, Any] = {**open_options}
+    remote = options.pop("remote", None)
+    source = base if remote is None else located(base, remote)
+    return open_with(source, options_of(source, **options, deltas=tuple(places)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from weightmap.core.arguments import as_float, as_integer, mistyped
+from weightmap.core.arguments import as_float, as_integer
+from weightmap.core.remote_options import Remote
 from weightmap.errors import AddressError, MissingDependencyError
 from weightmap.remote.fetching import Access
 from weightmap.remote.location import Location
@@ -22,45 +22,31 @@ _OF_OBSTORE = {
     "az": ("AzureStore", "container", "AZURE"),
 }
 SCHEMES = (*_OF_OBSTORE, "https", "http", "hf")
+_USUAL = Remote()
 
 
-def location_of(
-    path: str,
-    *,
-    store: Any = None,
-    concurrency: int | None = None,
-    deadline: float | None = None,
-    redirects: bool = False,
-    unversioned: bool = False,
-) -> Location | str:
+def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
     """Return the location of an object; `path` itself if it names a file: no store, and another scheme.
 
     Raises
     ------
     AddressError
         For an address with credentials or without a host.
-    ValueError
-        For limits that allow no request.
     MissingDependencyError
     """
-    scheme, found, rest = path.partition("://")
+    scheme, separator, rest = path.partition("://")
     scheme = scheme.lower()
-    if store is not None and not (hasattr(store, "get") or hasattr(store, "get_async")):
-        raise mistyped("store", store, "an object store with the methods of obstore's")
-    count = None if concurrency is None else as_integer("concurrency", concurrency)
-    seconds = DEADLINE if deadline is None else as_float("deadline", deadline)
-    if count is not None and count < 1:
-        raise ValueError(f"concurrency is {count}, expected at least 1")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"deadline is {seconds}, expected a positive number of seconds")
+    store, unversioned = remote.store, remote.unversioned
+    count = None if remote.concurrency is None else as_integer("concurrency", remote.concurrency)
+    timeout = DEADLINE if remote.deadline is None else as_float("deadline", remote.deadline)
     if store is None and scheme not in SCHEMES:
         return path
     if store is None and scheme == "hf":
         from weightmap.remote.hub import location  # noqa: PLC0415 - for the Hub alone
 
-        return location(path, count, seconds)
-    if not found:
-        return Location(path.lstrip("/"), Access(store, count, seconds, unversioned=unversioned), "", encoded=False)
+        return location(path, count, timeout)
+    if not separator:
+        return Location(path.lstrip("/"), Access(store, count, timeout, unversioned=unversioned), "", encoded=False)
     host, _, key = rest.partition("/")
     query, encoded = "", store is None and scheme not in _OF_OBSTORE
     if scheme in {"https", "http"}:
@@ -74,11 +60,11 @@ def location_of(
     elif not host:
         raise _no_host(scheme)
     elif encoded:
-        store = _web(scheme, base, seconds, redirects=redirects, query=query)
+        store = _web(scheme, base, timeout, redirects=remote.redirects, query=query)
     if store is None:
-        access: Access = _Usual(path, count, seconds, unversioned=unversioned)
+        access: Access = _Usual(path, count, timeout, unversioned=unversioned)
     else:
-        access = Access(store, count, seconds, unversioned=unversioned)
+        access = Access(store, count, timeout, unversioned=unversioned)
     return Location(base + key.removeprefix(base.split("/", 3)[3]), access, base, encoded)
 
 

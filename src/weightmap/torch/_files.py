@@ -29,7 +29,7 @@ _OCTET = np.dtype(np.uint8)
 
 def writable_mode() -> Mode:
     """Return the mode for tensors of the CPU: "cow", or "copy" where WEIGHTMAP_MODE asks for private memory."""
-    return "copy" if mode_of(None) in {"copy", "sealed"} else "cow"
+    return "cow" if mode_of(None) in {"mmap", "cow"} else "copy"
 
 
 def load_file(
@@ -109,7 +109,7 @@ def load_file(
         return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
     copies = trust is not None or direct
     mode: Mode | None = "copy" if copies else writable_mode() if where.type == "cpu" else None
-    with open_model(path, mode=mode, trust=trust, direct=direct) as file:
+    with open_model(path, mode="direct" if direct else mode, trust=trust) as file:
         _check_cast(file, () if weights else file, dtype)
         if weights:
             tensors = _parameters(file, where, verify=verify)

@@ -5,6 +5,7 @@ Formats read headers into private bytes with `Source.pread`. Arrays are views of
 * mode "mmap": a read-only shared mapping. The arrays are the page cache.
 * mode "cow": a private copy-on-write mapping. The arrays are writable, the file never changes.
 * mode "copy": the whole file, read into memory.
+* mode "direct": such a copy, read past the page cache; `Source.mode` is then "copy".
 * mode "sealed": a read-only mapping of a copy of the file in memory that nobody can change any more.
 
 A file is opened once: size, header and mapping come from one descriptor. A mapping lives as long as its last array.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap.core.bytes.descriptor import (
+    ADVICE,
     aligned,
     check_path,
     fail_changed,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from weightmap.core.options import Limits
     from weightmap.core.ranges import Range
 
-MODES = ("mmap", "cow", "copy", "sealed")
+MODES = ("mmap", "cow", "copy", "sealed", "direct")
 # Copies of more bytes than `_ASKED` check the memory left first.
 _COPIED, _ASKED = "size of the file to copy", 1 << 28
 # These modes copy the file before it is parsed.
@@ -116,7 +118,7 @@ class Source:
     _stable = True
     _fallback = True
     _limits: Limits | None = None
-    _advice: str | None = None
+    advice: str | None = None  # how its bytes are accessed: see `advise`
     format: str | None = None
     store: str | None = None  # name of the store of the bytes
     digest: str | None = None  # as the store states it
@@ -138,6 +140,8 @@ class Source:
         self.path = path
         self.name = name
         self.mode: str = mode
+        if mode == "direct":
+            self.mode, self.past_cache = "copy", True
         self._file = file
         if file is None:
             self._octets = self._memory = octets
@@ -165,7 +169,7 @@ class Source:
     @property
     def is_scattered(self) -> bool:
         """Whether it is advised as "random": then the system reads nothing ahead by itself."""
-        return self._advice == "random"
+        return self.advice == "random"
 
     @property
     def has_pages(self) -> bool:
@@ -360,8 +364,8 @@ class Source:
 
     def follow(self, other: Source) -> None:
         """Take over the settings of another source: from `prepare`, `advise` and `private`."""
-        if other._advice is not None:
-            self.advise(other._advice)
+        if other.advice is not None:
+            self.advise(other.advice)
         self.private = self.private or other.private
         if other.past_cache:
             self.past_cache = True
@@ -372,12 +376,14 @@ class Source:
             self.prepare(explicit=not other._fallback, limits=limits)
 
     def advise(self, advice: str) -> None:
-        """Advise the kernel how the bytes will be accessed: one of `ADVICE`. Call it before anything is mapped.
+        """Advise the kernel how the bytes will be accessed: one of `ADVICE`.
 
         A caller's descriptor gets no advice, since it shares its read-ahead with ours. A system may refuse advice.
         """
-        self._advice = advice
-        file = self._file
+        self.advice = advice
+        file, memory = self._file, self._memory
+        if file is not None and memory is not None and self.mode not in _COPIES:
+            access.advise(memory, ADVICE.index(advice))
         if file is not None and self.path is not None and self.mode not in _COPIES and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
@@ -426,7 +432,7 @@ class Source:
         if mode == "mmap" and self.path is None and is_sealed(file):
             mode = "sealed"
         try:
-            return map_file(file, self.size, mode, self._advice)
+            return map_file(file, self.size, mode, self.advice)
         except OSError as error:
             raise self._named(error) from None
 

@@ -6,6 +6,7 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.bytes.descriptor import ADVICE
 from weightmap.core.model.internals import (
     Closed,
     Items,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.pool.pool import Pool
+    from weightmap.typing import Advice
     from weightmap.words.embeddings import Embeddings
 
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
@@ -351,6 +353,29 @@ class TensorFile(Mapping[str, Any]):
         from weightmap.plans.residency import prefetch  # noqa: PLC0415 - opening needs none of it
 
         prefetch(self, names)
+
+    def advise(self, advice: Advice) -> None:
+        """Tell the system how the tensors will be accessed from now on, for its read-ahead. Changes speed only.
+
+        It goes with a pickled handle. No effect on buffers, objects in stores, in modes that copy, and
+        on systems without such advice.
+
+        Parameters
+        ----------
+        advice : {"random", "sequential", "normal"}
+            "random" for few rows of a large matrix on a disk, "sequential" for one pass; "normal" lets the system
+            decide.
+
+        Raises
+        ------
+        ValueError
+        ClosedError
+        """
+        if advice not in ADVICE:
+            raise ValueError(f"advice is {advice!r}, expected one of {', '.join(ADVICE)}")
+        check_open(self)
+        for source in self._sources:
+            source.advise(advice)
 
     def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Residency]:
         """Return the resident bytes and all bytes of each of these tensors (default: all), by name.

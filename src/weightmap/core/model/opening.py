@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.core import hooks
-from weightmap.core.bytes.descriptor import ADVICE
+from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.bytes.open_source import beside, from_path, path_of, take_over
 from weightmap.core.formats import by_name
 from weightmap.core.model.file import TensorFile
@@ -18,34 +18,28 @@ from weightmap.core.options import DEFAULT_LIMITS, ImportOptions, Limits, Option
 from weightmap.errors import FileChangedError, UnknownFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Unpack
 
     from numpy.typing import NDArray
 
-    from weightmap.typing import Advice, Mode, OpenOptions, Verify
+    from weightmap.core.remote_options import Remote
+    from weightmap.typing import Advice, Mode, ModelSource, OpenOptions, Trusted, Verify
 
 _VERIFY = ("none", "header", "full")
 
 
+@names_moved
 def open(
-    source: Any,
+    source: ModelSource,
     *,
     format: str | None = None,
     mode: Mode | None = None,
     verify: Verify = "header",
     strict: bool = True,
     limits: Limits | None = None,
-    advise: Advice | None = None,
-    deltas: Sequence[str | os.PathLike[str]] | None = None,
+    trust: Trusted | None = None,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    trust: Any = None,
-    direct: bool = False,
-    store: Any = None,
-    concurrency: int | None = None,
-    deadline: float | None = None,
-    redirects: bool = False,
-    unversioned: bool = False,
+    remote: Remote | None = None,
 ) -> TensorFile:
     """Open a model file in place.
 
@@ -60,13 +54,15 @@ def open(
         with the extra ``[hub]``; what its cache holds is mapped there.
     format : str, optional
         One of `formats()`; by default the content decides.
-    mode : {"mmap", "cow", "copy", "sealed"}, optional
+    mode : {"mmap", "cow", "copy", "sealed", "direct"}, optional
         "mmap": arrays are read-only views of a shared mapping. "cow": arrays are writable views of a private
         copy-on-write mapping; the file never changes. "copy": the file is read into memory. "sealed" (Linux): the file
         is copied once into memory that nobody can write to or shrink any more, and arrays are read-only views of that;
         they neither change nor fault, whatever happens to the file, and other processes can share them, see
-        `TensorFile.fileno`. A descriptor of such memory is used without a copy. Default: the environment variable
-        ``WEIGHTMAP_MODE``, else "mmap"; this default reads the file, with a log message, if the file system cannot map.
+        `TensorFile.fileno`. A descriptor of such memory is used without a copy. "direct": "copy" past the page cache,
+        so that the model is in memory once: by O_DIRECT where the file system has it, else by giving pages back after
+        each read. Default: the environment variable ``WEIGHTMAP_MODE``, else "mmap"; this default reads the file, with
+        a log message, if the file system cannot map.
     verify : {"header", "full", "none"}
         "header" validates the index. "full" also does what `TensorFile.verify` does, checksums included. "none" checks
         only what it needs to find the index; each tensor is still checked when it is looked up.
@@ -78,41 +74,19 @@ def open(
         the index does not list or places in another file, files of weights that it does not name, is a `ModelWarning`
         in either case.
     limits : Limits, optional
-        Bounds on what the file may ask for. Modes "copy" and "sealed" check them before they copy the file.
-    advise : {"random", "sequential", "normal"}, optional
-        How the tensors will be accessed, for the system's read-ahead: "random" for few rows of a large matrix on a
-        disk, "sequential" for one pass. Default: the system decides. Changes speed only; no effect on buffers, in modes
-        "copy" and "sealed", and on systems without such advice.
-    deltas : sequence of str or os.PathLike, optional
-        Directories of deltas that were published on this model, in order (see `weightmap.deltas`): the handle shows the
-        model as it is after the last one. Tensors that did not change are views of `source`; a changed one is decoded
-        at each look-up, within the limits, and compared with its checksum. They need the extra ``[deltas]``.
+        Bounds on what the file may ask for. Modes that copy check them before they copy the file.
+    trust : str, os.PathLike, mapping or Signature, optional
+        Digests that the files of the model must have, recorded elsewhere: "recorded" (what lies beside the model),
+        "sha256:..." of a single file, a mapping such as ``{"model.safetensors": "sha256:..."}``, the path of a
+        ``SHA256SUMS``, ``NAME.sha256`` or Git LFS pointer, or what `weightmap.trust.signature` returns. A file that has
+        another digest, or none in the list, raises `TrustError`. In modes that copy the bytes that were hashed are the
+        bytes of the tensors; in "mmap" and "cow" a file is hashed, then mapped, which `weightmap.trust` says more
+        about.
     config : mapping, str or os.PathLike, optional
         The configuration of the model, or the path of a ``config.json``, which says how its parameters are quantised:
         see `TensorFile.weights`. Default: ``config.json`` beside the file.
-    trust : str, os.PathLike, mapping or Signature, optional
-        Digests that the files of the model must have, recorded elsewhere: "recorded" (what lies beside the model), a
-        mapping such as ``{"model.safetensors": "sha256:..."}``, the path of a ``SHA256SUMS``, ``NAME.sha256`` or Git
-        LFS pointer, or what `weightmap.trust.signature` returns. A file that has another digest, or none in the list,
-        raises `TrustError`. In modes "copy" and "sealed" the bytes that were hashed are the bytes of the tensors; in
-        "mmap" and "cow" a file is hashed, then mapped, which `weightmap.trust` says more about.
-    direct : bool
-        Copy past the page cache, so that the model is in memory once: by O_DIRECT where the file system has it, else by
-        giving pages back after each read. For modes "copy", which it makes the default, and "sealed".
-    store : optional
-        The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
-        your own. `source` is then the address of the object, or its key in the store. Default: the store of the
-        address, with credentials from the environment (``AWS_ACCESS_KEY_ID`` …).
-    concurrency : int, optional
-        Simultaneous requests to the store; when not given, 16, and 64 of those for few bytes.
-    deadline : float, optional
-        Time limit of a request in seconds, to which each MiB adds one second; 60 when not given. A request that exceeds
-        it is cancelled and tried again, five times in all.
-    redirects : bool
-        Follow redirects of an ``https://`` address. Its query, the part behind a ``?``, is not sent on.
-    unversioned : bool
-        Read an object although the store gives it neither an ETag nor a modification time; by default it is refused. A
-        replacement of the same size between two requests then goes unnoticed, and a tensor may mix bytes of both.
+    remote : Remote, optional
+        How an object in a store is asked for: credentials, deadlines, redirects.
 
     Returns
     -------
@@ -128,8 +102,7 @@ def open(
     ------
     FormatError
         When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` for a file that is not the
-        one that `trust` names. `DeltaError` for a delta that is
-        damaged, or not built on the one before.
+        one that `trust` names.
     NotRegularFileError
         For a FIFO, socket or device.
     OSError
@@ -159,32 +132,37 @@ def open(
     >>> w[1]
     array([3., 4., 5.], dtype=float32)
     """
+    if remote is not None:
+        source = located(source, remote)
+    return refuse_frames(open_with(source, options_of(source, format, mode, verify, strict, limits, trust, config)))
+
+
+def options_of(
+    source: Any,
+    format: str | None = None,
+    mode: str | None = None,
+    verify: str = "header",
+    strict: bool = True,  # noqa: FBT001, FBT002 - as `open` passes it
+    limits: Limits | None = None,
+    trust: Any = None,
+    config: Any = None,
+    deltas: tuple[str, ...] = (),
+) -> Options:
+    """Return valid options for `open_with`: the arguments of `open`, and directories of deltas."""
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
-        raise ValueError(msg)
-    if advise is not None and advise not in ADVICE:
-        msg = f"advise is {advise!r}, expected one of {', '.join(ADVICE)}"
         raise ValueError(msg)
     if format is not None:
         by_name(format)
     limits = DEFAULT_LIMITS if limits is None else validated_limits(limits)
-    if store is not None or concurrency is not None or deadline is not None or redirects or unversioned:
-        bounds = {"concurrency": concurrency, "deadline": deadline}
-        source = _located(source, store=store, **bounds, redirects=redirects, unversioned=unversioned)
     rare = None
-    if deltas is not None or config is not None or trust is not None or direct:
+    if deltas or config is not None or trust is not None:
         if config is not None and not isinstance(config, Mapping):
             if not isinstance(config, (str, os.PathLike)):
                 raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
             config = os.path.abspath(config)
-        over = () if deltas is None else _directories(deltas)
-        if direct:
-            mode = "copy" if mode is None else mode
-            if mode not in {"copy", "sealed"}:
-                raise ValueError(f"direct=True is for copies, and mode is {mode!r}, expected 'copy' or 'sealed'")
-        rare = Rare(over, config, None if trust is None else hooks.trust_in(trust, source, over), direct)
-    options = Options(limits, format=format, mode=mode, verify=verify, strict=strict, advise=advise, rare=rare)
-    return refuse_frames(open_with(source, options))
+        rare = Rare(deltas, config, None if trust is None else hooks.trust_in(trust, source, deltas))
+    return Options(limits, format=format, mode=mode, verify=verify, strict=strict, rare=rare)
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:
@@ -235,26 +213,15 @@ def open_with(source: Any, options: Options) -> TensorFile:
         raise
 
 
-def _directories(deltas: Any) -> tuple[str, ...]:
-    """Return directories of deltas as absolute paths, or as addresses."""
-    from weightmap.core.arguments import mistyped  # noqa: PLC0415 - few handles need it
-
-    if isinstance(deltas, (str, bytes)) or not hasattr(deltas, "__iter__"):
-        raise mistyped("deltas", deltas, "a sequence of directories")
-    found = []
-    for given in deltas:
-        path = path_of(given)
-        if path is None:
-            raise mistyped("a directory of deltas", given, "a path")
-        found.append(os.path.abspath(path) if type(path) is str else path)
-    return tuple(found)
-
-
-def _located(source: Any, **options: Any) -> Any:
+def located(source: Any, remote: Remote) -> Any:
     """Return the location of an object with options for its store."""
+    from weightmap.core.remote_options import Remote  # noqa: PLC0415 - for addresses alone
+
+    if not isinstance(remote, Remote):
+        raise mistyped("remote", remote, "a weightmap.Remote")
     if not isinstance(source, (str, os.PathLike)):
-        raise TypeError(f"store= and its like are for addresses, and source is a {type(source).__name__}")
-    return hooks.location_of(os.fsdecode(os.fspath(source)), **options)
+        raise TypeError(f"remote= is for addresses, and source is a {type(source).__name__}")
+    return hooks.location_of(os.fsdecode(os.fspath(source)), remote)
 
 
 def _open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:
@@ -275,10 +242,10 @@ def _open_sharded(path: str, options: Options) -> TensorFile:
     return open_sharded(path, options)
 
 
-def load(source: Any, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[Any] | Any]:
+def load(source: ModelSource, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[Any] | Any]:
     """Open a file and return all its tensors as a dictionary of views, in file order.
 
-    The views keep the mapping alive; nothing is copied (unless `mode` is "copy" or "sealed"). A quantised tensor is a
+    The views keep the mapping alive; nothing is copied (unless `mode` says so). A quantised tensor is a
     `QuantizedTensor`, as ``f[name]`` gives it, which `numpy.asarray` decodes.
 
     Parameters
@@ -297,7 +264,9 @@ def load(source: Any, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[
         return dict(file.items())
 
 
-def reopen(path: str, options: dict[str, Any], expected: dict[str, tuple[int, ...]]) -> TensorFile:
+def reopen(
+    path: str, options: dict[str, Any], expected: dict[str, tuple[int, ...]], advice: Advice | None = None
+) -> TensorFile:
     """Open a model for a pickled handle. Raises `FileChangedError` if one of its files has changed."""
     msg = "the file is no longer the one that the pickled handle was opened on"
     # Checked before parsing, for another file may be no model at all; and again once all files are open.
@@ -310,6 +279,8 @@ def reopen(path: str, options: dict[str, Any], expected: dict[str, tuple[int, ..
     if identities(file) != expected:
         file.close()
         raise FileChangedError(msg, path=path)
+    if advice is not None:
+        file.advise(advice)
     return file
 
 
@@ -330,7 +301,7 @@ def _reduce(file: TensorFile) -> tuple[Any, ...]:
     if source.absolute is None:
         msg = f"a handle on {source.name} cannot be pickled: only one opened by path can"
         raise TypeError(msg)
-    return reopen, (source.absolute, options.keywords(), identities(file))
+    return reopen, (source.absolute, options.keywords(), identities(file), source.advice)
 
 
 copyreg.pickle(TensorFile, _reduce)

@@ -116,7 +116,7 @@ def refuse_frames(file: TensorFile) -> TensorFile:
 
 def delta_error(what: str, field: str) -> UnsupportedError:
     """Return the error for an index or a file of a delta."""
-    remedy = "use wm.open(base, deltas=[...]), or weightmap.deltas.apply or pull"
+    remedy = "use weightmap.deltas.open(base, [...]), apply or pull"
     return UnsupportedError(f"{what} compressed changes of another version, not values: {remedy}", field=field)
 
 
@@ -176,14 +176,10 @@ def open_opened(source: Source, options: Options) -> TensorFile:
     wanted, limits = options.format, options.limits
     opened: Source | TensorFile = source
     try:
-        if options.advise is not None:
-            source.advise(options.advise)
         if options.private:
             source.private = True
-        if options.rare is not None:
-            source.past_cache = options.rare.direct
-            if options.trust is not None:
-                _admit(source, options)
+        if options.rare is not None and options.trust is not None:
+            _admit(source, options)
         explicit = options.mode is not None
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
