@@ -38,7 +38,7 @@ default_role = "py:obj"
 # The names of `weightmap`, in the order in which a program meets them.
 USES = {
     "Open and read": ("open", "load", "TensorFile", "TensorInfo", "QuantizedTensor", "Limits", "formats"),
-    "Write": ("save", "convert", "Quantize", "Run", "quantize", "ConvertReport"),
+    "Write": ("save", "Output", "convert", "Quantize", "Run", "quantize", "ConvertReport"),
     "Check and compare": ("verify", "VerifyReport", "diff", "DiffReport", "TensorDiff"),
     "Words": ("Vocabulary", "Embeddings"),
     "Read by plan": ("plan", "shard", "ReadPlan"),
@@ -66,15 +66,15 @@ MODULES = {
     "weightmap.torch": "PyTorch: tensors of a file, parameters of a module",
     "weightmap.jax": "jax arrays and shardings",
     "weightmap.compat": "the interface of safetensors, on every format",
-    "weightmap.compat.torch": "that of safetensors.torch",
-    "weightmap.compat.numpy": "that of safetensors.numpy",
+    "weightmap.compat.torch": "the interface of safetensors.torch",
+    "weightmap.compat.numpy": "the interface of safetensors.numpy",
     "weightmap.compat.gguf": "gguf-py's reader",
-    "weightmap.dlpack": "memory for any library that takes DLPack",
+    "weightmap.dlpack": "arrays for any library that takes DLPack",
     "weightmap.device": "loading to GPUs",
     "weightmap.vllm": "the load format of vLLM, the loader of SGLang",
     "weightmap.dcp": "torch.distributed.checkpoint",
-    "weightmap.deltas": "what changed between two versions of a model",
-    "weightmap.trust": "the bytes that were meant: digests recorded elsewhere",
+    "weightmap.deltas": "versions of a model: publish, pull, apply, open",
+    "weightmap.trust": "verify downloads: SHA-256 and signatures",
     "weightmap.words": "word vectors of other programs",
     "weightmap.kernels": "checksums, hashes, widening and decoding in C",
     "weightmap.errors": "every error, with its fields",
@@ -134,7 +134,7 @@ def skip_fields(app, what, name, obj, skip, options):  # noqa: ANN001, ANN201, A
 def rewrite_links(app, docname, source):  # noqa: ANN001, ANN201, ARG001 - as Sphinx calls it
     """Name files of the checkout that are not pages, instead of linking to them."""
     source[0] = re.sub(
-        r"\[([^\]]+)\]\(\.\./([^)]+)\)",
+        r"\[([^\]]+)\]\(\.\./([^)#]+)(?:#[^)]*)?\)",
         lambda link: f"`{link[2]}`" if link[2].endswith(link[1]) else f"{link[1]} (`{link[2]}`)",
         source[0],
     )

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -169,6 +170,10 @@ def test_forty_gib_open_without_that_much_memory(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("for 40 GiB, value 0.0") == 2
+
+
+def test_the_pages_of_the_interface_have_every_public_name():
+    assert runpy.run_path(str(ROOT / "docs" / "conf.py"))["api_pages"]()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
