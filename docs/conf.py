@@ -37,7 +37,7 @@ default_role = "py:obj"
 
 # The names of `weightmap`, in the order in which a program meets them.
 USES = {
-    "Open and read": ("open", "load", "TensorFile", "TensorInfo", "QuantizedTensor", "Limits", "formats"),
+    "Open and read": ("open", "load", "Remote", "TensorFile", "TensorInfo", "QuantizedTensor", "Limits", "formats"),
     "Write": ("save", "Output", "convert", "Quantize", "Run", "quantize", "ConvertReport"),
     "Check and compare": ("verify", "VerifyReport", "diff", "DiffReport", "TensorDiff"),
     "Words": ("Vocabulary", "Embeddings"),
