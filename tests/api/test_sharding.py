@@ -81,8 +81,8 @@ def test_a_lock_that_was_removed_is_made_again(tmp_path, monkeypatch):
     target, opened = target_of(tmp_path, "embd"), []
     open_lock = sharding._open_lock
 
-    def removed_meanwhile(path):
-        file = open_lock(path)
+    def removed_meanwhile(path, *flags):
+        file = open_lock(path, *flags)
         if not opened:
             Path(path).unlink()
         opened.append(path)

@@ -25,6 +25,7 @@ from tests.remote.servers import Objects, Taking
 import weightmap as wm
 from weightmap import deltas
 from weightmap.core.remote_options import Remote
+from weightmap.core.model import sharding
 from weightmap.deltas import publishing
 from weightmap.remote.fetching import Access
 from weightmap.remote.stores import location_of
@@ -250,3 +251,26 @@ def test_a_signal_during_a_request(world, way):
     assert ended == [True]
     assert descriptors() == files
     assert not list((at / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_interrupts_of_a_lock(tmp_path, is_new):
+    """No file of the lock, and no descriptor, is left at any moment; nor its folder, once it has been made."""
+    folder = tmp_path / "model"
+    target = sharding.ShardTarget(f"{folder}/", "model.index.json", "model", ".safetensors")
+
+    def work():
+        with sharding.holding(target):
+            assert (folder / ".model.index.json.lock").exists()
+
+    folder.mkdir()
+    events = interrupted(work, -1)
+    before = descriptors()
+    for number in range(events):
+        if folder.exists() == is_new:
+            folder.rmdir() if is_new else folder.mkdir()
+        assert interrupted(work, number) is Interruption, number
+        gc.collect()
+        assert not folder.exists() or not list(folder.iterdir()), number
+        assert descriptors() == before
+        work()

@@ -199,27 +199,38 @@ def holding(target: ShardTarget, part: int | None = None) -> Iterator[None]:
     TargetError
         When another run holds the target, or this part of it.
     """
-    made = _make_folder(target)
+    new_folder = _make_folder(target)
     path = os.path.join(target.folder, f".{target.index_name}.lock")
-    file = _open_lock(path)
+    file: Descriptor | None = None
     try:
-        while True:
+        while file is None or not _is_there(file, path):  # the run before may remove the file while this one opens it
+            file = _open_lock(path, os.O_CREAT)
             if not _lock(file, 0 if part is None else part, 0 if part is None else 1):
                 msg = "another run is writing this model: wait for its end, or choose another target"
                 raise TargetError(msg, path=target.path)
-            if _is_there(file, path):
-                break
-            file = _open_lock(path)  # the run before removed the file after this one had opened it
         yield
     finally:
-        # Other ranks may still hold their parts.
+        folder = target.folder if new_folder else None
+        try:
+            _release(file, path, folder)
+        except BaseException:  # an interrupt
+            _release(file, path, folder)
+            raise
+
+
+def _release(file: Descriptor | None, path: str, folder: str | None) -> None:
+    """Remove the file of a lock, unless other ranks hold their parts; and a folder that is empty then.
+
+    `file` is None where an interrupt came while it was opened.
+    """
+    with contextlib.suppress(OSError):
+        file = _open_lock(path) if file is None else file
         if _is_there(file, path) and _lock(file, 0, 0):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        del file
-        if made:
-            with contextlib.suppress(OSError):  # it is not empty
-                os.rmdir(target.folder)
+            os.unlink(path)
+    del file  # before its folder goes
+    if folder is not None:
+        with contextlib.suppress(OSError):  # it is not empty
+            os.rmdir(folder)
 
 
 def _make_folder(target: ShardTarget) -> bool:
@@ -235,8 +246,8 @@ def _make_folder(target: ShardTarget) -> bool:
     return True
 
 
-def _open_lock(path: str) -> Descriptor:
-    return take_ownership(os.open, path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+def _open_lock(path: str, flags: int = 0) -> Descriptor:
+    return take_ownership(os.open, path, os.O_RDWR | flags | getattr(os, "O_CLOEXEC", 0), 0o666)
 
 
 def _is_there(file: Descriptor, path: str) -> bool:
