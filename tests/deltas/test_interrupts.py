@@ -24,8 +24,8 @@ from tests.remote.servers import Objects, Taking
 
 import weightmap as wm
 from weightmap import deltas
-from weightmap.core.remote_options import Remote
 from weightmap.core.model import sharding
+from weightmap.core.remote_options import Remote
 from weightmap.deltas import publishing
 from weightmap.remote.fetching import Access
 from weightmap.remote.stores import location_of
@@ -241,10 +241,10 @@ def test_a_signal_during_a_request(world, way):
 
     files = descriptors()
     store = Store(Objects({}), ())
-    address = location_of("s3://bucket/source", store=store)
+    address = location_of("s3://bucket/source", Remote(store))
     ways = {
         "publish": lambda: deltas.publish(at / "base", at / "after", address, version=1),
-        "open": lambda: wm.open("s3://bucket/model.safetensors", store=store),
+        "open": lambda: wm.open("s3://bucket/model.safetensors", remote=Remote(store)),
     }
     with pytest.raises(KeyboardInterrupt):
         ways[way]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -308,3 +309,36 @@ def test_codes_that_go_to_a_file_alone(tmp_path, target):
         assert not [
             line for line in wm.convert(folder, tmp_path / target, weights=True).warnings if "as stored" in line
         ]
+
+
+LONE = {
+    "a float8 weight": ("extra.weight", codes(F8, 4, 32)),
+    "another float8 weight": ("extra.weight", codes(ml_dtypes.float8_e5m2, 4, 32)),
+    "a float8 weight of one dimension": ("extra.weight", codes(F8, 32)),
+    "a weight of bytes": ("extra.weight", codes(np.uint8, 4, 32)),
+    "experts of bytes": ("mlp.experts.gate_up_proj", codes(np.uint8, 2, 4, 8)),
+    "experts of float8": ("mlp.experts.w1", codes(F8, 2, 4, 8)),
+}
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq 4", "gpt-oss", "nf4, nested False", "int8 of bitsandbytes", "fp8 f32"])
+@pytest.mark.parametrize("kind", LONE)
+def test_codes_without_scales_under_a_configuration(tmp_path, name, kind):
+    """They are refused by the name of the tensor; the other parameters and the stored tensors stay readable."""
+    example = EXAMPLES[name]()
+    lone, array = LONE[kind]
+    example.tensors[lone] = array
+    for plain in (np.arange(4, dtype=np.float32), np.zeros((1, 1, 4, 4), np.uint8)):  # weights and masks
+        example.tensors[f"plain{plain.ndim}.{'weight' if plain.ndim == 1 else 'bias'}"] = plain
+    path = example.write(tmp_path / "model")
+    with wm.open(path) as f:
+        view = f.weights
+        with pytest.raises(wm.FormatError, match=rf"'{lone}' is \w+, (and its scales|codes without)") as raised:
+            view[lone]
+        said = str(raised.value)
+        assert "scales are missing" in said or re.search(r"quant_method '.*' in quantization_config of .*config", said)
+        assert view["plain1.weight"].tolist() == [0, 1, 2, 3]
+        assert view["plain4.bias"].shape == (1, 1, 4, 4)
+        assert f[lone].tobytes() == array.tobytes()
+        with pytest.raises(wm.FormatError, match=lone):
+            dict(view)

@@ -16,7 +16,7 @@ import numpy as np
 
 from weightmap.checkpoints.methods._expressions import Expression, UnsupportedExpressionError
 from weightmap.core.bytes.strict_json import kind_of
-from weightmap.core.model.codes import INTEGERS
+from weightmap.core.model.codes import INTEGERS, SMALL_FLOATS
 from weightmap.errors import FormatError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32")
+# Names of the codes of experts that are one parameter.
+_FUSED = re.compile(r"(?:[._]proj|\bexperts\.\w+)\Z")
 
 
 class Settings:
@@ -274,11 +276,18 @@ class Method:
     def check_lone(self, name: str, row: Row) -> None:
         """Raise `FormatError` for a tensor without other pieces that is a weight, and codes by its type."""
         module, kind = name.removesuffix(".weight"), row.dtype.name
-        if module == name or row.dtype.quantized or self.leaves_out(module):
+        is_fused = _FUSED.search(name) is not None
+        if (module == name and not is_fused) or row.dtype.quantized or self.leaves_out(module):
             return
-        if kind in self.coded or (kind in INTEGERS and len(row.shape) > 1):
+        is_integer = kind in INTEGERS and len(row.shape) > 1
+        if not is_fused and (kind in self.coded or is_integer):
             msg = f"tensor {quoted(name)} is {kind}, and its scales are missing"
             raise FormatError(msg, field="quantization_config")
+        if is_integer or kind in SMALL_FLOATS:
+            scheme = f"quant_method {quoted(self.settings.values['quant_method'])}"
+            where = f"{self.settings.where} of {quoted(self.settings.path)}"
+            msg = f"tensor {quoted(name)} is {kind}, codes without scales, which {scheme} in {where} does not explain"
+            raise UnsupportedError(msg, field="quantization_config")
 
 
 def _like(entry: str, module: str) -> bool:

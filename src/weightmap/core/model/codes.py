@@ -21,7 +21,8 @@ _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
 # Integers that are codes where they are a weight.
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 # Types of codes, and of scales beside them.
-_CODES = _FLOAT8 | _PACKED | set(INTEGERS)
+SMALL_FLOATS = _FLOAT8 | _PACKED
+_CODES = SMALL_FLOATS | set(INTEGERS)
 # Types in which bitsandbytes may store bytes of codes.
 _VIEWED = frozenset({"float16", "bfloat16", "float32"})
 _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "float8_e8m0fnu"})
