@@ -239,8 +239,9 @@ def test_a_signal_during_a_request(world, way):
         async def list_with_delimiter_async(self, prefix):
             return {"objects": [], "common_prefixes": []}
 
-    files = descriptors()
     store = Store(Objects({}), ())
+    Access(store, None, 60).run(asyncio.sleep(0))  # starts the loop
+    files = descriptors()
     address = location_of("s3://bucket/source", Remote(store))
     ways = {
         "publish": lambda: deltas.publish(at / "base", at / "after", address, version=1),
