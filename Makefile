@@ -26,16 +26,17 @@ demo: $(MODULE) $(MODEL) $(VENV)/.minilm
 JOBS := auto
 # Python may cache what it compiles: the suite starts many processes.
 TEST := unset PYTHONDONTWRITEBYTECODE; $(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal
-## test: the tests, and every benchmark once: four and a half minutes on two idle processors
-test: $(MODULE) $(MODEL) $(VENV)/.extra-test $(VENV)/.extra-bench
-	@echo "Running the tests, and each benchmark once"
-	@$(TEST) -m "not slow" tests benchmarks
+PART :=
+## test: the core and one test a file of each part, in two minutes on two idle processors; a part: make test PART=deltas
+test: $(MODULE) $(MODEL) $(VENV)/.extra-test
+	@echo "Running $(if $(PART),tests/$(PART),the tests of the core, and some of each part)"
+	@$(TEST) $(if $(PART),tests/$(PART),-m quick tests)
 
 # `make test test-all` runs no test twice.
-## test-all: these, and the slow ones, which compile the C sources again or try very many files: what CI runs
-test-all: test $(VENV)/.extra-pages
-	@echo "Running the slow tests"
-	@$(TEST) -m slow tests
+## test-all: these and all others, and every benchmark once: what CI runs
+test-all: test $(VENV)/.extra-bench $(VENV)/.extra-pages
+	@echo "Running all other tests, and each benchmark once"
+	@$(TEST) -m "not quick" tests benchmarks
 
 ## lint: ruff, mypy --strict, pyright, clang-format, and the C sources with warnings as errors
 lint: $(VENV)/.extra-lint

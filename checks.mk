@@ -6,7 +6,7 @@ CHECKS := build/checks
 .PHONY: fuzz fuzz-guided fuzz-c sanitize sanitize-test tsan-test coverage arm64-test
 
 # --------------------------------------------------------------------------------- the module under the sanitisers
-# A choice of tests: make sanitize SANITIZE_TESTS="-n 2 tests/kernels/test_crc32.py". tests/sanitised.py lists the tests left
+# A choice of tests: make sanitize SANITIZE_TESTS="-n 2 tests/core/native/test_crc32.py". tests/sanitised.py lists the tests left
 # out, with reasons, and the options of the sanitisers; `make test-all` runs a part.
 SANITIZE_TESTS := tests
 SANITIZED := build/sanitize/lib

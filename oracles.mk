@@ -50,39 +50,38 @@ PYTEST_IN = PYTHONPATH="$(CURDIR)/src$(1)" $(ORACLES)$(@:-test=)/bin/python -m p
 
 ## clients-test: transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB
 clients-test:
-	@WEIGHTMAP_CLIENTS=1 $(PYTEST_IN) $(addprefix tests/integration/test_,clients.py compat.py compat_surface.py \
-	    compat_others.py compat_suite.py compat_torch.py dlpack.py docs.py::test_the_snippets_of_a_guide_run jax.py \
-	    load_into.py torch.py)
+	@WEIGHTMAP_CLIENTS=1 $(PYTEST_IN) tests/compat tests/jax $(addprefix tests/torch/test_,dlpack.py load_into.py torch.py) \
+	    tests/integration/test_docs.py::test_the_snippets_of_a_guide_run
 
 ## torch-test: checkpoints that PyTorch writes, beside its own loader
 torch-test:
-	@WEIGHTMAP_TORCH=1 $(PYTEST_IN) tests/integration/test_checkpoints.py fuzz/pickles
+	@WEIGHTMAP_TORCH=1 $(PYTEST_IN) tests/torch/test_checkpoints.py fuzz/pickles
 
 ## experts-test: mixtures of experts of transformers 5 and 4 whose experts come from a pool
 experts-test:
-	@WEIGHTMAP_EXPERTS=1 $(PYTEST_IN) tests/integration/test_experts.py
-	@WEIGHTMAP_EXPERTS=1 $(call PYTEST_IN,:$(abspath $(ORACLES)experts)/transformers-4) tests/integration/test_experts.py
+	@WEIGHTMAP_EXPERTS=1 $(PYTEST_IN) tests/torch/test_experts.py
+	@WEIGHTMAP_EXPERTS=1 $(call PYTEST_IN,:$(abspath $(ORACLES)experts)/transformers-4) tests/torch/test_experts.py
 
 ## quantised-test: quantised models of transformers and its libraries decoded beside them: an environment of 1 GB
 quantised-test:
-	@WEIGHTMAP_QUANTISED=1 $(PYTEST_IN) tests/integration/test_quantised.py
+	@WEIGHTMAP_QUANTISED=1 $(PYTEST_IN) tests/checkpoints/test_quantised.py
 
 ## llama-test: models of Hugging Face as GGUF in llama.cpp, beside transformers: compiles it once, an environment of 2 GB
 llama-test:
-	@WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)/llama.cpp" $(PYTEST_IN) tests/llama tests/integration/test_llama_cpp.py
+	@WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)/llama.cpp" $(PYTEST_IN) tests/llama
 
 # What is not there, such as nginx, is skipped visibly.
 ## distributed-test: torch.distributed, jax, MPI ranks and object stores on one machine: an environment of 1.5 GB
 distributed-test:
-	@WEIGHTMAP_DISTRIBUTED=1 $(PYTEST_IN) tests/distributed tests/remote/test_reading_ahead.py
+	@WEIGHTMAP_DISTRIBUTED=1 $(PYTEST_IN) tests/dcp tests/remote/test_reading_ahead.py tests/remote/test_object_stores.py \
+	    tests/conversion/test_dask.py tests/conversion/test_walk_through.py tests/device/test_device_ranks.py
 
 # Without a GPU, Triton's interpreter runs the kernels that decode, its compiler makes their machine code, and the other tests
 # are skipped visibly.
 ## device-test: loading to a GPU: all tests on one, and its kernels by an interpreter, in an environment of 6 GB
 device-test:
-	@TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(PYTEST_IN) tests/integration/test_triton.py
-	@$(PYTEST_IN) $(addprefix tests/integration/test_,device_gpu.py triton.py triton_compiled.py torch.py load_into.py) \
-	    tests/plans/test_device.py
+	@TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(PYTEST_IN) tests/torch/test_triton.py
+	@$(PYTEST_IN) tests/device $(addprefix tests/torch/test_,triton.py triton_compiled.py torch.py load_into.py)
 
 ## device-bench: the same timed beside other loaders; it needs a GPU
 device-bench: $(MODULE) $(ORACLES)device/.installed
@@ -99,7 +98,7 @@ ORACLE = WEIGHTMAP_$(1)="$(abspath $(ORACLES)$(@:-test=))/bin/python"
 
 ## vllm-test: vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU
 vllm-test:
-	@$(call ORACLE,VLLM) $(PYTEST) tests/integration/test_vllm.py tests/integration/test_vllm_server.py
+	@$(call ORACLE,VLLM) $(PYTEST) tests/vllm
 
 ## modelexpress-test: versions of models written and read by NVIDIA's ModelExpress beside ours
 modelexpress-test:
@@ -107,12 +106,12 @@ modelexpress-test:
 
 ## finalfusion-test: what is written is read by finalfusion-python
 finalfusion-test:
-	@$(call ORACLE,FINALFUSION) $(PYTEST) tests/formats/finalfusion/test_finalfusion_upstream.py
+	@$(call ORACLE,FINALFUSION) $(PYTEST) tests/core/formats/finalfusion/test_finalfusion_upstream.py
 
 # The browser and its driver come from the system: apt install chromium chromium-driver.
 ## browser-test: the pages of weightmap report in a headless Chromium, which the system has
 browser-test: $(MODULE) $(VENV)/.extra-test $(VENV)/.browser
-	@WEIGHTMAP_BROWSER=1 $(PYTEST) -n 0 tests/browser
+	@WEIGHTMAP_BROWSER=1 $(PYTEST) -n 0 tests/report/test_report_browser.py
 
 # ----------------------------------------------------------------------------------------------------------------- ggml
 # One file of ggml from a source distribution of llama.cpp, compiled for this machine's CPU.
@@ -130,7 +129,7 @@ GGML_BUILT = WEIGHTMAP_GGML="$(CURDIR)/$(GGML)/libggml.so"
 
 ## ggml-test: values and errors of ggml's blocks beside those of ggml's own C, downloaded (77 MB) and compiled
 ggml-test: $(MODULE) $(VENV)/.extra-test $(GGML)/libggml.so
-	@$(GGML_BUILT) $(PYTEST) -n 0 tests/kernels/test_ggml_upstream.py
+	@$(GGML_BUILT) $(PYTEST) -n 0 tests/core/native/test_ggml_upstream.py
 
 ## bench-ggml: the same timed
 bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so

@@ -31,6 +31,6 @@ done
 cp -r "$here/tests" "$here/benchmarks" "$here/csrc" "$here/pyproject.toml" "$root/weightmap"
 test -e "$root/dev/urandom" || mount --bind /dev "$root/dev"
 test -e "$root/proc/self" || mount -t proc proc "$root/proc"
-[ $# -gt 0 ] || set -- tests/kernels tests/contract tests/api tests/index tests/formats/embd
+[ $# -gt 0 ] || set -- tests/core/native tests/core/table tests/core/model tests/core/formats/embd tests/contract
 exec chroot "$root" env PYTHONPATH=/weightmap/site HOME=/tmp sh -c "cd /weightmap && exec $python -m pytest \
     -p no:cacheprovider -q -n 0 --continue-on-collection-errors $*"

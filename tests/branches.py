@@ -22,9 +22,9 @@ TESTS = (
     "tests/plans/test_plan_reads.py",
     "tests/remote/test_stores.py",
     "tests/trust/test_trust.py::test_a_mapping_and_a_path_of_a_list",
-    "tests/api/test_convert.py::test_limits_are_limits",
-    "tests/api/test_convert_names.py::test_save_refuses_two_tensors_of_one_name",
-    "tests/api/test_convert_names.py::test_different_names_of_one_hash_are_written",
+    "tests/conversion/test_convert.py::test_limits_are_limits",
+    "tests/conversion/test_convert_names.py::test_save_refuses_two_tensors_of_one_name",
+    "tests/conversion/test_convert_names.py::test_different_names_of_one_hash_are_written",
     "tests/llama/test_llama.py::test_a_single_file_is_translated_when_asked_for",
     "tests/robustness/test_big.py::test_a_collision_flood_stays_quick",
     "tests/robustness/test_big.py::test_a_flooded_vocabulary_stays_quick",
@@ -32,10 +32,10 @@ TESTS = (
     "tests/contract/test_contract.py::test_limits_are_enforced",
     "tests/contract/test_contract.py::test_verify_reports_its_checks",
     "tests/robustness/test_damage.py::test_every_prefix_is_refused",
-    "tests/api/test_quantizing.py::test_decoding_in_pieces",
-    "tests/api/test_cli_quantize.py::test_inspect_shows_how_tensors_are_quantised",
-    "tests/api/test_cli_quantize.py::test_inspect_json_on_quantised_tensors",
-    "tests/api/test_cli_quantize.py::test_inspect_shows_a_file_whose_mask_is_damaged",
+    "tests/conversion/test_quantizing.py::test_decoding_in_pieces",
+    "tests/cli/test_cli_quantize.py::test_inspect_shows_how_tensors_are_quantised",
+    "tests/cli/test_cli_quantize.py::test_inspect_json_on_quantised_tensors",
+    "tests/cli/test_cli_quantize.py::test_inspect_shows_a_file_whose_mask_is_damaged",
     "tests/robustness/test_limits.py::test_headers_as_large_as_allowed",
     "tests/robustness/test_limits.py::test_names_are_limited_together",
     "tests/robustness/test_limits.py::test_the_largest_header_that_the_references_read",
@@ -51,7 +51,7 @@ TESTS = (
 _LARGE = "takes long, for what is large or many, and adds no branch"
 # The tests of these, by the beginnings of their ids, that do not run here, and why.
 LEFT_OUT = {
-    "tests/api/test_save.py::test_big_tensors_are_written_without_a_second_copy": _LARGE,
+    "tests/core/model/test_save.py::test_big_tensors_are_written_without_a_second_copy": _LARGE,
 }
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 from tests import leftovers, sanitised
+from tests.places import ROOT
 
-from weightmap import cli, kernels
+from weightmap import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,8 +55,20 @@ def _freeze() -> None:
     gc.freeze()
 
 
+# What `make test` runs: all tests of these folders but slow ones, and the first test of each file of any other.
+QUICK = ("core", "contract")
+
+
+@pytest.hookimpl(tryfirst=True)  # marks are looked at later
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out, visibly, what cannot run under the sanitisers when they are there; begin with what takes longest."""
+    """Mark what is quick; leave out what cannot run under the sanitisers; begin with what takes longest."""
+    begun = set()
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests") and not item.get_closest_marker("slow"):
+            whole = item.path.relative_to(ROOT / "tests").parts[0] in QUICK
+            if whole or item.path not in begun:
+                item.add_marker(pytest.mark.quick)
+            begun.add(item.path)
     items.sort(key=lambda item: not item.nodeid.startswith("tests/robustness/test_sanitised.py"))
     for item in items if sanitised.ACTIVE else ():
         reason = sanitised.reason_to_skip(item.nodeid)
@@ -121,6 +134,7 @@ def put(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run a command in this process; give (exit status, standard output, standard error)."""
+    from weightmap import cli  # a part: the tests of the core do without
 
     def run(*argv: object) -> tuple[int, str, str]:
         status = cli.main([str(argument) for argument in argv])

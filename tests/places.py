@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What other programs make of their own files: beside a checkout, if it is there, or in the folder of this variable.
 GROUNDTRUTH = Path(os.environ.get("WEIGHTMAP_GROUNDTRUTH") or ROOT.parent / "shared" / "groundtruth")
 # The tests of single formats, a folder for each.
-FORMAT_TESTS = "tests/formats"
+FORMAT_TESTS = "tests/core/formats"
 
 
 def suite(name: str) -> str:

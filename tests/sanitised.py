@@ -30,7 +30,7 @@ LEFT_OUT = {
         ),
         "limits the address space, of which the sanitiser takes terabytes",
     ),
-    "tests/kernels/test_guard_pages.py::test_the_pages_are_forbidden": (
+    "tests/core/native/test_guard_pages.py::test_the_pages_are_forbidden": (
         "the sanitiser has a handler for segmentation faults"
     ),
     **dict.fromkeys(
@@ -39,9 +39,9 @@ LEFT_OUT = {
     ),
     **dict.fromkeys(
         (
-            "tests/api/test_pool.py::test_memory_stays_within_the_budget",
+            "tests/pool/test_pool.py::test_memory_stays_within_the_budget",
             "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
-            "tests/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",
+            "tests/core/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",
         ),
         "counts memory, of which the sanitiser keeps for a while what was freed",
     ),
@@ -83,15 +83,15 @@ LATER = {
     **dict.fromkeys(
         (
             f"tests/{folder}/"
-            for folder in ("browser", "contract", "deltas", "distributed", "llama", "remote", "trust", "weights")
+            for folder in ("checkpoints", "contract", "dcp", "deltas", "llama", "remote", "report", "trust")
         ),
         "what they try is in Python; C gets what it gets in the tests of formats and of kernels",
     ),
     suite("guard_pages"): "test_outputs calls the same functions in memory that the sanitiser watches",
     **dict.fromkeys(
         (
-            "tests/kernels/test_decoding.py::test_output_beyond_the_caches",
-            "tests/kernels/test_lookup.py::test_what_is_streamed_is_the_same",
+            "tests/core/native/test_decoding.py::test_output_beyond_the_caches",
+            "tests/core/native/test_lookup.py::test_what_is_streamed_is_the_same",
         ),
         "outputs of 36 MiB, of which a shorter one takes the same way, except where outputs are streamed",
     ),

@@ -34,8 +34,8 @@ from minilm.measure import measure_in_child
 from minilm.report import measurement_lines, similarity_lines
 from minilm.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
 from weightmap.core.dtypes import FLOATING
-from weightmap.errors import MissingDependencyError, counted, escape
 from weightmap.core.model.internals import dense_rows
+from weightmap.errors import MissingDependencyError, counted, escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

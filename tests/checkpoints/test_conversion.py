@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
+from tests.checkpoints.checkpoints import EXAMPLES, MODULE, stored
 from tests.support import each
-from tests.weights.checkpoints import EXAMPLES, MODULE, stored
 
 import weightmap as wm
 from weightmap import cli

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.checkpoints.checkpoints import EXAMPLES, MODULE, Checkpoint, mutated
 from tests.support import each
-from tests.weights.checkpoints import EXAMPLES, MODULE, Checkpoint, mutated
 
 import weightmap as wm
 

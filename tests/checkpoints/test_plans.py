@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.checkpoints.checkpoints import EXAMPLES
 from tests.support import each
-from tests.weights.checkpoints import EXAMPLES
 
 import weightmap as wm
 

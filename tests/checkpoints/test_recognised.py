@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
+from tests.checkpoints.checkpoints import BF16, EXAMPLES, F8, MODULE, stored
 from tests.support import each
-from tests.weights.checkpoints import BF16, EXAMPLES, F8, MODULE, stored
 
 import weightmap as wm
 from weightmap.cli import main

@@ -9,8 +9,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.checkpoints.checkpoints import EXAMPLES
 from tests.support import each
-from tests.weights.checkpoints import EXAMPLES
 
 import weightmap as wm
 

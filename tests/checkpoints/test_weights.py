@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
-from tests.weights.checkpoints import EXAMPLES, MODULE, stored
+from tests.checkpoints.checkpoints import EXAMPLES, MODULE, stored
 
 import weightmap as wm
 

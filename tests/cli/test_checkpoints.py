@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 from tests.builders import torch as files
-from tests.formats.torch.test_beside_tensors import DATA, F4, NEW, SIX, UNKNOWN, W, dtype, of
-from tests.formats.torch.test_ranks import CONSOLIDATE, FIRST, PART, shard
+from tests.core.formats.torch.test_beside_tensors import DATA, F4, NEW, SIX, UNKNOWN, W, dtype, of
+from tests.core.formats.torch.test_ranks import CONSOLIDATE, FIRST, PART, shard
 
 import weightmap as wm
 from weightmap import cli

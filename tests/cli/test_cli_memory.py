@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 import pytest
-from tests.api.test_cli import on_terminal
 from tests.builders import Tensor
 from tests.builders import safetensors as safe
+from tests.cli.test_cli import on_terminal
 
 import weightmap as wm
 from weightmap.cli.show import bar

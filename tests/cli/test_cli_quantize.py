@@ -6,9 +6,9 @@ import struct
 
 import numpy as np
 import pytest
-from tests.api.test_cli import on_terminal
 from tests.builders import amb, normal, tensor
 from tests.builders import safetensors as st
+from tests.cli.test_cli import on_terminal
 from tests.support import listing
 
 import weightmap as wm

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.formats.finalfusion.test_finalfusion import ATTACKS
+from tests.core.formats.finalfusion.test_finalfusion import ATTACKS
 
 import weightmap as wm
 from weightmap.cli import main

@@ -1,6 +1,6 @@
 """All of safetensors' surface: modules, memory by its address, content as bytes, errors, reading by pread.
 
-The facts are those of safetensors' own tests; tests/integration/test_compat_suite.py runs these where they are at hand.
+The facts are those of safetensors' own tests; tests/compat/test_compat_suite.py runs these where they are at hand.
 """
 
 import ast

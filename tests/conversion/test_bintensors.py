@@ -3,7 +3,7 @@
 import pytest
 from tests.builders import bintensors as bt
 from tests.builders import noise, normal
-from tests.formats.bintensors.test_bintensors import TRUTH, every_layout, our_bytes
+from tests.core.formats.bintensors.test_bintensors import TRUTH, every_layout, our_bytes
 
 import weightmap as wm
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from tests.builders import finalfusion as ff
-from tests.formats.finalfusion.test_finalfusion import BASE, FINE, OF_PYTHON, TRUTH
+from tests.core.formats.finalfusion.test_finalfusion import BASE, FINE, OF_PYTHON, TRUTH
 from tests.support import listing
 
 import weightmap as wm

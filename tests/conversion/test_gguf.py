@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests.builders import Tensor, gguf, noise, normal
-from tests.formats.gguf.test_gguf import KV, PLAIN, by_name, parts_too
+from tests.core.formats.gguf.test_gguf import KV, PLAIN, by_name, parts_too
 from tests.support import DATA
 
 import weightmap as wm

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from tests.builders import gguf, normal
-from tests.formats.gguf.test_gguf_split import KV, place, write
+from tests.core.formats.gguf.test_gguf_split import KV, place, write
 
 import weightmap as wm
 

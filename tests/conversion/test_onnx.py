@@ -8,8 +8,8 @@ import pytest
 from onnx import helper, numpy_helper
 from tests.builders import noise, normal
 from tests.builders.onnx import CODES, OPSET, field, model, numbers, tensor_proto
-from tests.formats.onnx import test_onnx
-from tests.formats.onnx.test_onnx import ARRAY, BITS, constant, containing, judged, octets, onnx, ours
+from tests.core.formats.onnx import test_onnx
+from tests.core.formats.onnx.test_onnx import ARRAY, BITS, constant, containing, judged, octets, onnx, ours
 
 import weightmap as wm
 

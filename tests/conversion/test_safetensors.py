@@ -2,7 +2,7 @@
 
 import pytest
 from tests.builders import safetensors as st
-from tests.formats.safetensors.test_safetensors import dumps
+from tests.core.formats.safetensors.test_safetensors import dumps
 
 import weightmap as wm
 

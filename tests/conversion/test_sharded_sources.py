@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.api import test_sharded
-from tests.api.test_sharded import ALL, FIRST, ONE, SECOND, TWO
 from tests.builders import normal
 from tests.builders import safetensors as st
+from tests.core.model import test_sharded
+from tests.core.model.test_sharded import ALL, FIRST, ONE, SECOND, TWO
 from tests.support import same
 
 import weightmap as wm

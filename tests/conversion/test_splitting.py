@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.api.test_splitting import TENSORS
+from tests.core.model.test_splitting import TENSORS
 from tests.support import listing as listed
 
 import weightmap as wm

@@ -5,7 +5,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 from tests.builders import torch as files
-from tests.formats.torch.test_torch import TWO, strided
+from tests.core.formats.torch.test_torch import TWO, strided
 
 import weightmap as wm
 import weightmap.report

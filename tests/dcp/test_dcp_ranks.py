@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.builders import amb, normal
 from tests.builders import safetensors as safe
-from tests.distributed.ranks import Case, run
+from tests.dcp.ranks import Case, run
 
 import weightmap as wm
 

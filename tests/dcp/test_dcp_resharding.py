@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from tests.distributed.ranks import Case, run, spawned
+from tests.dcp.ranks import Case, run, spawned
 
 import weightmap as wm
 

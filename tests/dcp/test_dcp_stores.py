@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.builders import normal
 from tests.builders import safetensors as safe
-from tests.distributed.ranks import Case, run
-from tests.distributed.store_servers import NGINX, nginx, s3
+from tests.dcp.ranks import Case, run
+from tests.remote.store_servers import NGINX, nginx, s3
 
 import weightmap as wm
 

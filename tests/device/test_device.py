@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.checkpoints.checkpoints import awq
 from tests.device_support import DECODED, FakeDevice, LateError, Ranks
 from tests.support import HANG
-from tests.weights.checkpoints import awq
 
 import weightmap as wm
 from weightmap.core.native import files

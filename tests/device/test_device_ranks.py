@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.distributed.ranks import counters, spawned
+from tests.dcp.ranks import counters, spawned
 from tests.support import HANG
 
 import weightmap as wm

@@ -6,9 +6,9 @@ import unicodedata
 
 import numpy as np
 import pytest
-from tests.api.test_cli import NASTY, on_terminal
 from tests.builders import embd, normal
 from tests.builders import safetensors as st
+from tests.cli.test_cli import NASTY, on_terminal
 
 import weightmap as wm
 from weightmap import cli

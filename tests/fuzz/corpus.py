@@ -6,8 +6,8 @@ from functools import cache
 from tests import builders
 from tests.attacks import sharded, sound
 from tests.attacks.case import INDEX
+from tests.checkpoints.checkpoints import EXAMPLES
 from tests.support import DATA
-from tests.weights.checkpoints import EXAMPLES
 
 # A model in a directory is no format; its index and its shards are damaged like one.
 SHARDED = "sharded"

@@ -19,8 +19,8 @@ import numpy as np
 # Only modules imported in this block report their coverage, and the suite imports weightmap to make valid files.
 assert "weightmap" not in sys.modules
 with atheris.instrument_imports(include=["weightmap"]):
-    from tests.weights.checkpoints import EXAMPLES
-    from tests.weights.checkpoints import mutated as reconfigured
+    from tests.checkpoints.checkpoints import EXAMPLES
+    from tests.checkpoints.checkpoints import mutated as reconfigured
 
     import weightmap as wm
 

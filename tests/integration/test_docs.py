@@ -109,7 +109,7 @@ def test_the_example_of_reports_runs(play):
 
 
 def test_the_example_of_checkpoints_runs(play, tmp_path):
-    shutil.copytree(ROOT / "tests" / "weights" / "groundtruth" / "awq_gemm", tmp_path / "Qwen2.5-7B-Instruct-AWQ")
+    shutil.copytree(ROOT / "tests" / "checkpoints" / "groundtruth" / "awq_gemm", tmp_path / "Qwen2.5-7B-Instruct-AWQ")
     names = play("checkpoints.md")
     assert (names["w"].scheme, names["w"].shape, len(names["w"].pieces)) == ("awq gemm", (32, 128), 3)
     names["f"].close()

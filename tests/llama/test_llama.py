@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.weights import checkpoints
+from tests.checkpoints import checkpoints
 
 import weightmap as wm
 from weightmap.cli import main

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tests.distributed.store_servers import AZURE_KEYS, AZURITE, NGINX, azure, forwarder, nginx, proxy, s3
+from tests.remote.store_servers import AZURE_KEYS, AZURITE, NGINX, azure, forwarder, nginx, proxy, s3
 
 import weightmap as wm
 from weightmap.cli import main

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.checkpoints.checkpoints import awq
 from tests.remote.servers import Objects, Server
 from tests.support import HANG
-from tests.weights.checkpoints import awq
 
 import weightmap as wm
 from weightmap import compat

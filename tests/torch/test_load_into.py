@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.integration.test_torch import _Copies, permissions  # noqa: E402
+from tests.torch.test_torch import _Copies, permissions  # noqa: E402
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Loader, Staging, _loader  # noqa: E402

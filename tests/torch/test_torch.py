@@ -370,7 +370,7 @@ def test_a_device_that_is_not_here_is_an_error_of_ours(model):
 
 
 # --------------------------------------------------------------------------------------- parameters of checkpoints
-CHECKPOINTS = ROOT / "tests" / "weights" / "groundtruth"
+CHECKPOINTS = ROOT / "tests" / "checkpoints" / "groundtruth"
 
 
 class _Holding(torch.nn.Module):

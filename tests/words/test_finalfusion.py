@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from tests.attacks import finalfusion as lies
+from tests.core.formats.finalfusion.test_finalfusion import ATTACKS
 from tests.fifu_support import reconstruct
-from tests.formats.finalfusion.test_finalfusion import ATTACKS
 from tests.places import GROUNDTRUTH
 
 import weightmap as wm

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from tests import ggml_support
+from tests.core.native import test_intblock as blocks_of_integers
+from tests.core.native.test_quantize_kernels import assemble
 from tests.ggml_support import TYPES, random_blocks
-from tests.kernels import test_intblock as blocks_of_integers
-from tests.kernels.test_quantize_kernels import assemble
 
 from weightmap.core.native import quantised
 

@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from tests.api.test_ggml import ARRAYS, ENCODED, error_of
+from tests.core.quant.test_ggml import ARRAYS, ENCODED, error_of
 from tests.ggml_support import PLAIN, TYPES, random_blocks
 
 from weightmap.core.native import quantised

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests import guard
-from tests.kernels import scale_search
+from tests.core.native import scale_search
 
 import weightmap as wm
 from weightmap import kernels

@@ -58,7 +58,7 @@ def adaptive(count=9, block_size=16, scale_type=1):
 
 
 # ------------------------------------------------------------------------------------------------- values
-# By the definition they are in tests/api/test_quant.py.
+# By the definition they are in tests/core/quant/test_quant.py.
 
 
 def test_int8_is_dense_or_quantised_by_its_size(put):

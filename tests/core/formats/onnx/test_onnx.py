@@ -144,7 +144,7 @@ def test_other_ways_to_write_the_same(tmp_path, name):
     assert ours(path, format="onnx", verify="full") == expected
 
 
-# `MUTANTS` more: python -m pytest tests/formats/onnx -k differ, with WEIGHTMAP_ONNX=100000.
+# `MUTANTS` more: python -m pytest tests/core/formats/onnx -k differ, with WEIGHTMAP_ONNX=100000.
 COUNT = int(os.environ.get("WEIGHTMAP_ONNX", "400"))
 
 
