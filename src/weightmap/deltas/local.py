@@ -66,6 +66,7 @@ import re
 import signal
 import stat
 import sys
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.bytes import strict_json
@@ -92,7 +93,7 @@ CHANGES = "changes"
 # Errors of a file system without room, and of a process whose files may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Digits of a version, and the largest number of a journal: times are in nanoseconds.
-_DIGITS, _MOST = 18, (1 << 63) - 1
+_DIGITS, _MAX_NUMBER = 18, (1 << 63) - 1
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _VERSIONED = re.compile(r"(.+?)(?:\.v\d{6,}(?:-\d+)?)?(\.[^.]+)", re.DOTALL)
 _F_SETSIG, _FICLONE = 10, 0x40049409
@@ -151,26 +152,21 @@ class Local:
     def __init__(self, folder: str, threads: int | None = None) -> None:
         self.folder: str = os.path.abspath(folder)
         self._threads = access.cpus() if threads is None else threads
-        self._opened: tuple[Tree, Tree] | None = None
 
-    @property
+    @cached_property
     def _root(self) -> Tree:
-        return self._trees()[0]
+        """The directory. Raises FileNotFoundError where it is missing, as `_sync` does."""
+        return Tree.of(self.folder)
 
-    @property
+    @cached_property
     def _sync(self) -> Tree:
-        return self._trees()[1]
+        """The folder ``.weight_sync/``."""
+        return self._root.folder(_SYNC)
 
-    @property
+    @cached_property
     def _next(self) -> Tree:
+        """The folder ``next/``, open from its first use until `abandon`."""
         return self._sync.folder(_NEXT)
-
-    def _trees(self, *, make: bool = False) -> tuple[Tree, Tree]:
-        """Open the directory and ``.weight_sync/``. Raises FileNotFoundError where one is missing."""
-        if self._opened is None:
-            root = Tree.of(self.folder)
-            self._opened = root, root.folder(_SYNC, make=make)
-        return self._opened
 
     def staged(self, name: str) -> str:
         """Return the path of a file of the version to come."""
@@ -191,7 +187,7 @@ class Local:
         file = None
         try:
             os.makedirs(self.folder, exist_ok=True)
-            self._trees(make=True)
+            self._sync = self._root.folder(_SYNC, make=True)
             file = self._sync.open(_LOCK, os.O_RDWR | os.O_CREAT)
             _lock(file)
             self._recover()
@@ -201,6 +197,7 @@ class Local:
                 raise
             raise TargetError("the file system has no room for the new version", path=self.folder) from error
         finally:
+            self.__dict__.pop("_next", None)
             del file  # its end is the end of the lock
 
     def version(self) -> int | None:
@@ -236,7 +233,7 @@ class Local:
         try:
             file = self._sync.open(name, os.O_RDONLY)
         except FileNotFoundError:
-            self._trees()
+            self._sync  # noqa: B018 - raises where it is missing
             return None
         except NotRegularFileError as error:
             raise DeltaError(error.what, path=error.path) from None
@@ -282,6 +279,8 @@ class Local:
     # ------------------------------------------------------------------------------------------------- to the next one
     def model(self) -> str | None:
         """Return the name of the model's file or index; None where there is none."""
+        if not [name for name in os.listdir(self.folder) if not name.startswith(".")]:
+            return None
         try:
             return os.path.basename(find_model(self.folder))
         except (FormatError, TensorFileError):
@@ -301,26 +300,24 @@ class Local:
 
     def files(self) -> set[str]:
         """Return the names of the files that the model's weights are in, without those behind a linked folder."""
-        root = Tree.of(self.folder)
-        return {name for name in self._listed() if _is_name(name) and root.takes(name)}
+        return {name for name in self._listed() if _is_name(name) and self._root.takes(name)}
 
     def identities(self) -> dict[str, tuple[int, int]]:
         """Return size and modification time of the files that the model's weights are in."""
-        root = Tree.of(self.folder)
-        return {name: now for name in self.files() if (now := root.identity(name)) != MISSING}
+        return {name: now for name in self.files() if (now := self._root.identity(name)) != MISSING}
 
     def staged_identity(self, name: str) -> tuple[int, int]:
         """Return size and modification time of a file of the version to come; (-1, -1) where there is none."""
         return self._next.identity(name)
 
-    def new_name(self, name: str, version: int, taken: set[str]) -> str:
+    def new_name(self, name: str, version: int, others: set[str]) -> str:
         """Return a name for a shard that no file has, and none of the versions before had."""
         match = _VERSIONED.fullmatch(name)
         stem, suffix = (match[1], match[2]) if match is not None else (name, "")
-        for number in range(len(taken) + 10000):
-            found = f"{stem}.v{version:06}{f'-{number}' if number else ''}{suffix}"
-            if found not in taken and self._root.is_free(found):
-                return found
+        for number in range(len(others) + 10000):
+            new = f"{stem}.v{version:06}{f'-{number}' if number else ''}{suffix}"
+            if new not in others and self._root.is_free(new):
+                return new
         raise TargetError("there is no free name for a shard", path=os.path.join(self.folder, name))
 
     def begin(
@@ -345,27 +342,27 @@ class Local:
         TargetError
             When the disk has not the room.
         """
-        self._sync.make(_NEXT)
-        made = {name: file for name, (old, written) in like.items() if (file := self._cloned(old, name, written))}
-        cloned = set(made)
-        made |= self._take_spares({name: size for name, size in sizes.items() if name not in made})
-        needed = sum(like[name][1] for name in cloned)
-        needed += sum(size for name, size in sizes.items() if name not in made)
+        self._next = self._sync.make(_NEXT)
+        files = {name: file for name, (old, written) in like.items() if (file := self._cloned(old, name, written))}
+        cloned = set(files)
+        files |= self._take_spares({name: size for name, size in sizes.items() if name not in files})
+        needed = sum([like[name][1] for name in cloned])
+        needed += sum([size for name, size in sizes.items() if name not in files])
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
         if room.f_blocks and free < needed:
             self._no_room(needed, free)
         for name, size in sizes.items():
-            if name not in made:
-                made[name] = self._new(name)
+            if name not in files:
+                files[name] = self._new(name)
                 try:
-                    reserve(made[name], size)
-                    os.ftruncate(made[name], size)
+                    reserve(files[name], size)
+                    os.ftruncate(files[name], size)
                 except OSError as error:
                     if error.errno not in _NO_ROOM:
                         raise
                     self._no_room(needed, free)
-        return made, cloned
+        return files, cloned
 
     def _new(self, name: str) -> Descriptor:
         return self._next.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -378,18 +375,18 @@ class Local:
             return None
         if 2 * written > os.fstat(file).st_size:  # a spare file costs no new pages
             return None
-        found = self._new(name)
+        new = self._new(name)
         try:
-            clone(found, file)
+            clone(new, file)
         except OSError:
             self._next.remove(name)
             return None
-        return found
+        return new
 
     def begin_changes(self) -> Descriptor:
         """Make the file for the changes of a step in place."""
         self._drop_spares()  # they take room
-        self._sync.make(_NEXT)
+        self._next = self._sync.make(_NEXT)
         return self._new(CHANGES)
 
     def is_unused(self) -> bool:
@@ -403,30 +400,30 @@ class Local:
 
     def _take_spares(self, sizes: dict[str, int]) -> dict[str, Descriptor]:
         """Move spare files of the right size to ``next/``, for those that nobody uses."""
-        found: dict[str, Descriptor] = {}
+        files: dict[str, Descriptor] = {}
         try:
             tree = self._sync.folder(_SPARE)
         except OSError:
-            return found
+            return files
         names, target = tree.names(), self._next
         for name, size in sizes.items():
-            for spare in names:
+            for old in names:
                 with contextlib.suppress(OSError):
-                    status = tree.status(spare)
+                    status = tree.status(old)
                     if status is None or status.st_size != size:
                         continue
-                    file = tree.open(spare, os.O_RDWR)
+                    file = tree.open(old, os.O_RDWR)
                     if not _is_unused(file):
                         continue
-                    tree.move(spare, target, name)
+                    tree.move(old, target, name)
                     moved = target.status(name)
                     if moved is None or not os.path.samestat(moved, os.fstat(file)):
                         target.clear(name)
                         continue
-                    found[name] = file
-                    names.remove(spare)
+                    files[name] = file
+                    names.remove(old)
                     break
-        return found
+        return files
 
     def check(self, change: Journal) -> None:
         """Raise `TargetError` unless the files that a change needs are there, and its names can be taken."""
@@ -542,7 +539,7 @@ class Local:
         self._remove_old(change)
         self._root.flush()
         self.record(change.version)
-        self._tidy(change)
+        self._tidy()
 
     def _place(self, change: Journal, old: str, new: str) -> None:
         """Move a file of ``next/`` to the name that it gets, unless it has it already."""
@@ -554,18 +551,17 @@ class Local:
 
     def _remove_old(self, change: Journal) -> None:
         """Remove what a change leaves behind: files that the model does not have, if they are those it tells of."""
-        current = self.files()
         gone = {name: change.before.get(name) for name in change.remove}
         gone |= {new: change.coming.get(old) for old, new in change.moves if new.endswith(".safetensors")}
+        current = self.files() if gone else set()
         for name, identity in gone.items():
             if name not in current and self._root.identity(name) == identity != MISSING:
                 step("remove")
                 if not self._keep(name):
                     self._root.remove(name)
 
-    def _tidy(self, change: Journal) -> None:
-        """Remove what is left of a change, the journal last but one."""
-        self._remove_old(change)
+    def _tidy(self) -> None:
+        """Remove the journal of a change, then ``next/``."""
         step("clean")
         self._forget(_JOURNAL)
         self.abandon()
@@ -575,18 +571,19 @@ class Local:
         try:
             if self._root.status(name) is None or name.endswith(INDEX_SUFFIX):
                 return False
-            tree, spare = self._sync.folder(_SPARE, make=True), name.replace("/", "-")
-            tree.clear(spare)
+            tree, old = self._sync.folder(_SPARE, make=True), name.replace("/", "-")
+            tree.clear(old)
             if link:
-                self._root.link(name, tree, spare)
+                self._root.link(name, tree, old)
             else:
-                self._root.move(name, tree, spare)
+                self._root.move(name, tree, old)
         except OSError:  # no links on this file system
             return False
         return True
 
     def abandon(self) -> None:
         """Remove the files of a version that does not come."""
+        self.__dict__.pop("_next", None)
         self._sync.clear(_NEXT)
 
     def give_up(self) -> None:
@@ -596,7 +593,10 @@ class Local:
 
     def _recover(self) -> None:
         """Do, or throw away, what a run before left."""
-        for name in leftovers(self._sync.names(), (_STATE, _JOURNAL)):
+        names = self._sync.names()
+        if not {*names} - {_LOCK, _STATE}:
+            return
+        for name in leftovers(names, (_STATE, _JOURNAL)):
             self._sync.clear(name)
         for name in (_NEXT, _SPARE):
             if self._sync.identity(name) != MISSING:  # a link, or no folder
@@ -606,10 +606,12 @@ class Local:
             try:
                 self._complete(change)
             except DeltaError:  # the list of changes is damaged: a full version helps, or the base
-                self._tidy(change)
+                self._remove_old(change)
+                self._tidy()
         elif change is not None:
             self._return(change)
-            self._tidy(change)
+            self._remove_old(change)
+            self._tidy()
         else:
             self._sync.clear(_JOURNAL)
             self.abandon()
@@ -643,7 +645,7 @@ def _as_journal(content: dict[str, Any]) -> Journal:
     pairs = [[(old, new) for old, new in content.get(key, ())] for key in ("moves", "patches")]
     (moves, patches), (old, new) = pairs, content["switch"]
     coming, before = [
-        {name: (_number(size), _number(time, -_MOST)) for name, (size, time) in content[key].items()}
+        {name: (_number(size), _number(time, -_MAX_NUMBER)) for name, (size, time) in content[key].items()}
         for key in ("coming", "before")
     ]
     base = content["base_version"]
@@ -662,7 +664,7 @@ def _as_journal(content: dict[str, Any]) -> Journal:
 
 
 def _number(value: Any, smallest: int = 0) -> int:
-    if type(value) is not int or not smallest <= value <= _MOST:
+    if type(value) is not int or not smallest <= value <= _MAX_NUMBER:
         raise ValueError(value)
     return value
 

@@ -142,6 +142,12 @@ class OverlaidTable(JoinedTable):
         how = self.changed.get(i)
         return row if how is None else row._replace(geometry=how)
 
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in order."""
+        changed = self.changed
+        for number, row in enumerate(self.base.rows()):
+            yield row if number not in changed else row._replace(geometry=changed[number])
+
     def place(self, i: int) -> Place:
         """Return row i: see `Table.place`. Raises `FileChangedError` if one of its files has changed."""
         dtype, shape, offset, nbytes, row = super().place(i)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress, mistyped
@@ -41,7 +42,7 @@ from weightmap.errors import DeltaError, TargetError, TensorFileError, Unsupport
 from weightmap.huggingface.along import Along
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
@@ -110,24 +111,24 @@ def apply(
     started = time.perf_counter()
     path, work = _local_path("model", model), _Work(threads, progress, in_place=in_place)
     folder = _directory_of(path)
-    found = read_delta(_address("delta", delta), _READING)
+    step = read_delta(_address("delta", delta), _READING)
     try:
         if folder is None:
             if in_place:
                 raise TargetError("a file on its own has no journal: give its directory for in_place=True", path=path)
-            return _apply_to_file(path, found, work, started)
+            return _apply_to_file(path, step, work, started)
         local = Local(folder, work.threads)
         with local.holding():
             at = local.version()
-            if at == found.version:
+            if at == step.version:
                 raise DeltaError(f"the model is already at version {at}, to which this delta leads", path=path)
-            if at is not None and at != found.base_version:
+            if at is not None and at != step.base_version:
                 what = f"the model is at version {at}, which is not the base of that delta: base_version"
-                raise DeltaError(what, path=found.path, field="base_version", actual=found.base_version, expected=at)
-            at = found.base_version if at is None else at
-            return _advance(local, _Way(local.folder, at, [found]), found.version, at, work, started)
+                raise DeltaError(what, path=step.path, field="base_version", actual=step.base_version, expected=at)
+            at = step.base_version if at is None else at
+            return _advance(local, UpgradePath(local.folder, at, [step]), step.version, at, work, started)
     finally:
-        found.close()
+        step.close()
 
 
 def pull(
@@ -192,22 +193,22 @@ def pull(
     started = time.perf_counter()
     folder, published = _local_path("local", local), _address("source", source)
     work = _Work(threads, progress, in_place=in_place)
-    wanted = None if version is None else as_integer("version", version)
-    if wanted is not None and wanted < 0:
-        raise ValueError(f"version is {wanted}, expected 0 or more")
+    number = None if version is None else as_integer("version", version)
+    if number is not None and number < 0:
+        raise ValueError(f"version is {number}, expected 0 or more")
     place = Local(folder, work.threads)
     with contextlib.suppress(OSError, TypeError, ValueError):
         base = None if base is not None and os.path.samefile(base, place.folder) else base
     with place.holding():
         at = place.version()
-        target = newest_in(published) if wanted is None else wanted
-        if at is not None and (at == target or (wanted is None and at > target)):
+        target = newest_in(published) if number is None else number
+        if at is not None and (at == target or (number is None and at > target)):
             return _unchanged(place, at, started)
-        way = _find_way(place, published, target, at, base)
+        path = _find_path(place, published, target, at, base)
         try:
-            return _advance(place, way, target, at, work, started)
+            return _advance(place, path, target, at, work, started)
         finally:
-            for delta in way.deltas:
+            for delta in path.deltas:
                 delta.close()
 
 
@@ -232,10 +233,10 @@ def chain_to(model: str, source: str) -> tuple[str, list[str]]:
     target = newest_in(source) if target is None else target
     if at == target:
         return model, []
-    way = _find_way(place, source, target, at, None)
-    for delta in way.deltas:
+    path = _find_path(place, source, target, at, None)
+    for delta in path.deltas:
         delta.close()
-    return way.begin, [delta.path for delta in way.deltas]
+    return path.begin, [delta.path for delta in path.deltas]
 
 
 class _Work:
@@ -260,25 +261,25 @@ class _Work:
             self._progress(done, total)
 
 
-class _Way(NamedTuple):
-    """Where the way to a version begins, a model and its version, and the deltas from there."""
+class UpgradePath(NamedTuple):
+    """How to get to a version: a model to begin with, its version, and the deltas from there."""
 
     begin: Any
     version: int
     deltas: list[Delta]
 
 
-def _local_path(name: str, given: Any) -> str:
-    path = as_path(name, given)
+def _local_path(name: str, value: Any) -> str:
+    path = as_path(name, value)
     if "://" in path:
         raise TargetError("this is an address, and models are changed on a file system", path=path)
     return path
 
 
-def _address(name: str, given: Any) -> str:
-    path = path_of(given)
+def _address(name: str, value: Any) -> str:
+    path = path_of(value)
     if path is None:
-        raise mistyped(name, given, "a path or an address")
+        raise mistyped(name, value, "a path or an address")
     return path
 
 
@@ -293,8 +294,8 @@ def _directory_of(path: str) -> str | None:
     return folder if place.is_recorded and place.model() == os.path.basename(path) else None
 
 
-def _find_way(place: Local, source: str, target: int, at: int | None, base: Any) -> _Way:
-    """Return the way from the nearest beginning to a version. Raises `DeltaError` where there is none."""
+def _find_path(place: Local, source: str, target: int, at: int | None, base: Any) -> UpgradePath:
+    """Return the path to a version with the fewest deltas. Raises `DeltaError` where there is none."""
     deltas: list[Delta] = []
     try:
         begin, number = _walk_back(place, source, target, at, base, deltas)
@@ -304,7 +305,7 @@ def _find_way(place: Local, source: str, target: int, at: int | None, base: Any)
         if isinstance(error, TensorFileError):
             raise error.located(path=place.folder) from None
         raise
-    return _Way(begin, number, deltas[::-1])
+    return UpgradePath(begin, number, deltas[::-1])
 
 
 def _walk_back(
@@ -318,41 +319,46 @@ def _walk_back(
                 raise DeltaError("version 0 is not here: give base=, the model that it is")
             return place.folder if base is None else base, 0
         directory = folder_at(inside(source, version_name(number)))
-        found = read_version(directory, _READING)
-        if found is None:
+        delta = read_version(directory, _READING)
+        if delta is None:
             return directory, number
-        deltas.append(found)
-        if found.version != number:
-            raise DeltaError("version", path=directory, field="version", actual=found.version, expected=number)
-        number = found.base_version
+        deltas.append(delta)
+        if delta.version != number:
+            raise DeltaError("version", path=directory, field="version", actual=delta.version, expected=number)
+        number = delta.base_version
     return place.folder, number
 
 
 def _unchanged(place: Local, at: int, started: float) -> DeltaReport:
     with open_with(place.folder, _READING) as file:
-        total = sum(row.nbytes for row in rows_of(file))
+        total = _nbytes(rows_of(file))
     return DeltaReport(at, at, 0, 0, 0, total, time.perf_counter() - started)
 
 
-def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, started: float) -> DeltaReport:
+def _nbytes(rows: Iterable[Row]) -> int:
+    return sum(map(attrgetter("nbytes"), rows))
+
+
+def _advance(place: Local, path: UpgradePath, target: int, at: int | None, work: _Work, started: float) -> DeltaReport:
     """Go to a version: write all of its files, or what changes in them, and then make them the model's."""
-    own = way.begin is place.folder
-    in_place = work.in_place and own and place.is_unused()
+    update = path.begin is place.folder  # of the local model itself, and no copy of another one
+    in_place = work.in_place and update and place.is_unused()
     identities = place.identities()
     try:
         # The handle closes the files of the model and of the deltas. Nobody may have files open that change in place.
-        base = open_with(way.begin, _READING)
-        with overlaid(base, way.deltas, _READING) as file, _telling_the_base(file, way.version, target):
-            if not own:
+        base = open_with(path.begin, _READING)
+        with overlaid(base, path.deltas, _READING) as file, _explained(file, path.version, target):
+            if not update:
                 check_values(base)
             rows = list(rows_of(file))
             changed = [row for row in rows if isinstance(row.geometry, Patched)]
-            stages = not own or bool(changed)
-            how = {"own": own, "in_place": in_place}
+            stages = not update or bool(changed)
+            how = {"update": update, "in_place": in_place}
             change = _stage(place, base, file, changed, target, at, identities, work, **how) if stages else None
-            read = () if own else [source for source in sources_of(file) if source not in _of_deltas(way)]
-            stored = sum(delta.nbytes for delta in way.deltas) + sum(source.size for source in read)
-            sizes = sum(row.nbytes for row in changed), stored, sum(row.nbytes for row in rows)
+            stored = sum(map(attrgetter("nbytes"), path.deltas))
+            if not update:
+                stored += sum(map(attrgetter("size"), sources_of(base)))
+            sizes = _nbytes(changed), stored, _nbytes(rows)
         if change is None:
             place.record(target)
         else:
@@ -364,12 +370,12 @@ def _advance(place: Local, way: _Way, target: int, at: int | None, work: _Work, 
             place.give_up()
             raise
         raise
-    before = way.version if at is None else at
+    before = path.version if at is None else at
     return DeltaReport(target, before, len(changed), *sizes, time.perf_counter() - started)
 
 
 @contextlib.contextmanager
-def _telling_the_base(file: TensorFile, version: int, target: int) -> Iterator[None]:
+def _explained(file: TensorFile, version: int, target: int) -> Iterator[None]:
     """Where the checksum of a tensor differs, say that the model may not be the base version, or is the target."""
     try:
         yield
@@ -395,10 +401,6 @@ def _is_there(row: Row) -> bool:
     return str(digest.hexdigest()) == frame.digest
 
 
-def _of_deltas(way: _Way) -> set[Source]:
-    return {source for delta in way.deltas for source in delta.sources}
-
-
 def _stage(
     place: Local,
     base: TensorFile,
@@ -409,25 +411,25 @@ def _stage(
     before: dict[str, tuple[int, int]],
     work: _Work,
     *,
-    own: bool,
+    update: bool,
     in_place: bool,
 ) -> Journal:
     """Write what a version needs to ``next/``, all of it or what changes, and return the change that it takes."""
     parts = {name: sources_of(shard)[0] for name, shard in base.shards.items()}
     path = sources_of(file)[0].path  # of the index, or of the only file
-    only = called(path) if own and path is not None else SINGLE
+    only = called(path) if update and path is not None else SINGLE
     parts, sharded = parts or {only: sources_of(file)[0]}, bool(parts)
     formats = {part.format for part in (*base.shards.values(), base)}
     plan = None
     if formats != {"safetensors"}:
-        if own:
+        if update:
             what = "format of the model"
             raise UnsupportedError(what, path=name_of(file), actual=file.format, expected="safetensors: convert it")
         parts, sharded, plan = {SINGLE: sources_of(file)[0]}, False, _as_safetensors(file)
     of: dict[Source, list[Row]] = {source: [] for source in parts.values()}
     for row in () if plan is not None else changed:
         of[row.source].append(row)
-    if own:
+    if update:
         parts = {name: source for name, source in parts.items() if of[source]}
     old = before.keys()
     names: dict[str, str] = {}
@@ -437,33 +439,37 @@ def _stage(
         names[name] = name if plain else place.new_name(os.path.basename(name), target, {*names.values()})
     sizes = {names[name]: source.size if plan is None else plan.size for name, source in parts.items()}
     if in_place:
-        work.begin(sum(row.nbytes for row in changed))
+        work.begin(_nbytes(changed))
         frames = max(len(row.geometry.frames) for row in changed if isinstance(row.geometry, Patched))
         threads = max(1, min(work.threads, AT_ONCE // frames))
         write_changes([of[source] for source in parts.values()], place.begin_changes(), threads, work.add)
     else:
         work.begin(sum(sizes.values()))
-        like = {names[name]: (name, sum(row.nbytes for row in of[source])) for name, source in parts.items()}
-        opened, shared = place.begin(sizes, like if own else {})
+        like = {names[name]: (name, _nbytes(of[source])) for name, source in parts.items()}
+        opened, shared = place.begin(sizes, like if update else {})
         if plan is None:
             files = [(source, of[source], opened[names[name]], names[name] in shared) for name, source in parts.items()]
             write_files(files, work.threads, work.add)
         else:
             write_planned(plan, opened[SINGLE], work.add)
-    moves = [] if own or path is None else [(name, name) for name in Along(path, place.staged(""), replace=True).copy()]
+    moves = (
+        [] if update or path is None else [(name, name) for name in Along(path, place.staged(""), replace=True).copy()]
+    )
     switch: tuple[str | None, str] = (only, only)
     if sharded:
-        index = called(path) if own and path is not None else INDEX
+        index = called(path) if update and path is not None else INDEX
         _write_index(place, path, index, names)
         shards = [(name, name) for name in names.values()]
         # Where there was no model, shards without their index might pass for one.
         *first, switch = (*shards, (index, index)) if old else ((index, index), *shards)
         moves += first
-    elif not own and INDEX in old:  # readers prefer an index: its end is the step
+    elif not update and INDEX in old:  # readers prefer an index: its end is the step
         moves.append((only, only))
         switch = (None, INDEX)
     # Files behind a linked folder belong to others, who may still have a use for them.
-    gone: set[str] = (old & set(names) if sharded else set()) if own else old - {switch[1], *(new for _, new in moves)}
+    gone: set[str] = (
+        (old & set(names) if sharded else set()) if update else old - {switch[1], *(new for _, new in moves)}
+    )
     patches = [*names.items()] if in_place else []
     change = Journal(target, at, moves, switch, sorted(gone), {}, before, patches)
     staged = {name for name, _ in change.renamed()} - {name for _, name in patches} | ({CHANGES} if patches else set())
@@ -484,15 +490,15 @@ def _as_safetensors(file: TensorFile) -> WritePlan:
         Payload(name, row.dtype, row.shape, row.nbytes, row.chunks)
         for name, row in zip(file, rows_of(file), strict=True)
     ]
-    found = by_name("safetensors")
-    assert found.plan is not None  # noqa: S101 - for the type checker
-    return found.plan(Request(Tensors(payloads), found.layouts[0], {"format": "pt"}))
+    target = by_name("safetensors")
+    assert target.plan is not None  # noqa: S101 - for the type checker
+    return target.plan(Request(Tensors(payloads), target.layouts[0], {"format": "pt"}))
 
 
 def _apply_to_file(path: str, delta: Delta, work: _Work, started: float) -> DeltaReport:
     """Replace a file by what a delta makes of it."""
     base = open_with(path, _READING)
-    with overlaid(base, [delta], _READING) as file, _telling_the_base(file, delta.base_version, delta.version):
+    with overlaid(base, [delta], _READING) as file, _explained(file, delta.base_version, delta.version):
         source, rows = sources_of(file)[0], list(rows_of(file))
         changed = [row for row in rows if isinstance(row.geometry, Patched)]
         if file.format != "safetensors" or base.shards:
@@ -508,5 +514,5 @@ def _apply_to_file(path: str, delta: Delta, work: _Work, started: float) -> Delt
 
         if changed:
             write_plan(path, WritePlan(source.size, write), progress=work.reached)
-        sizes = sum(row.nbytes for row in changed), delta.nbytes, sum(row.nbytes for row in rows)
+        sizes = _nbytes(changed), delta.nbytes, _nbytes(rows)
         return DeltaReport(delta.version, delta.base_version, len(changed), *sizes, time.perf_counter() - started)

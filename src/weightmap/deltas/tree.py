@@ -38,15 +38,20 @@ class Tree:
 
     def _parent(self, name: str, *, make: bool = False) -> tuple[Folder, str]:
         """Return the folder that a file lies in, and its name there."""
-        *above, last = name.split("/")
         folder = self._folder
+        *above, last = name.split("/")
         for part in above:
             folder = self._inner(folder, part, make=make)
         return folder, last
 
+    def _where(self, name: str, *, make: bool = False) -> tuple[str, Descriptor | None]:
+        """Return what calls of the system take for a file: a path and its `dir_fd`."""
+        folder, last = (self._folder, name) if "/" not in name else self._parent(name, make=make)
+        return os.path.join(folder.path, last), folder.fd
+
     def _inner(self, folder: Folder, name: str, *, make: bool) -> Folder:
         if make:
-            path, at = folder.at(name)
+            path, at = os.path.join(folder.path, name), folder.fd
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, dir_fd=at)
         try:
@@ -59,19 +64,18 @@ class Tree:
 
     def folder(self, name: str, *, make: bool = False) -> Tree:
         """Open a folder; make it if it may be missing. Raises `TargetError` for a link."""
-        above, last = self._parent(name)
+        above, last = (self._folder, name) if "/" not in name else self._parent(name)
         return Tree(self._inner(above, last, make=make), os.path.join(self.path, name))
 
     def make(self, name: str, mode: int = 0o777) -> Tree:
         """Make a folder, which must be new, and open it."""
-        path, at = self._folder.at(name)
+        path, at = self._where(name)
         os.mkdir(path, mode, dir_fd=at)
         return self.folder(name)
 
     def open(self, name: str, flags: int) -> Descriptor:
         """Open a regular file. Raises `NotRegularFileError` for anything else, such as a link."""
-        folder, last = self._parent(name)
-        path, at = folder.at(last)
+        path, at = self._where(name)
         flags |= _CAREFUL
         try:
             file = take_ownership(partial(os.open, path, flags, 0o666, dir_fd=at))
@@ -91,8 +95,7 @@ class Tree:
     def _lstat(self, name: str) -> os.stat_result | None:
         """Return the status of whatever has a name; None where nothing has, or a link leads there."""
         try:
-            folder, last = self._parent(name)
-            path, at = folder.at(last)
+            path, at = self._where(name)
             return os.stat(path, dir_fd=at, follow_symlinks=False)
         except (OSError, ValueError):  # some names can be nobody's
             return None
@@ -114,8 +117,7 @@ class Tree:
     def takes(self, name: str) -> bool:
         """Whether a file can get a name: no folder has it, and no link is on the way."""
         try:
-            folder, last = self._parent(name)
-            path, at = folder.at(last)
+            path, at = self._where(name)
             return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
         except FileNotFoundError:  # its folder will be made
             return True
@@ -128,9 +130,7 @@ class Tree:
 
     def move(self, name: str, to: Tree, new: str) -> None:
         """Give a file a name in another tree, in the place of another; nothing if it has it already."""
-        folder, last = self._parent(name)
-        target, end = to._parent(new, make=True)
-        (old_path, at), (new_path, new_at) = folder.at(last), target.at(end)
+        (old_path, at), (new_path, new_at) = self._where(name), to._where(new, make=True)
         try:
             os.replace(old_path, new_path, src_dir_fd=at, dst_dir_fd=new_at)
         except FileNotFoundError:
@@ -140,14 +140,12 @@ class Tree:
 
     def link(self, name: str, to: Tree, new: str) -> None:
         """Give a file a second name in another tree."""
-        folder, last = self._parent(name)
-        (old_path, at), (new_path, new_at) = folder.at(last), to._folder.at(new)
+        (old_path, at), (new_path, new_at) = self._where(name), to._where(new)
         os.link(old_path, new_path, src_dir_fd=at, dst_dir_fd=new_at, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a link."""
-        folder, last = self._parent(name)
-        path, at = folder.at(last)
+        path, at = self._where(name)
         os.unlink(path, dir_fd=at)
 
     def clear(self, name: str) -> None:
@@ -185,7 +183,7 @@ class Tree:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def _rmdir(self, name: str) -> None:
-        path, at = self._folder.at(name)
+        path, at = self._where(name)
         os.rmdir(path, dir_fd=at)
 
     def write(self, name: str, data: bytes) -> None:
@@ -194,9 +192,10 @@ class Tree:
 
     def flush(self, name: str = "") -> None:
         """Flush the entries of the directory, or of the folder that a file lies in, to the disk."""
-        self._parent(name)[0].flush()
+        folder = self._parent(name)[0] if name else self._folder
+        folder.flush()
 
     def is_at(self, path: str) -> bool:
         """Whether a path leads to this directory."""
-        mine, theirs = os.stat(self._folder.at(os.curdir)[0], dir_fd=self._folder.at("")[1]), os.stat(path)
-        return os.path.samestat(mine, theirs)
+        here, at = self._where(os.curdir)
+        return os.path.samestat(os.stat(here, dir_fd=at), os.stat(path))

@@ -17,7 +17,7 @@ import stat
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightmap.core.bytes.sink import DIRECT, Sink, WritePlan
+from weightmap.core.bytes.sink import DIRECT, Sink, WritePlan, write_all
 from weightmap.core.native import access, files
 from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
@@ -127,6 +127,22 @@ def _write(
     sink = Sink(fd, plan.size, progress, exact=plan.exact, durable=durable, in_memory=in_memory)
     plan.write(sink)
     sink.finish()
+    _place(temporary, hidden, folder, name, durable=durable, overwrite=overwrite)
+    return sink.offset
+
+
+def _write_small(temporary: Temporary, folder: Folder, name: str, data: bytes) -> None:
+    """Write a small file in one piece, and move it to its place, as `_write` does."""
+    hidden = folder.create(temporary, name)
+    write_all(temporary.fileno(), memoryview(data), 0)
+    _place(temporary, hidden, folder, name, durable=True, overwrite=True)
+
+
+def _place(
+    temporary: Temporary, hidden: str | None, folder: Folder, name: str, *, durable: bool, overwrite: bool
+) -> None:
+    """Move a complete file to its place; without a hidden name it gets one before."""
+    fd = temporary.fileno()
     if durable:
         os.fsync(fd)
     if hidden is None:
@@ -135,9 +151,8 @@ def _write(
         except OSError:  # no links on this file system, or a policy against them
             copy = partial(_write_copy, durable=durable, overwrite=overwrite)
             access.with_temporary(copy, fd, folder, name)
-            return sink.offset
+            return
     folder.replace(temporary, hidden, name, overwrite=overwrite)
-    return sink.offset
 
 
 def _write_copy(
@@ -249,31 +264,34 @@ class Folder:
     path : str
     within : Folder, optional
         Where `path` is a name in another directory: then it may not be a link.
+
+    Attributes
+    ----------
+    path, fd
+        What a name is joined to, and the `dir_fd` for it, in calls of the system.
     """
 
     def __init__(self, path: str, within: Folder | None = None) -> None:
-        self._fd: Descriptor | None = None
-        self._path = ""
+        self.fd: Descriptor | None = None
+        self.path = ""
         self.readable = True
         if os.open not in os.supports_dir_fd:
-            self._path = os.path.abspath(path) if within is None else within.at(path)[0]
+            self.path = os.path.abspath(path) if within is None else os.path.join(within.path, path)
             return
         flags = os.O_DIRECTORY | os.O_CLOEXEC
         if within is not None:
-            self._fd = take_ownership(
-                partial(os.open, path, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=within.at(path)[1])
-            )
+            self.fd = take_ownership(partial(os.open, path, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=within.fd))
             return
         try:
-            self._fd = take_ownership(os.open, path or os.curdir, os.O_RDONLY | flags)
+            self.fd = take_ownership(os.open, path or os.curdir, os.O_RDONLY | flags)
         except PermissionError:  # a directory that may not be read may still allow new files
-            self._fd = take_ownership(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
+            self.fd = take_ownership(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
             self.readable = False
 
     def create(self, temporary: Temporary, name: str) -> str | None:
         """Create a nameless file, which leaves nothing behind; failing that, a hidden one, and return its name."""
-        if _UNNAMED and self._fd is not None:
-            create = partial(os.open, os.curdir, _UNNAMED, 0o666, dir_fd=self._fd)
+        if _UNNAMED and self.fd is not None:
+            create = partial(os.open, os.curdir, _UNNAMED, 0o666, dir_fd=self.fd)
             try:
                 temporary.create(None, None, create)
             except OSError as error:
@@ -287,21 +305,21 @@ class Folder:
         """Create a file with a hidden name derived from `name`; return it."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         # 0o666 less the umask, which the kernel applies.
-        return self._hide(temporary, name, lambda path: partial(os.open, path, flags, 0o666, dir_fd=self._fd))
+        return self._hide(temporary, name, lambda path: partial(os.open, path, flags, 0o666, dir_fd=self.fd))
 
     def link(self, temporary: Temporary, name: str) -> str:
         """Give a nameless file a hidden name derived from `name`; return it."""
         source = f"/proc/self/fd/{temporary.fileno()}"
-        link = partial(os.link, dst_dir_fd=self._fd, follow_symlinks=True)
+        link = partial(os.link, dst_dir_fd=self.fd, follow_symlinks=True)
         return self._hide(temporary, name, lambda path: partial(link, source, path))
 
     def _hide(self, temporary: Temporary, name: str, function_for: Callable[[str], Callable[[], int | None]]) -> str:
         """Call a function with hidden names until one is free; return that name."""
         while True:
             hidden = _hidden(name)
-            path = os.path.join(self._path, hidden)
+            path = os.path.join(self.path, hidden)
             try:
-                temporary.create(path, self._fd, function_for(path))
+                temporary.create(path, self.fd, function_for(path))
             except FileExistsError:
                 continue
             except OSError as error:
@@ -315,39 +333,34 @@ class Folder:
         replaces an empty file created for it where the file system has no links.
         """
         temporary.close()
-        name, target = os.path.join(self._path, name), os.path.join(self._path, target)
+        name, target = os.path.join(self.path, name), os.path.join(self.path, target)
         if not overwrite:
             try:
-                os.link(name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+                os.link(name, target, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             except FileExistsError:
                 raise
             except OSError:
-                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=self._fd))
+                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=self.fd))
             else:
                 return  # the hidden name is still the temporary file's, and goes with it
-        temporary.give(partial(os.replace, name, target, src_dir_fd=self._fd, dst_dir_fd=self._fd))
+        temporary.give(partial(os.replace, name, target, src_dir_fd=self.fd, dst_dir_fd=self.fd))
 
     def flush(self) -> None:
         """Flush the directory's entries to the disk, if the system can."""
-        if self._fd is not None and self.readable:
+        if self.fd is not None and self.readable:
             try:
-                os.fsync(self._fd)
+                os.fsync(self.fd)
             except OSError as error:
                 if error.errno not in _NO_FLUSH:
                     raise
 
-    def at(self, name: str) -> tuple[str, Descriptor | None]:
-        """Return what calls of the system take for a name in this directory: a path and its `dir_fd`."""
-        return os.path.join(self._path, name), self._fd
-
     def names(self) -> list[str]:
         """Return the names in this directory, sorted."""
-        return sorted(os.listdir(self._path if self._fd is None else self._fd))
+        return sorted(os.listdir(self.path if self.fd is None else self.fd))
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, atomically, and flush it; a link of this name is replaced."""
-        plan = WritePlan(len(data), lambda sink: sink.write(data))
-        access.with_temporary(partial(_write, durable=True, overwrite=True), self, name, plan, None, None)
+        access.with_temporary(_write_small, self, name, data)
         self.flush()
 
 
