@@ -13,7 +13,7 @@ from tests.torch.test_torch import _Copies, permissions  # noqa: E402
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Loader, Staging, _loader  # noqa: E402
-from weightmap.device._cargo import ArrayCargo  # noqa: E402
+from weightmap.device._transfers import ArrayTransfer  # noqa: E402
 from weightmap.torch import StateError, TorchBackend, from_torch, load_file, load_into, to_torch  # noqa: E402
 from weightmap.torch._device import pour  # noqa: E402
 
@@ -200,7 +200,7 @@ def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, d
         torch.zeros(6, 4, dtype=dtype)[::2],
     ):
         with Loader(TorchBackend("cpu")) as loader:
-            pour(loader, ArrayCargo("values", values), target)
+            pour(loader, ArrayTransfer("values", values), target)
             assert target.tolist() == values.tolist()
 
 

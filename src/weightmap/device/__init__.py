@@ -8,9 +8,7 @@ it can. No mapping is touched: a file that shrinks meanwhile raises an error ins
 Everything particular to a device is in a `Backend`; `weightmap.torch` has that of PyTorch.
 """
 
-from weightmap.device._backend import Backend, Change, Event, Exchange
-from weightmap.device._loader import Loader
-from weightmap.device._loading import load
-from weightmap.device._slots import Staging, release_slots
+from weightmap.device._loader import Loader, load
+from weightmap.device._slots import Backend, Change, Event, Exchange, Staging, release_slots
 
 __all__ = ["Backend", "Change", "Event", "Exchange", "Loader", "Staging", "load", "release_slots"]

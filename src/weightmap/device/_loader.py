@@ -1,8 +1,11 @@
-"""`Loader`: bytes from files through slots to a device, reading and copying at the same time."""
+"""`load` and `Loader`: from files through slots to a device, reading and copying at the same time."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,36 +13,43 @@ import numpy as np
 from weightmap.core.arguments import mistyped
 from weightmap.core.bytes.direct import ALIGN as BLOCK
 from weightmap.core.bytes.direct import DirectReader
+from weightmap.core.dtypes import FLOATING
+from weightmap.core.model.codes import check_computable
+from weightmap.core.model.internals import check_unchanged, parts_of
 from weightmap.core.native import access, checksums, files
 from weightmap.core.ranges import Range
-from weightmap.device._cargo import ALIGN
-from weightmap.device._slots import UNPINNED, Slots, Staging
-from weightmap.errors import quoted
+from weightmap.device._slots import UNPINNED, Slots, Staging, Worker
+from weightmap.device._transfers import ALIGN, AnyTransfer, ArrayTransfer, BatchTransfer, Transfer
+from weightmap.errors import PlanError, TensorFileError, counted, quoted
+from weightmap.plans.delivery import Sums, check_when
 from weightmap.plans.pages import ask_for, cached_in
+from weightmap.plans.planning import ParameterPlan
+from weightmap.plans.wants import at_least
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.device._backend import Backend, Event
-    from weightmap.device._cargo import AnyCargo, Piece
-    from weightmap.device._slots import Slot
-    from weightmap.plans.delivery import Sums
+    from weightmap.core.table.table import Row
+    from weightmap.device._slots import Backend, Event, Exchange, Slot
+    from weightmap.device._transfers import Piece
+    from weightmap.plans.delivery import Check
+    from weightmap.plans.read_plan import ReadPlan
 
 # Longest run that one thread takes, in bytes
-_UNIT = 1 << 20
-# Threads when copying from memory, and when waiting for a disk
-_COPYING, _WAITING = 16, 32
-# Longest piece that the device changes, in bytes: kernels count its bits in 32 bits, of which one is the sign.
-_LONGEST = 64 << 20
+_MAX_RUN_BYTES = 1 << 20
+# Threads that copy from memory, and that wait for a disk
+_COPYING_THREADS, _WAITING_THREADS = 16, 32
+# Longest piece that the device changes, in bytes: kernels count its bits in 31 bits.
+_MAX_CHANGE_BYTES = 64 << 20
+# Bytes of small tensors in one batch
+_BATCH_BYTES = 4 << 20
 # A slot with less room than this, in bytes, is sent before a tensor begins.
-_REST = 1 << 16
-
-
+_MIN_ROOM_BYTES = 1 << 16
 _NOWHERE = np.empty(0, np.uint64)
 
 
@@ -142,11 +152,14 @@ class Loader:
             raise interrupt
 
     # --------------------------------------------------------------------------------------------------- sending
-    def expect(self, source: Source, begin: int, end: int, sums: Sums | None = None) -> None:
+    def expect(self, source: Source, part: Range, sums: Sums | None = None) -> None:
         """Announce the next bytes of a source, in order, and their checksums."""
         self._fill()
-        self._sums, self._end, self._cold, self._direct = sums, end, None, None
-        end = min(end, source.size)  # an entry of an archive may be larger than what it is stored in
+        self._sums, self._end, self._cold, self._direct = sums, part.end, None, None
+        begin, end = (
+            part.begin,
+            min(part.end, source.size),
+        )  # an entry of an archive may be larger than what it is stored in
         if not source.has_pages or end <= begin:
             return
         there = cached_in(source, begin, end)
@@ -162,28 +175,28 @@ class Loader:
 
     def send(
         self,
-        cargo: AnyCargo,
+        transfer: AnyTransfer,
         buffer: Any,
         at: int,
         source: Source | None = None,
-        part: tuple[int, int] | None = None,
+        part: Range | None = None,
     ) -> None:
         """Send a tensor to device memory, from byte `at` on; `finish` tells when it is there.
 
-        Of a divisible one, `part` is sent alone: where it begins and ends, in bytes of the tensor.
+        Of a divisible one, `part` is sent alone: a range of its bytes.
         """
-        given = cargo.source if source is None else source
-        for piece in cargo.pieces(min(self._staging.slot_bytes // 4, _LONGEST)):
+        source = transfer.source if source is None else source
+        for piece in transfer.pieces(min(self._staging.slot_bytes // 4, _MAX_CHANGE_BYTES)):
             if piece.change is not None:
                 self._free(piece.nbytes)
                 self._changes.append((self._used, self._used + piece.nbytes, piece.change, buffer, at + piece.at))
-                self._take(cargo.name, given, piece, 0, piece.nbytes)
+                self._take(transfer.name, source, piece, 0, piece.nbytes)
                 continue
             if piece.places is not None:
                 self._free(piece.nbytes)
                 self._move(piece.nbytes, buffer, at + piece.at)
                 self._names += piece.names
-                self._take_runs(given, piece.starts, self._used + piece.places, piece.sizes, piece.names)
+                self._take_runs(source, piece.starts, self._used + piece.places, piece.sizes, piece.names)
                 self._used += piece.nbytes
                 continue
             done, end = (0, piece.nbytes) if part is None else part
@@ -191,7 +204,7 @@ class Loader:
                 place = int(piece.starts[0]) + done if len(piece.starts) == 1 else None
                 room = self._room(buffer, at + piece.at + done, end - done, place)
                 self._move(room, buffer, at + piece.at + done)
-                self._take(cargo.name, given, piece, done, room)
+                self._take(transfer.name, source, piece, done, room)
                 done += room
 
     def flush(self) -> None:
@@ -228,14 +241,14 @@ class Loader:
         Returns for how many. What is read past the page cache lies in the slot as in the blocks of the file.
         """
         slot = self._current()
-        if self._direct is not None and place is not None and nbytes >= _UNIT:
+        if self._direct is not None and place is not None and nbytes >= _MAX_RUN_BYTES:
             used = self._used + (place - self._used) % BLOCK
-            if used + min(nbytes, _UNIT) > len(slot.memory):
+            if used + min(nbytes, _MAX_RUN_BYTES) > len(slot.memory):
                 self._ship()
                 slot = self._current()
                 used = place % BLOCK
-            self._used, left = used, len(slot.memory) - used
-            return nbytes if nbytes <= left else left - (place + left) % BLOCK
+            self._used, room = used, len(slot.memory) - used
+            return nbytes if nbytes <= room else room - (place + room) % BLOCK
         skipped = -self._used % ALIGN
         if self._moves:
             begin, end, other, before = self._moves[-1]
@@ -243,12 +256,12 @@ class Loader:
             # The gap between two tensors is copied with them: one copy instead of two.
             skipped = gap if other is buffer and end == self._used and 0 <= gap < ALIGN else skipped
         size = len(slot.memory)
-        left = size - self._used - skipped
-        if left < min(nbytes, _REST, size // 8):
+        room = size - self._used - skipped
+        if room < min(nbytes, _MIN_ROOM_BYTES, size // 8):
             self._ship()
             return min(nbytes, len(self._current().memory))
         self._used += skipped
-        return min(nbytes, left)
+        return min(nbytes, room)
 
     def _move(self, nbytes: int, buffer: Any, at: int) -> None:
         """Note that the next bytes of the slot go to a buffer."""
@@ -311,11 +324,11 @@ class Loader:
                     crcs[number] = checksums.crc32(slot.memory[place : place + size])
         else:
             file, memory = source.scanned
-            given = memory if file == -1 else file
+            c_input = memory if file == -1 else file
             direct = self._direct if self._direct is not None and self._direct.passes_cache else None
             how: dict[str, Any] = {"crcs": crcs, "threads": self._threads()}
             if direct is None:
-                failed, error = files.stage(given, (starts, to, sizes), slot.memory, **how)
+                failed, error = files.stage(c_input, (starts, to, sizes), slot.memory, **how)
             else:
                 failed, error = direct.stage((starts, to, sizes), slot.memory, **how)
             if failed >= 0:
@@ -327,7 +340,7 @@ class Loader:
     def _threads(self) -> int:
         if self._staging.threads is not None:
             return self._staging.threads
-        return _WAITING if self._cold is not None else min(access.cpus(), _COPYING)
+        return _WAITING_THREADS if self._cold is not None else min(access.cpus(), _COPYING_THREADS)
 
     def _ask(self, source: Source, reached: int) -> None:
         """Let the system prefetch the next bytes, so that the disk is busy while the device copies."""
@@ -388,15 +401,424 @@ def _within(
     if len(starts) == 1:
         first, last = int(starts[0]) + begin, int(starts[0]) + end
         low, high = min(-(-first // block) * block, last), max(last // block * block, first)
-        inner = np.arange(low, high, _UNIT, dtype=np.uint64) if low < high else _NOWHERE
+        inner = np.arange(low, high, _MAX_RUN_BYTES, dtype=np.uint64) if low < high else _NOWHERE
         ends = np.array([high, last], np.uint64)
         edges = np.unique(np.concatenate([np.array([first], np.uint64), inner, ends]))
         return edges[:-1], np.diff(edges)
     ends = np.cumsum(sizes)
     low, high = (int(np.searchsorted(ends, begin, "right")), int(np.searchsorted(ends, end, "left")) + 1)
-    found, lengths = starts[low:high].copy(), sizes[low:high].copy()
+    firsts, lengths = starts[low:high].copy(), sizes[low:high].copy()
     lengths[-1] -= ends[high - 1] - np.uint64(end)
     skipped = np.uint64(begin) - (ends[low] - sizes[low])
-    found[0] += skipped
+    firsts[0] += skipped
     lengths[0] -= skipped
-    return found, lengths
+    return firsts, lengths
+
+
+class ExchangedCrcs:
+    """CRCs of the bytes this rank read, exchanged between ranks."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[int, int, int]] = []
+
+    def feed(self, starts: Iterable[int], sizes: Iterable[int], crcs: Iterable[int]) -> None:
+        """As of `Sums`."""
+        self.runs += zip(starts, sizes, crcs, strict=True)
+
+    def finish(self, end: int) -> None:
+        """As of `Sums`, which learns it when all ranks have told what they read."""
+
+
+class Group:
+    """Tensors of one file that are handed out together, and the pieces of device memory that they share.
+
+    Attributes
+    ----------
+    buffers : list
+        The pieces, until the first tensor is handed out.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        ahead: Source,
+        transfers: list[AnyTransfer],
+        sums: Sums | None,
+        exchange: Exchange | None = None,
+        *,
+        cuts: bool,
+    ) -> None:
+        self.buffers: list[Any] = []
+        self._source, self._ahead, self._transfers, self._sums, self._cuts = source, ahead, transfers, sums, cuts
+        self._exchange, self._crcs = exchange, ExchangedCrcs()
+        self._places: list[tuple[AnyTransfer, Any, int]] = []
+        self._event: Event | None = None
+
+    def reserve(self, backend: Backend, *, divide: bool) -> list[Group]:
+        """Allocate memory: one piece, or, if `divide` and there is no room for it, several ones.
+
+        Returns what is left of the group, where that may be handed out later: in smaller groups, for a caller holds
+        the last tensor of one while the next is allocated.
+        """
+        waiting = [self._transfers]
+        while waiting:
+            transfers = waiting.pop()
+            sizes = np.array([transfer.nbytes + -transfer.nbytes % ALIGN for transfer in transfers], np.int64)
+            total = int(sizes.sum())
+            try:
+                buffer = backend.allocate(total)
+            except Exception as error:
+                if divide and len(transfers) > 1:
+                    half = int(np.searchsorted(np.cumsum(sizes), total // 2)) + 1
+                    half = min(half, len(transfers) - 1)
+                    waiting += [transfers[half:], transfers[:half]]
+                    continue
+                error.add_note(
+                    f"while asking for {total} bytes for {counted(len(transfers), 'tensor')} of {self._source.name}"
+                )
+                raise
+            if waiting and self._cuts:
+                # So much there is room for, and half of it beside as much that a caller still holds.
+                backend.free(buffer)
+                self._transfers, *others = _divided(self._transfers, total // 2, None)
+                self.reserve(backend, divide=False)
+                return [Group(self._source, self._ahead, later, self._sums, cuts=True) for later in others]
+            self.buffers.append(buffer)
+            self._places += zip(transfers, [buffer] * len(transfers), (np.cumsum(sizes) - sizes).tolist(), strict=True)
+        return []
+
+    def fill(self, loader: Loader) -> None:
+        """Read the tensors, or the part of this rank, and let the device copy them."""
+        exchange = self._exchange
+        first, last = 0, math.inf
+        if exchange is not None:
+            first, last = self._bounds(exchange.world_size)[exchange.rank :][:2]
+        parts = []
+        for transfer, buffer, place in self._places:
+            low, high = max(first - place, 0), int(min(last - place, transfer.nbytes))
+            if low < high or not transfer.nbytes:
+                part = None if (low, high) == (0, transfer.nbytes) else Range(low, high)
+                begin = transfer.begin
+                ends = (begin, transfer.end) if part is None or transfer.cut else (begin + low, begin + high)
+                parts.append((transfer, buffer, place, part, *ends))
+        sums: Any = self._sums if exchange is None or self._sums is None else self._crcs
+        try:
+            if parts:
+                loader.expect(self._ahead, Range(min(one[4] for one in parts), max(one[5] for one in parts)), sums)
+            for transfer, buffer, place, part, _, _ in parts:
+                loader.send(transfer, buffer, place, self._ahead, part)
+            self._event = loader.finish()
+            self._ahead.check_unchanged()
+        except TensorFileError as error:
+            raise error.located(path=self._source.name, format=self._source.format) from None
+
+    def _bounds(self, ranks: int) -> list[int]:
+        """Return where the parts of the ranks begin and end in the memory: about equal, within divisible tensors."""
+        ends = [place + transfer.nbytes + -transfer.nbytes % ALIGN for transfer, _, place in self._places]
+        bounds = [0]
+        for rank in range(1, ranks):
+            ideal = ends[-1] * rank // ranks
+            transfer, _, place = self._places[number := min(bisect_right(ends, ideal), len(ends) - 1)]
+            if transfer.divisible:
+                bounds.append(ideal // ALIGN * ALIGN)
+            else:
+                bounds.append(place if ideal - place < ends[number] - ideal else ends[number])
+        return [*bounds, ends[-1]]
+
+    def meet(self) -> None:
+        """Exchange parts with the other ranks."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        if self._event is not None:
+            self._event.wait()
+        if self._sums is not None:
+            runs = sorted(run for others in exchange.tell(self._crcs.runs) for run in others)
+            self._sums.feed(*zip(*runs, strict=True)) if runs else None
+            self._sums.finish(max(transfer.end for transfer, _, _ in self._places))
+        for buffer in self.buffers:
+            exchange.share(buffer, self._bounds(exchange.world_size))
+
+    def tensors(self, backend: Backend) -> Iterator[tuple[str, Any]]:
+        """Yield the tensors, once the device has all of them; what was handed out is not held here."""
+        if self._event is not None:
+            self._event.wait()
+        tensors = self._delivered(backend)
+        self.buffers, self._places = [], []
+        while tensors:
+            yield tensors.pop()
+
+    def _delivered(self, backend: Backend) -> list[tuple[str, Any]]:
+        """Return names and tensors, the first one last."""
+        tensors = [
+            pair for transfer, buffer, place in self._places for pair in transfer.delivered(backend, buffer, place)
+        ]
+        tensors.reverse()
+        return tensors
+
+
+def groups_of(
+    plan: ReadPlan, backend: Backend, dtype: str | None, limit: int | None, exchange: Exchange | None, *, verify: Check
+) -> Iterator[Group]:
+    """Yield the groups of a plan, in the order of its files."""
+    content = parts_of(plan.file)[1]
+    for source, numbers, reads in plan.parts():
+        sums = None
+        try:
+            transfers = list[AnyTransfer](
+                _transfers(plan, backend, numbers, dtype, _BATCH_BYTES if limit is None else min(limit, _BATCH_BYTES))
+            )
+            if verify:
+                begins, ends = [transfer.begin for transfer in transfers], [transfer.end for transfer in transfers]
+                sums = Sums(source, content.sums(source), begins, ends, last=verify == "last")
+            ahead = source.ahead(reads)
+        except TensorFileError as error:
+            raise error.located(path=source.name, format=source.format) from None
+        # Divided before anything is read: checksums that were checked are forgotten.
+        for together in list(_divided(transfers, limit, sums)):
+            yield Group(source, ahead, together, sums, exchange, cuts=verify is not True)
+
+
+def groups_of_parameters(
+    plan: ParameterPlan, backend: Backend, dtype: str | None, limit: int | None, *, verify: Check
+) -> Iterator[Group]:
+    """Yield the groups of a plan of parameters, which are decoded when a group is filled; by default one each."""
+    source = parts_of(plan.file)[0]
+    together, nbytes = list[AnyTransfer](), 0
+    for name, array in plan.run(verify=verify):
+        transfer = ArrayTransfer(name, array, dtype if array.dtype.name in FLOATING else None)
+        backend.check(transfer.dtype)
+        if together and nbytes + transfer.nbytes > (limit or 0):
+            yield Group(source, source, together, None, cuts=False)
+            together, nbytes = [], 0
+        together.append(transfer)
+        nbytes += transfer.nbytes
+        if nbytes >= (limit or 0):  # now: an error of the next one is due later
+            yield Group(source, source, together, None, cuts=False)
+            together, nbytes = [], 0
+    if together:
+        yield Group(source, source, together, None, cuts=False)
+
+
+def _transfers(
+    plan: ReadPlan, backend: Backend, numbers: Iterable[tuple[int, Any]], dtype: str | None, limit: int
+) -> Iterator[Transfer | BatchTransfer]:
+    """Yield the tensors that are wanted of a file; small ones in batches of about `limit` bytes."""
+    small: list[tuple[str, Row]] = []
+    spans, nbytes, checked = plan.spans, 0, set()
+    for number, key in numbers:
+        name, row = spans.name(number), spans.of(number)
+        batched = key is None and BatchTransfer.takes(row, dtype)
+        if small and (not batched or nbytes + row.nbytes + ALIGN > limit):
+            yield _batch(small)
+            small, nbytes = [], 0
+        if not batched:
+            yield Transfer(backend, name, row, key, dtype)
+            continue
+        if row.dtype.name not in checked:
+            backend.check(row.dtype.name)
+            checked.add(row.dtype.name)
+        small.append((name, row))
+        nbytes += row.nbytes + -row.nbytes % ALIGN
+    if small:
+        yield _batch(small)
+
+
+def _batch(small: list[tuple[str, Row]]) -> BatchTransfer:
+    names, rows = zip(*small, strict=True)
+    return BatchTransfer(list(names), list(rows))
+
+
+def _divided(transfers: list[AnyTransfer], limit: int | None, sums: Sums | None) -> Iterator[list[AnyTransfer]]:
+    """Yield groups of tensors to send: at most `limit` bytes, or one tensor, or all tensors of one checksum."""
+    begin = nbytes = end = 0
+    for number, transfer in enumerate(transfers):
+        over = limit is not None and number > begin and nbytes + transfer.nbytes > limit
+        if over and (sums is None or not sums.join(end, transfer.begin)):
+            yield transfers[begin:number]
+            begin, nbytes = number, 0
+        nbytes += transfer.nbytes
+        end = max(end, transfer.end)
+    yield transfers[begin:]
+
+
+def load(
+    plan: ReadPlan,
+    backend: Backend,
+    *,
+    dtype: str | None = None,
+    verify: Check = False,
+    group: int | None = None,
+    staging: Staging | None = None,
+    exchange: Exchange | None = None,
+) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a plan on a device, in its order.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        What to load; parts of tensors are read alone. Parameters (``weights=True``) are decoded by the CPU, and every
+        rank reads its own.
+    backend : Backend
+    dtype : str, optional
+        The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
+        device converts them, with its own rounding.
+    verify : bool or "last"
+        Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out. With
+        "last", each checksum is checked only before its last tensor: the ones before are handed out unchecked.
+    group : int, optional
+        Bytes of tensors that share one piece of device memory; by default one piece per file, or per parameter. With
+        ``verify=True``, all tensors of one checksum stay together. While a group is used, the next one is read: three
+        pieces are alive at once where a loop still holds the last tensor of the group before.
+    staging : Staging, optional
+    exchange : Exchange, optional
+        Ranks that load the same plan: each reads a part of the bytes of each group, and gets the others from the other
+        devices. An error of one is an error of all. Where one ends otherwise, or hangs, the others get an error when
+        their exchange raises it: `torch.distributed` does so at once, or after the timeout of the process group.
+
+    Notes
+    -----
+    A piece of memory lives as long as one of its tensors: whoever keeps a few of many copies them. Where the device has
+    no room for a piece, what was handed out before is waited for, and the tensors are divided among smaller pieces.
+
+    Raises
+    ------
+    ChecksumError
+        With `verify`, for bytes other than those written.
+    TruncatedError, FileChangedError
+        When a file changes before its last tensor was handed out.
+    PlanError, UnsupportedError, QuantError
+        As from `ReadPlan.run` and `Staging.checked`, and for types that the device lacks.
+    """
+    check_when(verify)
+    group = None if group is None else at_least(1, "group", group)
+    check_unchanged(plan.file)
+    if dtype is not None and not isinstance(plan, ParameterPlan):
+        check_computable(plan.file, set(plan.names).__contains__, "dtype=")
+    if isinstance(plan, ParameterPlan):
+        exchange = None
+        groups = groups_of_parameters(plan, backend, dtype, group, verify=verify)
+    else:
+        groups = groups_of(plan, backend, dtype, group, exchange, verify=verify)
+    yield from _Turns(Loader(backend, staging), groups, exchange)
+
+
+def send_array(loader: Loader, transfer: ArrayTransfer) -> Any:
+    """Send an array to memory of its own on the device; return the tensor."""
+    backend = loader.backend
+    backend.check(transfer.dtype)
+    buffer = backend.allocate(transfer.nbytes)
+    try:
+        loader.send(transfer, buffer, 0)
+        loader.finish().wait()
+    except BaseException:
+        loader.give_up([buffer])
+        raise
+    ((_, tensor),) = transfer.delivered(backend, buffer, 0)
+    return tensor
+
+
+class _Turns:
+    """Groups in their order: each is filled while the one before is used."""
+
+    def __init__(self, loader: Loader, groups: Iterable[Group], exchange: Exchange | None) -> None:
+        self._loader, self._groups, self._exchange = loader, iter(groups), exchange
+        self._worker = Worker()
+        self._alive: list[Group] = []  # with memory that nobody has yet
+        self._postponed = False
+        self._failed: BaseException | None = None  # raised when its turn comes
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        failed: BaseException | None = None
+        try:
+            group = self._first()
+            while group is not None or self._failed is not None:
+                failed, self._failed = self._failed, None
+                following = self._begun() if failed is None else None
+                _raise_together(self._exchange, failed)
+                if group is not None:
+                    group.meet()
+                    yield from group.tensors(self._loader.backend)
+                    self._alive.remove(group)
+                self._finish(following)
+                group = following
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            self._loader.stop()
+            interrupt = self._worker.end(partial(_close, self._loader, self._alive, failed))
+            failed = None
+            if interrupt is not None:
+                raise interrupt
+
+    def _reserve(self, group: Group, *, divide: bool) -> None:
+        if group not in self._alive:
+            self._alive.append(group)
+        # Ranks have the same groups.
+        others = group.reserve(self._loader.backend, divide=divide and self._exchange is None)
+        self._groups = chain(others, self._groups)
+
+    def _first(self) -> Group | None:
+        """Fill the first group."""
+        group = None
+        try:
+            self._loader.__enter__()
+            group = next(self._groups, None)
+            if group is not None:
+                self._reserve(group, divide=True)
+                group.fill(self._loader)
+        except Exception as error:  # noqa: BLE001 - raised when the other ranks know of it
+            self._failed = error
+        return group
+
+    def _begun(self) -> Group | None:
+        """Begin to fill the next group; where there is no memory for it yet, that is postponed."""
+        group = None
+        try:
+            group = next(self._groups, None)
+            if group is not None:
+                self._postponed = True
+                self._reserve(group, divide=False)
+                self._postponed = False
+                self._worker.begin(partial(group.fill, self._loader))
+        except Exception as error:  # noqa: BLE001 - raised when what was there before is handed out
+            self._failed = error
+        return group
+
+    def _finish(self, group: Group | None) -> None:
+        """Return when the next group is filled, or cannot be."""
+        if group is None:
+            return
+        try:
+            if self._postponed:  # what was handed out may be free by now
+                self._failed, self._postponed = None, False
+                self._reserve(group, divide=True)
+                group.fill(self._loader)
+            else:
+                self._worker.wait()
+        except Exception as error:  # noqa: BLE001 - raised when the other ranks know of it
+            self._failed = error
+
+
+def _raise_together(exchange: Exchange | None, failed: BaseException | None) -> None:
+    """Raise the error of this rank, or of another one, once all know of it."""
+    errors = [] if exchange is None else exchange.tell(None if failed is None else repr(failed))
+    try:
+        if failed is not None:
+            raise failed
+    finally:
+        failed = None  # its traceback has this frame: together they would keep files open
+    for rank, error in enumerate(errors):
+        if error is not None:
+            raise PlanError(f"rank {rank} could not read its part: {error}")
+
+
+def _close(loader: Loader, alive: list[Group], failed: BaseException | None) -> None:
+    """Free the memory that nobody has, and give the slots back."""
+    buffers = [buffer for group in alive for buffer in group.buffers]
+    try:
+        if buffers:
+            loader.give_up(buffers)
+    finally:
+        loader.__exit__(None if failed is None else type(failed), failed, None)

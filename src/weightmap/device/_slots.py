@@ -1,4 +1,4 @@
-"""Pinned slots: the host memory that devices copy from. Pinning takes long, so the process keeps a few."""
+"""A device and its host memory: the interface `Backend`, and pinned slots, of which the process keeps a few."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import mmap
 import os
 import sys
 from _thread import allocate_lock, get_ident, start_new_thread
-from typing import TYPE_CHECKING, NamedTuple
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,11 +19,142 @@ from weightmap.plans.wants import at_least
 
 if TYPE_CHECKING:
     from _thread import LockType
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.device._backend import Backend, Event
+
+class Change(NamedTuple):
+    """A conversion on the device, from bytes as stored to elements of another type.
+
+    Attributes
+    ----------
+    stored : str
+        The type of the elements in the file, or the scheme of a quantised tensor.
+    quantized : bool
+        Whether `stored` is a scheme: "int8" names a type and a scheme.
+    dtype : str
+        The type of the result.
+    elements : int
+        Their number. The bytes of a scheme form a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor`
+        take them.
+    block_size, scale_type
+        As of `QuantizedTensor`; 0 and "" for other types.
+    """
+
+    stored: str
+    quantized: bool
+    dtype: str
+    elements: int
+    block_size: int = 0
+    scale_type: str = ""
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def wait(self) -> None:
+        """Return when the device has done all earlier work."""
+
+
+class Exchange(Protocol):
+    """The ranks that load the same plan at the same time, each to its own device; all of them make the same calls.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        The number of this one, and how many there are.
+    """
+
+    rank: int
+    world_size: int
+
+    def tell(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+
+    def share(self, buffer: Any, bounds: Sequence[int]) -> None:
+        """Send the bytes from ``bounds[rank]`` to ``bounds[rank + 1]`` of device memory to all, and get their parts."""
+
+
+class Backend(ABC):
+    """A device: memory, copies, and changes of types, all in one order of their own.
+
+    `copy` and `change` may return before the work is done. The device does them one after another, in the order of the
+    calls. Any method may raise the error of its library.
+
+    Attributes
+    ----------
+    key : hashable
+        Slots pinned by one backend serve every other with an equal key.
+    node : int or None
+        The NUMA node nearest to the device, if known.
+    pinned : bool
+        Whether `pin` is useful. Otherwise slots are small and not kept.
+    """
+
+    key: Hashable
+    node: int | None = None
+    pinned: bool = True
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Any:
+        """Return device memory, aligned to 256 bytes, its contents undefined."""
+
+    @abstractmethod
+    def free(self, buffer: Any) -> None:
+        """Free memory from `allocate` that was not handed out: at once, even if something still refers to it."""
+
+    @abstractmethod
+    def pin(self, memory: NDArray[np.uint8]) -> None:
+        """Let the device copy from host memory directly."""
+
+    @abstractmethod
+    def unpin(self, memory: NDArray[np.uint8]) -> None:
+        """Undo `pin`."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Let later copies wait for the caller's earlier work on the device."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Let the caller's later work on the device wait for the copies so far."""
+
+    @abstractmethod
+    def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
+        """Copy host memory to `buffer`, from byte `at` on."""
+
+    @abstractmethod
+    def event(self) -> Event:
+        """Return the event after all work so far."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work so far."""
+
+    @abstractmethod
+    def decodes(self, scheme: str) -> bool:
+        """Whether `change` decodes quantised tensors of this scheme."""
+
+    @abstractmethod
+    def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:
+        """Make elements of the bytes `begin` to `end` of a buffer, and write them to another one from byte `at` on."""
+
+    @abstractmethod
+    def check(self, dtype: str) -> None:
+        """Raise `UnsupportedError` for a type that the device lacks."""
+
+    @abstractmethod
+    def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
+        """Return a tensor over `buffer` from byte `at` on; one of bytes for types packed below the byte."""
+
+    def tensors(self, buffer: Any, described: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
+        """Return many tensors over `buffer`, each by its place, type and shape: see `tensor`."""
+        return [self.tensor(buffer, *one) for one in described]
+
+    @abstractmethod
+    def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
+        """Return a tensor with the elements of these axes in reverse order."""
 
 
 class Staging(NamedTuple):
@@ -58,10 +190,10 @@ class Staging(NamedTuple):
         )
 
 
-def _between(least: int, most: int, what: str, value: int) -> int:
+def _between(low: int, high: int, what: str, value: int) -> int:
     number = as_integer(what, value)
-    if not least <= number <= most:
-        raise PlanError(what, field=what, actual=number, expected=f"{least:,} to {most:,}")
+    if not low <= number <= high:
+        raise PlanError(what, field=what, actual=number, expected=f"{low:,} to {high:,}")
     return number
 
 
@@ -110,8 +242,8 @@ def _new_memory(nbytes: int) -> NDArray[np.uint8]:
     page. Pages that the child lacks altogether would be a hole, in which something else may lie when it is unmapped.
     """
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    unit = _LARGE if nbytes >= _LARGE else mmap.PAGESIZE
-    room = mmap.mmap(-1, nbytes + (unit if unit == _LARGE else 0), **private)
+    unit = _HUGE_PAGE_BYTES if nbytes >= _HUGE_PAGE_BYTES else mmap.PAGESIZE
+    room = mmap.mmap(-1, nbytes + (unit if unit == _HUGE_PAGE_BYTES else 0), **private)
     for advice in (_WIPE_ON_FORK, getattr(mmap, "MADV_HUGEPAGE", None)):
         if sys.platform == "linux" and advice is not None:
             with contextlib.suppress(OSError):
@@ -121,13 +253,13 @@ def _new_memory(nbytes: int) -> NDArray[np.uint8]:
     return octets[start : start + nbytes]
 
 
-# Huge pages
-_LARGE = 2 << 20
+# Bytes of a huge page
+_HUGE_PAGE_BYTES = 2 << 20
 # Of <linux/mman.h>
 _WIPE_ON_FORK = 18
-# Slots that cannot be pinned become smaller, but not smaller than this.
-_LEAST = 1 << 20
-# Slots that are not pinned have at most so many bytes: nothing overlaps with filling them.
+# Slots that cannot be pinned become smaller, down to this many bytes.
+_MIN_SLOT_BYTES = 1 << 20
+# Slots that are not pinned are small: nothing overlaps with filling them.
 UNPINNED = Staging(2, 4 << 20)
 # Unused slots, by the key of the backend and their size.
 _idle: dict[tuple[Hashable, int], list[Slot]] = {}
@@ -151,15 +283,15 @@ class Slots:
     def __init__(self, backend: Backend, staging: Staging) -> None:
         self._slots: list[Slot] = []
         self._next = 0
-        wanted = (backend.key, staging.slot_bytes)
-        size = _smaller.get(wanted, staging.slot_bytes) if backend.pinned else 0
+        requested = (backend.key, staging.slot_bytes)
+        size = _smaller.get(requested, staging.slot_bytes) if backend.pinned else 0
         while size:
             try:
                 self._take(backend, staging._replace(slot_bytes=size))
             except Exception as error:  # noqa: BLE001 - each library has errors of its own
                 self._slots.clear()
-                size = size // 2 if size // 2 >= _LEAST else 0
-                _smaller[wanted] = size
+                size = size // 2 if size // 2 >= _MIN_SLOT_BYTES else 0
+                _smaller[requested] = size
                 if not size:
                     import logging  # noqa: PLC0415 - 6 ms, for a rare event
 
@@ -173,7 +305,7 @@ class Slots:
         """Take slots from the pool, and make those that it lacks."""
         self.staging = staging
         self._key = (backend.key, staging.slot_bytes)
-        self._kept = staging.slots if pinned else 0
+        self._idle_limit = staging.slots if pinned else 0
         with _lock:
             idle = _idle.get(self._key, [])
             while pinned and idle and len(self._slots) < staging.slots:
@@ -199,7 +331,7 @@ class Slots:
             slot.event = None
         with _lock:
             idle = _idle.setdefault(self._key, [])
-            while slots and len(idle) < self._kept:
+            while slots and len(idle) < self._idle_limit:
                 idle.append(slots.pop())
         for slot in slots:
             slot.release()
@@ -220,9 +352,6 @@ def release_slots() -> None:
         slot.release()
 
 
-# ----------------------------------------------------------------------------------------------------
-# `Worker`: the thread of one load, which reads and sends what comes next while the caller uses what is there.
-
 # An interrupt may take a lock's only release with it: flags decide, and locks spare the time between two looks.
 _LOOK = 1.0
 
@@ -231,9 +360,9 @@ class Worker:
     """A thread that makes one call at a time. It starts with the first call and is gone after `end`."""
 
     def __init__(self) -> None:
-        self._asked, self._told = allocate_lock(), allocate_lock()
-        self._asked.acquire()
-        self._told.acquire()
+        self._requested, self._answered = allocate_lock(), allocate_lock()
+        self._requested.acquire()
+        self._answered.acquire()
         self._call: Callable[[], object] | None = None
         self._then: Callable[[], object] | None = None
         self._error: BaseException | None = None
@@ -250,14 +379,14 @@ class Worker:
             except RuntimeError:  # no thread to be had: `wait` makes the call
                 return
             self._started = True
-        _release(self._asked)
+        _release(self._requested)
 
     def wait(self) -> None:
         """Return when the call is made. Raises its error."""
         if not self._started:
             self._make()
         while not self._finished:
-            self._told.acquire(timeout=_LOOK)
+            self._answered.acquire(timeout=_LOOK)
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -276,10 +405,10 @@ class Worker:
             self._then = then
             return None
         interrupt = None
-        _release(self._asked)
+        _release(self._requested)
         while self._started and not self._gone and self._owner == os.getpid():
             try:
-                self._told.acquire(timeout=_LOOK)
+                self._answered.acquire(timeout=_LOOK)
             except BaseException as error:  # noqa: BLE001 - the caller raises it
                 interrupt = error
         then()
@@ -297,13 +426,13 @@ class Worker:
     def _work(self) -> None:
         self._ident = get_ident()
         while not self._ending:
-            if not self._asked.acquire(timeout=_LOOK):
+            if not self._requested.acquire(timeout=_LOOK):
                 continue
             self._make()
-            _release(self._told)
+            _release(self._answered)
         then, self._then = self._then, None
         self._gone = True
-        _release(self._told)
+        _release(self._answered)
         if then is not None:
             then()
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from weightmap.core.model.internals import dense_row
 from weightmap.core.model.saving import PAIRS
 from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
-from weightmap.device._cargo import ArrayCargo
-from weightmap.device._loading import sent
+from weightmap.device._loader import send_array
+from weightmap.device._transfers import ArrayTransfer
 from weightmap.errors import PlanError, UnsupportedError, escape
 from weightmap.plans.planning import ParameterPlan
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.quant.blocks import QuantizedTensor
-    from weightmap.device._cargo import Cargo
+    from weightmap.device._transfers import Transfer
     from weightmap.plans.delivery import Check
     from weightmap.plans.read_plan import ReadPlan
 
@@ -341,17 +341,17 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
         torch is not installed.
     """
     with Loader(TorchBackend(device)) as loader:
-        return sent(loader, ArrayCargo("an array", array))
+        return send_array(loader, ArrayTransfer("an array", array))
 
 
-def pour(loader: Loader, cargo: Cargo | ArrayCargo, target: Any) -> None:
+def pour(loader: Loader, cargo: Transfer | ArrayTransfer, target: Any) -> None:
     """Send elements to a tensor of any strides, in the order of the current stream.
 
     Parameters
     ----------
     loader : Loader
         Of a `TorchBackend` of the device of the tensor.
-    cargo : Cargo or ArrayCargo
+    cargo : Transfer or ArrayTransfer
         As many elements as `target`; torch converts them if the types differ.
     target : torch.Tensor
     """

@@ -17,7 +17,7 @@ from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.saving import check_module, from_torch
 from weightmap.core.ranges import Range
 from weightmap.device import Loader
-from weightmap.device._cargo import ArrayCargo, Cargo
+from weightmap.device._transfers import ArrayTransfer, Transfer
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.plans.pages import Ahead
 from weightmap.torch._device import TorchBackend, pour, to_device
@@ -301,11 +301,11 @@ def _finish(
             loader = loaders[target.device] = open_loaders.enter_context(Loader(TorchBackend(target.device)))
         name, dtype = stored_names.get(id(source)), str(target.dtype).removeprefix("torch.")
         if name is None or file is None:  # a hook made the tensor
-            pour(loader, ArrayCargo("a tensor", from_torch(source), dtype), target)
+            pour(loader, ArrayTransfer("a tensor", from_torch(source), dtype), target)
         else:
             if name in places:
                 ahead.reading(places[name])
-            pour(loader, Cargo(loader.backend, name, row_of(file, name), None, dtype), target)
+            pour(loader, Transfer(loader.backend, name, row_of(file, name), None, dtype), target)
 
     with contextlib.ExitStack() as open_loaders, _copying()(fill):
         module.load_state_dict(state, strict=False)

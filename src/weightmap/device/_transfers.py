@@ -1,4 +1,4 @@
-"""The transfer of one tensor to a device: bytes of the file, in pieces, and their conversion there."""
+"""The transfer of a tensor to a device: bytes of the file, in pieces, and their conversion there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.core.native import quantised
 from weightmap.core.quant.pieces import in_pieces
 from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
-from weightmap.device._backend import Change
+from weightmap.device._slots import Change
 from weightmap.errors import quoted
 from weightmap.plans.wants import axes_of, runs_of
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
-    from weightmap.device._backend import Backend
+    from weightmap.device._slots import Backend
     from weightmap.plans.wants import Axis
 
 # Alignment of tensors in device memory, and of pieces in a slot
 ALIGN = 256
-# Tensors of at most so many bytes are sent together.
-SMALL = 1 << 12
-# Bytes decoded or converted on the host at once.
-_PART = 1 << 20
+# Largest tensor in a batch, in bytes
+MAX_BATCHED_BYTES = 1 << 12
+# Bytes decoded or converted on the host at once
+_HOST_BYTES = 1 << 20
 
 
 class Piece(NamedTuple):
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
     names: Sequence[str] = ()
 
 
-class Cargo:
+class Transfer:
     """One tensor, or the part of it that an index selects.
 
     Parameters
@@ -133,8 +133,8 @@ class Cargo:
     def divisible(self) -> bool:
         """Whether the bytes go to the device as they are stored, so that any of them may be sent alone."""
         row = self.ref
-        made = row.dtype.quantized or row.dtype.swapped or row.geometry is not None
-        return not made and self.dtype == self._stored
+        changed = row.dtype.quantized or row.dtype.swapped or row.geometry is not None
+        return not changed and self.dtype == self._stored
 
     def delivered(self, backend: Backend, buffer: Any, at: int) -> list[tuple[str, Any]]:
         """Return the name and the tensor, whose elements lie in device memory in the order of the file."""
@@ -148,17 +148,17 @@ class Cargo:
         tensor = tensor.reshape(tuple(axis.size for axis in axes))
         return backend.flip(tensor, flipped) if flipped else tensor
 
-    def pieces(self, most: int) -> Iterator[Piece]:
-        """Yield the pieces to send, in the order of the file; one with a `Change` has at most `most` bytes."""
+    def pieces(self, limit: int) -> Iterator[Piece]:
+        """Yield the pieces to send, in the order of the file; one with a `Change` has at most `limit` bytes."""
         if not self.nbytes:
             return
         row = self.ref
         if row.dtype.quantized:
-            found = self._packed(most) if self._decoded_there else None
-            yield from self._made(most) if found is None else found
+            packed = self._packed(limit) if self._decoded_there else None
+            yield from self._on_host(limit) if packed is None else packed
             return
         if row.dtype.swapped or row.geometry is not None:
-            yield from self._made(most)
+            yield from self._on_host(limit)
             return
         itemsize = DTYPES[self._stored].bits // 8
         starts, length = self._runs()
@@ -167,7 +167,7 @@ class Cargo:
             sizes = np.full(len(begins), length * itemsize, np.uint64)
             yield Piece(self.nbytes, begins, sizes, 0)
             return
-        yield from self._converted(begins, length, itemsize, most)
+        yield from self._converted(begins, length, itemsize, limit)
 
     def _runs(self) -> tuple[NDArray[np.int64], int]:
         """Return where the runs of elements begin, and the length of each."""
@@ -176,46 +176,46 @@ class Cargo:
         return runs_of(self._axes, self._whole, quoted(self.name))
 
     # ------------------------------------------------------------------------------------------- changed on the device
-    def _changed(self, stored: str, count: int, nbytes: int, at: int, **given: Any) -> Piece:
+    def _changed(self, stored: str, count: int, nbytes: int, at: int, **content: Any) -> Piece:
         """Return a piece of `count` elements, for elements `at` on of the result."""
         width = DTYPES[self.dtype].bits // 8
-        scheme = {name: given.pop(name) for name in ("block_size", "scale_type") if name in given}
+        scheme = {name: content.pop(name) for name in ("block_size", "scale_type") if name in content}
         change = Change(stored, bool(scheme), self.dtype, count, **scheme)
         return Piece(
-            nbytes, given.get("starts", _NONE), given.get("sizes", _NONE), at * width, change, given.get("data")
+            nbytes, content.get("starts", _NONE), content.get("sizes", _NONE), at * width, change, content.get("data")
         )
 
-    def _converted(self, begins: NDArray[np.uint64], length: int, itemsize: int, most: int) -> Iterator[Piece]:
+    def _converted(self, begins: NDArray[np.uint64], length: int, itemsize: int, limit: int) -> Iterator[Piece]:
         """Yield the runs of a dense tensor, to become elements of another type."""
         done = 0
-        for starts, sizes in _cut(begins, length * itemsize, itemsize, most):
+        for starts, sizes in _cut(begins, length * itemsize, itemsize, limit):
             nbytes = int(sizes.sum())
             yield self._changed(self._stored, nbytes // itemsize, nbytes, done, starts=starts, sizes=sizes)
             done += nbytes // itemsize
 
-    def _packed(self, most: int) -> Iterator[Piece] | None:
+    def _packed(self, limit: int) -> Iterator[Piece] | None:
         """Return the pieces of a quantised tensor as stored; None if one is no tensor by itself, or too long."""
         scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
             kind = quantised.GGML_TYPES[scheme]
-            return self._blocks(scheme, "", kind.block_size, kind.block_bytes, 0, most)
+            return self._blocks(scheme, "", kind.block_size, kind.block_bytes, 0, limit)
         if layout is None:
             return None
         begin, block_size, scale_type = layout
         if scheme == "adaptive":  # at least four blocks, of which a byte of the mask tells; the longest are of float16
-            long = 4 * 2 * block_size + 1 > most
-            return None if self._axes is not None or long else self._adaptive(begin, block_size, scale_type, most)
+            long = 4 * 2 * block_size + 1 > limit
+            return None if self._axes is not None or long else self._adaptive(begin, block_size, scale_type, limit)
         if block_size:
             return self._blocks(
-                scheme, scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, most
+                scheme, scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, limit
             )
-        return self._codes(scheme, scale_type, begin, most)
+        return self._codes(scheme, scale_type, begin, limit)
 
     def _blocks(
-        self, scheme: str, scale_type: str, block_size: int, nbytes: int, begin: int, most: int
+        self, scheme: str, scale_type: str, block_size: int, nbytes: int, begin: int, limit: int
     ) -> Iterator[Piece] | None:
         """Return pieces of whole blocks, if the runs consist of them: the tensor's last block may be shorter."""
-        if nbytes > most:
+        if nbytes > limit:
             return None
         starts, length = self._runs()
         total = math.prod(self._whole)
@@ -225,7 +225,7 @@ class Cargo:
             return None
         begins = (self.ref.offset + begin + starts // block_size * nbytes).astype(np.uint64)
         each = -(-length // block_size) * nbytes
-        return self._in_blocks(scheme, scale_type, block_size, nbytes, _cut(begins, each, nbytes, most))
+        return self._in_blocks(scheme, scale_type, block_size, nbytes, _cut(begins, each, nbytes, limit))
 
     def _in_blocks(
         self,
@@ -243,32 +243,32 @@ class Cargo:
             yield self._changed(scheme, count, size, done, starts=starts, sizes=sizes, **how)
             done += count
 
-    def _codes(self, scheme: str, scale_type: str, begin: int, most: int) -> Iterator[Piece] | None:
+    def _codes(self, scheme: str, scale_type: str, begin: int, limit: int) -> Iterator[Piece] | None:
         """Return pieces of codes that share one scale, which goes over with each of them."""
         starts, length = self._runs()
         bits, total = BITS[scheme], math.prod(self._whole)
         last = int(starts[-1]) + length == total
         if (starts * bits % 8).any() or (length * bits % 8 and (len(starts) > 1 or not last)):
             return None
-        return self._with_scale(scheme, scale_type, begin, starts * bits // 8, -(-length * bits // 8), most)
+        return self._with_scale(scheme, scale_type, begin, starts * bits // 8, -(-length * bits // 8), limit)
 
     def _with_scale(
-        self, scheme: str, scale_type: str, begin: int, starts: NDArray[np.int64], each: int, most: int
+        self, scheme: str, scale_type: str, begin: int, starts: NDArray[np.int64], each: int, limit: int
     ) -> Iterator[Piece]:
         bits, head, at = BITS[scheme], SCALE[scale_type].itemsize, self.ref.offset + begin
         begins = (at + head + starts).astype(np.uint64)
         done = 0
-        for found, lengths in _cut(begins, each, bits, most - head):  # eight codes of b bits take b bytes
+        for parts, lengths in _cut(begins, each, bits, limit - head):  # eight codes of b bits take b bytes
             size = int(lengths.sum())
             count = min(size * 8 // bits, self.count - done)
             runs = {
-                "starts": np.concatenate([np.array([at], np.uint64), found]),
+                "starts": np.concatenate([np.array([at], np.uint64), parts]),
                 "sizes": np.concatenate([np.array([head], np.uint64), lengths]),
             }
             yield self._changed(scheme, count, head + size, done, block_size=0, scale_type=scale_type, **runs)
             done += count
 
-    def _adaptive(self, begin: int, block_size: int, scale_type: str, most: int) -> Iterator[Piece]:
+    def _adaptive(self, begin: int, block_size: int, scale_type: str, limit: int) -> Iterator[Piece]:
         """Yield runs of blocks of an adaptive tensor, each with its part of mask, scales and codes."""
         ref = self.ref
         ref.storage()  # raises where the mask is damaged
@@ -281,7 +281,7 @@ class Cargo:
         first = 0
         while first < blocks:
             # Whole bytes of the mask: at least four blocks, and otherwise as many as fit.
-            last = max(int(np.searchsorted(before, before[first] + most, "right")) - 1, first + 4)
+            last = max(int(np.searchsorted(before, before[first] + limit, "right")) - 1, first + 4)
             last = blocks if last >= blocks else last - last % 4
             places = [at + first // 4, int(scales[first]), int(codes[first])]
             ends = [at + -(-last // 4), int(scales[last]), int(codes[last])]
@@ -294,14 +294,14 @@ class Cargo:
             first = last
 
     # ----------------------------------------------------------------------------------------------- made on the host
-    def _made(self, most: int) -> Iterator[Piece]:
+    def _on_host(self, limit: int) -> Iterator[Piece]:
         """Yield elements decoded, inflated or reordered on the host; the device converts them at need."""
         done = 0
         for array in self._arrays():
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             width = data.nbytes // max(array.size, 1)
-            for first in range(0, len(data), most // 16 * 16):  # no element is larger
-                part = data[first : first + most // 16 * 16]
+            for first in range(0, len(data), limit // 16 * 16):  # no element is larger
+                part = data[first : first + limit // 16 * 16]
                 if self.dtype != self._stored:
                     yield self._changed(self._stored, len(part) // width, len(part), done, data=part)
                     done += len(part) // width
@@ -315,7 +315,7 @@ class Cargo:
         if ref.dtype.quantized:
             if axes is None:
                 for tensor in in_pieces(ref):
-                    yield from tensor.in_runs(_PART // 4)
+                    yield from tensor.in_runs(_HOST_BYTES // 4)
                 return
             tensor = ref.decoder()
             yield tensor.runs(*self._runs()) if hasattr(tensor, "runs") else np.asarray(tensor)[ascending(axes)]
@@ -329,7 +329,7 @@ class Cargo:
         yield whole.reshape(self._whole)[ascending(axes)]
 
 
-class Crate:
+class BatchTransfer:
     """Many small tensors, one after another in the file, each of them whole and as it is stored.
 
     Parameters
@@ -342,7 +342,7 @@ class Crate:
     name : str
         That of the first.
     begin, end, nbytes
-        As of `Cargo`; on the device, each tensor begins at a multiple of `ALIGN`.
+        As of `Transfer`; on the device, each tensor begins at a multiple of `ALIGN`.
     """
 
     cut = divisible = False
@@ -362,18 +362,24 @@ class Crate:
 
     @staticmethod
     def takes(row: Row, dtype: str | None) -> bool:
-        """Whether a tensor may lie in a crate, if its type becomes `dtype`."""
+        """Whether a tensor may be in a batch, if its type becomes `dtype`."""
         kind = row.dtype
-        if not 0 < row.nbytes <= SMALL or kind.quantized or kind.packed or kind.swapped or row.geometry is not None:
+        if (
+            not 0 < row.nbytes <= MAX_BATCHED_BYTES
+            or kind.quantized
+            or kind.packed
+            or kind.swapped
+            or row.geometry is not None
+        ):
             return False
         return dtype is None or dtype == kind.name or kind.name not in FLOATING
 
-    def pieces(self, most: int) -> Iterator[Piece]:
+    def pieces(self, limit: int) -> Iterator[Piece]:
         """Yield the tensors as often together as they fit."""
         first = 0
         while first < len(self._names):
             at = int(self._places[first])
-            last = max(int(np.searchsorted(self._ends, at + most, "right")), first + 1)
+            last = max(int(np.searchsorted(self._ends, at + limit, "right")), first + 1)
             places = (self._places[first:last] - at).astype(np.uint64)
             nbytes = int(places[-1] + self._sizes[last - 1])
             runs = self._starts[first:last], self._sizes[first:last]
@@ -387,7 +393,7 @@ class Crate:
         return list(zip(self._names, backend.tensors(buffer, described), strict=True))
 
 
-class ArrayCargo:
+class ArrayTransfer:
     """An array, or a quantised tensor decoded on the host, to be sent to a device.
 
     Parameters
@@ -400,7 +406,7 @@ class ArrayCargo:
     Attributes
     ----------
     name, dtype, shape, nbytes
-        As of `Cargo`.
+        As of `Transfer`.
     """
 
     source = None
@@ -420,9 +426,9 @@ class ArrayCargo:
         """Return the name and the tensor."""
         return [(self.name, backend.tensor(buffer, at, self.dtype, self.shape))]
 
-    def pieces(self, most: int) -> Iterator[Piece]:
+    def pieces(self, limit: int) -> Iterator[Piece]:
         """Yield the elements in row-major order, in new memory."""
-        done, at, together = 0, 0, most // self._kind.itemsize
+        done, at, together = 0, 0, limit // self._kind.itemsize
         for part in self._array.in_runs(together) if self._packed else _runs(self._array, together):
             data = np.ascontiguousarray(part, self._kind).reshape(-1).view(np.uint8)
             if self.dtype == self._kind.name:
@@ -434,33 +440,33 @@ class ArrayCargo:
             at += part.size * DTYPES[self.dtype].bits // 8
 
 
-AnyCargo = Cargo | Crate | ArrayCargo
+AnyTransfer = Transfer | BatchTransfer | ArrayTransfer
 
 
-def _runs(array: Any, most: int) -> Iterator[NDArray[Any]]:
-    """Yield the elements of an array in row-major order, at most `most` at a time."""
-    if array.size <= most:
+def _runs(array: Any, limit: int) -> Iterator[NDArray[Any]]:
+    """Yield the elements of an array in row-major order, at most `limit` at a time."""
+    if array.size <= limit:
         yield array
-    elif array.size // len(array) > most:
+    elif array.size // len(array) > limit:
         for row in array:
-            yield from _runs(row, most)
+            yield from _runs(row, limit)
     else:
-        step = most // (array.size // len(array))
+        step = limit // (array.size // len(array))
         for start in range(0, len(array), step):
             yield array[start : start + step]
 
 
 def _cut(
-    begins: NDArray[np.uint64], each: int, unit: int, most: int
+    begins: NDArray[np.uint64], each: int, unit: int, limit: int
 ) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-    """Yield runs of `each` bytes in groups of at most `most` bytes; a longer run is divided at multiples of `unit`."""
-    if each <= most:
-        together = most // each
+    """Yield runs of `each` bytes in groups of at most `limit` bytes; a longer run is divided at multiples of `unit`."""
+    if each <= limit:
+        together = limit // each
         for first in range(0, len(begins), together):
             starts = begins[first : first + together]
             yield starts, np.full(len(starts), each, np.uint64)
         return
-    step = most // unit * unit
+    step = limit // unit * unit
     for begin in begins.tolist():
         for at in range(0, each, step):
             yield np.array([begin + at], np.uint64), np.array([min(step, each - at)], np.uint64)
