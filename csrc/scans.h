@@ -414,14 +414,31 @@ typedef struct {
 } wm_rules;
 /* For a dtype whose tensors take the bytes from begin to end, whatever their shape: quantised ones. */
 enum { WM_BITS_DECLARED = 255 };
-/* What the place of a row follows from: the rules of its format, and the columns or records of n tensors (the other one is NULL); their
- * offsets count from `base`, and they lie within data_size bytes. See python/lookups.c. */
+/* A table of n tensors: columns with n_dims dimensions, or records (see wm_records_check) where `columns` is NULL. Offsets count
+ * from `base`. */
 typedef struct {
     const wm_rules *rules;
     const wm_columns *columns;
-    const uint8_t *records; /* see wm_records_check */
-    uint64_t n, base, data_size;
-} wm_places;
+    const uint8_t *records;
+    uint64_t n, n_dims, base, data_size, room;
+} wm_table;
+enum { WM_RECORD_DIMS = 4 };
+/* A row; `dims` points into the columns, or to `copied`. */
+typedef struct {
+    uint32_t dtype, ndim;
+    uint64_t offset, nbytes;
+    const uint64_t *dims;
+    uint64_t copied[4];
+} wm_row;
+/* Checks row i, but for alignment, order, overlap and holes, and fills *row. Returns 0, or -1 with *fault filled. */
+int wm_row_check(const wm_table *table, uint64_t i, wm_row *row, wm_fault *fault);
+/* Checks n rows from `first` on in the same way, and fills columns: `begin` counts from the beginning of the file, and `dims`
+ * has `width` dimensions a row, 0 where a row has fewer. */
+typedef struct {
+    uint8_t *dtype, *ndim;
+    uint64_t *dims, width, *begin, *nbytes;
+} wm_rows;
+int wm_rows_check(const wm_table *table, uint64_t first, uint64_t n, const wm_rows *out, wm_fault *fault);
 /* Checks the first n tensors of the columns, with n_dims dimensions and names_len bytes of names in all; names must be unique
  * and, with `utf8` not 0, UTF-8. columns->end may be NULL. Returns 0, or -1 with *fault filled. */
 int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t names_len, int utf8, const wm_rules *rules,

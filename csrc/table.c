@@ -1,7 +1,6 @@
 /* Tables of tensors: one pass over the rows of an index checks every number in it, before Python makes an array.
  *
- * A table is a set of columns that may be strided: so the same code checks the 32-byte records of a mapped EMBD file where
- * they lie, and the private arrays that a scan of another format has filled. For each row:
+ * A table has columns that a scan filled, or the records of EMBD, perhaps in a mapped file. For each row:
  *
  *     dtype       is in the list                      ndim      lies within the format's bounds
  *     unused dims are 0                               bytes     product of the shape, times the bits of an element, rounded
@@ -12,8 +11,8 @@
  * A dimension of 0 makes the tensor empty whatever the others are, but the product of the others must still be below 2^63,
  * or numpy refuses the shape.
  *
- * Each value is loaded once, into a local: a file that changes meanwhile may change the verdict, but no value passes that was
- * not checked. (Python checks again the rows that it reads later.)
+ * A mapped file may change between two loads, so each value is loaded once, and returned as it was checked. Python checks a row
+ * again at each use, but for alignment and order.
  */
 #include <stdlib.h>
 
@@ -21,26 +20,7 @@
 #include "utf8.h"
 
 #define LIMIT ((uint64_t)INT64_MAX)
-
-/* Value i of a column is little-endian at data[i * stride]; `len` bytes are there from `data` on. */
-typedef struct {
-    const uint8_t *data;
-    uint64_t len, stride;
-} column;
-
-typedef struct {
-    uint64_t n;
-    column dtype;               /* u8: index into bits */
-    column ndim;                /* u8; used when dim_bounds is NULL */
-    column dims;                /* dims_cap u32 for each row; or, with dim_bounds, u64 values at stride 8 */
-    const uint32_t *dim_bounds; /* n + 1 entries: dims of tensor i are values [dim_bounds[i], dim_bounds[i+1]); or NULL */
-    column offset;              /* u64, relative to the data */
-    column end;                 /* u64, declared end, relative to the data; data NULL when not declared */
-    uint64_t dims_cap;          /* without dim_bounds: dimensions that a row has room for */
-    wm_rules rules;
-    uint64_t data_size, room;
-    int lax;
-} table;
+enum { RECORD = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24 };
 
 /* a * b below 2^63; returns 0 when it is not. A division instead would be most of the cost of a row. */
 static inline int mul(uint64_t a, uint64_t b, uint64_t *product) {
@@ -53,122 +33,108 @@ static inline int mul(uint64_t a, uint64_t b, uint64_t *product) {
 #endif
 }
 
-/* 1 when a column holds n values of `width` bytes. */
-static int holds(const column *c, uint64_t n, uint64_t width) {
-    if (n == 0) return 1;
-    if (c->len < width) return 0;
-    return n == 1 || (c->stride != 0 && n - 1 <= (c->len - width) / c->stride);
+/* Fails for a tensor that ends at `end`, or for the data section itself (row n): it reaches past the section or the file. */
+static int out_of_range(const wm_table *t, uint64_t i, uint64_t end, wm_fault *fault) {
+    if (end > t->data_size) return wm_fail(fault, WM_FAULT_TABLE_RANGE, i, 0, end, t->data_size);
+    return wm_fail(fault, WM_FAULT_TABLE_TRUNCATED, i, 0, end, t->room);
 }
 
-static inline uint64_t load_dim(const table *t, uint64_t row, uint64_t k, uint64_t first) {
-    if (t->dim_bounds) return load_le64(t->dims.data + 8 * (first + k));
-    return load_le32(t->dims.data + row * t->dims.stride + 4 * k);
+/* Fails for the first of these dimensions that is not 0. */
+WM_NOINLINE void unused_dim(uint64_t i, const uint64_t *dims, wm_fault *fault) {
+    while (*dims == 0) dims++;
+    (void)wm_fail(fault, WM_FAULT_TABLE_UNUSED_DIM, i, 0, *dims, 0);
 }
 
-/* Bytes of the row's tensor by its shape and dtype. */
-static int shape_bytes(const table *t, uint64_t row, uint64_t *nbytes, wm_fault *fault) {
-    uint8_t code = t->dtype.data[row * t->dtype.stride];
-    uint64_t bits = t->rules.bits[code];
-    if (bits == 0) return wm_fail(fault, WM_FAULT_TABLE_DTYPE, row, 0, code, 0);
+/* Bytes that tensors may lie in. */
+static inline uint64_t usable(const wm_table *t) {
+    const uint64_t size = t->data_size < t->room ? t->data_size : t->room;
+    return size < LIMIT ? size : LIMIT;
+}
 
-    uint64_t first = 0, ndim;
-    if (t->dim_bounds) {
-        first = t->dim_bounds[row];
-        uint64_t last = t->dim_bounds[row + 1];
-        if (last < first || last > t->dims.len / 8) return wm_fail(fault, WM_FAULT_COLUMN, row, 0, last, t->dims.len / 8);
-        ndim = last - first;
+/* Fills *row, whose number is below n; the dimensions of a record go to `copied`, and `size` is usable(t). Inlined, so that a loop
+ * over columns has none of the code for records. */
+WM_INLINE int check_row(const wm_table *t, uint64_t i, uint64_t size, uint64_t *copied, wm_row *row, wm_fault *fault) {
+    const wm_rules *rules = t->rules;
+    const wm_columns *c = t->columns;
+    if (!c) {
+        const uint8_t *record = t->records + RECORD * i;
+        row->dtype = (uint32_t)read_once(record[DTYPE]), row->ndim = (uint32_t)read_once(record[NDIM]);
+        for (int k = 0; k < WM_RECORD_DIMS; k++) copied[k] = read_once(load_le32(record + DIMS + 4 * k));
+        row->dims = copied, row->offset = read_once(load_le64(record + OFFSET));
     } else {
-        ndim = t->ndim.data[row * t->ndim.stride];
+        const uint64_t first = c->dim_bounds[i], last = c->dim_bounds[i + 1];
+        if (first > last || last > t->n_dims) return wm_fail(fault, WM_FAULT_COLUMN, i, 0, last, t->n_dims);
+        row->dtype = c->dtype[i], row->ndim = (uint32_t)(last - first), row->dims = c->dims + first, row->offset = c->begin[i];
     }
-    if (ndim < t->rules.min_ndim || ndim > t->rules.max_ndim)
-        return wm_fail(fault, WM_FAULT_TABLE_NDIM, row, 0, ndim, t->rules.max_ndim);
+    const uint64_t bits = rules->bits[row->dtype], ndim = row->ndim;
+    if (bits == 0) return wm_fail(fault, WM_FAULT_TABLE_DTYPE, i, 0, row->dtype, 0);
+    if (ndim < rules->min_ndim || ndim > rules->max_ndim || (!c && ndim > WM_RECORD_DIMS))
+        return wm_fail(fault, WM_FAULT_TABLE_NDIM, i, 0, ndim, rules->max_ndim);
 
-    uint64_t count = 1;
+    uint64_t count = 1, total;
     int empty = 0;
     for (uint64_t k = 0; k < ndim; k++) {
-        uint64_t dim = load_dim(t, row, k, first);
+        const uint64_t dim = row->dims[k];
         if (dim == 0)
             empty = 1;
         else if (!mul(count, dim, &count))
-            return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, dim, LIMIT);
+            return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, i, 0, dim, LIMIT);
     }
-    if (!t->dim_bounds)
-        for (uint64_t k = ndim; k < t->dims_cap; k++) {
-            uint64_t dim = load_dim(t, row, k, first);
-            if (dim != 0) return wm_fail(fault, WM_FAULT_TABLE_UNUSED_DIM, row, 0, dim, 0);
-        }
-    uint64_t total;
+    if (!c && ((ndim < 1 && copied[0]) || (ndim < 2 && copied[1]) || (ndim < 3 && copied[2]) || (ndim < 4 && copied[3])))
+        return unused_dim(i, copied + ndim, fault), -1;
+    const int declares = c && c->end;
+    const uint64_t declared = declares ? c->end[i] - row->offset : 0;
     if (bits == WM_BITS_DECLARED) { /* the shape is legal but does not determine the bytes */
-        if (!t->end.data) return wm_fail(fault, WM_FAULT_COLUMN, row, 0, code, 0);
-        uint64_t offset = load_le64(t->offset.data + row * t->offset.stride);
-        uint64_t end = load_le64(t->end.data + row * t->end.stride);
-        if (end < offset) return wm_fail(fault, WM_FAULT_TABLE_SIZE, row, 0, end - offset, 0);
-        *nbytes = end - offset;
-        return 0;
+        if (!declares) return wm_fail(fault, WM_FAULT_COLUMN, i, 0, row->dtype, 0);
+        if (c->end[i] < row->offset) return wm_fail(fault, WM_FAULT_TABLE_SIZE, i, 0, declared, 0);
+        row->nbytes = declared;
+    } else {
+        /* Bytes, not bits, where elements are whole bytes: numpy has empty arrays whose dimensions make 2^63 bits or more. */
+        const uint64_t packed = bits % 8;
+        if (!mul(count, packed ? bits : bits / 8, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, i, 0, count, LIMIT);
+        row->nbytes = empty ? 0 : packed ? (total + 7) / 8 : total;
+        if (declares && declared != row->nbytes) return wm_fail(fault, WM_FAULT_TABLE_SIZE, i, 0, declared, row->nbytes);
     }
-    /* Bytes, not bits, where elements are whole bytes: numpy has empty arrays whose dimensions make 2^63 bits or more. */
-    uint64_t packed = bits % 8;
-    if (!mul(count, packed ? bits : bits / 8, &total)) return wm_fail(fault, WM_FAULT_TABLE_OVERFLOW, row, 0, count, LIMIT);
-    *nbytes = empty ? 0 : packed ? (total + 7) / 8 : total;
+    if (row->nbytes > size || row->offset > size - row->nbytes)
+        return out_of_range(t, i, add_capped(row->offset, row->nbytes), fault);
     return 0;
 }
 
-/* The same for nearly all rows of EMBD: one to four dimensions, none of which is 0. Returns 0 for other rows, which
- * shape_bytes has to look at. */
-static inline int simple_bytes(const table *t, uint64_t row, uint64_t *nbytes) {
-    const uint8_t *p = t->dims.data + row * t->dims.stride;
-    uint64_t ndim = t->ndim.data[row * t->ndim.stride], code = t->dtype.data[row * t->dtype.stride];
-    uint64_t d0 = load_le32(p), d1 = load_le32(p + 4), d2 = load_le32(p + 8), d3 = load_le32(p + 12);
-    uint64_t bits = t->rules.bits[code];
-    /* Unused dimensions must be 0 and count as 1. */
-    if (ndim - 1 > 3 || (ndim < 2 && d1) || (ndim < 3 && d2) || (ndim < 4 && d3)) return 0;
-    d1 = ndim < 2 ? 1 : d1;
-    d2 = ndim < 3 ? 1 : d2;
-    d3 = ndim < 4 ? 1 : d3;
-    uint64_t count, total;
-    if (!bits || bits == WM_BITS_DECLARED || !d0 || !d1 || !d2 || !d3 || !mul(d0 * d1, d2 * d3, &count) ||
-        !mul(count, bits, &total))
-        return 0;
-    *nbytes = (total + 7) / 8;
-    return 1;
+int wm_row_check(const wm_table *table, uint64_t i, wm_row *row, wm_fault *fault) {
+    if (i >= table->n) return wm_fail(fault, WM_FAULT_COLUMN, i, 0, i, table->n);
+    return check_row(table, i, usable(table), row->copied, row, fault);
 }
 
-/* Fails for a tensor that ends at `end`, or for the data section itself (row n): it reaches past the section or the file. */
-static int out_of_range(const table *t, uint64_t row, uint64_t end, wm_fault *fault) {
-    if (end > t->data_size) return wm_fail(fault, WM_FAULT_TABLE_RANGE, row, 0, end, t->data_size);
-    return wm_fail(fault, WM_FAULT_TABLE_TRUNCATED, row, 0, end, t->room);
+int wm_rows_check(const wm_table *table, uint64_t first, uint64_t n, const wm_rows *out, wm_fault *fault) {
+    if (first > table->n || n > table->n - first) return wm_fail(fault, WM_FAULT_COLUMN, first, 0, n, table->n);
+    const uint64_t size = usable(table);
+    for (uint64_t i = 0; i < n; i++) {
+        wm_row row;
+        if (check_row(table, first + i, size, row.copied, &row, fault)) return -1;
+        out->dtype[i] = (uint8_t)row.dtype, out->ndim[i] = (uint8_t)row.ndim;
+        out->begin[i] = table->base + row.offset, out->nbytes[i] = row.nbytes;
+        for (uint64_t k = 0; k < out->width; k++) out->dims[i * out->width + k] = k < row.ndim ? row.dims[k] : 0;
+    }
+    return 0;
 }
 
-/* Checks every row. Returns 0, or -1 with *fault filled. */
-static int check_table(const table *given, wm_fault *fault) {
-    const table copy = *given, *t = &copy; /* so the compiler knows that nothing changes it */
-    const wm_rules *rules = &t->rules;
-    if (!holds(&t->dtype, t->n, 1) || !holds(&t->offset, t->n, 8) || (t->end.data && !holds(&t->end, t->n, 8)) ||
-        (!t->dim_bounds &&
-         (rules->max_ndim > t->dims_cap || !holds(&t->ndim, t->n, 1) || !holds(&t->dims, t->n, 4 * t->dims_cap))))
-        return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, t->n);
+/* Checks every row, and how tensors follow one another unless `lax`. Returns 0, or -1 with *fault filled. */
+WM_INLINE int check_table(const wm_table *t, int lax, wm_fault *fault) {
+    const wm_rules *rules = t->rules;
     /* A remainder by a power of two is a mask; nearly all alignments are one. */
     const int power = !(rules->alignment & (rules->alignment - 1));
     const uint64_t low = power && rules->alignment ? rules->alignment - 1 : 0, odd = power ? 0 : rules->alignment;
-    uint64_t size = t->data_size < t->room ? t->data_size : t->room;
-    if (size > LIMIT) size = LIMIT;
-    const int lax = t->lax;
-    const int simple = !t->dim_bounds && rules->max_ndim == 4 && rules->min_ndim == 1;
+    const uint64_t size = usable(t);
     uint64_t previous = 0; /* where the tensor before this one ended */
-    for (uint64_t row = 0; row < t->n; row++) {
-        uint64_t nbytes, offset = load_le64(t->offset.data + row * t->offset.stride);
-        if (!(simple && simple_bytes(t, row, &nbytes)) && shape_bytes(t, row, &nbytes, fault)) return -1;
-        if (t->end.data) {
-            uint64_t declared = load_le64(t->end.data + row * t->end.stride) - offset;
-            if (declared != nbytes) return wm_fail(fault, WM_FAULT_TABLE_SIZE, row, 0, declared, nbytes);
-        }
-        if (nbytes > size || offset > size - nbytes)
-            return out_of_range(t, row, offset > UINT64_MAX - nbytes ? UINT64_MAX : offset + nbytes, fault);
-        if (offset & low || (odd && offset % odd))
-            return wm_fail(fault, WM_FAULT_TABLE_ALIGN, row, 0, offset, rules->alignment);
-        if (!lax && offset < previous) return wm_fail(fault, WM_FAULT_TABLE_OVERLAP, row, 0, offset, previous);
-        if (!lax && offset - previous > rules->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, row, 0, offset, previous);
-        previous = offset + nbytes;
+    for (uint64_t i = 0; i < t->n; i++) {
+        uint64_t copied[WM_RECORD_DIMS];
+        wm_row row;
+        if (check_row(t, i, size, copied, &row, fault)) return -1;
+        const uint64_t offset = row.offset;
+        if (offset & low || (odd && offset % odd)) return wm_fail(fault, WM_FAULT_TABLE_ALIGN, i, 0, offset, rules->alignment);
+        if (!lax && offset < previous) return wm_fail(fault, WM_FAULT_TABLE_OVERLAP, i, 0, offset, previous);
+        if (!lax && offset - previous > rules->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, i, 0, offset, previous);
+        previous = offset + row.nbytes;
     }
     if (t->data_size > t->room && t->data_size != UINT64_MAX) return out_of_range(t, t->n, t->data_size, fault);
     if (!lax && size - previous > rules->max_gap) return wm_fail(fault, WM_FAULT_TABLE_HOLE, t->n, 0, size, previous);
@@ -181,16 +147,13 @@ static int check_table(const table *given, wm_fault *fault) {
  */
 enum { CHUNK = 1024 };
 
-static uint16_t name_length(const column *lengths, uint64_t row) { return load_le16(lengths->data + row * lengths->stride); }
-
-/* Checks n names that lie back to back in names[0, len), with their u16 lengths and their FNV-1a 32 hashes in two columns: each
- * is in range, UTF-8, hashed right, and unique. *used is the bytes that they take. */
-static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const column *lengths, const column *hashes,
-                       uint64_t *used, wm_fault *fault) {
+/* Checks the names of n records, which lie back to back in names[0, len): each is in range, UTF-8, hashed right, and unique.
+ * *used is the bytes that they take. */
+static int check_names(const uint8_t *records, uint64_t n, const uint8_t *names, uint64_t len, uint64_t *used,
+                       wm_fault *fault) {
     uint32_t chunk[CHUNK];
     *used = 0;
     if (n == 0) return 0;
-    if (!holds(lengths, n, 2) || !holds(hashes, n, 4)) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, 0, n);
     if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
     uint32_t *hash = malloc((2 * n + 1) * sizeof *hash);
     if (!hash) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, (2 * n + 1) * sizeof *hash, 0);
@@ -203,7 +166,7 @@ static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const col
     for (uint64_t first = 0; first < n; first += CHUNK) {
         uint64_t count = n - first < CHUNK ? n - first : CHUNK, start = pos;
         for (uint64_t i = 0; i < count; i++) {
-            uint64_t length = name_length(lengths, first + i);
+            uint64_t length = load_le16(records + (first + i) * RECORD + LENGTH);
             if (length > len - pos || pos + length >= UINT32_MAX) {
                 wm_fail(fault, WM_FAULT_NAME_RANGE, first + i, pos, length, len - pos);
                 goto done;
@@ -221,7 +184,7 @@ static int check_names(const uint8_t *names, uint64_t len, uint64_t n, const col
                 }
         wm_fnv1a32_run(names + start, names + len, chunk, 0, count, hash + first);
         for (uint64_t i = first; i < first + count; i++) {
-            uint32_t stored = load_le32(hashes->data + i * hashes->stride);
+            uint32_t stored = load_le32(records + i * RECORD + HASH);
             if (stored != hash[i]) {
                 wm_fail(fault, WM_FAULT_NAME_HASH, i, position[i], stored, hash[i]);
                 goto done;
@@ -259,19 +222,8 @@ int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t 
     const wm_columns *c = columns;
     const uint32_t *bounds = c->bounds;
     if (n > c->cap || n_dims > c->dims_cap || names_len > c->names_cap) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, c->cap);
-    table t = {
-        .n = n,
-        .dtype = {c->dtype, n, 1},
-        .dims = {(const uint8_t *)c->dims, 8 * n_dims, 8},
-        .dim_bounds = c->dim_bounds,
-        .offset = {(const uint8_t *)c->begin, 8 * n, 8},
-        .end = {(const uint8_t *)c->end, 8 * n, 8},
-        .rules = *rules,
-        .data_size = data_size,
-        .room = room,
-        .lax = lax,
-    };
-    if (check_table(&t, fault)) return -1;
+    const wm_table t = {rules, c, NULL, n, n_dims, 0, data_size, room};
+    if (check_table(&t, lax, fault)) return -1;
     if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
     for (uint64_t i = 0; i < n; i++)
         if (bounds[i + 1] < bounds[i] || bounds[i + 1] > names_len)
@@ -332,31 +284,13 @@ int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_le
 }
 
 /* ------------------------------------------------------------------------------------------------ EMBD in one call */
-enum { RECORD = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24, MAX_NDIM = 4 };
-
-static column field(const uint8_t *index, uint64_t n, uint64_t at) {
-    return n ? (column){index + at, n * RECORD - at, RECORD} : (column){index, 0, RECORD};
-}
-
 int64_t wm_records_check(const uint8_t *index, uint64_t len, uint64_t n, const wm_rules *rules, uint64_t data_size,
                          uint64_t room, int lax, wm_fault *fault) {
     uint64_t used;
     if (n > len / RECORD) return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, len / RECORD, n);
-    table t = {
-        .n = n,
-        .dtype = field(index, n, DTYPE),
-        .ndim = field(index, n, NDIM),
-        .dims = field(index, n, DIMS),
-        .offset = field(index, n, OFFSET),
-        .dims_cap = MAX_NDIM,
-        .rules = *rules,
-        .data_size = data_size,
-        .room = room,
-        .lax = lax,
-    };
-    if (check_table(&t, fault)) return -1;
-    column lengths = field(index, n, LENGTH), hashes = field(index, n, HASH);
-    return check_names(index + n * RECORD, len - n * RECORD, n, &lengths, &hashes, &used, fault) ? -1 : (int64_t)used;
+    const wm_table t = {rules, NULL, index, n, 0, 0, data_size, room};
+    if (check_table(&t, lax, fault)) return -1;
+    return check_names(index, n, index + n * RECORD, len - n * RECORD, &used, fault) ? -1 : (int64_t)used;
 }
 
 int64_t wm_records_bounds(const uint8_t *index, uint64_t len, uint64_t n, uint32_t *bounds) {

@@ -750,6 +750,36 @@ def _wm_records_check(p: Place, size: int) -> Any:
     return found
 
 
+def _rows(p: Place, size: int) -> Any:
+    """Tables of the same tensors, in columns and in records: see `_table`."""
+    columns, n, data_size, _ = _table(p, size)
+    asked = p.give(ffi.buffer(rules(BITS, max_ndim=4)), "wm_rules *", 8)
+    yield ffi.new("wm_table *", (asked, columns, ffi.NULL, n, columns.dims_cap, 100, data_size, data_size)), n
+    yield ffi.new("wm_table *", (asked, ffi.NULL, p.give(_records(size)[0]), n, 0, 100, data_size, data_size)), n
+
+
+def _wm_row_check(p: Place, size: int) -> Any:
+    found = []
+    for table, n in _rows(p, size):
+        for i in (0, n // 2, n):
+            row, fault = p.struct("wm_row"), p.struct("wm_fault")
+            done = lib.wm_row_check(table, i, row, fault)
+            found.append(
+                (done, fields(fault) if done else (row.dtype, row.offset, row.nbytes, *row.dims[0 : row.ndim]))
+            )
+    return found
+
+
+def _wm_rows_check(p: Place, size: int) -> Any:
+    found = []
+    for table, n in _rows(p, size):
+        for width in (0, 1, 3):
+            out = p.room(n, "uint8_t"), p.room(n, "uint8_t"), p.room(width * n, "uint64_t"), width
+            out = ffi.new("wm_rows *", (*out, p.room(n, "uint64_t"), p.room(n, "uint64_t")))
+            found.append(lib.wm_rows_check(table, 0, n, out, p.struct("wm_fault")))
+    return found
+
+
 def _wm_records_find(p: Place, size: int) -> Any:
     index, n, _, names = _records(size)
     wanted = (noise(size), b"", *names[-1:])

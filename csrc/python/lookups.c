@@ -62,7 +62,7 @@ typedef struct {
     PyObject *keep;
     union {
         wm_index index;
-        wm_places places;
+        wm_table table;
     } of;
 } kept;
 static const char KEPT[] = "weightmap._kernels.kept";
@@ -116,69 +116,39 @@ static PyObject *finder(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     return function_over(&find_function, sizeof(wm_index), args, n_args);
 }
 
-/* Row i of a table, which is checked here as in index/columns.py. Sets *shape, and returns the bytes of the tensor; 0, perhaps with an
- * exception, where the row is not usual: a dtype without a fixed size, an empty tensor, one that lies outside of the data. */
-static uint64_t row(const wm_places *p, uint64_t i, uint8_t *code, uint64_t *offset, PyObject **shape) {
-    const uint8_t *record = p->records ? p->records + 32 * i : NULL;
-    uint64_t ndim, first = 0;
-    if (record) {
-        *code = (uint8_t)read_once(record[4]), ndim = read_once(record[5]), *offset = read_once(load_le64(record + 24));
-        if (ndim > 4) return 0;
-    } else {
-        const wm_columns *columns = p->columns;
-        const uint64_t last = columns->dim_bounds[i + 1];
-        first = columns->dim_bounds[i];
-        if (first > last || last > columns->dims_cap) {
-            PyErr_Format(PyExc_IndexError, "no row %llu", (unsigned long long)i);
-            return 0;
-        }
-        *code = columns->dtype[i], ndim = last - first, *offset = columns->begin[i];
-    }
-    uint64_t total = p->rules->bits[*code];
-    if (!total || total == WM_BITS_DECLARED || ndim < p->rules->min_ndim || ndim > p->rules->max_ndim) return 0;
-    if (!(*shape = PyTuple_New((Py_ssize_t)ndim))) return 0;
-    for (uint64_t d = 0; d < ndim; d++) {
-        const uint64_t dim = record ? read_once(load_le32(record + 8 + 4 * d)) : p->columns->dims[first + d];
-        if (dim == 0 || total > INT64_MAX / dim) return 0;
-        total *= dim;
-        PyObject *size = PyLong_FromUnsignedLongLong(dim);
-        if (!size || PyTuple_SetItem(*shape, (Py_ssize_t)d, size)) return 0;
-    }
-    total = (total + 7) / 8;
-    return total > p->data_size || *offset > p->data_size - total ? 0 : total;
-}
-
-/* place(i): see Table.place in index/table.py; None where row i is not usual. The first of the objects kept are the dtypes by code. */
+/* place(i): see Table.place in index/table.py; None for a row that Python must look at. The first of the objects kept are the
+ * dtypes by code. */
 static PyObject *place(PyObject *self, PyObject *number) {
     const kept *k = PyCapsule_GetPointer(self, KEPT);
-    const wm_places *p = &k->of.places;
-    const uint64_t i = PyLong_AsUnsignedLongLong(number);
-    uint64_t offset;
-    uint8_t code;
-    PyObject *shape = NULL, *found = NULL;
-    if (i >= p->n) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_IndexError, "no row %S", number);
-    const uint64_t nbytes = row(p, i, &code, &offset, &shape);
-    if (nbytes) {
-        PyObject *dtype = PyTuple_GetItem(PyTuple_GetItem(k->keep, 0), code);
-        PyObject *loaded = dtype && dtype != Py_None ? PyObject_GetAttr(dtype, loaded_name) : NULL;
-        if (loaded && loaded != Py_None)
-            found = Py_BuildValue("OOKKO", dtype, shape, (unsigned long long)(offset + p->base), (unsigned long long)nbytes,
-                                  Py_None);
-        Py_XDECREF(loaded);
+    const wm_table *table = &k->of.table;
+    wm_row row;
+    if (wm_row_check(table, PyLong_AsUnsignedLongLong(number), &row, NULL)) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    PyObject *dtype = PyTuple_GetItem(PyTuple_GetItem(k->keep, 0), row.dtype), *loaded, *shape, *result = NULL;
+    if (!dtype || !(loaded = PyObject_GetAttr(dtype, loaded_name))) return NULL;
+    const int plain = loaded != Py_None && table->rules->bits[row.dtype] != WM_BITS_DECLARED;
+    Py_DECREF(loaded);
+    if (!plain) Py_RETURN_NONE;
+    if (!(shape = PyTuple_New((Py_ssize_t)row.ndim))) return NULL;
+    for (uint32_t d = 0; d < row.ndim; d++) {
+        PyObject *dim = PyLong_FromUnsignedLongLong(row.dims[d]);
+        if (!dim || PyTuple_SetItem(shape, (Py_ssize_t)d, dim)) goto done;
     }
-    Py_XDECREF(shape);
-    return found || PyErr_Occurred() ? found : Py_NewRef(Py_None);
+    result = Py_BuildValue("OOKKO", dtype, shape, (unsigned long long)(table->base + row.offset),
+                           (unsigned long long)row.nbytes, Py_None);
+done:
+    Py_DECREF(shape);
+    return result;
 }
 static PyMethodDef place_function = {"place", place, METH_O, "place(i)"};
 
 static PyObject *placer(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    return function_over(&place_function, sizeof(wm_places), args, n_args);
+    return function_over(&place_function, sizeof(wm_table), args, n_args);
 }
 
 static PyMethodDef functions[] = {
     {"fstat", file_state, METH_VARARGS, "fstat(fd)"},
     {"finder", WM_FUNCTION(finder), METH_FASTCALL, "finder(address of a wm_index, owner): a function of a text"},
-    {"placer", WM_FUNCTION(placer), METH_FASTCALL, "placer(address of a wm_places, owner): a function of a row"},
+    {"placer", WM_FUNCTION(placer), METH_FASTCALL, "placer(address of a wm_table, owner): a function of a row"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -16,18 +16,11 @@ import weightmap as wm
 from weightmap.core.dtypes import DTYPES, numpy_dtype
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules
-from weightmap.core.table import table as tables
 from weightmap.core.table.columns import ColumnTable, RecordTable
 
 RECORD = struct.Struct("<I2BH4IQ")
 BITS = bytes([32, 16, 16, 32, 16, 8, 32, 16, 8])
 LIMIT = 2**63 - 1
-
-
-def by_columns(table):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "_FEW", 0)
-        return table.spans()
 
 
 def verdict(rows, names, data_size, alignment, max_gap, lax):
@@ -277,7 +270,7 @@ def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, m
     for field, value in lie.items():
         rows[1][field] = value
     table = make(rows, [b"a", b"b", b"c"], asked)
-    uses = [lambda: table.row(1), lambda: list(table.rows()), table.spans, lambda: by_columns(table)]
+    uses = [lambda: table.row(1), lambda: list(table.rows()), table.spans]
     uses *= any(name == case[0] for case in CONTRACT)
     for use in (*uses, table.check):
         if error is None:

@@ -1037,12 +1037,53 @@ def row_rules(rules: Any) -> Any:
     return ffi.new("wm_rules *", (rules.min_ndim, rules.max_ndim, rules.alignment, rules.max_gap, rules.bits))
 
 
-def placer(rules: Any, count: int, columns: Columns | None, records: Buffer = b"") -> Callable[[int], Any]:
-    """Return a function like `Table.place` over columns or records; for a row that is not usual it returns None."""
-    buffer = as_input(records) if columns is None else NULL
-    native = NULL if columns is None else columns.native
-    places = ffi.new("wm_places *", (rules.native, native, buffer, count, rules.base, rules.data_size))
-    return module.placer(int(ffi.cast("uintptr_t", places)), (rules.dtypes, rules.native, columns, buffer))
+class Rows:
+    """The rows of a table, each checked by C: see wm_row_check in csrc/scans.h.
+
+    Parameters
+    ----------
+    rules : Rules
+    count : int
+    columns : Columns or None
+    records : buffer
+        Without columns: the index of an EMBD file.
+    """
+
+    __slots__ = ("_columns", "_keep", "_native")
+
+    def __init__(self, rules: Any, count: int, columns: Columns | None, records: Buffer = b"") -> None:
+        native, n_dims = (NULL, 0) if columns is None else (columns.native, columns.n_dims)
+        buffer = as_input(records) if columns is None else NULL
+        values = rules.native, native, buffer, count, n_dims, rules.base, rules.declared, rules.room
+        self._columns = columns
+        self._keep = rules.dtypes, rules.native, columns, buffer
+        self._native = ffi.new("wm_table *", values)
+
+    def row(self, i: int) -> tuple[int, tuple[int, ...], int, int] | Fault:
+        """Return dtype code, shape, offset in the file and bytes of row i; or its fault."""
+        row, fault = ffi.new("wm_row *"), ffi.new("wm_fault *")
+        if lib.wm_row_check(self._native, i, row, fault):
+            return fault_of(fault)
+        return row.dtype, tuple(row.dims[0 : row.ndim]), self._native.base + row.offset, row.nbytes
+
+    def batch(self, first: int, last: int) -> tuple[NDArray[Any], ...] | Fault:
+        """Return dtype codes, ndims, dims (padded with 0), offsets and bytes of rows first to last - 1; or a fault."""
+        count, fault, width = last - first, ffi.new("wm_fault *"), lib.WM_RECORD_DIMS
+        if self._columns is not None:
+            bounds = self._columns.array(self._columns.dim_bounds + first, count + 1, "<u4")
+            width = int(np.diff(bounds).max(initial=0))
+        codes, ndims = np.empty((2, count), np.uint8)
+        dims, (offsets, sizes) = np.empty((count, width), np.uint64), np.empty((2, count), np.uint64)
+        begin, nbytes = (from_buffer("uint64_t[]", column) for column in (offsets, sizes))
+        dtype, ndim = (from_buffer("uint8_t[]", column) for column in (codes, ndims))
+        out = ffi.new("wm_rows *", (dtype, ndim, from_buffer("uint64_t[]", dims), width, begin, nbytes))
+        if lib.wm_rows_check(self._native, first, count, out, fault):
+            return fault_of(fault)
+        return codes, ndims, dims, offsets, sizes
+
+    def placer(self) -> Callable[[int], Any]:
+        """Return a function like `Table.place`, which returns None for a row that Python must look at."""
+        return module.placer(int(ffi.cast("uintptr_t", self._native)), self._keep)
 
 
 def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple[NDArray[Any], NDArray[np.uint32]]:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import struct
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from weightmap.core.native import access, scans
-from weightmap.core.table import U64_MAX, Rules
+from weightmap.core.table import Rules
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.dtypes import DType
     from weightmap.core.table import Rules
-    from weightmap.core.table.table import Place, Row
 
     Index = bytes | NDArray[np.uint8]
 
@@ -70,69 +66,8 @@ class ColumnTable(Table):
         columns = self._columns
         return StringTable(columns.text(), columns.words(columns.bounds, self.count + 1), 0, "tensor name")
 
-    def _placer(self) -> Callable[[int], Place | None]:
-        return scans.placer(self.rules, self.count, self._columns)
-
-    def place(self, i: int) -> Place:
-        """Check row i: see `Table.place`."""
-        usual = self._usual
-        if usual is not None and (place := usual(i)) is not None:
-            return place
-        columns, rules = self._columns.native, self.rules
-        first, last = columns.dim_bounds[i : i + 2]
-        code, shape, offset = columns.dtype[i], tuple(columns.dims[first:last]), columns.begin[i]
-        dtype = rules.dtypes[code]
-        if dtype is None:
-            dtype = self._dtype(code, i)
-        plain = dtype.loaded is not None
-        if not plain and dtype.declared:
-            row = self._declared_row(i, dtype, shape, offset)
-            dtype, shape, _, offset, nbytes, geometry, _ = row
-            return dtype, shape, offset, nbytes, None if geometry is None and dtype.loaded is not None else row
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
-        if offset > rules.data_size - nbytes:
-            self._out_of_range(i, offset + nbytes)
-        if not nbytes or len(shape) not in rules.ndims:
-            self._check_shape(i, shape, dtype)
-        offset += rules.base
-        return dtype, shape, offset, nbytes, None if plain else self._row(dtype, shape, offset, nbytes)
-
-    def _declared_row(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Row:
-        row = super()._declared_row(i, dtype, shape, offset)
-        if self._typed is None:
-            return row
-        dtype, geometry = self._typed(i, shape)
-        nbytes = row.nbytes if geometry is None else (math.prod(shape) * dtype.bits + 7) // 8
-        return self._row(dtype, shape, row.offset, nbytes, geometry)
-
-    def _declared(self, i: int) -> int:
-        columns = self._columns
-        if not columns.end:  # a mistake of the format, whose scheme needs ends
-            self.refuse("COLUMN", i)
-        nbytes: int = columns.end[i] - columns.begin[i]
-        if nbytes < 0:
-            self.refuse("TABLE_SIZE", i, nbytes % (U64_MAX + 1))
-        return nbytes
-
-    def _all_declared(self, first: int, last: int) -> Any:
-        columns, count = self._columns, last - first
-        if not columns.end:
-            self.refuse("COLUMN", first)
-        return columns.array(columns.end + first, count, "<u8") - columns.array(columns.begin + first, count, "<u8")
-
-    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        columns, count = self._columns, last - first
-        bounds = columns.array(columns.dim_bounds + first, count + 1, "<u4")
-        ndims = np.diff(bounds)
-        dims = np.zeros((count, int(ndims.max(initial=0))), np.uint64)
-        start, end = int(bounds[0]), int(bounds[-1])
-        dims[np.arange(dims.shape[1]) < ndims[:, None]] = columns.array(columns.dims + start, end - start, "<u8")
-        return (
-            columns.array(columns.dtype + first, count, "u1"),
-            ndims,
-            dims,
-            columns.array(columns.begin + first, count, "<u8"),
-        )
+    def _load_rows(self) -> scans.Rows:
+        return scans.Rows(self.rules, self.count, self._columns)
 
     def check(self) -> None:
         """Check every row, and that names are unique, by one call into C."""
@@ -192,7 +127,7 @@ class RecordTable(Table):
         if self.is_mapped:
             self._bytes = self._load(private=True)
             self._names = None
-            self._usual = None
+            self._checker = self._usual = None
             self.__dict__.pop("find", None)
             self.is_mapped = False
 
@@ -208,40 +143,8 @@ class RecordTable(Table):
     def _scan(self, name: bytes) -> int:
         return scans.records_find(self._index, self.count, name)
 
-    def _placer(self) -> Callable[[int], Place | None]:
-        return scans.placer(self.rules, self.count, None, self._index)
-
-    def place(self, i: int) -> Place:
-        """Check row i: see `Table.place`."""
-        usual = self._usual
-        if usual is not None and (place := usual(i)) is not None:
-            return place
-        _, code, ndim, _, *dims, offset = self.RECORD.unpack_from(self._index, i * self.RECORD.size)
-        rules, shape = self.rules, tuple(dims[:ndim])
-        size = math.prod(shape)
-        if ndim not in rules.ndims:
-            self.refuse("TABLE_NDIM", i, ndim)
-        dtype = rules.dtypes[code]
-        if dtype is None:
-            dtype = self._dtype(code, i)
-        if not size:
-            self._check_shape(i, shape, dtype)
-        size = size * dtype.bits >> 3
-        if offset > rules.data_size - size:
-            self._out_of_range(i, offset + size)
-        offset += rules.base
-        return dtype, shape, offset, size, None if dtype.loaded is not None else self._row(dtype, shape, offset, size)
-
-    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        size = self.RECORD.size
-        # Copied, so that the bytes checked are the bytes used.
-        copied = np.frombuffer(bytes(self._index[first * size : last * size]), _record_dtype())
-        ndims = copied["ndim"]
-        bad = np.flatnonzero((ndims < self.rules.min_ndim) | (ndims > self.rules.max_ndim))
-        if len(bad):
-            i = int(bad[0])
-            self.refuse("TABLE_NDIM", first + i, int(ndims[i]))
-        return copied["dtype"], ndims, copied["dims"], copied["offset"]
+    def _load_rows(self) -> scans.Rows:
+        return scans.Rows(self.rules, self.count, None, self._index)
 
     def position(self, row: int) -> int | None:
         """Return the offset of a record in the file."""
@@ -261,10 +164,3 @@ class RecordTable(Table):
             self.names_size = self.names.nbytes
         else:
             self.fail(fault)
-
-
-@functools.cache
-def _record_dtype() -> np.dtype[Any]:
-    return np.dtype(
-        [("hash", "<u4"), ("dtype", "u1"), ("ndim", "u1"), ("length", "<u2"), ("dims", "<u4", 4), ("offset", "<u8")]
-    )

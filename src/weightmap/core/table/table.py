@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.core.dtypes import DECLARED, numpy_dtype
+from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.native import access
 from weightmap.core.ranges import Range
-from weightmap.core.table import INT64_MAX, U64_MAX, Rules
+from weightmap.core.table import table_error
 from weightmap.errors import FormatError, LayoutError, TensorFileError, quoted
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
+    from weightmap.core.native import scans
+    from weightmap.core.table import Rules
     from weightmap.core.table.strings import StringTable
 
 # `Row`: a tensor's place and layout, all that is needed to use it; `TensorInfo`: the description for users.
@@ -202,8 +204,6 @@ class TensorInfo(NamedTuple):
 
 # Rows turned into Python objects at once in a pass over all
 _BATCH = 4096
-# Below this, per-row beats columnar: shards often have few rows.
-_MIN_RUN = 8
 
 
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
@@ -255,11 +255,25 @@ class Table:
     is_mapped = False
     _names: StringTable | None = None
     _looked = False
+    _checker: scans.Rows | None = None
+    _typed: Callable[[int, tuple[int, ...]], tuple[DType, Geometry | None]] | None = None
     _usual: Callable[[int], Place | None] | None = None  # from the second look-up on, by C: places of usual rows
 
     # Each kind supplies these, and `check`.
     def _load_names(self) -> StringTable:
         raise NotImplementedError
+
+    def _load_rows(self) -> scans.Rows | None:
+        """Return the rows, which C checks at each use; None for a table made of other tables."""
+        return None
+
+    @property
+    def _checked(self) -> scans.Rows:
+        rows = self._checker
+        if rows is None:
+            rows = self._checker = self._load_rows()
+        assert rows is not None  # noqa: S101 - other tables do not ask
+        return rows
 
     def place(self, i: int) -> Place:
         """Check row i; return its dtype, shape, offset and bytes, and None.
@@ -267,11 +281,25 @@ class Table:
         These suffice for a dense tensor in `source` of a dtype that numpy has by now; for any other, the last value is
         its `Row`.
         """
-        raise NotImplementedError
+        usual = self._usual
+        if usual is not None and (place := usual(i)) is not None:
+            return place
+        values = self._checked.row(i)
+        if isinstance(values, access.Fault):
+            self.fail(values)
+        row = self._typed_row(i, *values)
+        plain = row.geometry is None and row.dtype.loaded is not None
+        return row.dtype, row.shape, row.offset, row.nbytes, None if plain else row
 
-    def _placer(self) -> Callable[[int], Place | None] | None:
-        """Return a function that places usual rows, in a few instructions; None where there is none."""
-        return None
+    def _typed_row(self, i: int, code: int, shape: tuple[int, ...], offset: int, nbytes: int) -> Row:
+        """Return row i, whose numbers C has checked."""
+        dtype, geometry = self.rules.dtypes[code], None
+        assert dtype is not None  # noqa: S101 - C refuses other codes
+        if self._typed is not None and dtype.declared:
+            dtype, geometry = self._typed(i, shape)
+            if geometry is not None:
+                nbytes = (math.prod(shape) * dtype.bits + 7) // 8
+        return self._row(dtype, shape, offset, nbytes, geometry)
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
@@ -284,9 +312,14 @@ class Table:
         quantized = self.quantized if dtype.quantized else None
         return tuple.__new__(Row, (dtype, shape, self.source, offset, nbytes, geometry, quantized))
 
-    def _batch(self, first: int, last: int) -> tuple[Any, Any, Any, Any]:
-        """Return copies of columns for rows first to last - 1: codes, ndims, dims (padded with 0), offsets."""
-        raise NotImplementedError
+    def _batches(self) -> Iterator[tuple[int, int, tuple[NDArray[Any], ...]]]:
+        """Yield first row, end and columns of all rows, a batch at a time: see `Rows.batch`."""
+        for first in range(0, self.count, _BATCH):
+            last = min(first + _BATCH, self.count)
+            columns = self._checked.batch(first, last)
+            if isinstance(columns, access.Fault):
+                self.fail(columns)
+            yield first, last, columns
 
     def position(self, row: int) -> int | None:
         """Return the offset in the file of a row's entry, or None where it is unknown; for messages."""
@@ -338,7 +371,8 @@ class Table:
             return self._scan(name.encode(errors="surrogatepass"))
         # From now on the index answers directly: one call less is a tenth of a look-up.
         finder = self.find = self.names.finder  # type: ignore[assignment, method-assign]
-        self._usual = self._placer()
+        rows = self._checker or self._load_rows()
+        self._usual = None if rows is None else rows.placer()
         return finder(name)
 
     def runs(self) -> Iterator[Run]:
@@ -346,48 +380,14 @@ class Table:
 
         A run is its first row, the number of its rows, and the bytes from one to the next.
         """
-        for first in range(0, self.count, _BATCH):
-            codes, ndims, dims, offsets = self._batch(first, min(first + _BATCH, self.count))
+        for first, _, (codes, ndims, dims, offsets, sizes) in self._batches():
             starts = _starts(codes, ndims, dims, offsets, self.rules.sized)
-            count = len(codes)
-            columns = (part[starts].tolist() for part in (codes, ndims, dims, offsets))
-            for start, end, code, ndim, shape, offset in zip(
-                starts.tolist(), [*starts[1:].tolist(), count], *columns, strict=True
-            ):
-                last = offsets.item(end - 1)
-                yield self._run(first + start, end - start, code, tuple(shape[:ndim]), offset, last)
-
-    def _run(self, i: int, count: int, code: int, shape: tuple[int, ...], offset: int, last: int) -> Run:
-        """Check a run: `count` rows from row i on, which begin at `offset` to `last`."""
-        rules = self.rules
-        dtype = self._dtype(code, i)
-        if dtype.declared:
-            return self._declared_row(i, dtype, shape, offset), 1, 0
-        nbytes = (math.prod(shape) * dtype.bits + 7) >> 3
-        if not nbytes or len(shape) not in rules.ndims:
-            self._check_shape(i, shape, dtype)
-        step = (last - offset) // (count - 1) if count > 1 else 0
-        available = rules.data_size - nbytes - offset
-        if last - offset > available:
-            first = max(0, available // step + 1) if step else 0
-            self._out_of_range(i + first, offset + first * step + nbytes)
-        return self._row(dtype, shape, rules.base + offset, nbytes), count, step
-
-    def _declared_row(self, i: int, dtype: DType, shape: tuple[int, ...], offset: int) -> Row:
-        """Return a row whose bytes the file declares, checked."""
-        rules, nbytes = self.rules, self._declared(i)
-        if offset > rules.data_size - nbytes:
-            self._out_of_range(i, offset + nbytes)
-        self._check_shape(i, shape, dtype)
-        return self._row(dtype, shape, rules.base + offset, nbytes)
-
-    def _declared(self, i: int) -> int:
-        """Return the bytes that row i declares. Called only for dtypes with declared sizes."""
-        raise NotImplementedError
-
-    def _all_declared(self, first: int, last: int) -> Any:
-        """Return the bytes that rows first to last - 1 declare, uint64. Called only for formats with schemes."""
-        raise NotImplementedError
+            ends = [*starts[1:].tolist(), len(codes)]
+            columns = (column[starts].tolist() for column in (codes, ndims, dims, offsets, sizes))
+            for start, end, code, ndim, shape, offset, nbytes in zip(starts.tolist(), ends, *columns, strict=True):
+                count = end - start
+                step = (offsets.item(end - 1) - offset) // (count - 1) if count > 1 else 0
+                yield self._typed_row(first + start, code, tuple(shape[:ndim]), offset, nbytes), count, step
 
     def owners(self, numbers: Mapping[Source, int]) -> NDArray[np.int32]:
         """Return the number of the source of each row."""
@@ -395,30 +395,9 @@ class Table:
 
     def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return offset in the file and size of each row's data, in bytes, all checked, in the order of rows."""
-        rules, bits = self.rules, np.frombuffer(self.rules.bits, np.uint8)
-        if self.count <= _MIN_RUN and not rules.sized:
-            places = [self.place(i)[2:4] for i in range(self.count)]
-            columns = np.array(places, np.int64).reshape(-1, 2)
-            return columns[:, 0], columns[:, 1]
         begins, sizes = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
-        for first in range(0, self.count, _BATCH):
-            last = min(first + _BATCH, self.count)
-            codes, ndims, dims, offsets = self._batch(first, last)
-            width = bits[codes].astype(np.uint64)
-            whole = np.where(np.arange(dims.shape[1]) < ndims[:, None], dims, np.uint64(1)).astype(np.uint64)
-            size = (whole.prod(1, dtype=np.uint64) * width + np.uint64(7)) >> np.uint64(3)
-            bad = whole.prod(1, dtype=np.float64) * width > U64_MAX / 4
-            if rules.sized:
-                declared = width == DECLARED
-                if declared.any():
-                    size, bad = np.where(declared, self._all_declared(first, last), size), bad & ~declared
-            bad |= (width == 0) | (ndims < rules.min_ndim) | (ndims > rules.max_ndim)
-            bad |= (offsets > rules.data_size) | (size > np.uint64(rules.data_size) - offsets)
-            for i in np.flatnonzero(bad).tolist():
-                self.place(first + i)  # raises its error
-            begins[first:last] = offsets
-            sizes[first:last] = size
-        begins += rules.base
+        for first, last, columns in self._batches():
+            *_, begins[first:last], sizes[first:last] = columns
         return begins, sizes
 
     def side_ranges(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, Range]]:  # noqa: ARG002 - of tables under deltas
@@ -434,9 +413,7 @@ class Table:
         bits = np.frombuffer(self.rules.bits, np.uint8)
         outer, size = np.ones(self.count, np.int64), np.full(self.count, -1, np.int64)
         plain = np.zeros(self.count, np.bool_)
-        for start in range(0, self.count, _BATCH):
-            stop = min(start + _BATCH, self.count)
-            codes, ndims, dims, _ = self._batch(start, stop)
+        for start, stop, (codes, ndims, dims, *_) in self._batches():
             at = ndims.astype(np.int64) + dim if dim < 0 else np.full(len(codes), dim)
             rows = np.flatnonzero((at >= 0) & (at < ndims))
             size[start + rows] = dims[rows, at[rows]]
@@ -444,21 +421,6 @@ class Table:
             outer[start:stop] = np.where(before, dims, np.uint64(1)).prod(1, dtype=np.uint64)
             plain[start:stop] = bits[codes] % 8 == 0  # neither packed nor of a scheme: `DECLARED` is odd
         return outer, size, plain
-
-    def _out_of_range(self, i: int, end: int) -> NoReturn:
-        """Refuse row i, which ends at `end`, past its section or past the file."""
-        rules = self.rules
-        if min(end, U64_MAX) > rules.declared:
-            self.refuse("TABLE_RANGE", i, end, rules.declared)
-        self.refuse("TABLE_TRUNCATED", i, end, rules.room)
-
-    def _check_shape(self, i: int, shape: tuple[int, ...], dtype: DType) -> None:
-        """Refuse, by an error of our tree, a shape that numpy refuses, for tables not checked as a whole."""
-        if len(shape) not in self.rules.ndims:
-            self.refuse("TABLE_NDIM", i, len(shape), self.rules.max_ndim)
-        # numpy multiplies the dimensions other than 0 of an empty tensor too.
-        if (math.prod(dim or 1 for dim in shape) * dtype.bits + 7) >> 3 > INT64_MAX:
-            self.refuse("TABLE_OVERFLOW", i, 0, INT64_MAX)
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in file order."""
@@ -505,20 +467,12 @@ class Table:
         except (FormatError, IndexError, ValueError):
             return f"tensor {row}"
 
-    def _dtype(self, code: int, row: int) -> DType:
-        dtype = self.rules.dtypes[code]
-        if dtype is None:
-            self.refuse("TABLE_DTYPE", row, code)
-        return dtype
-
     def refuse(self, kind: str, row: int, actual: int = 0, expected: int = 0) -> NoReturn:
         """Raise the error for a fault that Python found."""
         self.fail(access.Fault(access.faults()[kind], row, 0, actual, expected))
 
     def fail(self, fault: access.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""
-        from weightmap.core.table import table_error  # noqa: PLC0415 - valid files never need it
-
         raise table_error(self, fault).located(path=self.path, format=self.format)
 
 
