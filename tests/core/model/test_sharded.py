@@ -1,5 +1,6 @@
 """Hugging Face sharded models: an index or a directory opens as one file would."""
 
+import errno
 import gc
 import io
 import json
@@ -139,6 +140,23 @@ def test_links_that_lead_nowhere_or_to_no_file(index):
         with pytest.raises(expected, match=TWO):
             wm.open(index)
         shard.unlink()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ["x.gguf", "model.safetensors", "model.safetensors.index.json"])
+def test_a_directory_whose_model_file_is_no_file(tmp_path, name, strict):
+    """A link to itself, or a directory: one error that names it. By its own path a link is the system's OSError."""
+    path = tmp_path / name
+    path.symlink_to(name)
+    with pytest.raises(wm.NotRegularFileError, match=rf"{name}: the model file of this directory is a link to itself"):
+        wm.open(tmp_path, strict=strict)
+    with pytest.raises(OSError, match=name) as raised:
+        wm.open(path, strict=strict)
+    assert raised.value.errno == errno.ELOOP
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(wm.NotRegularFileError, match=rf"{name}: the model file of this directory is a directory"):
+        wm.open(tmp_path, strict=strict)
 
 
 def test_shards_in_a_subdirectory(tmp_path):

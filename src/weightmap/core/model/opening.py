@@ -104,9 +104,9 @@ def open(
         When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` for a file that is not the
         one that `trust` names.
     NotRegularFileError
-        For a FIFO, socket or device.
+        For a FIFO, socket or device; for a directory whose model file is a directory or a link to itself.
     OSError
-        As the system reports it: no such file, no permission.
+        As the system reports it: no such file, no permission, a link to itself.
     FileChangedError
         When the file was changed while it was being copied.
     RemoteError

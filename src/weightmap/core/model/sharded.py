@@ -441,6 +441,11 @@ def open_directory(path: str, options: Options) -> TensorFile:
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
             if type(path) is not str or find_model(path) == found:
                 raise
+        except OSError as error:
+            what = {errno.EISDIR: "a directory", errno.ELOOP: "a link to itself"}.get(error.errno or 0)
+            if what is None or isinstance(error, TensorFileError):
+                raise
+            raise NotRegularFileError(f"the model file of this directory is {what}", path=found) from None
 
 
 def open_sharded(path: str, options: Options) -> TensorFile:
