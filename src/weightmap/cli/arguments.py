@@ -1,13 +1,18 @@
-"""Arguments that several commands have."""
+"""Arguments that several commands have, and what they mean."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import weightmap as wm
 from weightmap.cli.outcome import UsageError
-from weightmap.errors import AddressError
+from weightmap.errors import AddressError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Arguments that may be addresses to read
 _SOURCES = frozenset({"files", "file", "src", "a", "b", "other", "base", "new", "source"})
@@ -22,7 +27,7 @@ class Offered(tuple[str, ...]):
         return True
 
 
-def add_weights(sub: argparse.ArgumentParser, verb: str) -> None:
+def add_weights(sub: Any, verb: str) -> None:
     """Add the option for the parameters of quantised checkpoints."""
     about = f"{verb} the parameters of a quantised checkpoint (AWQ, GPTQ, FP8 ...), not the tensors that store them"
     sub.add_argument("--weights", action="store_true", help=about)
@@ -57,9 +62,9 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
     """Add the options for addresses of stores."""
     group = parser.add_argument_group("addresses (s3://, gs://, az://, https://, hf://)")
     group.add_argument("--redirects", action="store_true", help="follow redirects of an https:// address")
-    about = "read an object that has neither an ETag nor a time of modification"
+    about = "read an object that has no version: neither an ETag nor a time of modification"
     group.add_argument("--unversioned", action="store_true", help=about)
-    group.add_argument("--deadline", type=float, metavar="S", help="most seconds for a request (default: 60)")
+    group.add_argument("--deadline", type=float, metavar="S", help="give a request S seconds (default: 60)")
 
 
 def locate(args: argparse.Namespace) -> None:
@@ -100,3 +105,28 @@ def _threads(given: str) -> int:
     if threads < 1:
         raise UsageError(f"--threads is {threads}, expected 1 or more")
     return threads
+
+
+@contextlib.contextmanager
+def execution(args: argparse.Namespace) -> Iterator[wm.Run]:
+    """Yield the `run` of `weightmap.convert` and `verify` for these options."""
+    for name, option, other in (("rank", "--rank", "--world-size"), ("world_size", "--world-size", "--rank")):
+        if getattr(args, name) is not None and None in {args.rank, args.world_size}:
+            raise UsageError(f"{option} needs {other}: each rank gives its own number and how many there are")
+    rank, size = args.rank or 0, 1 if args.world_size is None else args.world_size
+    if rank not in range(size):
+        raise UsageError(f"--rank is {rank} and --world-size {size}, expected 0 <= rank < world-size")
+    how = {"manifest": args.manifest, "rank": rank, "world_size": size, "keep_going": args.keep_going}
+    if args.dask is None:
+        yield wm.Run(**how)
+        return
+    try:
+        from distributed import Client
+    except ImportError:
+        raise MissingDependencyError("--dask needs Dask: pip install '.[dask]' in a checkout") from None
+    # Not the process's default client: commands run inside of other programs too.
+    with (
+        Client(args.dask, set_as_default=False) as client,
+        client.get_executor(retries=3) as executor,  # a task whose worker died runs again elsewhere
+    ):
+        yield wm.Run(executor, **how)

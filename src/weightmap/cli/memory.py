@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import weightmap as wm
 from weightmap.checkpoints.weights import weight_of_model
 from weightmap.cli import show
+from weightmap.cli.arguments import add_json, add_lenient, add_threads, text
 from weightmap.cli.outcome import OK, reason
 from weightmap.core.amounts import brief, size
 from weightmap.core.model.opening import open_privately
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightmap.core.model.reports import Residency
+
+
+def add_doctor(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``doctor``."""
+    sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    add_json(sub)
+    add_lenient(sub)
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -45,7 +53,24 @@ def doctor(args: argparse.Namespace) -> int:
     return OK
 
 
-def residency(args: argparse.Namespace) -> int:
+def add_cache_show(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``cache show``."""
+    sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    sub.add_argument("names", metavar="NAME", type=text, nargs="*", default=[], help="only tensors of these names")
+    add_json(sub)
+    add_lenient(sub)
+
+
+add_cache_evict = add_cache_show
+
+
+def add_cache_warm(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``cache warm``."""
+    add_cache_show(sub)
+    add_threads(sub, "8")
+
+
+def cache_show(args: argparse.Namespace) -> int:
     """Print how much of each tensor is in memory."""
     with open_privately(args.file, strict=not args.lenient) as file:
         found = file.residency(args.names or None)
@@ -64,7 +89,7 @@ def residency(args: argparse.Namespace) -> int:
     return OK
 
 
-def warm(args: argparse.Namespace) -> int:
+def cache_warm(args: argparse.Namespace) -> int:
     """Bring the tensors of a model into the page cache."""
     start = time.perf_counter()
     with (
@@ -83,7 +108,7 @@ def warm(args: argparse.Namespace) -> int:
     return OK
 
 
-def evict(args: argparse.Namespace) -> int:
+def cache_evict(args: argparse.Namespace) -> int:
     """Give the pages of the tensors of a model back to the system."""
     with open_privately(args.file, strict=not args.lenient) as file:
         released = file.release(args.names or None)

@@ -1,32 +1,39 @@
-"""The commands that examine files: ``inspect`` and ``verify``."""
+"""The commands that show what a file holds: ``inspect`` and ``export``."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
-import os
 import sys
-import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import weightmap as wm
+import numpy as np
+
 from weightmap.checkpoints.weights import TRAINING, as_parameters, storage_of, stored_rows, weight_of
-from weightmap.cli import executing, show
-from weightmap.cli.outcome import OK, UsageError, error_document, failed, reason, status_of_verify, suggest_lenient
+from weightmap.cli import show
+from weightmap.cli.arguments import add_json, add_lenient, add_weights, text
+from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.core.amounts import brief, sizes
+from weightmap.core.bytes.atomic import write_plan
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.globs import takes
 from weightmap.core.lazy import later
-from weightmap.core.model.internals import each_row, warnings_of, where_of
+from weightmap.core.model.inputs import check_not_read
+from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
 from weightmap.core.model.opening import open_privately
+from weightmap.core.model.saving import pieces
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import weightmap as wm
     from weightmap.checkpoints.weights import Weight
+    from weightmap.core.bytes.sink import Sink
     from weightmap.core.table.table import Row
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
@@ -36,8 +43,31 @@ module_tree: Callable[..., Any] = later("weightmap.report.modules", "module_tree
 separator: Callable[..., Any] = later("weightmap.report.modules", "separator")
 label_of: Callable[..., Any] = later("weightmap.report.modules", "label_of")
 
-# Most lines per module in the tree, and most entries of metadata
-_MOST_LINES = 64
+# Lines per module in the tree, and entries of metadata
+_MAX_LINES = 64
+
+
+def add_inspect(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``inspect``."""
+    sub.add_argument("files", metavar="FILE", nargs="+", help="a tensor file, a model directory or an *.index.json")
+    shape = sub.add_mutually_exclusive_group()
+    shape.add_argument(
+        "--tree", action="store_true", help="show modules, those built alike in one line (the default on a terminal)"
+    )
+    shape.add_argument(
+        "--flat",
+        action="store_true",
+        help="show a line for each tensor (the default in a pipe, without training state)",
+    )
+    for name, what in (
+        ("include", "list only tensors with such a name, and only files that have one"),
+        ("exclude", "list no tensors with such a name"),
+    ):
+        sub.add_argument(f"--{name}", metavar="GLOB", type=text, action="append", help=f"{what} (repeatable)")
+    sub.add_argument("--sort", choices=("nbytes", "name"), help="list the largest tensors first, or by name (flat)")
+    add_weights(sub, "list")
+    add_json(sub)
+    add_lenient(sub)
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -214,12 +244,16 @@ def _about(path: str, file: wm.TensorFile) -> list[tuple[str, str]]:
     return pairs
 
 
+def _ids_text(ids: Mapping[str, int]) -> str:
+    return "".join(f"{'; ' if not index else ', '}{show.clean(k)} {v}" for index, (k, v) in enumerate(ids.items()))
+
+
 def _metadata_text(file: wm.TensorFile) -> None:
     """Print metadata and configuration."""
     types = _types(file)
     if types:
         show.emit("\nmetadata")
-        shown = itertools.islice(file.metadata.items(), _MOST_LINES)
+        shown = itertools.islice(file.metadata.items(), _MAX_LINES)
         rows = [(k, types.get(k, ""), *show.some(v)[::-1]) for k, v in shown]
         cells = [(k, kind, "" if n is None else f"{n:,}", show.shorten(text)) for k, kind, n, text in rows]
         show.emit_table(("key", "type", "items", "value"), cells, right=("items",))
@@ -228,9 +262,9 @@ def _metadata_text(file: wm.TensorFile) -> None:
         if mapping:
             show.emit(f"\n{title}")
             lines = _folded(mapping)
-            first = [(key, show.shorten(text)) for key, _, text in itertools.islice(lines, _MOST_LINES)]
+            first = [(key, show.shorten(text)) for key, _, text in itertools.islice(lines, _MAX_LINES)]
             show.emit_pairs(first, indent="  ")
-            _emit_unlisted(_MOST_LINES + sum(count for _, count, _ in lines))
+            _emit_unlisted(_MAX_LINES + sum(count for _, count, _ in lines))
 
 
 def _folded(mapping: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
@@ -252,8 +286,8 @@ def _folded(mapping: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
 
 def _emit_unlisted(count: int) -> None:
     """Count the entries of metadata that are not listed."""
-    if count > _MOST_LINES:
-        show.emit(f"  ... and {count - _MOST_LINES:,} more: --json lists all")
+    if count > _MAX_LINES:
+        show.emit(f"  ... and {count - _MAX_LINES:,} more: --json lists all")
 
 
 def _tensor_table(file: wm.TensorFile, chosen: _Chosen) -> None:
@@ -281,7 +315,7 @@ def _tree_table(infos: Sequence[wm.TensorInfo]) -> None:
     mark = separator(info.name for info in infos)
     root = module_tree(infos, mark)
     rows = []
-    for line in root.lines(mark, _MOST_LINES):
+    for line in root.lines(mark, _MAX_LINES):
         kind = ("", "") if line.tensor is None else (line.tensor.dtype, show.shape(line.tensor.shape))
         label = "  " * line.depth + (line.label or "(itself)")
         count = "" if line.tensor is not None and line.tensors == 1 else f"{line.tensors:,}"
@@ -289,88 +323,50 @@ def _tree_table(infos: Sequence[wm.TensorInfo]) -> None:
     show.emit_table(("module", "share", "size", "tensors", "type", "shape"), rows, right=("size", "tensors"))
 
 
-def verify(args: argparse.Namespace) -> int:
-    """Verify files one after the other; the worst outcome is the exit status."""
-    if args.manifest is not None and len(args.files) > 1:
-        raise UsageError("--manifest: for one FILE, which may be a model of many")
-    args.trusted = _trusted(args)
-    with executing.execution(args) as run:
-        if len(args.files) == 1:
-            return _verify(args, args.files, run)
-        from dataclasses import replace
-
-        from weightmap.conversion.running import share_of  # 4 ms, which `inspect` does without
-
-        return _verify(args, share_of(run, args.files), replace(run, rank=0, world_size=1))
+def add_export(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``export``."""
+    sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    sub.add_argument("name", metavar="NAME", type=text, help="the name of the tensor")
+    sub.add_argument("out", metavar="OUT", help="the file to write, whose name ends in .npy")
+    add_lenient(sub)
 
 
-def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
-    """Verify this run's share of these files."""
-    worst = OK
-    documents: list[dict[str, object]] = []
-    for path in files:
-        start = time.perf_counter()
-        document: dict[str, object] = {"path": path}
-        try:
-            with show.progress_bar(f"verify {os.path.basename(os.path.normpath(path))}") as progress:
-                report = wm.verify(
-                    path,
-                    strict=not args.lenient,
-                    progress=progress,
-                    run=run,
-                    threads=args.threads,
-                    weights=args.weights,
-                    trust=args.trusted,
-                )
-        except (TensorFileError, OSError, MemoryError) as error:
-            suggest_lenient(args, error, path)
-            worst = max(worst, status_of_verify(error))
-            document |= {"ok": False, "error": error_document(error)}
-            line = failed(path, reason(error))
-            notes = []
+def export(args: argparse.Namespace) -> int:
+    """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
+    with open_privately(args.file, strict=not args.lenient) as file:
+        check_not_read(file, args.out)
+        if not args.out.lower().endswith(".npy"):
+            raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .npy, the format of export")
+        row = dense_row(file, args.name)
+        row.source.check_size(f"tensor {quoted(args.name)}", row.nbytes)
+        check_unchanged(file)
+        stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
+        # numpy.load could not interpret the raw "void" records of ml_dtypes' types.
+        chunks: Iterable[bytes | memoryview]
+        if native := stored is not None and stored.type.__module__ == "numpy":
+            dtype, chunks = stored, row.source.chunks(row.offset, row.nbytes)
         else:
-            document |= {"ok": True, "scope": report.scope} | report._asdict() | {"path": path}
-            took = show.seconds(time.perf_counter() - start)
-            kind = show.kind(report.format, report.layout)
-            line = f"{show.clean(path)}: ok ({kind}, {sizes(report.nbytes)}, {took})"
-            if report.structure_only is not None or report.digests is not None:
-                line += f", {show.clean(report.scope)}"
-            notes = [f"  checked: {show.clean(check)}" for check in report.checks] if args.verbose else []
-            notes += [f"  warning: {show.clean(warning)}" for warning in report.warnings]
-        documents.append(document)
-        if not args.json:
-            show.emit("\n".join([line, *notes]))
-    if args.json:
-        show.emit_json({"command": "verify", "ok": worst == OK, "files": documents})
-    return worst
-
-
-def _trusted(args: argparse.Namespace) -> Any:
-    """Return the `trust` that the options of ``verify`` ask for."""
-    if args.key is None and args.certificate is None:
-        if args.identity is not None:
-            raise UsageError("--identity: with --certificate")
-        return args.trust
-    if args.trust in {None, "recorded"}:
-        raise UsageError("--key and --certificate check a signature: name its bundle by --trust FILE")
-    if args.key is not None and (args.certificate or args.identity):
-        raise UsageError("--key: without --certificate and --identity")
-    from weightmap.trust import signature  # 2 ms, which the other commands do without
-
-    return signature(args.trust, key=args.key, certificate=args.certificate, identity=args.identity)
-
-
-def sign(args: argparse.Namespace) -> int:
-    """Sign a model."""
-    from weightmap import trust  # as above
-
-    chain, links = args.chain or (), args.allow_symlinks
-    path = trust.sign(
-        args.file, args.out, key=args.key, certificate=args.certificate, chain=chain, allow_symlinks=links
-    )
-    show.emit(f"{show.clean(path)}: signature of {show.clean(args.file)}")
+            dtype, chunks = np.dtype("<f4"), pieces(file.read(args.name, np.float32))
+        size = _save_npy(args.out, dtype, row.shape, chunks)
+    if not native:
+        what = f"{show.clean(quoted(args.name))} is {row.dtype.name}, which .npy files lack"
+        show.emit(f"{what}: written as float32 values")
+    show.emit(f"{show.clean(args.out)}: {dtype.name} {show.shape(row.shape)}, {sizes(size)}")
     return OK
 
 
-def _ids_text(ids: Mapping[str, int]) -> str:
-    return "".join(f"{'; ' if not index else ', '}{show.clean(k)} {v}" for index, (k, v) in enumerate(ids.items()))
+def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[bytes | memoryview]) -> int:
+    """Write an array, row-major and little-endian, as `wm.save` writes files; return the size of the file.
+
+    It never writes in place, since a process may have mapped the old file, and never over a device or a FIFO.
+    """
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, header)
+
+    def write(sink: Sink) -> None:
+        sink.write(head.getvalue())
+        for chunk in chunks:
+            sink.write(chunk)
+
+    return write_plan(path, WritePlan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import weightmap as wm
-from weightmap.cli import quantising, show
+from weightmap.cli import show
+from weightmap.cli.arguments import Offered, add_json, add_lenient, text
+from weightmap.cli.converting import add_lossy, as_options, emit_conversion, spelt
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
+from weightmap.core.formats import FORMATS
 from weightmap.errors import counted, quoted
 from weightmap.words.embeddings import no_vector
+from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator
 
     from weightmap.words.embeddings import Embeddings
@@ -29,7 +33,7 @@ class _Query(NamedTuple):
     words: list[str]
 
 
-def lookup(args: argparse.Namespace) -> int:
+def words_lookup(args: argparse.Namespace) -> int:
     """Print the embeddings of words; 1 if one of them has none."""
     missing = False
     found: dict[str, object] = {}
@@ -49,7 +53,7 @@ def lookup(args: argparse.Namespace) -> int:
     return DIFFERENT if missing else OK
 
 
-def similar(args: argparse.Namespace) -> int:
+def words_similar(args: argparse.Namespace) -> int:
     """Print the words most similar to a word; 1 if it has no embedding."""
 
     def search(embeddings: Embeddings, query: dict[str, Any]) -> list[tuple[str, float]]:
@@ -59,7 +63,7 @@ def similar(args: argparse.Namespace) -> int:
     return _answer(args, "similar", one, lambda line: _Query({"word": line}, [line]), search)
 
 
-def analogy(args: argparse.Namespace) -> int:
+def words_analogy(args: argparse.Namespace) -> int:
     """Print the words that are to C as B is to A; 1 if one of them has no embedding."""
     three = [word for word in (args.a, args.b, args.c) if word is not None]
     more = {"positive": args.positive or [], "negative": args.negative or []}
@@ -114,15 +118,15 @@ def _answer(
     return DIFFERENT if missing else OK
 
 
-def convert(args: argparse.Namespace) -> int:
+def words_convert(args: argparse.Namespace) -> int:
     """Write words and their vectors in another format."""
     start, pq = time.perf_counter(), None
     names = ("n_subquantizers", "n_bits", "projection", "seed")
-    with quantising.spelt(args), show.progress_bar(f"convert {Path(args.src).name}") as progress:
+    with spelt(args), show.progress_bar(f"convert {Path(args.src).name}") as progress:
         if args.quantize is not None:
             options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
             pq = wm.words.Pq(**options, include=args.quantize_include)
-        elif unused := quantising.as_options(args, *names, "quantize_include"):
+        elif unused := as_options(args, *names, "quantize_include"):
             raise UsageError(f"{', '.join(unused)}: only with --quantize pq")
         report = wm.words.convert(
             *(args.src, args.dst),
@@ -134,7 +138,7 @@ def convert(args: argparse.Namespace) -> int:
             pq=pq,
             progress=progress,
         )
-    quantising.emit_conversion(args, "words convert", report, time.perf_counter() - start)
+    emit_conversion(args, "words convert", report, time.perf_counter() - start)
     return OK
 
 
@@ -161,3 +165,66 @@ def _complain(word: str, file: wm.TensorFile, *, suggest: bool) -> None:
     vocab = file.vocab
     assert vocab is not None  # noqa: S101 - a file with embeddings has a vocabulary
     show.complain(reason(no_vector(word, vocab, suggest=suggest)))
+
+
+def add_words_lookup(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words lookup``."""
+    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
+    # Without a default, argparse lists an optional argument as required.
+    sub.add_argument("words", metavar="WORD", type=text, nargs="*", default=[])
+    add_json(sub)
+
+
+def add_words_similar(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words similar``."""
+    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
+    sub.add_argument("word", metavar="WORD", type=text, nargs="?", help="a word, which the result leaves out")
+    _add_search(sub)
+
+
+def add_words_analogy(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words analogy``."""
+    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
+    for name in "abc":
+        sub.add_argument(name, metavar=name.upper(), type=text, nargs="?")
+    for name, what in (("positive", "add"), ("negative", "subtract")):
+        about = f"{what} the vector of a word (repeatable)"
+        sub.add_argument(f"--{name}", metavar="WORD", type=text, action="append", help=about)
+    _add_search(sub)
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
+    parser.add_argument("--skip", metavar="WORD", type=text, action="append", help="leave a word out (repeatable)")
+    add_json(parser)
+
+
+def add_words_convert(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words convert``."""
+    sub.add_argument("src", metavar="SRC", help="word2vec, GloVe, fastText or gensim, or a model with a vocabulary")
+    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
+    formats = [*NAMES, *(name for name, found in FORMATS.items() if found.plan)]
+    about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
+    sub.add_argument("--format", metavar="FORMAT", choices=Offered(formats), help=about)
+    add_lossy(sub)
+    sub.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, help="make unit vectors and store norms, or undo that"
+    )
+    sub.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
+    sub.add_argument(
+        "--quantize",
+        metavar="SCHEME",
+        choices=("pq",),
+        help="store the rows by product quantisation: pq, in finalfusion",
+    )
+    for option, metavar, kind, what in (
+        ("--quantize-include", "GLOB", text, "the matrix of a model with several that fit (repeatable)"),
+        ("--n-subquantizers", "N", int, "codes per row (default: dims / 2)"),
+        ("--n-bits", "N", int, "bits per code, 1 to 8 (default: 8)"),
+        ("--seed", "N", int, "seed of all random choices (default: 0)"),
+    ):
+        action = "append" if kind is text else "store"
+        sub.add_argument(option, metavar=metavar, type=kind, action=action, help=f"for pq: {what}")
+    sub.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
+    add_lenient(sub)
+    add_json(sub)

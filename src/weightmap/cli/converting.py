@@ -1,4 +1,4 @@
-"""The command ``quantize``, and the options and report that ``convert --quantize`` shares with it."""
+"""The commands that write models: ``convert`` and ``quantize``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
-from weightmap.cli import executing, show
+from weightmap.cli import show
+from weightmap.cli.arguments import (
+    Offered,
+    add_distribution,
+    add_json,
+    add_lenient,
+    add_threads,
+    add_weights,
+    execution,
+    text,
+)
 from weightmap.cli.outcome import OK, UsageError, reason
 from weightmap.core.amounts import sizes
+from weightmap.core.dtypes import FLOATING, SHORT
+from weightmap.core.formats import FORMATS
 from weightmap.core.model.opening import open_privately
+from weightmap.core.quant.quantizing import SCHEMES
 from weightmap.errors import EncodeError, QuantError, TensorFileError, counted, quoted
+from weightmap.llama import NAMES as NAMINGS
+from weightmap.llama.tensors import MIXTURES
+from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:
     import argparse
@@ -22,11 +38,147 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.reports import QuantizedInfo
 
+
 # Options of quantising
 _QUANTISING = ("block_size", "bits", "scale_type", "quantize_include", "quantize_exclude", "threads")
+
+
 _RUN = ("dask", "rank", "world_size", "manifest", "keep_going")
+
+
 # Options that `weightmap.convert` takes as they are.
 _TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", "weights", "names")
+
+
+def add_convert(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``convert``."""
+    source = "a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
+    formats = [*(name for name, format in FORMATS.items() if format.plan), *NAMES]
+    _add_conversion(sub, source, formats, "--quantize", schemes=(*SCHEMES, *MIXTURES, "pq"))
+
+
+def add_quantize(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``quantize``."""
+    schemes = {name: frozenset().union(*format.schemes.values()) for name, format in FORMATS.items() if format.plan}
+    formats = [name for name, able in schemes.items() if able & {*SCHEMES}]
+    source = "a tensor file or a model directory"
+    _add_conversion(sub, source, formats, "--scheme", "--quantize", schemes=(*SCHEMES, *MIXTURES), required=True)
+
+
+def _add_conversion(
+    sub: argparse.ArgumentParser,
+    source: str,
+    formats: Sequence[str],
+    *quantize: str,
+    schemes: Sequence[str],
+    required: bool = False,
+) -> None:
+    """Add the arguments of a command that writes models; `quantize` spells the option for the scheme."""
+    sub.add_argument("src", metavar="SRC", help=source)
+    sub.add_argument(
+        "dst",
+        metavar="DST",
+        help="the file to write, whose suffix decides the format. For shards a directory (OUT/, or from a model "
+        "directory a name without a suffix), which keeps the format of SRC, or an *.index.json. Configuration and "
+        "tokenizer of a model directory are copied into a directory, and replace no file",
+    )
+    sub.add_argument("--no-overwrite", dest="overwrite", action="store_false", help="refuse a DST that exists")
+    sub.add_argument(
+        "--verify", action="store_true", help="verify SRC first; otherwise checksums of tensors are ignored"
+    )
+    add_lenient(sub)
+    add_threads(sub)
+    add_json(sub)
+
+    group = sub.add_argument_group("which tensors")
+    _add_texts(
+        group,
+        ("--include GLOB", "convert only tensors with such a name"),
+        ("--exclude GLOB", "leave out tensors with such a name"),
+        ("--rename OLD=NEW", "give a tensor another name"),
+    )
+    add_weights(group, "convert")
+
+    group = sub.add_argument_group("how they are stored")
+    about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
+    group.add_argument("--format", metavar="FORMAT", choices=Offered(formats), help=about)
+    several = {name: format.layouts for name in formats if (format := FORMATS.get(name)) and len(format.layouts) > 1}
+    listed = "; ".join(f"{' or '.join(layouts)} of {name}" for name, layouts in several.items())
+    about = f"a layout of that format other than its first one{f': {listed}' if listed else ''}"
+    offered = Offered(layout for layouts in several.values() for layout in layouts)
+    group.add_argument("--layout", metavar="LAYOUT", choices=offered, help=about)
+    group.add_argument(
+        "--names",
+        metavar=f"{{{','.join(NAMINGS)}}}",
+        choices=Offered(NAMINGS),
+        help="names in GGUF of the tensors of a model directory. auto, the default: llama.cpp's, where they are known; "
+        "llama.cpp: these, or an error; keep: those of SRC",
+    )
+    about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"
+    group.add_argument("--dtype", metavar="DTYPE", choices=Offered((*FLOATING, *SHORT)), help=about)
+    about = "align tensors to multiples of a power of two, for example 64"
+    group.add_argument("--align", type=int, metavar="BYTES", help=about)
+    group.add_argument("--max-shard-size", metavar="SIZE", help="most bytes of tensors per file, for example 5GB")
+
+    group = sub.add_argument_group("quantising")
+    group.add_argument(
+        *quantize,
+        dest="quantize",
+        required=required,
+        metavar="SCHEME",
+        choices=Offered(schemes),
+        help=f"quantise the weights by one of {', '.join(schemes)}",
+    )
+    _add_texts(
+        group,
+        ("--quantize-include GLOB", "quantise only tensors with such a name"),
+        ("--quantize-exclude GLOB", "do not quantise tensors with such a name"),
+    )
+    about = "elements with one scale, for int4_block, int5_block and adaptive (default: 32)"
+    group.add_argument("--block-size", type=int, metavar="N", help=about)
+    about = "for adaptive: bits per weight, 4.5 to 16 (default: 5)"
+    group.add_argument("--bits", type=float, metavar="B", help=about)
+    group.add_argument("--scale-type", metavar="DTYPE", help="the type of scales, fp16 or fp32 (default: fp16)")
+    if not required:
+        add_lossy(sub.add_argument_group("word embeddings (weightmap words convert has more options)"))
+    add_distribution(sub)
+
+
+def _add_texts(group: Any, *options: tuple[str, str]) -> None:
+    """Add options that may be repeated."""
+    for option, about in options:
+        name, metavar = option.split()
+        group.add_argument(name, metavar=metavar, type=text, action="append", help=f"{about} (repeatable)")
+
+
+def add_lossy(group: Any) -> None:
+    """Add ``--lossy``."""
+    about = "replace bytes of words that are not UTF-8; keep the first row of a word that is repeated"
+    group.add_argument("--lossy", action="store_true", help=about)
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Write a file in another format, and report dropped metadata and parts."""
+    report, took = converted(args, "convert")
+    emit_conversion(args, "convert", report, took)
+    return OK
+
+
+def quantize(args: argparse.Namespace) -> int:
+    """Write a quantised copy of a model, and report size and error of every tensor."""
+    with open_privately(args.src, strict=not args.lenient) as file:
+        before = file.nbytes
+    report, took = converted(args, "quantize")
+    if args.json:
+        about = {"scheme": args.quantize, "nbytes_before": before, "total": total(report.quantized)}
+        show.emit_json(document(args, "quantize", report, took) | about)
+        return OK
+    _report(report)
+    show.emit(
+        f"{show.clean(report.dst)}: {sizes(before)} -> {sizes(report.nbytes)}, "
+        f"{counted(report.tensors, 'tensor')}{in_files(report)}, {show.seconds(took)}"
+    )
+    return OK
 
 
 def as_options(args: argparse.Namespace, *names: str) -> list[str]:
@@ -40,7 +192,7 @@ def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport,
     start = time.perf_counter()
     with (
         spelt(args),
-        executing.execution(args) as run,
+        execution(args) as run,
         show.progress_bar(f"{command} {Path(args.src).name}") as progress,
     ):
         options = {"format": args.format, "strict": not args.lenient, "progress": progress}
@@ -138,23 +290,6 @@ def document(args: argparse.Namespace, command: str, report: wm.ConvertReport, t
         "seconds": took,
         **({"shards": report.shards, "skipped": report.skipped, "copied": report.copied} if report.shards else {}),
     }
-
-
-def quantize(args: argparse.Namespace) -> int:
-    """Write a quantised copy of a model, and report size and error of every tensor."""
-    with open_privately(args.src, strict=not args.lenient) as file:
-        before = file.nbytes
-    report, took = converted(args, "quantize")
-    if args.json:
-        about = {"scheme": args.quantize, "nbytes_before": before, "total": total(report.quantized)}
-        show.emit_json(document(args, "quantize", report, took) | about)
-        return OK
-    _report(report)
-    show.emit(
-        f"{show.clean(report.dst)}: {sizes(before)} -> {sizes(report.nbytes)}, "
-        f"{counted(report.tensors, 'tensor')}{in_files(report)}, {show.seconds(took)}"
-    )
-    return OK
 
 
 def _report(report: wm.ConvertReport) -> None:

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
 from weightmap import deltas
 from weightmap.cli import show
+from weightmap.cli.arguments import add_json, add_threads
 from weightmap.cli.outcome import OK, UsageError
 from weightmap.core.amounts import size
 from weightmap.core.model.sharding import bytes_of_size
 from weightmap.errors import counted
 
 if TYPE_CHECKING:
-    import argparse
-
     from weightmap.deltas.publishing import DeltaReport
 
 
-def publish(args: argparse.Namespace) -> int:
+def add_delta_publish(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``delta publish``."""
+    sub.add_argument("base", metavar="BASE", help="the model before: a file, a directory or an *.index.json")
+    sub.add_argument("new", metavar="NEW", help="the model after")
+    sub.add_argument("directory", metavar="DIR", help="the directory of versions; made if it does not exist")
+    sub.add_argument("--version", type=int, metavar="N", required=True, help="the number of the new version, from 1 on")
+    sub.add_argument("--base-version", type=int, metavar="N", help="the version that BASE is (default: N - 1)")
+    sub.add_argument(
+        "--encoding", choices=("xor", "overwrite"), default="xor", help="how changes are stored (default: xor)"
+    )
+    sums = ("xxh3-128", "blake3", "adler32")
+    sub.add_argument(
+        "--checksum",
+        choices=sums,
+        default="xxh3-128",
+        help="the checksum of tensors (default: xxh3-128); ModelExpress reads adler32",
+    )
+    sub.add_argument("--level", type=int, metavar="N", default=1, help="the level of zstd, 1 to 22 (default: 1)")
+    sub.add_argument("--max-shard-size", metavar="SIZE", help="most bytes per file (default: 5GB)")
+    sub.add_argument(
+        "--full",
+        action=argparse.BooleanOptionalAction,
+        help="publish all of NEW, or never do so (default: only if a delta cannot express the difference)",
+    )
+    add_threads(sub)
+    add_json(sub)
+
+
+def delta_publish(args: argparse.Namespace) -> int:
     """Publish what changed between two models."""
     _check("version", args.version, 1)
     before = args.version - 1 if args.base_version is None else args.base_version
@@ -46,14 +74,30 @@ def publish(args: argparse.Namespace) -> int:
     return _tell(args, "publish", where, what, report)
 
 
-def apply(args: argparse.Namespace) -> int:
+def add_delta_apply(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``delta apply``."""
+    sub.add_argument("file", metavar="MODEL", help="a file of safetensors, or a directory of such a model")
+    sub.add_argument("delta", metavar="DELTA", help="the directory of the delta")
+    _add_in_place(sub)
+
+
+def delta_apply(args: argparse.Namespace) -> int:
     """Bring a local model from the base of a delta to its version."""
     with show.progress_bar("applying") as progress:
         report = deltas.apply(args.file, args.delta, in_place=args.in_place, threads=args.threads, progress=progress)
     return _tell(args, "apply", args.file, f"version {report.version}, was {report.base_version}", report)
 
 
-def pull(args: argparse.Namespace) -> int:
+def add_delta_pull(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``delta pull``."""
+    sub.add_argument("local", metavar="LOCAL", help="the directory of the model; made if it does not exist")
+    sub.add_argument("source", metavar="SOURCE", help="the directory, or address, with weight_vNNNNNN/")
+    sub.add_argument("--base", metavar="BASE", help="the model that is version 0")
+    sub.add_argument("--to", type=int, metavar="N", help="the version (default: the newest)")
+    _add_in_place(sub)
+
+
+def delta_pull(args: argparse.Namespace) -> int:
     """Bring a local model to a published version."""
     if args.to is not None:
         _check("to", args.to, 0)
@@ -62,6 +106,13 @@ def pull(args: argparse.Namespace) -> int:
         report = deltas.pull(args.local, args.source, **options, progress=progress)
     was = "as before" if report.version == report.base_version else f"was {report.base_version}"
     return _tell(args, "pull", args.local, f"version {report.version}, {was}", report)
+
+
+def _add_in_place(sub: argparse.ArgumentParser) -> None:
+    about = "write into the files themselves, by a journal, while nobody has them open: for a disk without room for two"
+    sub.add_argument("--in-place", action="store_true", help=about)
+    add_threads(sub)
+    add_json(sub)
 
 
 def _check(option: str, given: int, least: int, most: int | None = None) -> None:

@@ -1,0 +1,280 @@
+"""The commands that check and compare models: ``verify``, ``sign``, ``diff`` and ``report``."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import weightmap as wm
+from weightmap.cli import show
+from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_threads, add_weights, execution
+from weightmap.cli.outcome import (
+    DIFFERENT,
+    OK,
+    UsageError,
+    error_document,
+    failed,
+    reason,
+    status_of_verify,
+    suggest_lenient,
+)
+from weightmap.core.amounts import sizes
+from weightmap.errors import TensorFileError, quoted
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+
+def add_verify(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``verify``."""
+    sub.add_argument("files", metavar="FILE", nargs="+", help="a tensor file, a model directory or an *.index.json")
+    sub.add_argument("-v", "--verbose", action="store_true", help="list the checks")
+    sub.add_argument(
+        "--trust",
+        metavar="DIGESTS",
+        help="also compare the SHA-256 of whole files: with what is recorded beside the model (recorded), with that of "
+        "one file (sha256:DIGITS), with a list (SHA256SUMS), or with a signature (its bundle)",
+    )
+    sub.add_argument("--key", metavar="PEM", help="the public key that checks the signature")
+    sub.add_argument(
+        "--certificate", metavar="PEM", action="append", help="a certificate that vouches for the signer (repeatable)"
+    )
+    sub.add_argument(
+        "--identity",
+        metavar="NAME",
+        help="the name, e-mail address or URI that the certificate of the signer must have",
+    )
+    add_weights(sub, "check")
+    add_threads(sub)
+    add_json(sub)
+    add_lenient(sub)
+    add_distribution(sub)
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Verify files one after the other; the worst outcome is the exit status."""
+    if args.manifest is not None and len(args.files) > 1:
+        raise UsageError("--manifest: for one FILE, which may be a model of many")
+    args.trusted = _trusted(args)
+    with execution(args) as run:
+        if len(args.files) == 1:
+            return _verify(args, args.files, run)
+        from dataclasses import replace
+
+        from weightmap.conversion.running import share_of  # 4 ms, which `inspect` does without
+
+        return _verify(args, share_of(run, args.files), replace(run, rank=0, world_size=1))
+
+
+def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
+    """Verify this run's share of these files."""
+    worst = OK
+    documents: list[dict[str, object]] = []
+    for path in files:
+        start = time.perf_counter()
+        document: dict[str, object] = {"path": path}
+        try:
+            with show.progress_bar(f"verify {os.path.basename(os.path.normpath(path))}") as progress:
+                report = wm.verify(
+                    path,
+                    strict=not args.lenient,
+                    progress=progress,
+                    run=run,
+                    threads=args.threads,
+                    weights=args.weights,
+                    trust=args.trusted,
+                )
+        except (TensorFileError, OSError, MemoryError) as error:
+            suggest_lenient(args, error, path)
+            worst = max(worst, status_of_verify(error))
+            document |= {"ok": False, "error": error_document(error)}
+            line = failed(path, reason(error))
+            notes = []
+        else:
+            document |= {"ok": True, "scope": report.scope} | report._asdict() | {"path": path}
+            took = show.seconds(time.perf_counter() - start)
+            kind = show.kind(report.format, report.layout)
+            line = f"{show.clean(path)}: ok ({kind}, {sizes(report.nbytes)}, {took})"
+            if report.structure_only is not None or report.digests is not None:
+                line += f", {show.clean(report.scope)}"
+            notes = [f"  checked: {show.clean(check)}" for check in report.checks] if args.verbose else []
+            notes += [f"  warning: {show.clean(warning)}" for warning in report.warnings]
+        documents.append(document)
+        if not args.json:
+            show.emit("\n".join([line, *notes]))
+    if args.json:
+        show.emit_json({"command": "verify", "ok": worst == OK, "files": documents})
+    return worst
+
+
+def _trusted(args: argparse.Namespace) -> Any:
+    """Return the `trust` that the options of ``verify`` ask for."""
+    if args.key is None and args.certificate is None:
+        if args.identity is not None:
+            raise UsageError("--identity: with --certificate")
+        return args.trust
+    if args.trust in {None, "recorded"}:
+        raise UsageError("--key and --certificate check a signature: name its bundle by --trust FILE")
+    if args.key is not None and (args.certificate or args.identity):
+        raise UsageError("--key: without --certificate and --identity")
+    from weightmap.trust import signature  # 2 ms, which the other commands do without
+
+    return signature(args.trust, key=args.key, certificate=args.certificate, identity=args.identity)
+
+
+def add_sign(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sign``."""
+    sub.add_argument("file", metavar="MODEL", help="a model directory, all files of which are signed, or a file")
+    sub.add_argument("--key", metavar="PEM", required=True, help="the private key")
+    sub.add_argument("--certificate", metavar="PEM", help="the certificate of the key")
+    sub.add_argument(
+        "--chain", metavar="PEM", action="append", help="a certificate between that one and a trusted one (repeatable)"
+    )
+    sub.add_argument("--allow-symlinks", action="store_true", help="sign what symbolic links lead to, as in a cache")
+    sub.add_argument("--out", metavar="FILE", help="the bundle to write (default: model.sig in MODEL, or MODEL.sig)")
+
+
+def sign(args: argparse.Namespace) -> int:
+    """Sign a model."""
+    from weightmap import trust  # as above
+
+    chain, links = args.chain or (), args.allow_symlinks
+    path = trust.sign(
+        args.file, args.out, key=args.key, certificate=args.certificate, chain=chain, allow_symlinks=links
+    )
+    show.emit(f"{show.clean(path)}: signature of {show.clean(args.file)}")
+    return OK
+
+
+def add_diff(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``diff``."""
+    sub.add_argument("a", metavar="A", help="a tensor file, a model directory or an *.index.json")
+    sub.add_argument("b", metavar="B", help="another one")
+    sub.add_argument("--tensors-only", action="store_true", help="compare neither metadata nor vocabulary")
+    sub.add_argument(
+        "--by-value",
+        action="store_true",
+        help="compare numbers, whatever the types that store them: quantised with dense, float32 with bfloat16",
+    )
+    add_weights(sub, "compare, by value,")
+    for name, tolerance in (("rtol", "N times the absolute value in B"), ("atol", "N")):
+        sub.add_argument(
+            f"--{name}", type=float, metavar="N", help=f"compare by value, and let elements differ by {tolerance}"
+        )
+    add_json(sub)
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Compare two files; 0 if they hold the same, 1 if not."""
+    for name in ("rtol", "atol"):
+        given = getattr(args, name)
+        if given is not None and not (math.isfinite(given) and given >= 0):
+            raise UsageError(f"--{name} is {given:g}, expected a finite number of at least 0")
+    options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "weights", "rtol", "atol")}
+    report = wm.diff(args.a, args.b, **options)
+    if args.json:
+        show.emit_json(
+            {
+                "command": "diff",
+                "equal": report.equal,
+                **report._asdict(),
+                "a": args.a,
+                "b": args.b,
+                "changed": [change._asdict() for change in report.changed],
+                "metadata": [{"key": key, "a": a, "b": b} for key, a, b in report.metadata],
+            }
+        )
+        return OK if report.equal else DIFFERENT
+    if report.equal:
+        show.emit("no differences")
+    else:
+        _diff_text(args, report)
+    for note in report.notes:
+        show.emit(f"not counted: {show.clean(note)}")
+    return OK if report.equal else DIFFERENT
+
+
+def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
+    show.emit_pairs([("A", show.clean(args.a)), ("B", show.clean(args.b))])
+    lone = [(name, "only in A") for name in report.only_in_a] + [(name, "only in B") for name in report.only_in_b]
+    if lone:
+        show.emit("")
+        show.emit_table(("tensor", "where"), lone)
+    if report.changed:
+        show.emit("")
+        show.emit_table(
+            (
+                "tensor",
+                "what",
+                "A",
+                "B",
+                "elements differing",
+                "largest",
+                "RMS",
+                *(("relative", "worst row") * args.weights),
+            ),
+            [
+                (
+                    change.name,
+                    change.what,
+                    change.a,
+                    change.b,
+                    "" if change.n_different is None else f"{change.n_different:,}",
+                    "" if change.max_abs is None else f"{change.max_abs:.3g}",
+                    "" if change.rms is None else f"{change.rms:.3g}",
+                    *(("" if change.relative is None else f"{change.relative:.3g}",) * args.weights),
+                    *(("" if change.worst_row is None else f"{change.worst_row:,}",) * args.weights),
+                )
+                for change in report.changed
+            ],
+            right=("elements differing", "largest", "RMS", "relative", "worst row"),
+        )
+    if report.metadata:
+        show.emit("")
+        show.emit_table(
+            ("metadata", "A", "B"),
+            [(key, _side(a), _side(b)) for key, a, b in report.metadata],
+        )
+    if report.vocab is not None:
+        show.emit(f"\nvocabulary: {show.clean(report.vocab)}")
+
+
+def _side(value: object) -> str:
+    return "-" if value is None else show.shorten(show.value(value), 48)
+
+
+def add_report(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``report``."""
+    sub.add_argument("file", metavar="MODEL", help="a tensor file, a model directory or an *.index.json")
+    sub.add_argument("other", metavar="OTHER", nargs="?", help="a model to compare it with")
+    sub.add_argument("out", metavar="OUT", help="the page to write, whose name ends in .html")
+    sub.add_argument("--no-verify", action="store_true", help="do not read the whole file to verify it")
+    add_weights(sub, "show")
+    add_json(sub)
+
+
+def report(args: argparse.Namespace) -> int:
+    """Write the page; 1 if verification failed, which the page reports."""
+    from weightmap.report.writing import write_page
+
+    if not args.out.lower().endswith(".html"):
+        raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .html")
+    start = time.perf_counter()
+    with show.progress_bar(f"report {Path(args.file).name}") as progress:
+        damage = write_page(
+            args.out, args.file, args.other, verify=not args.no_verify, weights=args.weights, progress=progress
+        )
+    took = time.perf_counter() - start
+    size = Path(args.out).stat().st_size
+    if args.json:
+        about = {"path": args.file, "other": args.other, "output": args.out, "nbytes": size}
+        show.emit_json({"command": "report", **about, "verified": damage is None, "damage": damage, "seconds": took})
+    else:
+        if damage is not None:
+            show.emit(failed(args.file, show.clean(damage)))
+        show.emit(f"{show.clean(args.out)}: {sizes(size)}, {show.seconds(took)}")
+    return OK if damage is None else DIFFERENT
