@@ -41,11 +41,7 @@ if TYPE_CHECKING:
 
 # Options of quantising
 _QUANTISING = ("block_size", "bits", "scale_type", "quantize_include", "quantize_exclude", "threads")
-
-
 _RUN = ("dask", "rank", "world_size", "manifest", "keep_going")
-
-
 # Options that `weightmap.convert` takes as they are.
 _TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", "weights", "names")
 
