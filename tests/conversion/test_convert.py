@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.builders import embd, noise, normal, tensor
 from tests.builders import safetensors as st
+from tests.builders import torch as checkpoints
 from tests.support import listing, save_with
 
 import weightmap as wm
@@ -531,3 +532,36 @@ def test_a_target_that_fails_while_threads_copy(put, tmp_path, copies, monkeypat
         with pytest.raises(OSError, match="Bad file descriptor"):
             wm.convert(source, tmp_path / "to.safetensors", threads=2)
     assert listing(tmp_path) == ["m.safetensors"]
+
+
+NUMBERS = {
+    "epoch": 3,
+    "model.layer.version": 1,
+    "optimizer.param_groups.0.lr": 0.5,
+    "schedule.step": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "stays"),
+    [
+        ({"include": "model.*"}, ["epoch", "model.layer.version"]),
+        ({"include": "model.layer.weight"}, ["epoch", "model.layer.version"]),
+        ({"exclude": "optimizer.*"}, ["epoch", "model.layer.version", "schedule.step"]),
+        ({"exclude": "model.*"}, ["epoch", "optimizer.param_groups.0.lr", "schedule.step"]),
+        ({"include": ["optimizer.state*", "model.head"]}, ["epoch", "optimizer.param_groups.0.lr"]),
+        ({"exclude": "model.layer.bias"}, [*NUMBERS]),
+    ],
+)
+def test_metadata_of_what_is_left_out_stays_behind(chosen, stays, tmp_path):
+    """Of a checkpoint of training, whose keys lead through modules; the report names what stays behind."""
+    names = ["model.layer.weight", "model.layer.bias", "model.head", "optimizer.state.0.exp_avg"]
+    tensors = dict.fromkeys(names, tensor(np.ones(2, np.float32)))
+    value, storages = checkpoints.stored(tensors, NUMBERS)
+    (tmp_path / "train.pt").write_bytes(checkpoints.zipped(checkpoints.dump(value), storages))
+    report = wm.convert(tmp_path / "train.pt", tmp_path / "o.amb", **chosen)
+    with wm.open(tmp_path / "o.amb") as f:
+        assert dict(f.metadata) == {key: NUMBERS[key] for key in stays}
+    gone = [key for key in NUMBERS if key not in stays]
+    count = f"{len(gone)} metadata {'entry' if len(gone) == 1 else 'entries'} of what was left out"
+    assert [count in warning and repr(gone[-1]) in warning for warning in report.warnings] == [True] * bool(gone)

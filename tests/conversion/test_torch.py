@@ -10,7 +10,7 @@ from tests.core.formats.torch.test_torch import TWO, strided
 import weightmap as wm
 import weightmap.report
 from weightmap import compat
-from weightmap.cli.commands import export
+from weightmap.cli.reading import export
 
 WAYS = {
     "transposed": ((4, 6), (1, 4), 0),

@@ -11,7 +11,7 @@ from weightmap.core.formats._metadata import TYPES, entries, typed
 from weightmap.errors import counted, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
@@ -46,6 +46,28 @@ def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Forma
     if directory is None:
         return metadata
     return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
+
+
+def pop_left_out(metadata: dict[str, Any], names: Iterable[str], takes: Callable[[str], bool]) -> list[str]:
+    """Remove the metadata of modules all tensors of which are left out, where keys lead through modules; return keys.
+
+    A key in a module without tensors is chosen as a tensor of this name is; a key in no module stays.
+    """
+    modules: dict[str, bool] = {}  # whether any tensor in them is taken
+    for name in names:
+        taken, module = takes(name), name
+        while module := module.rpartition(".")[0]:
+            modules[module] = modules.get(module, False) or taken
+    left_out = []
+    for key in metadata:
+        module = key.rpartition(".")[0]
+        while module and module not in modules:
+            module = module.rpartition(".")[0]
+        if not (modules[module] if module else "." not in key or takes(key)):
+            left_out.append(key)
+    for key in left_out:
+        del metadata[key]
+    return left_out
 
 
 def extras_of(

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.extras import dropped_because, extras_of, metadata_of
+from weightmap.conversion.extras import dropped_because, extras_of, metadata_of, pop_left_out
 from weightmap.conversion.packing import Packed, copy
 from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
-from weightmap.core.formats import Filled, Payload, Request, Tensors
+from weightmap.core.formats import FORMATS, Filled, Payload, Request, Tensors
+from weightmap.core.formats._metadata import entries
 from weightmap.core.model.internals import check_made, name_of, parts_of
 from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
@@ -162,6 +163,9 @@ class Preparer:
         metadata = metadata_of(file, directory, found)
         for key, value in found.usual_metadata.items() if spec.configured else ():
             metadata.setdefault(key, value)
+        left_out = []
+        if FORMATS[file.format].nested and not (spec.include is None and not spec.exclude):
+            left_out = pop_left_out(metadata, file, spec.takes)
         own = parts_of(file)[1].part
         if part and own is not None:
             for key in own.keys & metadata.keys():
@@ -176,6 +180,9 @@ class Preparer:
         except TensorFileError as error:
             raise error.located(path=name_of(file)) from None
         extras, warnings = extras_of(file, directory, metadata, found, layout, along=part)
+        if left_out:
+            some = ", ".join(map(quoted, left_out[:5])) + ", ..." * (len(left_out) > 5)
+            warnings.append(f"{entries(len(left_out))} of what was left out ({some}): left behind")
         warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
         tensors: Tensors = packed
         if found.embeddings is not None and file.format != found.name:

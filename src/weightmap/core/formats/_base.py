@@ -196,6 +196,8 @@ class Format(NamedTuple):
     aligns : mapping of str to int
         By layout: the largest power of two to which it can align tensors for `Request.align`. Layouts missing here
         cannot align.
+    nested : bool
+        Whether keys of metadata lead through modules, as names of tensors do.
     numbered : bool
         Whether each file of a model in several says which part it is: see `Request`.
     suffix_means : str
@@ -232,6 +234,7 @@ class Format(NamedTuple):
     own_keys: frozenset[str] = frozenset()
     special_ids: frozenset[str] = frozenset()
     aligns: Mapping[str, int] = _NONE
+    nested: bool = False
     numbered: bool = False
     suffix_means: str = ""
     expected_keys: Mapping[str, str] = _NONE

@@ -636,5 +636,6 @@ FORMAT = Format(
     parse=parse,
     sniff=is_torch,
     leads=b"P\x80",
+    nested=True,
     checksums=frozenset({"zip"}),
 )
