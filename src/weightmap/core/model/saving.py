@@ -339,8 +339,8 @@ def _plan(found: Format, request: Request) -> WritePlan:
     carried = found.carries[request.layout]
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     if foreign:
-        msg = f"{found.title} has no place for {', '.join(foreign)}"
-        raise EncodeError(msg)
+        having = ", ".join(name for name in _CARRIED if name in carried) or "tensors alone"
+        raise EncodeError(f"{found.title} has no place for {', '.join(foreign)}; it has one for {having}")
     most = found.aligns.get(request.layout, 1)
     if request.align > most:
         beyond = f" to more than {most} bytes" if most > 1 else ""

@@ -188,6 +188,10 @@ def _encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
         parts = [tokenizer.get(name) for name in ("type", "special_ids", "payload")]
     else:
         parts = [getattr(tokenizer, name, None) for name in ("type", "special_ids", "payload")]
+        if parts == [None] * 3:
+            what = "a mapping, or an object with attributes: type, special_ids, payload"
+            reasons.append(f"tokenizer: {type(tokenizer).__name__} ({what})")
+            return b""
     kind, special, payload = parts
     if type(kind) is not int or not 0 <= kind < len(KINDS):
         reasons.append(f"tokenizer type: {repr(kind)[:80]} (an integer from 0 to {len(KINDS) - 1})")
