@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import Tensor
+from tests.builders import Tensor, embd, tensor
 from tests.builders import safetensors as st
 from tests.support import HANG
 
@@ -53,6 +53,14 @@ WORDS = ["[PAD]", "[UNK]", "word\x1b[2J", "hello"]
 COMMANDS = parser.all_commands(parser.build_parser())
 # The commands that print a JSON document with --json.
 WITH_JSON = [name for name, command in COMMANDS.items() if "--json" in command.format_usage()]
+
+
+@pytest.fixture
+def words_file(tmp_path):
+    path = tmp_path / "words.weights"
+    matrix = tensor(np.arange(8, dtype=np.float32).reshape(4, 2))
+    path.write_bytes(embd.Draft([("e", matrix)], vocab=WORDS, ids=(0, 1, 2, 3, 0)).seal())
+    return path
 
 
 @pytest.fixture
@@ -220,13 +228,13 @@ def test_a_cell_is_bounded_once_it_is_spelt_out(length):
     assert "characters" not in shown
 
 
-def test_messages_about_long_names_are_short(write, run, tmp_path, embd):
+def test_messages_about_long_names_are_short(write, run, tmp_path, words_file):
     path, long = write(tensors={"L" * 100_000: floats(1)}), "w" * 100_000
     for argv in (
         ["export", path, long, tmp_path / "out.npy"],
         ["convert", path, tmp_path / "out.bin"],
         ["convert", path, tmp_path / "out.weights"],
-        ["words", "lookup", embd, long],
+        ["words", "lookup", words_file, long],
     ):
         _, out, err = run(*argv)
         assert len(out + err) < 1000, argv
@@ -253,11 +261,11 @@ def test_inspect_json_holds_everything(write, run):
     assert document["totals"]["bfloat16"] == {"tensors": 1, "nbytes": 4}
 
 
-def test_inspect_shows_the_vocabulary(embd, run):
-    status, out, _ = run("inspect", embd)
+def test_inspect_shows_the_vocabulary(words_file, run):
+    status, out, _ = run("inspect", words_file)
     assert status == 0
     assert "4 tokens; pad 0, unk 1, cls 2, sep 3" in out
-    _, out, _ = run("inspect", "--json", embd)
+    _, out, _ = run("inspect", "--json", words_file)
     vocab = json.loads(out)["vocab"]
     assert vocab["size"] == 4
     assert vocab["special_ids"]["unk"] == 1
@@ -420,34 +428,34 @@ def test_verify_tries_every_file_and_reports_each_on_a_line(write, run, tmp_path
     assert run("verify", good)[0] == 0
 
 
-def test_a_wrong_checksum_is_1(embd, run):
+def test_a_wrong_checksum_is_1(words_file, run):
     """One changed bit in the data fails the verification, and only that: inspecting reads no data."""
-    content = bytearray(embd.read_bytes())
+    content = bytearray(words_file.read_bytes())
     content[-16 - 32] ^= 1  # the first byte of the matrix
-    embd.write_bytes(content)
-    status, out, _ = run("verify", embd)
+    words_file.write_bytes(content)
+    status, out, _ = run("verify", words_file)
     assert status == 1
-    assert out.startswith(f"{embd}: failed: ")
+    assert out.startswith(f"{words_file}: failed: ")
     assert len(out.splitlines()) == 1
-    assert run("inspect", embd)[0] == 0
-    said = out.removeprefix(f"{embd}: failed: ")
-    target = embd.with_name("out.amb")
-    for command in (("convert", embd, target), ("quantize", embd, target, "--scheme", "int8")):
-        assert run(*command, "--verify") == (1, "", f"weightmap: {embd}: {said}")
+    assert run("inspect", words_file)[0] == 0
+    said = out.removeprefix(f"{words_file}: failed: ")
+    target = words_file.with_name("out.amb")
+    for command in (("convert", words_file, target), ("quantize", words_file, target, "--scheme", "int8")):
+        assert run(*command, "--verify") == (1, "", f"weightmap: {words_file}: {said}")
         assert not target.exists()
-    embd.write_bytes(content[:-1])
-    assert run("convert", embd, target, "--verify")[0] == 3
+    words_file.write_bytes(content[:-1])
+    assert run("convert", words_file, target, "--verify")[0] == 3
 
 
-def test_verify_says_first_when_it_could_check_the_structure_only(write, embd, run, tmp_path):
+def test_verify_says_first_when_it_could_check_the_structure_only(write, words_file, run, tmp_path):
     plain = write()
-    status, out, _ = run("verify", plain, embd)
+    status, out, _ = run("verify", plain, words_file)
     assert status == 0
     lines = [line for line in out.splitlines() if not line.startswith("  ")]
     assert lines[0].startswith(f"{plain}: ok (")
     assert lines[0].endswith(", structure only, every byte readable: safetensors has no checksums")
     assert "structure" not in lines[1]
-    first, second = json.loads(run("verify", "--json", plain, embd)[1])["files"]
+    first, second = json.loads(run("verify", "--json", plain, words_file)[1])["files"]
     assert first["scope"] == "structure only, every byte readable: safetensors has no checksums"
     assert first["structure_only"] == "safetensors has no checksums"
     assert (second["scope"], second["structure_only"]) == ("structure and checksums", None)
@@ -949,7 +957,8 @@ def test_a_full_standard_output_is_one_error(write, count):
 def test_a_wrong_mode_of_the_environment_is_2(write, run, tmp_path, monkeypatch):
     path = write()
     monkeypatch.setenv("WEIGHTMAP_MODE", "bogus")
-    said = "weightmap: the environment variable WEIGHTMAP_MODE is 'bogus', expected one of mmap, cow, copy, sealed\n"
+    modes = "mmap, cow, copy, sealed, direct"
+    said = f"weightmap: the environment variable WEIGHTMAP_MODE is 'bogus', expected one of {modes}\n"
     for argv in (["inspect", path], ["doctor", tmp_path], ["convert", path, tmp_path / "o.safetensors"]):
         assert run(*argv) == (2, "", said)
 
@@ -1049,16 +1058,16 @@ def test_sizes_for_people(nbytes, text):
     assert sizes(nbytes) == text
 
 
-def test_lookup_prints_vectors(embd, run):
-    assert run("words", "lookup", embd, "hello") == (0, "hello 6 7\n", "")
-    status, out, err = run("words", "lookup", embd, "hello", WORDS[2], "nobody")
+def test_lookup_prints_vectors(words_file, run):
+    assert run("words", "lookup", words_file, "hello") == (0, "hello 6 7\n", "")
+    status, out, err = run("words", "lookup", words_file, "hello", WORDS[2], "nobody")
     assert (status, out) == (1, "hello 6 7\nword\\x1b[2J 4 5\n")
-    assert err == f"weightmap: {embd}: there is no vector for 'nobody' among those of {len(WORDS)} words\n"
-    with weightmap.open(embd) as f, pytest.raises(KeyError) as caught:
+    assert err == f"weightmap: {words_file}: there is no vector for 'nobody' among those of {len(WORDS)} words\n"
+    with weightmap.open(words_file) as f, pytest.raises(KeyError) as caught:
         f.embeddings["hell"]
-    assert run("words", "lookup", embd, "hell")[2] == f"weightmap: {caught.value}\n"
+    assert run("words", "lookup", words_file, "hell")[2] == f"weightmap: {caught.value}\n"
     assert str(caught.value).endswith("similar words: 'hello'")
-    status, out, _ = run("words", "lookup", "--json", embd, "[PAD]", "nobody")
+    status, out, _ = run("words", "lookup", "--json", words_file, "[PAD]", "nobody")
     document = json.loads(out)
     assert (status, document["schema"]) == (1, 1)
     assert document["embeddings"] == {"[PAD]": [0, 1], "nobody": None}
