@@ -48,11 +48,6 @@ TESTS = (
     "tests/faults/test_kinds.py::test_a_file_that_only_begins_like_words_is_not_named_so",
     "tests/faults/test_kinds.py::test_foreign_formats_are_named_by_their_suffix",
 )
-_LARGE = "takes long, for what is large or many, and adds no branch"
-# The tests of these, by the beginnings of their ids, that do not run here, and why.
-LEFT_OUT = {
-    "tests/core/model/test_save.py::test_big_tensors_are_written_without_a_second_copy": _LARGE,
-}
 
 
 def main() -> int:
@@ -61,7 +56,7 @@ def main() -> int:
     parser.add_argument("--data-file", default=".coverage", help="where coverage keeps what it has counted")
     data_file = f"--data-file={parser.parse_args().data_file}"
     # One seed: the same branches, each time.
-    pytest = ["-m", "pytest", "-q", "--hypothesis-seed=0", *(f"--deselect={name}" for name in LEFT_OUT), *TESTS]
+    pytest = ["-m", "pytest", "-q", "--hypothesis-seed=0", *TESTS]
     python = [sys.executable, "-m", "coverage"]
     failed = subprocess.run([*python, "run", data_file, *pytest], cwd=ROOT, check=False).returncode
     missing = subprocess.run([*python, "report", data_file], cwd=ROOT, check=False).returncode

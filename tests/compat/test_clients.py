@@ -6,7 +6,6 @@ and random, and nothing is fetched.
 
 import contextlib
 import importlib
-import json
 import os
 import pickle
 import warnings
@@ -291,27 +290,6 @@ def test_accelerate_loads_a_converted_directory(sharded, tmp_path, format_):
     assert torch.equal(loaded(IDS).logits, logits)
 
 
-def test_a_pytorch_directory_becomes_one_of_safetensors(sharded, tmp_path):
-    """The files have the metadata that accelerate asks for, though PyTorch's files have none."""
-    accelerate = pytest.importorskip("accelerate")
-    folder, logits = sharded
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "config.json").write_bytes((folder / "config.json").read_bytes())
-    with wm.open(folder) as file:
-        where = {name: f"part-{i % 2}.bin" for i, name in enumerate(file)}
-        for part in ("part-0.bin", "part-1.bin"):
-            state = {name: compat.safe_open(folder, "pt").get_tensor(name) for name in file if where[name] == part}
-            torch.save(state, tmp_path / "bin" / part)
-    index = {"metadata": {}, "weight_map": where}
-    (tmp_path / "bin" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert wm.convert(tmp_path / "bin", f"{tmp_path}/b/", format="safetensors").shards == 2
-    assert torch.equal(answer(tmp_path / "b"), logits)
-    with accelerate.init_empty_weights():
-        empty = llama().to(torch.bfloat16)
-    loaded = accelerate.load_checkpoint_and_dispatch(empty, tmp_path / "b", device_map={"": "cpu"})
-    assert torch.equal(loaded(IDS).logits, logits)
-
-
 def test_quantised_tensors_are_decoded(sharded, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
@@ -325,14 +303,6 @@ def test_quantised_tensors_are_decoded(sharded, tmp_path):
         for name, tensor in loaded.state_dict().items():
             assert torch.equal(tensor, torch.from_numpy(file.read(name, np.float32))), name
     assert loaded.dtype is torch.float32
-
-
-@pytest.mark.parametrize("format_", ["safetensors", "amb"])
-def test_a_converted_encoder_of_sentences(tmp_path, format_):
-    source = encoder(tmp_path / "source")
-    assert "2_Dense/model.safetensors" in wm.convert(source, f"{tmp_path}/b/", format=format_).copied
-    with compat.patched() if format_ == "amb" else contextlib.nullcontext():
-        assert np.array_equal(encoded(tmp_path / "b"), encoded(source))
 
 
 def test_torch_loads_its_own_files(tmp_path):

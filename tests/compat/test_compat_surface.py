@@ -5,7 +5,6 @@ The facts are those of safetensors' own tests; tests/compat/test_compat_suite.py
 
 import ast
 import inspect
-import io
 import pickle
 from pathlib import Path
 
@@ -130,22 +129,6 @@ def test_serialize_writes_memory_by_its_address(tmp_path):
     octets = np.arange(4, dtype=np.uint8)
     packed = compat.serialize({"x": spec(octets, dtype="float4_e2m1fn_x2", shape=[2, 2])})
     assert compat.deserialize(packed) == [("x", {"dtype": "F4", "shape": [2, 4], "data": bytearray(octets.tobytes())})]
-
-
-# ------------------------------------------------------------------------------------------------------- file objects
-
-
-def test_handles_over_file_objects(tmp_path):
-    """`_safe_open_handle` reads files opened in binary and in text mode, and objects in memory; they stay open."""
-    tensors = {"a": np.zeros((2, 2)), "b": np.arange(6, dtype=np.uint8).reshape(2, 3)}
-    path = tmp_path / "m.safetensors"
-    ours.save_file(tensors, path)
-    for file in (path.open("rb"), path.open(encoding="latin-1"), io.BytesIO(path.read_bytes())):
-        with file, compat._safe_open_handle(file, framework="np", device="cpu") as handle:
-            assert handle.keys() == ["a", "b"]
-            for name, array in tensors.items():
-                np.testing.assert_array_equal(handle.get_tensor(name), array, strict=True)
-            assert not file.closed
 
 
 # ------------------------------------------------------------------------------------------------------------ errors

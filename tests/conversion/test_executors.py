@@ -316,41 +316,6 @@ def test_keep_going_collects_errors(model, tmp_path, *, threads):
     assert set(content(tmp_path / "a")) == {name_of(i, suffix=".amb") for i in (1, 2, 4, 6)}
 
 
-@pytest.mark.parametrize("pool", [None, ThreadPoolExecutor])
-@pytest.mark.parametrize("keep_going", [False, True])
-def test_errors_name_files_as_the_caller_did(model, tmp_path, monkeypatch, pool, *, keep_going):
-    """Relative paths stay relative: of a shard that cannot be written, of one that cannot be read or verified."""
-    monkeypatch.chdir(tmp_path)
-    more = {"run": wm.Run(None if pool is None else pool(1), keep_going=keep_going)}
-    taken = name_of(2, suffix=".amb")
-    (tmp_path / "out" / taken).mkdir(parents=True)
-
-    def error_of(call, *args, **options):
-        with pytest.raises((OSError, wm.TensorFileError)) as caught:
-            call(*args, **options, **more)
-        if not isinstance(caught.value, wm.ShardsError):
-            return caught.value
-        [(_, error)] = caught.value.errors
-        assert str(caught.value).endswith(str(error))
-        return error
-
-    for target, folder in (("out", "out"), ("out/model.amb.index.json", "out"), ("./out/", "./out")):
-        error = error_of(wm.convert, "model", target, **QUANTISED)
-        assert (type(error), error.filename) == (IsADirectoryError, f"{folder}/{taken}")
-    wm.convert("model", "sums/", format="embd")
-    damage(model, 3)
-    error = error_of(wm.convert, "model", "new/", **QUANTISED)
-    assert (type(error), error.path) == (wm.QuantError, f"model/{name_of(3)}")
-    assert wm.verify("sums", **more).path == "sums/model.weights.index.json"
-    damaged = tmp_path / "sums" / name_of(4, suffix=".weights")
-    assert wm.verify(f"sums/{damaged.name}", **more).path == f"sums/{damaged.name}"
-    with damaged.open("r+b") as file:
-        file.seek(-100, os.SEEK_END)
-        file.write(b"\xff" * 8)
-    error = error_of(wm.verify, "sums")
-    assert (type(error), error.path) == (wm.ChecksumError, f"sums/{damaged.name}")
-
-
 # ------------------------------------------------------------------------------------------------------ small tasks
 
 

@@ -4,13 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from tests.builders import Tensor, gguf, normal
+from tests.builders import normal
 from tests.builders import safetensors as st
-from tests.ggml_support import TYPES, random_blocks
 from tests.support import listing
 
 import weightmap as wm
-from weightmap.conversion import quantizer
 
 SCHEMES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4"]
 INSTEAD = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
@@ -70,20 +68,6 @@ def test_gguf_py_reads_what_was_quantised(model, tmp_path, scheme):
                 assert found.tensor_type.name == scheme.upper()
                 values = theirs.dequantize(found.data, found.tensor_type)
                 np.testing.assert_array_equal(values, file[found.name].dequantize())
-
-
-def test_rows_that_are_no_whole_blocks(model, tmp_path):
-    report = wm.convert(model, tmp_path / "k.gguf", quantize="q6_k")
-    assert list(report.warnings) == [
-        "1 tensor became q8_0 instead of q6_k, since rows are not a multiple of 256 elements: 'blk.0.narrow.weight'",
-        "1 tensor stayed dense instead of q6_k, since rows are not a multiple of 256 elements: 'blk.0.odd.weight'",
-    ]
-    report = wm.convert(model, tmp_path / "0.gguf", quantize="q4_0", dtype="float16")
-    assert list(report.warnings) == [
-        "1 tensor stayed dense instead of q4_0, since rows are not a multiple of 32 elements: 'blk.0.odd.weight'"
-    ]
-    with wm.open(tmp_path / "0.gguf") as file:
-        assert file.info("blk.0.odd.weight").dtype == "float16"
 
 
 def test_what_is_refused(model, tmp_path):
@@ -196,35 +180,3 @@ def test_amb_that_has_no_counterpart(tmp_path):
     assert "convert with dtype='float32'" in str(error.value)
     wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf", dtype="float32")
     assert wm.diff(tmp_path / "a.amb", tmp_path / "g.gguf", tensors_only=True).changed[0].what == "dtype"
-
-
-def test_gguf_that_has_no_counterpart(put, tmp_path):
-    rng = np.random.default_rng(5)
-    tensors = {
-        name: Tensor(name, (1, 512), random_blocks(rng, name, 512 // TYPES[name][1]).tobytes()) for name in TYPES
-    }
-    late = random_blocks(rng, "q8_0", 9000)
-    late[:, :2] = late[0, :2]
-    late[8999, 0] ^= 1
-    tensors["q8_0"] = Tensor("q8_0", (1, 9000 * 32), late.tobytes())
-    source = put(gguf.build(tensors), "g.gguf")
-    with pytest.raises(wm.EncodeError) as error:
-        wm.convert(source, tmp_path / "a.amb")
-    why = {text.split("'")[1]: text for text in error.value.refused}
-    assert set(why) == set(TYPES) - {"q4_0", "q5_0"}
-    assert "(scale of block 8999 of q8_0 is " in why["q8_0"]
-    assert "the scale of block 0: int8 has a single scale" in why["q8_0"]
-    assert all(why[name].endswith(f"quantised to {name}") for name in why if name != "q8_0")
-    report = wm.convert(source, tmp_path / "a.amb", include="q[45]_0")
-    assert report.tensors == 2
-
-
-def test_other_targets_hear_of_no_counterpart(tmp_path):
-    """A format without schemes refuses as ever, and a file of the same format keeps its schemes."""
-    amb_file(tmp_path / "a.amb")
-    with pytest.raises(wm.EncodeError, match="quantised to int4; convert with"):
-        wm.convert(tmp_path / "a.amb", tmp_path / "s.safetensors", include="int4")
-    report = wm.convert(tmp_path / "a.amb", tmp_path / "b.amb")
-    assert not report.warnings
-    assert quantizer.Regrouper({"q8_0"}).wants("int8")
-    assert not quantizer.Regrouper({"q8_0", "int8"}).wants("int8")

@@ -1,12 +1,9 @@
 """The types of key-values in formats without types: there and back, through one or two of them, and what cannot go."""
 
 import itertools
-import json
 
-import numpy as np
 import pytest
 from tests.builders import gguf, normal
-from tests.builders import safetensors as st
 
 import weightmap as wm
 
@@ -99,59 +96,3 @@ def test_every_key_that_stays_behind_is_named(tmp_path):
     assert said.startswith("EMBD has no place for 11 metadata entries (")
     assert all(repr(entry.key) in said for entry in (*long, *odd))
     assert dict(wm.open(tmp_path / "b.weights").metadata) == {"kept": "1", RECORD: '{"kept": "UINT8"}'}
-
-
-# What a file states, the value, and whether it is one of that type.
-STATED = {
-    "a number": ("UINT8", "255", True),
-    "a number too large": ("UINT8", "256", False),
-    "a negative number": ("UINT64", "-1", False),
-    "no number": ("INT32", "x", False),
-    "a truth value": ("INT32", "true", False),
-    "a fraction": ("INT32", "1.5", False),
-    "an integer": ("FLOAT32", "1", True),
-    "too large for a float": ("FLOAT32", "1e39", False),
-    "two values": ("INT32", '1, "b": 2', False),
-    "a text": ("STRING", "1", True),
-    "an array": ("[INT32]", "[1, 2]", True),
-    "no array": ("[INT32]", "1", False),
-    "an array of two types": ("[INT32]", '[1, "2"]', False),
-    "a nested array": ("[[INT32]]", "[[1], 2]", False),
-    "arrays of types": (["[INT32]", "[STRING]"], '[[1], ["2"]]', True),
-    "fewer arrays": (["[INT32]", "[STRING]"], "[[1]]", False),
-    "scalars in an array": (["INT32"], "[1]", False),
-    "an empty array of arrays": ("[ARRAY]", "[]", True),
-    "an array of arrays without a type": ("[ARRAY]", "[[1]]", False),
-    "a type that is not there": ("INT128", "1", False),
-    "an empty type": ("", "1", False),
-    "half a type": ("[", "[1]", False),
-    "no type": (None, "1", False),
-    "a type in a type": ({"a": 1}, "1", False),
-    "deep": ("[" * 200 + "INT32" + "]" * 200, "[" * 200 + "]" * 200, False),
-    "digits": ("INT64", "1" * 5000, False),
-}
-
-
-@pytest.mark.parametrize(("kind", "value", "right"), STATED.values(), ids=STATED)
-def test_what_is_not_of_its_type_stays_a_text(kind, value, right, tmp_path):
-    source, target = tmp_path / "a.safetensors", tmp_path / "b.gguf"
-    record = json.dumps({"k": kind, "not there": "INT32"})
-    source.write_bytes(st.build({"w": normal((4, 32))}, {"k": value, RECORD: record}))
-    warnings = wm.convert(source, target).warnings
-    found = {entry.key: entry for entry in gguf.parse(target.read_bytes())[1]}
-    assert list(found) == ["k"]
-    assert (found["k"].kind == "str") is (not right or kind == "STRING")
-    said = f"1 metadata entry ('k'): not of the type that '{RECORD}' states, kept as stored"
-    assert (said in warnings) is not right
-
-
-def test_files_of_others_stay_as_they_are(tmp_path):
-    """Without the record, numbers in texts are texts, and new entries beside it are too."""
-    source = tmp_path / "a.safetensors"
-    source.write_bytes(st.build({"w": normal((4, 32))}, {"a": "1", "b": "2", RECORD: '{"a": "UINT16"}'}))
-    wm.convert(source, tmp_path / "b.gguf")
-    with wm.open(tmp_path / "b.gguf") as f:
-        assert dict(f.metadata) == {"a": 1, "b": "2"}
-    wm.save(tmp_path / "c.safetensors", {"w": np.ones((4, 32), np.float32)}, metadata={"a": "1"})
-    wm.convert(tmp_path / "c.safetensors", tmp_path / "d.gguf")
-    assert wm.open(tmp_path / "d.gguf").metadata["a"] == "1"

@@ -184,44 +184,6 @@ def test_kills_at_random_moments(to_and_fro, shards):
     sys.stdout.write(f"{killed} killed, the model away after {away}\n")
 
 
-def torn(path, before, rng):
-    """Leave some of the sectors of a file as they were before: what a disk has of it that lost its power."""
-    data, size = bytearray(path.read_bytes()), 512
-    before, share = before.ljust(len(data), b"\0"), rng.choice((0.1, 0.5, 0.9, 1))
-    for at in range(0, len(data), size):
-        if rng.random() < share:
-            data[at : at + size] = before[at : at + size]
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("moment", ["journal", "forget", "patched"])
-def test_torn_sectors_in_place(to_and_fro, shards, moment):
-    """What waits for the disk is there in part, any sectors of it: the changes, the journal, the files that change."""
-    folder, source, states = to_and_fro(shards)
-    sync, rng = folder / ".weight_sync", random.Random(shards)
-
-    def work():
-        places.step = lambda name: name == moment and kill()
-        deltas.pull(folder, source, version=1, in_place=True, threads=1)
-
-    for turn in range(8):
-        begin(folder, 0)
-        before = [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
-        for _ in range(1 + turn % 2):  # the pull that mends ends like that, too
-            assert forked(work) == -signal.SIGKILL
-            if moment == "patched":
-                files = sorted((sync / "next").glob("*.safetensors"))
-                assert len(files) == len(before) == shards
-                for path, old in zip(files, before, strict=True):
-                    torn(path, old, rng)
-            else:
-                torn(sync / "next" / "changes" if moment == "journal" else sync / "journal.json", b"", rng)
-            assert is_away(folder, states, [0], in_place=moment == "patched") == (moment == "patched")
-        check_next(folder, source, states, 1)
-        check_next(folder, source, states, 2)
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_disk_that_is_full_at_each_call(to_and_fro, in_place):
     """Is a `TargetError`, and the model is wholly one version."""

@@ -182,22 +182,6 @@ def test_nobody_sees_half_a_version(tmp_path, monkeypatch):
     assert [path.name for path in source.iterdir()] == ["weight_v000001"]
 
 
-@pytest.mark.parametrize("cut", ["old", "new"])
-def test_a_file_that_becomes_shorter(tmp_path, cut):
-    """An error that names it, and no version."""
-    values = np.arange(1 << 20, dtype=np.uint8)
-    for name in ("old", "new"):
-        wm.save(tmp_path / f"{name}.safetensors", {"a": values + (values % 99 == ord(name[0]))})
-    path = tmp_path / f"{cut}.safetensors"
-    with pytest.raises(wm.TruncatedError, match=f"{cut}.safetensors"):
-        deltas.publish(
-            *(tmp_path / "old.safetensors", tmp_path / "new.safetensors", tmp_path / "source"),
-            version=1,
-            progress=lambda *_: os.truncate(path, 900_000),
-        )
-    assert not list((tmp_path / "source").iterdir())
-
-
 def test_versions_in_a_store(tmp_path, monkeypatch):
     """What makes it a version comes last; faults are tried again; one that exists stays, also if it comes meanwhile."""
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)

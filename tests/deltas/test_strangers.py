@@ -13,8 +13,6 @@ from tests.deltas.delta_files import digests, model, stepped, write_delta, write
 
 import weightmap as wm
 from weightmap import deltas
-from weightmap.deltas import local as places
-from weightmap.deltas import pulling
 from weightmap.deltas.frames import BLOCK
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="links, and files asked for who has them open")
@@ -256,43 +254,6 @@ def test_a_full_version_does_not_write_through_a_link(world, tmp_path):
     (folder / "1_Pooling").unlink()
     deltas.pull(folder, source, base=folder)
     assert digests(wm.load(folder)) == digests(states[3])
-
-
-# --------------------------------------------------------------------------------------------------- other programs
-
-
-@pytest.mark.parametrize("moment", ["write_changes", "journal", "forget", "take"])
-@pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_another_program_takes_a_shard_of_a_model_in_place(world, tmp_path, monkeypatch, moment, how):
-    """An error that names it; once the shard is back, or with a base, the next pull goes on."""
-    _, source, _, states = world
-    names = list(states[0])
-    folder = write_model(tmp_path / "sharded", *[{name: states[0][name] for name in names[i::3]} for i in range(3)])
-    shard = folder / "model-00002-of-00003.safetensors"
-    data, done = shard.read_bytes(), []
-
-    def meddle():
-        if not done:
-            done.append(shard.unlink())
-            if how == "replaced":
-                shard.write_bytes(data[:-1])
-
-    with monkeypatch.context() as patch:
-        if moment == "write_changes":
-            real = pulling.write_changes
-            patch.setattr(pulling, moment, lambda *given: (real(*given), meddle())[0])
-        else:
-            patch.setattr(places, "step", lambda name: meddle() if name == moment else None)
-        with pytest.raises(wm.TargetError, match=r"00002.*another program changed or removed this file of the model"):
-            deltas.pull(folder, source, base=folder, version=1, in_place=True)
-    assert done
-    assert len(list(folder.glob("*.safetensors"))) == (2 if how == "removed" else 3)
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    deltas.pull(copy, source, base=tmp_path / "local", version=1)
-    assert digests(wm.load(copy)) == digests(states[1])
-    shard.write_bytes(data)
-    deltas.pull(folder, source, base=folder, version=1, in_place=True)
-    assert digests(wm.load(folder)) == digests(states[1])
 
 
 # ------------------------------------------------------------------------------------------------ damaged versions

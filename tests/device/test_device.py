@@ -126,22 +126,6 @@ def test_a_part_of_a_tensor_is_what_numpy_gives(models, index, dtype):
                 assert_same(value, as_on_the_host(np.asarray(plan.file[tensor])[key], dtype))
 
 
-def test_tensors_that_no_run_of_the_file_is(tmp_path):
-    """Transposed, deflated and big-endian tensors are put into order on the host."""
-    matrix = numbers(300, 40)
-    np.savez_compressed(tmp_path / "deflated.npz", x=matrix, y=np.arange(3))
-    np.save(tmp_path / "swapped.npy", matrix.astype(">f4"))
-    np.save(tmp_path / "transposed.npy", np.asfortranarray(matrix))
-    for path in sorted(tmp_path.iterdir()):
-        for index in (None, np.s_[1:3], np.s_[::-7]):
-            with wm.open(path) as file:
-                wants = None if index is None else {name: index for name in file if name != "y"}
-                got = dict(load(wm.plan(file, wants), FakeDevice(), staging=Staging(2, 1 << 14), verify=True))
-                for name, array in got.items():
-                    expected = file[name].astype(file[name].dtype.newbyteorder("="))
-                    assert_same(array, expected if index is None else expected[index])
-
-
 def test_a_model_of_several_files_has_a_buffer_for_each(tmp_path):
     """Shards come one after another, each in memory of its own."""
     (tmp_path / "model").mkdir()
@@ -393,20 +377,6 @@ def test_a_cold_file_is_read_past_the_page_cache(tmp_path, monkeypatch, name, re
         direct.clear()
         assert dict(load(plan, FakeDevice())).keys() == tensors.keys()
     assert not direct
-
-
-def test_a_tensor_that_is_kept_keeps_its_group(models):
-    """Tensors of a group share memory: it lives as long as one of them."""
-    device = FakeDevice()
-    with wm.plan(models["a.safetensors"]) as plan:
-        held = [tensor for _, tensor in load(plan, device) if tensor.size]
-        assert device.alive == 1
-        held = held[:1]
-        assert device.alive == 1
-        held.clear()
-        assert device.alive == 0
-        held = [tensor for _, tensor in load(plan, device, group=1) if tensor.size]
-        assert device.alive == len(held) == 5
 
 
 # ----------------------------------------------------------------------------------------------------- how it ends

@@ -122,21 +122,6 @@ def test_other_tokenizers_go_along_as_they_are(folder):
     assert json.loads(f.tokenizer.payload) == full
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, 2.0),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {"rope_type": "llama3", "factor": 8.0}),
-        ({"rope_theta": None, "rope_parameters": {"rope_theta": 500000, "rope_type": "default"}}, 1.0),
-    ],
-    ids=["linear", "llama3", "nested"],
-)
-def test_rope_scaling(folder, given, wanted):
-    _, f = converted(folder({"config.json": {**LLAMA, **given}}))
-    assert f.config["rope_scaling"] == wanted
-    assert f.config["rope_freq_base"] == 500000.0
-
-
 def test_a_directory_of_nothing_but_tensors(folder):
     report, f = converted(folder({}))
     assert f.metadata == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import json
 import random
@@ -130,28 +129,6 @@ def test_a_single_file_is_translated_when_asked_for(tmp_path):
     assert (tmp_path / "named.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
     wm.convert(tmp_path / "whole.gguf", tmp_path / "again.gguf", names="llama.cpp")
     assert set(wm.open(tmp_path / "again.gguf")) == set(wm.open(tmp_path / "whole.gguf"))
-
-
-# ------------------------------------------------------------------------------------------------ in several files
-def test_shards_are_those_of_the_whole_file(tmp_path):
-    name = "Qwen3MoeForCausalLM"
-    source = write(tmp_path / "model", config_of(name), tensors_of(name), shards=3)
-    wm.convert(source, tmp_path / "x.gguf", quantize="q8_0")
-    with concurrent.futures.ThreadPoolExecutor(2) as executor:
-        run = wm.Run(executor)
-        wm.convert(source, tmp_path / "parts/", format="gguf", quantize="q8_0", max_shard_size=60_000, run=run)
-    wm.convert(source, tmp_path / "split.gguf", quantize="q8_0", max_shard_size=60_000)
-    first = next(iter(sorted((tmp_path / "parts").glob("*-00001-of-*.gguf"))))
-    index = tmp_path / "split.gguf.index.json"
-    with wm.open(tmp_path / "x.gguf") as whole, wm.open(first) as parts, wm.open(index) as split:
-        for f in (parts, split):
-            assert set(f) == set(whole)
-            assert all(bytes(f.read(key)) == bytes(whole.read(key)) for key in whole)
-            assert whole.metadata.keys() <= f.metadata.keys()
-    second = next(iter((tmp_path / "parts").glob("*-00002-of-*.gguf")))
-    with pytest.warns(wm.ModelWarning, match="this is part 2 of"):
-        alone = wm.open(second)
-    assert set(alone.metadata) == {"split.no", "split.count", "split.tensors.count"}
 
 
 # ---------------------------------------------------------------------------------------------------------- quantised

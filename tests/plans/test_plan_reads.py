@@ -12,7 +12,6 @@ from tests.builders import embd, normal
 from tests.builders import safetensors as safe
 
 import weightmap as wm
-from weightmap.core.quant.ggml import quantize_ggml
 
 DTYPES = ("float32", "float16", "uint8", "int64", "bfloat16")
 
@@ -173,21 +172,6 @@ def test_rows_of_quantised_tensors_are_whole_blocks(scheme, block, shape, tmp_pa
         each = 4 + 2 * q.block_size if q.block_size else 4 + width + 1
         assert row <= 4 + 4 + -(-q.n_blocks // 4) + blocks * each
         assert wm.plan(f, {"b": None}).nbytes == wm.plan(f, ["b"]).nbytes == f.info("b").nbytes
-
-
-@pytest.mark.parametrize("scheme", ["q4_0", "q5_1", "q8_0", "q4_k", "q6_k"])
-def test_rows_of_ggml_blocks(scheme, tmp_path):
-    values = np.random.default_rng(1).standard_normal((3, 5, 512)).astype(np.float32)
-    path = tmp_path / "m.gguf"
-    wm.save(path, {"w": quantize_ggml(values, scheme)})
-    data = path.read_bytes()
-    with wm.open(path) as f:
-        size = f.info("w").nbytes
-        for key, part in ((1, 1 / 3), ((2, 4), 1 / 15), (np.s_[:, 1], 3 / 15), (np.s_[..., 256:], 1 / 2)):
-            plan = wm.plan(f, {"w": key}, gap=0)
-            assert plan.nbytes == plan.wanted_nbytes == round(size * part)
-            with wm.open(memoryview(spoil(f, data, plan))) as other:
-                assert np.array_equal(other["w"][key], f["w"][key])
 
 
 # -------------------------------------------------------------------------------------------------------- slices

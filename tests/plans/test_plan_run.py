@@ -17,12 +17,11 @@ from tests.builders import torch as checkpoints
 from tests.plans.test_plan_reads import indices, models, rules
 
 import weightmap as wm
-from weightmap.core.bytes.memory import Headroom
 from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.source import Source
 from weightmap.core.model.internals import parts_of
 from weightmap.core.native import files as native_files
-from weightmap.plans import pages, read_plan, warming
+from weightmap.plans import pages, warming
 from weightmap.plans.pages import FileSystem, file_system_of, numbered
 
 MIB = 1 << 20
@@ -117,17 +116,6 @@ def test_runs_in_every_mode(mode, way, tmp_path):
             kept.append(array)
         f.release()
         assert all((array[0] == 7).all() == (mode != "mmap") for array in kept)
-
-
-def test_shards_come_one_after_another(tmp_path):
-    """Of a sharded model, and of a rank's part of it, tensors come file by file."""
-    shards = {f"{i}.safetensors": {f"t{i}.{k}": normal((30, 4), 10 * i + k) for k in range(3)} for i in range(3)}
-    index = safe.shard(tmp_path, shards)
-    with wm.open(index) as f:
-        for way in WAYS:
-            for rank in range(4):
-                plan = wm.plan(f, rank=rank, world_size=4)
-                assert tuple(name for name, array in plan.run(way) if equal(array, f[name])) == plan.names
 
 
 # ------------------------------------------------------------------------------------------------- what is counted
@@ -337,17 +325,6 @@ def test_a_way_that_there_is_not_is_an_error_at_once(tmp_path):
         wm.plan(f).run("fly")
 
 
-def test_a_budget_smaller_than_a_tensor_is_an_error_at_once():
-    """What has to be read must fit; what is mapped need not, nor does a part of a tensor."""
-    with wm.open(memoryview(model(3, MIB))) as f:
-        plan = wm.plan(f, budget=MIB - 1)
-        with pytest.raises(wm.PlanError, match=r"budget is 1048575, expected at least 1048576, the bytes .* 't000'"):
-            plan.run("read")
-        assert len(list(plan.run("map"))) == 3
-        assert len(list(wm.plan(f, {"t001": np.s_[:10]}, budget=4096).run("read"))) == 1
-        assert len(list(wm.plan(f, budget=MIB).run("read"))) == 3
-
-
 @pytest.mark.parametrize("wants", [None, {f"t{i:03}": np.s_[:, 1] for i in range(3)}], ids=["whole", "columns"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_file_that_becomes_shorter_under_way(way, wants, tmp_path):
@@ -399,19 +376,6 @@ def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path, monkeypatch):
             plan.warm()
 
 
-def test_a_handle_that_is_closed_under_way(tmp_path):
-    """The next tensor is a `ClosedError`; arrays obtained before remain valid."""
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(model(3, 4096))
-    for way in WAYS:
-        with wm.open(path) as f:
-            run = wm.plan(f, chunk=4096).run(way)
-            _, first = next(run)
-        with pytest.raises(wm.ClosedError):
-            next(run)
-        assert first[0, 0] == 0
-
-
 @linux
 def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
@@ -432,19 +396,3 @@ def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
         monkeypatch.setattr(native_files, "resident_pages", lambda *_: 38)
         with pytest.raises(OSError, match="not implemented"):
             f.residency()
-
-
-def test_the_budget_is_what_memory_leaves(monkeypatch):
-    """Without a budget the plan may fill what machine and control groups leave; where nobody knows, anything."""
-    with wm.open(memoryview(model(2, MIB))) as f:
-        monkeypatch.setattr(read_plan, "headroom", lambda: Headroom(MIB - 1, ()))
-        with pytest.raises(wm.PlanError, match="budget is 1048575"):
-            wm.plan(f).run("read")
-        monkeypatch.setattr(read_plan, "headroom", lambda: Headroom(2 * MIB, ()))
-        assert len(list(wm.plan(f).run("read"))) == 2
-        with pytest.raises(wm.PlanError, match="budget is 699050"):  # of three readers each has a third
-            wm.plan(f, local_world=3).run("read")
-        with pytest.raises(wm.PlanError, match="budget is 1000000"):
-            wm.plan(f, local_world=3, budget=10**6).run("read")
-        monkeypatch.setattr(read_plan, "headroom", lambda: Headroom(None, ()))
-        assert len(list(wm.plan(f).run("read"))) == 2

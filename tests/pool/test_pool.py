@@ -109,16 +109,6 @@ def test_parameters_of_quantised_checkpoints(tmp_path):
             np.testing.assert_array_equal(found, blocks[2])
 
 
-def test_what_is_asked_for_often_stays(model):
-    with model.pool(3 * (SIZE + ALIGN)) as pool:
-        for name in (NAMES[0], NAMES[0], NAMES[1], NAMES[1], *NAMES[2:]):
-            check(pool, name)
-        misses = pool.stats.misses
-        check(pool, NAMES[0])
-        check(pool, NAMES[1])
-        assert pool.stats.misses == misses
-
-
 def test_prefetching(model):
     """In the background, within the budget; nothing that is needed soon is evicted for it."""
     budget = 3 * (SIZE + ALIGN)
@@ -387,24 +377,6 @@ def test_a_child_process_opens_its_own(model):
                 os._exit(0 if "parent process" in str(error) else 1)
             os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
-
-
-def test_without_o_direct(model, monkeypatch):
-    """A file system that refuses, at opening or at the first read: pages are given back instead."""
-    real = os.preadv
-
-    def refuse(file, buffers, offset):
-        if file is reader._file:
-            raise OSError(22, "Invalid argument")
-        return real(file, buffers, offset)
-
-    reader = direct_reading.DirectReader(model._source)
-    monkeypatch.setattr(os, "preadv", refuse)
-    memory = memoryview(bytearray(model.nbytes + -model.nbytes % ALIGN))
-    reader.read(0, model.nbytes, [memory])
-    assert bytes(memory[: model.nbytes]) == Path(model.path).read_bytes()
-    assert reader._file is None
-    assert reader._drops
 
 
 # ---------------------------------------------------------------------------------------------- past the page cache

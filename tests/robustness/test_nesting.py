@@ -1,7 +1,6 @@
 """How deep texts of files may be nested, and how many keys they may have: bounds of our own, whatever Python allows."""
 
 import copy
-import json
 import pickle
 import sys
 import tracemalloc
@@ -12,7 +11,6 @@ from tests.builders import amb, normal
 from tests.builders import finalfusion as ff
 
 import weightmap as wm
-from weightmap.cli import main
 from weightmap.core.bytes import strict_json
 from weightmap.core.formats import finalfusion as toml_parser
 
@@ -104,30 +102,6 @@ def test_a_caller_with_little_stack_left_gets_an_error_of_ours(kind):
 def nested_amb(path):
     path.write_bytes(amb.build([amb.dense("w", normal((2, 3)))], metadata=lists(DEEPEST), config=objects(DEEPEST)))
     return path
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["inspect", "IN"],
-        ["inspect", "--json", "IN"],
-        ["verify", "IN"],
-        ["verify", "--json", "IN"],
-        ["diff", "IN", "OTHER"],
-        ["diff", "--json", "IN", "OTHER"],
-        ["convert", "IN", "OUT"],
-    ],
-    ids=" ".join,
-)
-def test_commands_take_metadata_of_the_greatest_depth(command, tmp_path, capsys):
-    path, other = nested_amb(tmp_path / "in.amb"), tmp_path / "other.amb"
-    other.write_bytes(amb.build([amb.dense("w", normal((2, 3)))], metadata=lists(DEEPEST - 1)))
-    names = {"IN": str(path), "OTHER": str(other), "OUT": str(tmp_path / "out.amb")}
-    assert main([names.get(word, word) for word in command]) == (command[0] == "diff")
-    out = capsys.readouterr().out
-    assert out
-    if "--json" in command:
-        assert json.loads(out)["schema"] == 1
 
 
 def test_what_is_as_deep_as_it_may_be_is_copied_and_compared(tmp_path):

@@ -14,7 +14,7 @@ from tests.torch.test_torch import _Copies, permissions  # noqa: E402
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap.device import Loader, Staging, _loader  # noqa: E402
 from weightmap.device._transfers import ArrayTransfer  # noqa: E402
-from weightmap.torch import StateError, TorchBackend, from_torch, load_file, load_into, to_torch  # noqa: E402
+from weightmap.torch import StateError, TorchBackend, load_file, load_into  # noqa: E402
 from weightmap.torch._device import pour  # noqa: E402
 
 
@@ -219,39 +219,6 @@ def test_load_file_gives_every_tensor(net):
         assert planned["embed.weight"].shape == (2, 4)
         planned["embed.weight"].zero_()
     assert torch.equal(load_file(path)["embed.weight"], module.embed.weight.detach())
-
-
-@pytest.mark.parametrize("wrong", [None, 5, "model", {"weight": torch.zeros(2)}, torch.nn.Linear])
-def test_a_module_is_a_module(net, wrong):
-    _, path = net
-    said = f"must be a torch.nn.Module, not {type(wrong).__name__}$"
-    with pytest.raises(TypeError, match=f"^module {said}"):
-        load_into(wrong, path)
-    for call in (wm.compat.torch.load_model, wm.compat.torch.save_model):
-        with pytest.raises(TypeError, match=f"^model {said}"):
-            call(wrong, path)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"dtype": "float16"}, "dtype must be a torch.dtype, not str"),
-        ({"plan": 5}, "plan must be a weightmap.ReadPlan, not int"),
-    ],
-)
-def test_options_of_load_file_have_their_types(net, options, said):
-    with pytest.raises(TypeError, match=f"^{said}$"):
-        load_file(net[1], **options)
-
-
-@pytest.mark.parametrize("wrong", [None, 5, "w", [1.0]])
-def test_arrays_and_tensors_are_told_apart_from_anything_else(wrong):
-    with pytest.raises(
-        TypeError, match=f"^array must be a numpy array or a QuantizedTensor, not {type(wrong).__name__}$"
-    ):
-        to_torch(wrong)
-    with pytest.raises(TypeError, match=f"^tensor must be a torch.Tensor, not {type(wrong).__name__}$"):
-        from_torch(wrong)
 
 
 def test_codes_are_no_values(tmp_path):

@@ -5,7 +5,6 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.builders import embd, normal
 from tests.places import GROUNDTRUTH
 from tests.support import DATA
 from tests.word_files import ngrams
@@ -168,24 +167,6 @@ def test_a_row_that_the_matrix_lacks_is_an_error():
         for look in (lambda e=e: e["b"], lambda e=e: e.batch(["a", "b"])):
             with pytest.raises(wm.LayoutError, match="row of an n-gram is 3, expected less than 3"):
                 look()
-
-
-@pytest.mark.parametrize("layout", ["spec", "simple"])
-@pytest.mark.parametrize("other", [(3,), (1, 4), (2, 4), (5, 4), (3, 2, 2), (3, 4), (0,)])
-def test_a_name_that_occurs_twice(layout, other):
-    """Without a check such a file opens, and a look-up gives the first: embeddings are made of that one or of none."""
-    for shapes in ([other, (3, 4)], [(3, 4), other]):
-        tensors = [("e", normal(shape, i)) for i, shape in enumerate(shapes)]
-        words = ["a", "b", "c"]
-        data = embd.Draft(tensors, vocab=words).seal() if layout == "spec" else embd.simple(tensors, words)
-        with wm.open(data, verify="none") as f:
-            e = f.embeddings
-            if shapes[0] != (3, 4) or other == (3, 4):  # or there are two matrices
-                assert e is None
-                continue
-            assert np.array_equal(e.matrix, f["e"])
-            assert [e.get(word).shape for word in words] == [(4,)] * 3
-            check_batch(e, words)
 
 
 # ------------------------------------------------------------------------------------------------------- the kernels

@@ -51,15 +51,3 @@ def test_the_fasttext_model(tmp_path):
         wm.convert(tmp_path / "b.bin", tmp_path / "c.fifu")
         with wm.open(tmp_path / "c.fifu") as again:
             np.testing.assert_allclose(again["embeddings"], f["embeddings"], atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "number"), [("bin", "word 1"), ("dims", "line 3"), ("txt", "line 2")])
-def test_damaged_utf8(name, number, tmp_path):
-    source = RUST / f"utf8-incomplete.{name}"
-    with pytest.raises(wm.FormatError, match=f"{number}, .* is not UTF-8"):
-        wm.convert(source, tmp_path / "a.fifu")
-    convert_words(source, tmp_path / "a.fifu", lossy=True)
-    with wm.open(tmp_path / "a.fifu") as f:
-        assert list(f.vocab) == ["meren", "zee\ufffdn", "rivieren"]
-        root = 0.5**0.5
-        np.testing.assert_allclose(f["embeddings"], [[-root, 0, root], [root, 0, -root], [0, -root, root]], rtol=1e-6)

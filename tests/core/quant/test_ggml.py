@@ -226,28 +226,6 @@ def test_the_same_integers_in_blocks_of_ggml(scheme, block_size, target):
     assert converted.dequantize().tobytes() == q.dequantize().tobytes()
 
 
-def test_every_code_and_place_of_ggmls_blocks():
-    """Each element of a block and each of its codes goes to its place, bit by bit."""
-    for bits, scheme, target in ((4, "int4_block", "q4_0"), (5, "int5_block", "q5_0")):
-        for shift in range(32):
-            codes = (np.arange(32) + shift) % (1 << bits)
-            stream = sum(int(q) << bits * k for k, q in enumerate(codes)).to_bytes(4 * bits, "little")
-            q = _blocks(scheme, stream)
-            u = codes ^ 1 << (bits - 1)  # two's complement to what is half of the range more
-            high = sum(int(c) >> 4 << k for k, c in enumerate(u)).to_bytes(4, "little") if bits == 5 else b""
-            low = bytes(int(u[k] & 15) | int(u[k + 16] & 15) << 4 for k in range(16))
-            converted = regroup(q)
-            assert converted.payload.tobytes() == np.float16(-1.5).tobytes() + high + low
-            assert converted.scheme == target
-            assert regroup(converted).payload.tobytes() == q.payload.tobytes()
-
-
-def _blocks(scheme, stream):
-    from weightmap.core.quant.blocks import QuantizedTensor
-
-    return QuantizedTensor(scheme, (32,), np.float16(-1.5).tobytes() + stream, block_size=32)
-
-
 @pytest.mark.parametrize("scheme", ["q4_0", "q5_0"])
 def test_there_and_back(scheme):
     q = tensor(scheme, (3, 5), finite=False)

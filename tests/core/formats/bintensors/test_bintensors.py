@@ -9,9 +9,9 @@ import os
 import numpy as np
 import pytest
 from tests.attacks import bintensors as lies
-from tests.attacks.bintensors import BODY, A, B, make
-from tests.builders import Tensor, noise, normal
+from tests.attacks.bintensors import BODY, make
 from tests.builders import bintensors as bt
+from tests.builders import noise, normal
 from tests.support import DATA, same
 
 import weightmap as wm
@@ -245,18 +245,6 @@ def test_a_file_that_is_valid_in_both_layouts_is_the_specification_s():
             assert [(info.name, info.dtype, info.shape) for info in f.infos()] == [("x\x0b\1\0\0", "float16", (0,))]
 
 
-def test_the_old_file_that_0_2_0_misreads():
-    value = Tensor("bool", (1, 3), b"\1\0\1")
-    data = bt.build({"mask": value})
-    theirs = reference().deserialize(data)
-    assert [(name, item["dtype"], item["shape"]) for name, item in theirs] == [("", "I8", [3])]
-    for strict in (True, False):
-        with wm.open(memoryview(data), strict=strict) as f:
-            assert f.layout == "spec"
-            assert list(f) == ["mask"]
-            assert same(f["mask"], value)
-
-
 # ------------------------------------------------------------------------------------------------- views
 
 
@@ -333,34 +321,3 @@ def test_what_is_let_pass_is_read_right(case):
         with wm.open(memoryview(case.data), format=format, strict=not case.error) as f:
             assert case.kind == f"bintensors-{f.layout}"
             assert {name: f[name].tobytes() for name in f} == {"a": BODY[:8], "b": BODY[8:]}
-
-
-@pytest.mark.parametrize(
-    ("index", "found"),
-    [
-        ([("a", 0), ("b", 0)], {"a": BODY[:8], "b": BODY[:8]}),
-        ([("a", 1), ("b", 1)], {"a": BODY[8:], "b": BODY[8:]}),
-        ([("a", 0), ("b", 1), ("a", 1)], {"a": BODY[8:], "b": BODY[8:]}),
-        ([("a", 1), ("b", 1), ("a", 0)], {"a": BODY[:8], "b": BODY[8:]}),
-        ([("a", 17), ("b", 1), ("a", 0)], {"a": BODY[:8], "b": BODY[8:]}),
-    ],
-    ids=["both the first", "both the second", "a second time", "a second time, then right", "past the end, then right"],
-)
-def test_index_maps_that_only_0_0_5_accepts(index, found):
-    data = make("spec", index=index)
-    with pytest.raises(wm.LayoutError):
-        wm.open(memoryview(data), format="bintensors")
-    with wm.open(memoryview(data), format="bintensors", strict=False) as f:
-        assert f.layout == "spec"
-        assert {name: f[name].tobytes() for name in f} == found
-        assert f.verify().warnings
-
-
-def test_index_maps_that_no_reader_can_follow():
-    options = {"format": "bintensors", "strict": False}
-    with pytest.raises(wm.LayoutError, match="index of a tensor") as caught:
-        wm.open(memoryview(make("spec", index=[("a", 0), ("b", 2)])), **options)
-    assert (caught.value.actual, caught.value.expected) == (2, "less than 2")
-    apart = (A, B._replace(begin=A.end + 1, end=B.end + 1))
-    with pytest.raises(wm.LayoutError, match="do not lie one after another"):
-        wm.open(memoryview(make("spec", apart, BODY + b"\0", index=[("a", 0), ("b", 0)])), **options)

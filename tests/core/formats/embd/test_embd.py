@@ -216,21 +216,6 @@ def test_an_absent_token_is_not_found():
             v.index("\ud800")
 
 
-def test_a_token_that_occurs_twice_has_its_first_id():
-    with vocabulary(["x", "dup", "y", "dup", "z"]) as f:
-        assert f.vocab.index("dup") == 1
-        assert f.vocab.get("dup") == 1
-        assert [f.vocab[1], f.vocab[3]] == ["dup", "dup"]
-        assert any("dup" in line for line in f.verify().warnings)
-
-
-def test_special_ids_beyond_the_vocabulary_are_a_warning():
-    """As in the ground-truth file, ids past the last token open, and verify warns."""
-    with vocabulary(["a", "b"], ids=(0, 100, 101, 102, 103)) as f:
-        assert dict(f.vocab.special_ids) == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
-        assert f.verify().warnings
-
-
 # ------------------------------------------------------------------------------------------------- recognition
 
 

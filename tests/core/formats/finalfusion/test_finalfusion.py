@@ -159,21 +159,6 @@ def test_product_quantised_matrices_are_read_as_views_and_written_to_the_byte(
     assert again.read_bytes() == data
 
 
-def test_ngrams_are_written_in_the_order_of_their_indices(tmp_path):
-    """Indices that are not numbered by first appearance are written so, every n-gram keeping its index."""
-    pairs = [("ab", 2), ("bc", 0), ("cd", 1), ("de", 0)]
-    path = tmp_path / "t.fifu"
-    wm.save(path, {"embeddings": normal((ROWS + 3, 2)).array}, vocab=explicit(WORDS, pairs, 2, 2))
-    with wm.open(path) as f:
-        assert pairs_of(f.vocab) == [("bc", 0), ("de", 0), ("cd", 1), ("ab", 2)]
-        assert not f.verify().warnings
-    # One that is in order stays as it is, also where an index comes back later.
-    pairs = [("ab", 0), ("bc", 1), ("cd", 0)]
-    wm.save(path, {"embeddings": normal((ROWS + 2, 2)).array}, vocab=explicit(WORDS, pairs, 2, 2))
-    with wm.open(path) as f:
-        assert pairs_of(f.vocab) == pairs
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     words=draw.lists(draw.text(draw.characters(exclude_categories=("Cs",)), max_size=9), max_size=9, unique=True),
