@@ -169,6 +169,9 @@ def test_a_stale_index_beside_a_whole_file(index, tmp_path):
         assert set(f) == set(ALL)
         assert f.verify().warnings == (told,)
     assert wm.convert(folder, tmp_path / "two.safetensors").warnings == (f"tolerated in the source: {told}",)
+    wm.save(folder / "renamed.safetensors", {"x": np.ones(2, np.float32)})
+    other = "file 'renamed.safetensors' lies beside this model, and is left out"
+    assert wm.verify(folder).warnings == (told, other)
 
 
 def test_a_file_of_a_directory_and_others_beside_it(tmp_path):

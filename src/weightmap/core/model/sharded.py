@@ -353,14 +353,15 @@ def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, 
     An index is compared with its directory when it is opened, and of a file the others of its kind are named here.
     """
     path, whole = inside(folder, name), single_name(name)
-    if not is_index(name):
-        others = _unnamed(path, {name}, names)
-        return path, [f"file {quoted(other)} lies beside this model, and is left out" for other in others]
-    gone = sorted(_missing(path, names)) if whole in names else []
-    if not gone:
-        return path, []
-    what = f"index {quoted(name)} names {quoted(gone[0])}, which is missing: {quoted(whole)} is opened instead"
-    return inside(folder, whole), [what]
+    lines = []
+    if is_index(name):
+        gone = sorted(_missing(path, names)) if whole in names else []
+        if not gone:
+            return path, []
+        lines = [f"index {quoted(name)} names {quoted(gone[0])}, which is missing: {quoted(whole)} is opened instead"]
+        name, path = whole, inside(folder, whole)
+    others = _unnamed(path, {name}, names)
+    return path, [*lines, *(f"file {quoted(other)} lies beside this model, and is left out" for other in others)]
 
 
 def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str, ...]) -> list[str]:
