@@ -264,7 +264,7 @@ class LimitError(FormatError):
 
 
 class ModelWarning(UserWarning):
-    """What an index or a file says of the files of a model is not what is there; what is there was opened."""
+    """The index of a model, or a part of it, disagrees with its files; weightmap opened the files that exist."""
 
 
 class EncodeError(TensorFileError, ValueError):
@@ -308,7 +308,7 @@ class ClosedError(TensorFileError, ValueError):
 
 
 class FileChangedError(TensorFileError, OSError):
-    """The file is no longer the one that was opened."""
+    """The file has changed since it was opened."""
 
 
 class RemoteError(TensorFileError, OSError):

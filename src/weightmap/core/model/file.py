@@ -55,11 +55,11 @@ class TensorFile(Mapping[str, Any]):
     after `close` and after the handle is gone. Elements of less than a byte (float4, float6), which numpy lacks, come
     as their packed bytes, a uint8 array of one dimension; `info` has dtype and shape. Many threads may read from a
     handle at once. A handle that was opened by path can be pickled: the copy opens the path again, and raises
-    `FileChangedError` when the file is no longer the same. In mode "sealed", as an argument of a process that
-    `multiprocessing` starts, it takes its memory along instead, without opening or copying anything there.
+    `FileChangedError` if the file has changed. A handle in mode "sealed" that `multiprocessing` passes to a new process
+    carries its memory instead: nothing is opened or copied there.
 
-    For a model in several files, `path` is that of the index, `info` counts offsets within a shard, and `metadata` has
-    the entries of the index and those on which the shards agree.
+    For a model in several files, `path` is the index's, `info` counts offsets within a shard, and `metadata` has the
+    index's entries and the entries that all shards share.
 
     Attributes
     ----------
@@ -223,12 +223,12 @@ class TensorFile(Mapping[str, Any]):
     def weights(self) -> Mapping[str, Any]:
         """The parameters of the model, under the names of the unquantised model: a read-only mapping, in file order.
 
-        Of a checkpoint that stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
-        scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), each is one `QuantizedTensor` over views of these, which may
-        lie in several files of the model; it stands where the first of them stands. All else is as in ``f[name]``. The
-        scheme comes from ``quantization_config`` of the ``config.json`` beside the file, of a part of it such as
-        ``text_config``, or of `config` of `open`, else from the files that older tools write beside it. Where nothing
-        says that the model is quantised, these are the names and arrays of the file.
+        Where a checkpoint stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
+        scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), it is one `QuantizedTensor` over views of these, which may
+        lie in several files of the model, at the place of the first. All else is as in ``f[name]``. The scheme comes
+        from ``quantization_config`` of the ``config.json`` beside the file, of a part of it such as ``text_config``, or
+        of `config` of `open`, else from the files that older tools write beside it. Where nothing says that the model
+        is quantised, these are the names and arrays of the file.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         FileChangedError
-            When the file is no longer the one that was opened.
+            When the file has changed since it was opened.
         LimitError
             When the result is larger than `Limits.max_copy_bytes`, or than numpy can count.
         ValueError
@@ -411,8 +411,8 @@ class TensorFile(Mapping[str, Any]):
     def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Pool:
         """Return a pool of tensors in memory of their own, for a model that is larger than memory.
 
-        ``with f.pool(8 << 30) as pool, pool.hold("layers.0.experts.w1", 5) as w: ...``: what is held is in memory, and
-        what was held before stays there as long as nothing else needs its room. See `weightmap.pool.pool.Pool`.
+        ``with f.pool(8 << 30) as pool, pool.hold("layers.0.experts.w1", 5) as w: ...``: a held tensor is in memory, and
+        stays there afterwards as long as nothing else needs its room. See `weightmap.pool.pool.Pool`.
 
         Parameters
         ----------
@@ -420,8 +420,8 @@ class TensorFile(Mapping[str, Any]):
             Bytes of memory that its tensors take at most, in whole pages.
         direct : bool, optional
             Read past the page cache: by O_DIRECT where the file system has it, else by giving pages back after each
-            read. By default where model and pool are together larger than the memory that is left, or the pool has room
-            for all of a model that is not in the page cache.
+            read. Default: if model and pool together exceed the free memory, or the pool has room for a whole model
+            that is not in the page cache.
         threads : int, optional
             At most this many read what is prefetched; 4 when not given, 16 from a store.
 
@@ -457,7 +457,7 @@ class TensorFile(Mapping[str, Any]):
         FormatError
             When anything else is wrong.
         FileChangedError
-            When the file is no longer the one that was opened.
+            When the file has changed since it was opened.
         """
         from weightmap.core.model.reports import verify  # noqa: PLC0415 - opening does not need it
 

@@ -67,21 +67,19 @@ def open(
         "header" validates the index. "full" also does what `TensorFile.verify` does, checksums included. "none" checks
         only what it needs to find the index; each tensor is still checked when it is looked up.
     strict : bool
-        True refuses what is damaged, missing or ambiguous: a hole, an overlap, trailing bytes, a reserved field in a
-        file; of a model in several files, one that is not there or cannot be read, a tensor that its index names and no
-        file has, a tensor that two files have. False opens what is there: `TensorFile.verify` lists these defects, with
-        names. What an index or a file says that does not matter for this, such as a wrong ``total_size``, tensors that
-        the index does not list or places in another file, files of weights that it does not name, is a `ModelWarning`
-        in either case.
+        True refuses what is damaged, missing or ambiguous: in a file, a hole, an overlap, trailing bytes or a reserved
+        field; in a model of several files, a missing or unreadable file, a tensor that the index names and no file has,
+        a tensor that two files have. False opens the rest, and `TensorFile.verify` lists these defects by name. Smaller
+        contradictions are a `ModelWarning` either way: a wrong ``total_size``, a tensor that the index does not list or
+        places in another file, a file of weights that it does not name.
     limits : Limits, optional
         Bounds on what the file may ask for. Modes that copy check them before they copy the file.
     trust : str, os.PathLike, mapping or Signature, optional
         Digests that the files of the model must have, recorded elsewhere: "recorded" (what lies beside the model),
         "sha256:..." of a single file, a mapping such as ``{"model.safetensors": "sha256:..."}``, the path of a
         ``SHA256SUMS``, ``NAME.sha256`` or Git LFS pointer, or what `weightmap.trust.signature` returns. A file that has
-        another digest, or none in the list, raises `TrustError`. In modes that copy the bytes that were hashed are the
-        bytes of the tensors; in "mmap" and "cow" a file is hashed, then mapped, which `weightmap.trust` says more
-        about.
+        another digest, or none in the list, raises `TrustError`. Modes that copy hash the very bytes of the tensors;
+        "mmap" and "cow" hash the file, then map it: see `weightmap.trust`.
     config : mapping, str or os.PathLike, optional
         The configuration of the model, or the path of a ``config.json``, which says how its parameters are quantised:
         see `TensorFile.weights`. Default: ``config.json`` beside the file.
@@ -95,14 +93,14 @@ def open(
     Warns
     -----
     ModelWarning
-        When what an index or a part says of the other files of the model is not what is there. `TensorFile.verify` and
-        the reports of `verify` and `convert`, which do not warn, list the same lines.
+        When an index, or a part of a model, disagrees with the model's files. `TensorFile.verify` and the reports of
+        `verify` and `convert` list the same lines, without a warning.
 
     Raises
     ------
     FormatError
-        When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` for a file that is not the
-        one that `trust` names.
+        When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` for a file with another
+        digest than `trust` names.
     NotRegularFileError
         For a FIFO, socket or device; for a directory whose model file is a directory or a link to itself.
     OSError

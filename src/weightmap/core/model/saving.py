@@ -536,8 +536,12 @@ def save(
         `Vocabulary` of such a file has it, as has ``Vocabulary.of(words, subwords=Subwords(...))``.
     special_ids : mapping of str to int, optional
         Ids of pad, unk, cls, sep and mask; by default those of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
-    config, tokenizer : optional
-        Model configuration and tokenizer, for formats that have a place for them.
+    config : mapping, optional
+        Model configuration, for formats that have a place for it: AMB.
+    tokenizer : mapping or object, optional
+        For AMB: `TensorFile.tokenizer` of another file, or a mapping (or an object with these attributes) of ``type``
+        (0 BPE, 1 SentencePiece, 2 WordPiece, 3 custom), ``special_ids`` (by the names bos, eos, pad, unk, mask) and
+        ``payload``, the vocabulary as bytes.
     max_shard_size : int or str, optional
         Most bytes of tensors per file, such as ``"5GB"`` or ``"4GiB"``. A larger model is split: ``m.safetensors``
         becomes the shards ``m-00001-of-00003.safetensors`` ... and, written last, ``m.safetensors.index.json``, which

@@ -54,12 +54,12 @@ class QuantizedTensor:
     ================  ==============================================  ==============================================
 
     `dequantize` and indexing give dense arrays. numpy's functions, and arrays in an expression, decode it:
-    ``np.add(q, 1)``, ``array @ q``. It has no arithmetic, `T` or `astype` itself: decode it first.
+    ``np.add(q, 1)``, ``array @ q``, ``q @ array``. ``q + 1``, ``q.T`` and ``q.astype`` do not exist: decode it first.
 
     Parameters
     ----------
     scheme : str
-        One of those of AMB. Those of GGUF and finalfusion have classes of their own, with this interface.
+        A scheme of AMB. Those of GGUF and finalfusion have their own classes with this interface.
     shape : tuple of int
     payload : ndarray of uint8, or bytes-like
         Scales and codes as the scheme lays them out.
