@@ -1,4 +1,4 @@
-"""The surface of safetensors 0.8, on every format that `weightmap.open` reads.
+"""The interface of safetensors 0.8, on every format that `weightmap.open` reads.
 
 Change the import, keep the code::
 
@@ -11,7 +11,7 @@ Change the import, keep the code::
 
 `patched` does that for libraries that import safetensors themselves: transformers, accelerate, peft, diffusers.
 
-Modules and names are those of safetensors: ``compat.{torch,numpy,flax,tensorflow,mlx}``, each with ``load``,
+Modules and names as in safetensors: ``compat.{torch,numpy,flax,tensorflow,mlx}``, each with ``load``,
 ``load_file``, ``save`` and ``save_file``; ``load_model`` and ``save_model`` of ``compat.torch``; `serialize`,
 `serialize_file`, `deserialize`, `TensorSpec`. `load_file` and `save_file` of this module take arrays and tensors alike.
 
@@ -27,12 +27,12 @@ What differs, on purpose:
   Neither has slices.
 - Errors are weightmap's, and `SafetensorError` is their root. Where safetensors raises another built-in exception, ours
   is of that class too: IndexError, ValueError, RuntimeError.
-- Saving is atomic, keeps the permissions of the file that it replaces, and writes tensors that are not contiguous
-  right. `save_file` writes safetensors whatever the suffix; other formats take `weightmap.save`.
+- Saving is atomic, keeps the permissions of the replaced file, and writes tensors that are not contiguous correctly.
+  `save_file` writes safetensors whatever the suffix; other formats take `weightmap.save`.
 - `save_model` needs no ``force_contiguous``. `load_model` changes nothing when names or shapes do not fit.
 - Paddle is not supported.
 
-docs/safetensors.md has the whole list, with the cases of safetensors' own tests that it concerns.
+docs/safetensors.md has the whole list, with the cases of safetensors' own tests.
 """
 
 from __future__ import annotations

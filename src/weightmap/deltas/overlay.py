@@ -286,7 +286,7 @@ def open(
     directories: Sequence[str | os.PathLike[str]],
     **open_options: Unpack[OpenOptions],
 ) -> TensorFile:
-    """Open a model as it is after deltas that were published on it.
+    """Open a model with published deltas laid over it.
 
     Parameters
     ----------

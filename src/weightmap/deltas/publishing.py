@@ -210,9 +210,8 @@ def publish(
 ) -> DeltaReport:
     """Publish what changed from one model to the next as ``weight_vNNNNNN/`` in a directory.
 
-    The layout is that of slime, SGLang's ``/pull_weights`` and NVIDIA's ModelExpress. The version appears in one step,
-    complete: its files are written and flushed to the disk in a hidden directory, the index last, which is then
-    renamed.
+    slime, SGLang's ``/pull_weights`` and NVIDIA's ModelExpress use this layout. The version appears complete, in one
+    step: its files are written and flushed in a hidden directory, the index last, which is then renamed.
 
     Parameters
     ----------
@@ -221,8 +220,8 @@ def publish(
         are compared byte by byte.
     directory : str or os.PathLike
         The source directory; made if it does not exist. Or its address in a store that takes objects (``s3://``,
-        ``gs://``, ``az://``): the version is made in the system's directory for temporary files then, and what makes it
-        one is written last.
+        ``gs://``, ``az://``): the version is then made in the system's directory for temporary files, and the file that
+        completes it is uploaded last.
     version : int
         From 1 on.
     base_version : int, optional
@@ -231,8 +230,8 @@ def publish(
         "xor" stores the differing bits of every byte, "overwrite" positions and values of the bytes that changed, for
         tensors of up to 4 GiB.
     checksum : {"xxh3-128", "blake3", "adler32"}
-        ModelExpress reads "adler32" with "xor" alone, which is weak. None of them shows who wrote the delta: they lie
-        in the files that they protect.
+        ModelExpress reads only "adler32", which is weak, with "xor". No checksum shows who wrote the delta: it lies in
+        the file that it protects.
     level : int
         Of zstd, from 1 to 22.
     max_shard_size : int or str

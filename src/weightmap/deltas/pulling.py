@@ -143,10 +143,10 @@ def pull(
 ) -> DeltaReport:
     """Bring a local model to a published version, by deltas where possible.
 
-    The way begins at the newest full version at or below the wanted one, or at `base`, or at the version that is there,
-    whichever has the fewest deltas to apply. All files are written beside the old ones, all checksums compared, and all
-    of it flushed to the disk; then one step makes files and version the new ones. Stopped at any moment, the directory
-    is wholly one version or the other, and the next pull goes on. Arrays over the old files keep the old bytes.
+    It begins at the newest full version up to the wanted one, at `base`, or at the local version, whichever needs the
+    fewest deltas. It writes all files beside the old ones, compares all checksums and flushes everything; then one step
+    switches files and version. Stopped at any moment, the directory is wholly one version or the other, and the next
+    pull goes on. Arrays over the old files keep the old bytes.
 
     Parameters
     ----------
@@ -157,15 +157,15 @@ def pull(
     source : str or os.PathLike
         The directory with ``weight_vNNNNNN/``, or its address.
     base : str, os.PathLike or whatever else `weightmap.open` takes, optional
-        The model that is version 0. Its configuration and tokenizer come along, as those of full versions.
+        The model that is version 0. Its configuration and tokenizer are copied too, like those of full versions.
     version : int, optional
         By default the newest that is finished; nothing happens when a newer one is there already. An older one is
         rebuilt.
     in_place : bool
-        Journal the files themselves where the way begins at the version that is there and nobody has them open, so that
-        the disk needs room only for what changes in them, which is written first. Nobody who opens the model meanwhile
-        gets a mixture: `weightmap.open` says that it is being changed, and, if that was stopped, to pull again. Files
-        that somebody has open, or of which the system does not tell (network file systems), are written beside.
+        Change the files themselves, by a journal, if the pull begins at the local version and nobody has them open: the
+        disk needs room only for the changes, which are written first. Meanwhile `weightmap.open` says that the model is
+        being changed, and, after a stop, to pull again: nobody gets a mixture. Files that somebody may have open (also
+        on network file systems, which do not tell) are written beside.
     threads : int, optional
         At most this many share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
@@ -186,9 +186,9 @@ def pull(
 
     Notes
     -----
-    Of several processes that pull at once, one does it, and the others wait and find it done. The files of the version
-    before stay in ``.weight_sync/spare/`` and are written over by the next pull, once no process has them open: that
-    saves the system from finding new pages for them.
+    If several processes pull at once, one does the work and the others wait. The old files stay in
+    ``.weight_sync/spare/``; the next pull writes over them once no process has them open, which is faster than new
+    files.
     """
     started = time.perf_counter()
     folder, published = _local_path("local", local), _address("source", source)

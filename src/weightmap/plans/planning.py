@@ -201,12 +201,12 @@ def plan(
     local_rank, local_world : int
         The same among the readers on this machine, which divide the work of `ReadPlan.warm`.
     gap : int
-        Wanted ranges less than this many bytes apart are joined into one read. Gaps below it in a tensor, such as
-        between columns, also come from a disk that is not in the page cache, up to eight times what is wanted.
+        Wanted ranges less than this many bytes apart become one read. From a disk, smaller gaps within a tensor, such
+        as between columns, are read too, up to eight times the wanted bytes.
     max_over_read : float, optional
-        Ranges are joined as long as the read has at most this many times its wanted bytes; 1.1 when not given. Of a
-        model in a store, the ranges of one tensor, such as columns, are then joined wherever less than 512 KiB lie
-        between them, which come sooner than the answer to another request.
+        Ranges are joined as long as the read has at most this many times its wanted bytes; 1.1 when not given. In a
+        store, ranges of one tensor, such as columns, are then joined wherever they are less than 512 KiB apart: that
+        takes less time than another request.
     chunk : int
         Bytes read at once.
     budget : int, optional

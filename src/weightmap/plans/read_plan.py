@@ -200,9 +200,8 @@ class ReadPlan:
     def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the bytes of all reads into the page cache, and wait for them.
 
-        Of several local ranks with the same plan each reads a share of its own. (Whole tensors that were dealt out by
-        `rank` and `world_size` are such a share already.) No more than the budget is brought in: of a plan that needs
-        more, what comes first; `run` asks for the rest as it goes on.
+        Local ranks with the same plan divide the reads. (Whole tensors that `rank` and `world_size` chose are such a
+        share already.) A plan larger than its budget is warmed from its beginning; `run` prefetches the rest.
 
         Parameters
         ----------
@@ -255,24 +254,24 @@ class ReadPlan:
             Read files past the page cache, and leave nothing of them there: arrays are in memory of their own. See
             `weightmap.open`.
         verify : bool or "last"
-            Check the checksums that cover a tensor before it is handed out, where the file has any. Archives (.npz,
-            checkpoints of PyTorch) have one per entry. EMBD's covers all tensors at once, so everything is read before
-            the first one. "last" computes a checksum while its tensors are handed out, unchecked, and checks it before
-            the last wanted one: the file is read once, and a run that ends without an error has yielded what was
-            written. Covered bytes that nobody wants are read for the checksum.
+            Check the checksums that cover a tensor before yielding it, where the file has any. Archives (.npz,
+            checkpoints of PyTorch) have one for each entry. EMBD has one for all tensors, so everything is read before
+            the first one. "last" yields tensors unchecked while it computes their checksum, and checks it before the
+            last one: the file is read once, and a run that ends without an error has yielded what was written. The
+            other bytes that a checksum covers are read too.
         into : callable, optional
             ``into(name, nbytes)`` returns the memory for the next part of a dense tensor that is to be read: a
-            contiguous array of so many bytes, or None.
+            contiguous array of that many bytes, or None.
         cut : callable, optional
-            ``cut(name, index)`` returns the indices by which a wanted part of a tensor is handed out: pieces of it, in
-            the order of the file. The caller provides the memory for each piece.
+            ``cut(name, index)`` returns the indices of the pieces in which a wanted part of a tensor is yielded, in the
+            order of the file. The caller provides the memory for each piece.
 
         Raises
         ------
         PlanError
             When a tensor that has to be read is larger than the budget.
         ChecksumError
-            With `verify`, for bytes that are not those that were written.
+            With `verify`, for bytes that differ from those written.
         TruncatedError, FileChangedError
             When a file changed.
         """

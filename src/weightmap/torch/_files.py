@@ -57,9 +57,9 @@ def load_file(
         What to read, and how: a plan of `weightmap.plan` for this file, such as the slices of one rank. Its tensors
         come in its order; on the CPU they are copies.
     verify : bool
-        Check the checksums of the file, where it has any, before a tensor is handed out.
+        Check the checksums of the file, where it has any, before returning a tensor.
     dtype : torch.dtype, optional
-        The type of floating-point and quantised tensors. By default that of the file, and float32 for quantised ones.
+        The type of floating-point and quantised tensors. Default: the file's type, and float32 for quantised ones.
         Devices other than the CPU do the conversion.
     weights : bool
         Return the parameters of a quantised checkpoint, decoded to the model's own type, as in `TensorFile.weights`,

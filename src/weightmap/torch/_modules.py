@@ -67,7 +67,7 @@ def load_into(
     include : glob or sequence of globs, optional
         Read only tensors whose name in the file matches one of these.
     rename : mapping of str to str, or callable, optional
-        The module's names by those that `prefix` leaves, or a function that returns the one for the other.
+        The module's names by the names without `prefix`, or a function that maps one to the other.
     strict : bool
         Whether missing and unexpected names are errors, as in torch, and tied parameters with different values.
     assign : bool

@@ -478,7 +478,7 @@ class Embeddings:
         Returns
         -------
         list of (str, float)
-            As that of `most_similar`, whose errors it shares.
+            As for `most_similar`, with the same errors.
         """
         three = [word for word in (a, b, c) if word is not None]
         plus, minus = _words_in("positive", positive), _words_in("negative", negative)
