@@ -174,6 +174,21 @@ def test_a_stale_index_beside_a_whole_file(index, tmp_path):
     assert wm.verify(folder).warnings == (told, other)
 
 
+def test_a_model_without_one_format_converts(index, tmp_path):
+    """One whose shards are all left out, and one whose shards are of several formats."""
+    folder = index.parent
+    wm.convert(folder / TWO, tmp_path / "two.gguf")
+    shutil.copy(tmp_path / "two.gguf", folder / TWO)
+    with wm.open(index) as f:
+        assert f.format == "mixed"
+        names = set(f)
+    wm.convert(index, tmp_path / "mixed.safetensors")
+    assert set(wm.load(tmp_path / "mixed.safetensors")) == names
+    for name in (ONE, TWO):
+        (folder / name).unlink()
+    assert wm.convert(index, tmp_path / "none.safetensors", strict=False).tensors == 0
+
+
 def test_a_file_of_a_directory_and_others_beside_it(tmp_path):
     """Nobody named one file, so that `convert` and `verify` name the others; opening does not warn of them."""
     folder = tmp_path / "model"

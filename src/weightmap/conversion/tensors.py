@@ -164,7 +164,8 @@ class Preparer:
         for key, value in found.usual_metadata.items() if spec.configured else ():
             metadata.setdefault(key, value)
         left_out = []
-        if FORMATS[file.format].nested and not (spec.include is None and not spec.exclude):
+        nested = file.format in FORMATS and FORMATS[file.format].nested  # shards may be of several formats
+        if nested and not (spec.include is None and not spec.exclude):
             left_out = pop_left_out(metadata, file, spec.takes)
         own = parts_of(file)[1].part
         if part and own is not None:
