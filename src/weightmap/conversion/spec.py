@@ -34,13 +34,13 @@ Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """How `convert` quantises tensors. The scheme alone will do, too: ``quantize="q4_0"``.
+    """How `convert` quantises tensors. For a scheme with its defaults, pass its name: ``quantize="q4_0"``.
 
     Parameters
     ----------
     scheme : str
-        One of those of `weightmap.quantize`. Or one of llama.cpp's mixtures, for models under its names in GGUF:
-        "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m".
+        A scheme of `weightmap.quantize`, or a mixture of llama.cpp, for models under its names in GGUF: "q3_k_s",
+        "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m".
     block_size : int
         Elements per block, for int4_block, int5_block and adaptive.
     scale_type : str or numpy.dtype
@@ -48,9 +48,9 @@ class Quantize:
     bits : float
         For adaptive: bits per weight, 4.5 to 16.
     include, exclude : glob or sequence of globs, optional
-        Quantise floating-point tensors whose name matches an `include`, whatever their shape; by default those with two
-        dimensions or more that are not embeddings (by their names). Never those that match an `exclude`. A glob that no
-        tensor of the model matches is an EncodeError.
+        Quantise floating-point tensors whose name matches an `include` and no `exclude`, whatever their shape; without
+        `include`, tensors of two dimensions or more that are not embeddings (by their names). A glob that matches no
+        tensor of the model is an EncodeError.
 
     Raises
     ------

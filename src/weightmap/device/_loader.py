@@ -664,12 +664,12 @@ def load(
         The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
         device converts them, with its own rounding.
     verify : bool or "last"
-        Check the checksums that cover a tensor, on the bytes that went to the device, before it is handed out. With
-        "last", each checksum is checked only before its last tensor: the ones before are handed out unchecked.
+        Check the checksums that cover a tensor, on the bytes sent to the device, before yielding it. With "last", each
+        checksum is checked before its last tensor: earlier tensors are yielded unchecked.
     group : int, optional
         Bytes of tensors that share one piece of device memory; by default one piece per file, or per parameter. With
-        ``verify=True``, all tensors of one checksum stay together. While a group is used, the next one is read: three
-        pieces are alive at once where a loop still holds the last tensor of the group before.
+        ``verify=True``, all tensors of one checksum stay together. While you use one group, the next one is read; with a
+        loop that still holds the previous group's last tensor, three pieces are alive.
     staging : Staging, optional
     exchange : Exchange, optional
         Ranks that load the same plan: each reads a part of the bytes of each group, and gets the others from the other
@@ -678,15 +678,15 @@ def load(
 
     Notes
     -----
-    A piece of memory lives as long as one of its tensors: whoever keeps a few of many copies them. Where the device has
-    no room for a piece, what was handed out before is waited for, and the tensors are divided among smaller pieces.
+    A piece of memory lives as long as one of its tensors: copy the few that you keep. If the device has no room for a
+    piece, the load waits for earlier tensors to be freed, and divides the tensors among smaller pieces.
 
     Raises
     ------
     ChecksumError
         With `verify`, for bytes other than those written.
     TruncatedError, FileChangedError
-        When a file changes before its last tensor was handed out.
+        When a file changes before its last tensor was yielded.
     PlanError, UnsupportedError, QuantError
         As from `ReadPlan.run` and `Staging.checked`, and for types that the device lacks.
     """

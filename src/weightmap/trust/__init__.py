@@ -1,12 +1,11 @@
-"""`trust=`: the bytes that were meant, by a digest that was recorded elsewhere.
+"""`trust=`: verify files by SHA-256 digests that were recorded elsewhere, or by a signature.
 
-A digest is looked up by the name of a file relative to the model's folder: the directory that is opened, or the one of
-the file. Everything that is opened has to be listed, and a list that names one file twice has to say the same twice.
-Ours, for the specifications leave it open:
+A file's digest is listed under its name relative to the model's folder: the opened directory, or the file's own.
+Every opened file must be listed, and two entries for one file must agree. What the specifications leave open:
 
-* Names are separated by ``/``. ``./`` in front counts for nothing; ``..``, absolute names and NUL are refused.
-* A file of digests that is a Git LFS pointer, or holds a bare digest, is about the one file that is opened.
-* "recorded" asks every place that it knows, and a file has to agree with all of them.
+* Names are separated by ``/``. A leading ``./`` is ignored; ``..``, absolute names and NUL are refused.
+* A list that is a Git LFS pointer, or a bare digest, applies to the single opened file.
+* "recorded" consults every place that it knows, and a file must agree with all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def signature(
 ) -> Signature:
     """Return a value of `trust` of `weightmap.open`: a bundle of OpenSSF model-signing.
 
-    It is read, and its signature checked, each time that a model is opened with it; no network is asked.
+    Each opening reads the bundle and checks its signature, without a network.
 
     Parameters
     ----------
@@ -44,8 +43,8 @@ def signature(
     certificate : str, os.PathLike or a sequence of these, optional
         PEM files with the certificates that are trusted to vouch for the signer's. Instead of `key`.
     identity : str, optional
-        With `certificate`: a name (CN), e-mail address, URI or host that the certificate of the signer has to have.
-        Without it, everybody whom these certificates vouch for may have signed.
+        With `certificate`: a name (CN), e-mail address, URI or host that the signer's certificate must have. Without
+        it, anybody whom these certificates vouch for may have signed.
 
     Raises
     ------
@@ -78,7 +77,7 @@ def sign(
     Parameters
     ----------
     model : str or os.PathLike
-        A directory, all files of which are signed, or a file.
+        A file, or a directory, whose files are all signed.
     path : str or os.PathLike, optional
         Where to write the bundle; by default ``model.sig`` in the directory, or the file's name and ``.sig``.
     key : str or os.PathLike
@@ -86,7 +85,7 @@ def sign(
     certificate : str or os.PathLike, optional
         PEM file with the certificate of that key.
     chain : sequence of str or os.PathLike
-        PEM files with the certificates between that one and one that is trusted.
+        PEM files with the certificates between that one and a trusted one.
     allow_symlinks : bool
         Sign what symbolic links lead to, as in a snapshot in a cache; by default they are refused.
 

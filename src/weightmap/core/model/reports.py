@@ -65,16 +65,16 @@ class ConvertReport(NamedTuple):
     nbytes : int
         Size of the new file.
     dropped : tuple of (str, str)
-        Name of each tensor that was left out, and the reason.
+        Name of each omitted tensor, and the reason.
     warnings : tuple of str
-        Other losses. Numbers and booleans in the metadata become texts where the target has only texts; other values
-        that it cannot hold, such as lists, stay behind and are listed here.
+        Other losses. Numbers and booleans in the metadata become texts where the target has only texts; values that it
+        cannot hold, such as lists, are omitted and listed here.
     quantized : tuple of QuantizedInfo
-        Every tensor that was quantised; if a manifest resumes an earlier run, only those of this run.
+        Every quantised tensor; if a manifest resumes an earlier run, only this run's.
     shards, skipped : int
         For a model in several files: shards that this run had to write, and shards that an earlier run had finished.
     copied : tuple of str
-        Files of a Hugging Face directory that went along to another directory: configuration, tokenizer, chat template,
+        Files copied from a Hugging Face directory to another directory: configuration, tokenizer, chat template,
         licence, code, modules of sentence-transformers.
     """
 
