@@ -668,8 +668,8 @@ def load(
         checksum is checked before its last tensor: earlier tensors are yielded unchecked.
     group : int, optional
         Bytes of tensors that share one piece of device memory; by default one piece per file, or per parameter. With
-        ``verify=True``, all tensors of one checksum stay together. While you use one group, the next one is read; with a
-        loop that still holds the previous group's last tensor, three pieces are alive.
+        ``verify=True``, all tensors of one checksum stay together. While you use one group, the next one is read; if a
+        loop still holds the previous group's last tensor, three pieces are alive.
     staging : Staging, optional
     exchange : Exchange, optional
         Ranks that load the same plan: each reads a part of the bytes of each group, and gets the others from the other
