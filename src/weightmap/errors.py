@@ -129,14 +129,18 @@ class Remedy(NamedTuple):
     value: str | bool | None = None  # the value that helps, if it is known
     switch: bool = False  # whether the option is on or off, and off by default
     flag: str = ""  # the option of the command line, where it has another name
+    python: str = ""  # what to write in Python, where that is no keyword of the function that was called
 
 
-# Options that an argument holds.
+# Options that another function has, or that an argument holds.
 _HELD = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
 _HELD |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
+_HELD |= {"strict": "open(..., {})"}
 
 
 def _in_python(remedy: Remedy) -> str:
+    if remedy.python:
+        return remedy.python
     value = remedy.switch or remedy.value
     return _HELD.get(remedy.option, "{}").format(f"{remedy.option}={'' if value is None else repr(value)}")
 

@@ -156,9 +156,7 @@ def test_what_is_left_out(name, tmp_path, capsys):
     code, message = LEFT[name]
     path = tmp_path / "a.pt"
     path.write_bytes(checkpoint(code, y=[1, W]))
-    with pytest.raises(
-        wm.UnsupportedError, match=r"save .*; or open it with strict=False, which leaves it out"
-    ) as caught:
+    with pytest.raises(wm.UnsupportedError, match=r"save .*; or open\(\.\.\., strict=False\) leaves it out") as caught:
         dict(wm.open(path).metadata)
     saved = re.search(r"\(save [^)]*\)?", message)
     assert saved is None or saved[0][1:].rstrip(")") in str(caught.value)
@@ -169,7 +167,7 @@ def test_what_is_left_out(name, tmp_path, capsys):
         assert message in warning
     target = str(tmp_path / "a.safetensors")
     assert cli.main(["convert", str(path), target]) == 3
-    assert capsys.readouterr().err.count("; or open it with --lenient, which leaves it out") == 1
+    assert capsys.readouterr().err.count("; or --lenient leaves it out") == 1
     assert cli.main(["convert", "--lenient", str(path), target]) == 0
     assert "warning: tolerated in the source: 'x' is left out: it" in capsys.readouterr().out
     assert cli.main(["inspect", "--lenient", "--json", str(path)]) == 0

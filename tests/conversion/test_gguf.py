@@ -84,7 +84,7 @@ def test_types_that_are_not_known_are_bytes_where_not_strict(tmp_path):
     path = tmp_path / "t.gguf"
     path.write_bytes(head + gguf.padding(len(head)) + data)
     with pytest.raises(
-        wm.UnsupportedError, match=r"tensor info 0: type is 139, expected one of .*; strict=False reads"
+        wm.UnsupportedError, match=r"tensor info 0: type is 139, expected one of .*; open\(\.\.\., strict=False\) reads"
     ):
         wm.open(path)
     with wm.open(path, strict=False) as f:

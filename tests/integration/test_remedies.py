@@ -4,48 +4,173 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+import shutil
+import tomllib
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
 from tests import word_files as wb
+from tests.builders import gguf
+from tests.places import ROOT
 
 import weightmap as wm
+import weightmap.pool.pool
 from weightmap import cli
-from weightmap.cli.outcome import _option
 from weightmap.cli.parser import all_commands, build_parser
-from weightmap.errors import Remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOURCES = Path(wm.__file__).parent
 ROWS = wb.matrix(5, 4)
 PLAIN = {"a": np.ones((4, 32), np.float32), "b": np.ones(4, np.float32)}
 
 
+# ------------------------------------------------------------------------ every text in the sources that names a remedy
+def texts(path):
+    """Yield line and text of every string in a source that may be printed: docstrings, keys and names are left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            skipped.add(id(node.body[0].value) if isinstance(node.body[0], ast.Expr) else 0)
+        if isinstance(node, ast.JoinedStr):
+            skipped |= set(map(id, node.values))
+    for node in ast.walk(tree):
+        pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
+        if id(node) in skipped or not all(isinstance(p, ast.Constant | ast.FormattedValue) for p in pieces):
+            continue
+        text = "".join(str(p.value) if isinstance(p, ast.Constant) else "{}" for p in pieces)
+        if isinstance(getattr(pieces[0], "value", None), str) or len(pieces) > 1:
+            yield node.lineno, text
+
+
+@cache
+def messages():
+    """Return place and text of every string in the sources that is more than a word, but for pages of HTML."""
+    return [
+        (f"{path.relative_to(SOURCES)}:{line}", text)
+        for path in sorted(SOURCES.rglob("*.py"))
+        for line, text in texts(path)
+        if " " in text.strip() and "</" not in text and "<span" not in text
+    ]
+
+
+def collected(pattern):
+    """Return place, text and match of everything in messages that a pattern finds."""
+    return [(place, text, match) for place, text in messages() for match in re.finditer(pattern, text)]
+
+
+# Whose keywords a bare ``name=`` in a message of a room means; ``function(name=`` names its function itself.
+SPEAKERS = {
+    "compat": ("save", "open"),
+    "conversion": ("convert", "Output", "Run", "verify", "diff"),
+    "core/formats": ("open", "save", "convert"),
+    "core/model/saving": ("save",),
+    "core/model": ("open",),
+    "core/arguments": ("open", "save", "convert", "quantize", "verify", "diff", "plan"),
+    "core/options": ("open",),
+    "core/quant": ("core.quant.blocks.QuantizedTensor.__array__",),
+    "deltas": ("deltas.publish", "deltas.apply", "deltas.pull"),
+    "dlpack": ("open",),
+    "llama": ("convert",),
+    "plans": ("open", "plan", "ReadPlan.run"),
+    "pool": ("open", "pool.pool.Pool.hold"),
+    "remote": ("Remote",),
+    "torch": ("open", "torch.load_file", "torch.load_into", "torch.to_torch"),
+    "trust": ("trust.signature", "trust.sign"),
+    "words": ("words.convert",),
+}
+FOREIGN_OPTIONS = {"--mistral-format"}  # of a script of llama.cpp
+LISTED = ("Limits(max_header", "TensorSpec(", "crc32(data")  # not a message: a repr, or a docstring of C
+
+
+@cache
+def resolved(name):
+    """Return what a dotted name means in Python: in the package, in the environment of its examples, or of a handle."""
+    owners = {"f": wm.TensorFile, "plan": wm.ReadPlan, "wm": wm, "weightmap": wm}
+    first, *others = name.split(".")
+    if first not in owners:
+        owners, others = {first: wm if hasattr(wm, first) else wm.words}, [first, *others]
+    thing = owners[first]
+    for attribute in others:
+        thing = getattr(thing, attribute)
+    return thing
+
+
+def keywords_of(function):
+    if inspect.isclass(function):
+        function = function.__init__ if "__init__" in vars(function) else function
+    return set(inspect.signature(function).parameters)
+
+
+def test_every_option_of_a_message_exists():
+    flags = {flag for sub in all_commands(build_parser()).values() for flag in sub._option_string_actions}
+    flags |= set(build_parser()._option_string_actions) | FOREIGN_OPTIONS
+    found = collected(r"(?<![\w-])--[a-z][\w-]*")
+    assert len(found) > 20
+    assert not [(place, match[0]) for place, _, match in found if match[0] not in flags]
+
+
+def test_every_command_of_a_message_exists():
+    commands = all_commands(build_parser())
+    found = collected(r"`weightmap ([a-z ]+)")
+    assert found
+    for place, _, match in found:
+        assert any(f"{match[1]} ".startswith(f"{command} ") for command in commands), (place, match[0])
+
+
+def test_every_package_of_a_message_is_an_extra():
+    """The name is on no index, so that a message names a checkout; packages that need no extra are named themselves."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    found = collected(r"pip install (.*)")
+    assert len(found) > 10
+    for place, _, match in found:
+        extra = re.fullmatch(r"'\.\[(\w+)\]' in a checkout", match[1])
+        assert match[1] in {"ml_dtypes", "{}"} if extra is None else extra[1] in extras, place
+    assert not [place for place, *_ in collected(r"weightmap\[")]
+    assert not [place for place, _, match in collected(r"extra \[(\w+)\]") if match[1] not in extras]
+
+
+def test_every_name_of_a_message_exists():
+    found = collected(r"\b(?:weightmap|wm|f|plan)(?:\.[A-Za-z_]+)+")
+    assert len(found) > 10
+    for place, _, match in found:
+        try:
+            assert resolved(match[0]) is not None, place
+        except wm.errors.MissingDependencyError:
+            assert match[0] in {"weightmap.dcp", "weightmap.jax"}, place
+
+
+def test_every_keyword_of_a_message_exists():
+    """As ``function(keyword=``, or bare: then a function that prints this message has it."""
+    pip_and_pages = r"(?:([A-Za-z_][\w.]*)\((?:[^()=]*, )?)?(?<![\w.'\"])([a-z_]+)=(?!=)"
+    found = collected(pip_and_pages)
+    assert len(found) > 30
+    for place, text, match in found:
+        if text.startswith(LISTED):
+            continue
+        function, keyword = match.groups()
+        if function:
+            assert keyword in keywords_of(resolved(function)), (place, text)
+            continue
+        room = max((room for room in SPEAKERS if place.startswith(room)), key=len, default=None)
+        assert room is not None, (place, text)
+        known = set().union(*(keywords_of(resolved(name)) for name in SPEAKERS[room]))
+        assert keyword in known, (place, text)
+
+
+# ---------------------------------------------------------------------------------------------- remedies that are taken
 def remedies():
-    """Yield the place, the option and the flag of every `Remedy` that the package makes."""
+    """Yield the place and the option of every `Remedy` that the package makes."""
     for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Remedy":
-                option = node.args[1]
-                assert isinstance(option, ast.Constant), ast.unparse(node)
-                flag = next((each.value.value for each in node.keywords if each.arg == "flag"), "")
-                yield f"{path.name}:{node.lineno}", option.value, flag
-
-
-def test_every_option_that_a_remedy_names_exists():
-    functions = [wm.open, wm.save, wm.convert, wm.verify, wm.diff, wm.words.convert, wm.hub.download]
-    functions += [wm.deltas.publish, wm.deltas.apply, wm.deltas.pull, wm.trust.signature, wm.trust.sign]
-    keywords = {name for function in functions for name in inspect.signature(function).parameters}
-    keywords |= {name for options in (wm.Output, wm.Remote) for name in inspect.signature(options).parameters}
-    keywords |= {f"Pq.{name}" for name in inspect.signature(wm.words.Pq).parameters}
-    flags = {flag for sub in all_commands(build_parser()).values() for flag in sub._option_string_actions}
-    found = list(remedies())
-    assert len(found) > 10
-    for place, option, flag in found:
-        remedy = Remedy("{}", option, flag=flag)
-        if place.split(":")[0] != "outcome.py":  # that of the command line alone
-            assert option in keywords, place
-        assert _option(remedy) in flags, place
+                yield f"{path.name}:{node.lineno}", ast.literal_eval(node.args[1])
 
 
 def words(data):
@@ -67,57 +192,130 @@ def two_matrices(path):
     wm.save(path, {"one": matrix, "two": matrix}, format="embd", vocab=["a", "b"])
 
 
-REPEATED = wb.word2vec(["a", "b", "a"], ROWS[:3])
-# Name of the source, what writes it, name of the target, option of the remedy, and the value that helps; and what was
-# asked for at first.
+def unknown_type(path):
+    """A GGUF file with a tensor of a type that is not known."""
+    head = gguf.header([gguf.Info("a", (2,), 139, 0)])
+    path.write_bytes(head + gguf.padding(len(head)) + bytes(32))
+
+
+def codes(path):
+    """A model directory with a quantised checkpoint."""
+    shutil.copytree(ROOT / "tests" / "checkpoints" / "groundtruth" / "awq_gemm", path)
+
+
+def weights_of(source, target):
+    with wm.open(source) as f:
+        return wm.convert(f.weights, target, dtype="float16")
+
+
+def converting(**options):
+    return lambda source, target: wm.convert(source, target, **options)
+
+
+class Case(NamedTuple):
+    """A source, what is done to it, and the remedy: in Python, where taking it is a call, and as options."""
+
+    source: str
+    write: Callable
+    target: str
+    said: str
+    cure: Callable
+    flags: list[str]
+    start: Callable = converting()
+    command: str = "convert"
+    before: tuple[str, ...] = ()
+
+
+LOSSY = Case(
+    *("w.bin", None, "w.fifu", "weightmap.words.convert(lossy=True)"),
+    *(lambda source, target: wm.words.convert(source, target, lossy=True), ["--lossy"]),
+)
+DECLARED = LOSSY._replace(
+    said="weightmap.words.convert(strict=False)",
+    cure=lambda source, target: wm.words.convert(source, target, strict=False),
+    flags=["--lenient"],
+)
 CASES = {
-    "bytes that are not UTF-8": ("w.bin", words(wb.word2vec([b"a", b"\xff"], ROWS[:2])), "w.fifu", "lossy", True),
-    "words that become equal": ("w.bin", words(wb.word2vec([b"\xfe", b"\xff"], ROWS[:2])), "w.fifu", "lossy", True),
-    "repeated words": ("w.bin", words(REPEATED), "w.fifu", "lossy", True),
-    "too many words declared": ("w.vec", words(b"3 2\na 1 2\nb 1 2\n"), "w.fifu", "strict", False),
-    "too few words declared": ("w.bin", words(wb.word2vec("ab", ROWS[:2], head=b"1 4\n")), "w.fifu", "strict", False),
-    "two matrices of words": ("w.weights", two_matrices, "w.txt", "include", "two"),
-    "a suffix of no format": ("m.safetensors", model(), "m.xyz", "format", "embd"),
-    "a suffix of words": ("w.vec", words(wb.text(wb.WORDS, ROWS, dims=True)), "w.txt", "format", "text"),
-    "a directory without a format": ("w.bin", words(wb.word2vec(wb.WORDS, ROWS)), "w.vec", "format", "textdims"),
-    "a type that the target lacks": ("m.safetensors", model(c=np.ones(3)), "m.weights", "dtype", None),
-    "llama.cpp's names elsewhere": ("m.safetensors", model(), "m.weights", "names", "auto"),
-}
-BEFORE = {
-    "llama.cpp's names elsewhere": {"names": "llama.cpp"},
-    "two matrices of words": {"format": "text"},
+    "bytes that are not UTF-8": LOSSY._replace(write=words(wb.word2vec([b"a", b"\xff"], ROWS[:2]))),
+    "words that become equal": LOSSY._replace(write=words(wb.word2vec([b"\xfe", b"\xff"], ROWS[:2]))),
+    "repeated words": LOSSY._replace(write=words(wb.word2vec(["a", "b", "a"], ROWS[:3]))),
+    "too many words declared": DECLARED._replace(source="w.vec", write=words(b"3 2\na 1 2\nb 1 2\n")),
+    "too few words declared": DECLARED._replace(write=words(wb.word2vec("ab", ROWS[:2], head=b"1 4\n"))),
+    "bytes that are not UTF-8, in words convert": LOSSY._replace(
+        write=words(wb.word2vec([b"a", b"\xff"], ROWS[:2])), start=wm.words.convert, command="words convert"
+    ),
+    "two matrices of words": Case(
+        *("w.weights", two_matrices, "w.txt", "include=", converting(format="text", include="two")),
+        *(["--include", "two"], converting(format="text"), "convert", ("--format", "text")),
+    ),
+    "a suffix of no format": Case(
+        *("m.safetensors", model(), "m.xyz", "format=", converting(format="embd"), ["--format", "embd"])
+    ),
+    "a suffix of words": Case(
+        *("w.vec", words(wb.text(wb.WORDS, ROWS, dims=True)), "w.txt"),
+        *("format='text", converting(format="textdims"), ["--format", "textdims"]),
+    ),
+    "a type that the target lacks": Case(
+        *("m.safetensors", model(c=np.ones(3)), "m.weights"),
+        *("dtype='float32'", converting(dtype="float32"), ["--dtype", "float32"]),
+    ),
+    "a tensor that the target lacks": Case(
+        *("m.safetensors", model(c=np.ones(3, np.complex64)), "m.weights"),
+        *("exclude=", converting(exclude="c"), ["--exclude", "c"]),
+    ),
+    "llama.cpp's names elsewhere": Case(
+        *("m.safetensors", model(), "m.weights", "names='llama.cpp'", converting(), []),
+        *(converting(names="llama.cpp"), "convert", ("--names", "llama.cpp")),
+    ),
+    "a type of GGUF that is not known": Case(
+        *("m.gguf", unknown_type, "", "open(..., strict=False)", lambda source, _: wm.open(source, strict=False)),
+        *(["--lenient"], lambda source, _: wm.open(source), "inspect"),
+    ),
 }
 
 
-def flags_of(options):
-    """Options as the command line spells them."""
-    switches = {"lossy": "--lossy", "strict": "--lenient"}
-    for name, value in options.items():
-        yield from [switches[name]] if name in switches else [f"--{name.replace('_', '-')}", str(value)]
+# Options of remedies that other suites take, with a server or a package that may be missing.
+ELSEWHERE = {
+    "redirects": "remote/test_requests.py",
+    "unversioned": "remote/test_requests.py",
+    "deadline": "remote/test_requests.py",
+    "base_version": "deltas/test_publish.py",
+    "allow_symlinks": "trust/test_signing.py",
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_remedy_helps(case, tmp_path, capsys):
-    """In Python and on the command line: the error names the option as it is spelt there, and with it all goes well."""
-    name, write, target, option, value = CASES[case]
-    source, before = tmp_path / name, BEFORE.get(case, {})
-    write(source)
+    """In Python and on the command line: the error names what to write there, and with it all goes well."""
+    case = CASES[case]
+    source, target = tmp_path / case.source, tmp_path / case.target
+    case.write(source)
     with pytest.raises(wm.TensorFileError) as caught:
-        wm.convert(source, tmp_path / target, **before)
-    remedy = caught.value.remedy
-    assert remedy is not None, caught.value
-    assert remedy.option == option
-    assert f"{option}=" in str(caught.value)
-    value = remedy.value if value is None else value
-    assert cli.main(["convert", str(source), str(tmp_path / target), *flags_of(before)]) in {2, 3}
+        case.start(source, target)
+    assert case.said in str(caught.value)
+    argv = [*case.command.split(), str(source), *([str(target)] if case.target else [])]
+    assert cli.main([*argv, *case.before]) in {2, 3}
     said = capsys.readouterr().err
-    assert next(iter(flags_of({option: value}))) in said
-    assert f"{option}=" not in said
-    cured = before | {option: value}
-    wm.convert(source, tmp_path / target, **cured)
-    (tmp_path / target).unlink()
-    assert cli.main(["convert", str(source), str(tmp_path / target), *flags_of(cured)]) == 0
-    assert (tmp_path / target).exists()
+    assert (case.flags[:1] or ["--names"])[0] in said
+    assert case.said not in said
+    result = case.cure(source, target)
+    if case.target:
+        target.unlink()
+    else:
+        result.close()
+    assert cli.main([*argv, *(case.before if case.flags else []), *case.flags]) == 0
+    assert target.exists()
+
+
+def test_every_remedy_is_taken():
+    taken = " ".join(f"{case.said} {' '.join(case.flags)}" for case in CASES.values())
+    for place, option in remedies():
+        name = option.rpartition(".")[2]
+        if name in ELSEWHERE:
+            suite = (ROOT / "tests" / ELSEWHERE[name]).read_text(encoding="utf-8")
+            assert f"{name}=" in suite, place
+        elif option not in {"lenient", "max_shard_size", "layout", "weights"}:
+            assert f"{name}=" in taken or f"--{name}" in taken, place
 
 
 def test_the_remedy_for_two_matrices_fits_what_was_asked(tmp_path, capsys):
@@ -127,7 +325,7 @@ def test_the_remedy_for_two_matrices_fits_what_was_asked(tmp_path, capsys):
     with pytest.raises(wm.EncodeError, match="conversion without options for words chooses it by include="):
         wm.words.convert(source, target, normalize=False)
     pytest.importorskip("scipy")
-    with pytest.raises(wm.EncodeError, match=r"Pq\.include= chooses it"):
+    with pytest.raises(wm.EncodeError, match=r"Pq\(include=\.\.\.\) chooses it"):
         wm.words.convert(source, target, pq=wm.words.Pq(2))
     assert cli.main(["words", "convert", source, target, "--quantize", "pq", "--n-subquantizers", "2"]) == 2
     assert "--quantize-include chooses it" in capsys.readouterr().err

@@ -263,3 +263,16 @@ def test_commands(model, keys, capsys):
     assert "identity of the signer is 'signer', 'a@example.org', expected 'b'" in capsys.readouterr().out
     assert cli.main([*by, str(keys / "other.root")]) == 1
     assert cli.main(["sign", str(model), "--key", str(keys / "own.pub")]) == 3
+
+
+def test_symbolic_links_are_signed_on_request(model, keys, tmp_path, capsys):
+    """What the error names does it, in Python and on the command line."""
+    (model / "link").symlink_to(model / NAME)
+    key = keys / "own.pem"
+    with pytest.raises(wm.errors.TrustError, match="; allow_symlinks=True signs what links lead to"):
+        trust.sign(model, tmp_path / "a.sig", key=key)
+    trust.sign(model, tmp_path / "a.sig", key=key, allow_symlinks=True)
+    argv = ["sign", str(model), "--key", str(key), "--out", str(tmp_path / "b.sig")]
+    assert cli.main(argv) == 3
+    assert "; --allow-symlinks signs what links lead to" in capsys.readouterr().err
+    assert cli.main([*argv, "--allow-symlinks"]) == 0

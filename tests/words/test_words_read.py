@@ -127,7 +127,7 @@ PAIRS = [[1, 2], [3, 4]]
 WRONG = {
     "word2vec": [
         (DAMAGED, r"word 1, b'z\\xffz', is not UTF-8.*\(at byte 16\)"),
-        (wb.word2vec("aba", [[1, 2]] * 3), r"word 2 is 'a', as 0 is: .*lossy=True keeps the first row .*byte 26\)"),
+        (wb.word2vec("aba", [[1, 2]] * 3), r"word 2 is 'a', as 0 is: .*lossy=True\) keeps the first row .*byte 26\)"),
         (wb.word2vec("ab", [[1, 2], [3, np.nan]]), r"number 1 of row 1 is nan.*byte 17"),
         (wb.word2vec("a", [[1, np.inf]]), "number 1 of row 0 is inf"),
         (wb.word2vec("a", [[1, 2]], head=b"2 2\n"), "number of words with 2 numbers each is 2"),
@@ -230,7 +230,9 @@ def test_a_wrong_number_of_words_is_refused_or_said(put, tmp_path, capsys, kind,
     source, target = put(data, "words.bin"), tmp_path / "out.fifu"
     if declared != len(wb.WORDS):
         for convert in (wm.convert, convert_words):
-            with pytest.raises(wm.FormatError, match="; strict=False takes the words that are there"):
+            with pytest.raises(
+                wm.FormatError, match=r"; weightmap\.words\.convert\(strict=False\) takes the words that are there"
+            ):
                 convert(source, target)
         assert main(["convert", str(source), str(target)]) == 3
         assert "; --lenient takes the words that are there" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def _chosen(spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -
             if isinstance(key, Indices):
                 several = tuple(key)
                 if len(several) != 1:
-                    raise PlanError(f"index of parameter {quoted(names[number])}", expected="one with weights=True")
+                    raise PlanError(f"index of parameter {quoted(names[number])}", expected="a single one")
                 (key,) = several
             yield names[number], key
 

@@ -163,7 +163,7 @@ def convert(
             check_not_read(file, target)
             remedy = Remedy("conversion without options for words chooses it by {}", "include")
             if pq is not None:
-                remedy = Remedy("{} chooses it", "Pq.include", flag="--quantize-include")
+                remedy = Remedy("{} chooses it", "include", flag="--quantize-include", python="Pq(include=...)")
             words = from_file(file, directory, None if pq is None else pq.include, remedy=remedy)
             report = convert_words(words, target, target_record, **options)
             tolerated = (f"tolerated in the source: {warning}" for warning in (*leftover, *warnings_of(file)))

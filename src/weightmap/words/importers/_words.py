@@ -76,9 +76,11 @@ LONGEST = 1 << 16
 _MAX_WORDS = (1 << 32) - 1
 _MOST_DIMS = (1 << 31) - 1
 # Remedies
-REPLACED = Remedy("{} replaces such bytes", "lossy", switch=True)
-FIRSTS = Remedy("{} keeps the first row of each word", "lossy", switch=True)
-LENIENT = Remedy("{} takes the words that are there", "strict", value=False)
+REPLACED = Remedy("{} replaces such bytes", "lossy", switch=True, python="weightmap.words.convert(lossy=True)")
+FIRSTS = REPLACED._replace(words="{} keeps the first row of each word")
+LENIENT = Remedy(
+    "{} takes the words that are there", "strict", value=False, python="weightmap.words.convert(strict=False)"
+)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 

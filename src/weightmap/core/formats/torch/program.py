@@ -63,7 +63,7 @@ _ODD = {
     "KEY": ("a key that is no text, integer, truth value, None or tuple of such", "texts as keys"),
     "ARRAY": ("an array, scalar or type of numpy of other things than little-endian numbers", "a tensor"),
 }
-_LAX = Remedy("or open it with {}, which leaves it out", "strict", value=False)
+_LAX = Remedy("or {} leaves it out", "strict", value=False)
 _SHOWN = 80
 # Bytes of an integer; Python refuses to write out one of 1,786.
 _LONG_MOST = 1024
