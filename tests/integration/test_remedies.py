@@ -82,7 +82,7 @@ SPEAKERS = {
     "pool": ("open", "pool.pool.Pool.hold"),
     "remote": ("Remote",),
     "torch": ("open", "torch.load_file", "torch.load_into", "torch.to_torch"),
-    "trust": ("trust.signature", "trust.sign"),
+    "trust": ("open", "trust.signature", "trust.sign"),
     "words": ("words.convert",),
 }
 FOREIGN_OPTIONS = {"--mistral-format"}  # of a script of llama.cpp
