@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def imported(module: str, package: str) -> Any:
     """Import an optional library. Raises `MissingDependencyError` without it."""
-    found = sys.modules.get(module)
-    if found is not None:
-        return found
+    module_ = sys.modules.get(module)
+    if module_ is not None:
+        return module_
     try:
         return import_module(module)
     except ImportError:
@@ -112,8 +112,8 @@ def framework_named(name: str) -> Framework:
     MissingDependencyError
         It is not installed.
     """
-    found = _NAMED.get(name) if isinstance(name, str) else None
-    if found is None:
+    framework = _NAMED.get(name) if isinstance(name, str) else None
+    if framework is None:
         raise UnsupportedError("framework", expected="np, pt, flax, jax, tf or mlx", actual=repr(name))
-    found.check()
-    return found
+    framework.check()
+    return framework

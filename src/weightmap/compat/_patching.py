@@ -84,10 +84,10 @@ def _looking_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return theirs(*args, **kwargs)
         except OSError:
-            asked = inspect.signature(theirs).bind(*args, **kwargs).arguments
-            subfolder = (asked.get("download_kwargs") or {}).get("subfolder") or ""
-            folder = os.path.join(str(asked.get("pretrained_model_name_or_path")), subfolder)
-            if any(map(asked.get, _CHOSEN)) or not os.path.isdir(folder):
+            arguments = inspect.signature(theirs).bind(*args, **kwargs).arguments
+            subfolder = (arguments.get("download_kwargs") or {}).get("subfolder") or ""
+            folder = os.path.join(str(arguments.get("pretrained_model_name_or_path")), subfolder)
+            if any(map(arguments.get, _CHOSEN)) or not os.path.isdir(folder):
                 raise
             try:
                 return [find_model(folder)], None
@@ -163,15 +163,15 @@ def patched() -> Iterator[None]:
 
 def _found(pairs: dict[int, tuple[Any, Any]]) -> list[tuple[ModuleType, str, Any]]:
     """Return the globals of all modules but ours that are the first of a pair, each with the second."""
-    found = []
+    places = []
     for module in list(sys.modules.values()):
         if not _foreign(module):
             continue
         for name, value in list(vars(module).items()):
             pair = pairs.get(id(value))
             if pair is not None and pair[0] is value:
-                found.append((module, name, pair[1]))
-    return found
+                places.append((module, name, pair[1]))
+    return places
 
 
 def _is_ours(value: Any) -> bool:

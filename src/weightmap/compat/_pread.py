@@ -56,9 +56,9 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
         raise
     row.source.check_unchanged()
     if row.dtype.quantized:
-        few = row.shape and 2 * axes[0].size <= row.shape[0]  # rows are what is decoded without the others
+        partial = row.shape and 2 * axes[0].size <= row.shape[0]  # rows are what is decoded without the others
         reader = PartReader(row.source, chunk=_CHUNK, gap=_GAP, most=math.inf)
-        return np.asarray((reader.quantized(row, key, name, Heads(), 0) if few else row.decoder())[index])
+        return np.asarray((reader.quantized(row, key, name, Heads(), 0) if partial else row.decoder())[index])
     stored = numpy_dtype(row.dtype)
     box = _box(axes, row.shape, stored.itemsize)
     runs = Runs(row, box, what)

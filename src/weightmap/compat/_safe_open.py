@@ -93,10 +93,10 @@ class OpenedFile:
         if self.device is not None:
             from weightmap.torch._files import shared
 
-            found = shared(file)
+            tensors = shared(file)
         else:
-            found = {name: self._delivered(name, value) for name, value in file.items()}
-        return found if list(found) == names else {name: found[name] for name in names}
+            tensors = {name: self._delivered(name, value) for name, value in file.items()}
+        return tensors if list(tensors) == names else {name: tensors[name] for name in names}
 
     def part(self, name: str, index: Any) -> Any:
         """Return part of a tensor: an array of no dimension for one element."""
@@ -159,10 +159,12 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         backend: str = "mmap",
         trust: Any = None,
     ) -> None:
-        wanted = framework_named(framework)
+        framework_ = framework_named(framework)
         if backend not in {"mmap", "pread"}:
             raise UnsupportedError("backend", expected="mmap or pread", actual=repr(backend))
-        self._reader: OpenedFile | None = OpenedFile(filename, wanted, device, pread=backend == "pread", trust=trust)
+        self._reader: OpenedFile | None = OpenedFile(
+            filename, framework_, device, pread=backend == "pread", trust=trust
+        )
         self._path = self._reader.file.path
 
     def __enter__(self) -> Self:
@@ -316,14 +318,14 @@ class SliceError(TensorFileError, IndexError):
     @classmethod
     def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: IndexError) -> SliceError:
         """Return the error for an index that numpy refused, in the words of safetensors where it has some."""
-        given = index[: index.index(Ellipsis)] if Ellipsis in index[:-1] else index[:-1]
-        for dim, (part, size) in enumerate(zip(given, shape, strict=False)):
+        parts = index[: index.index(Ellipsis)] if Ellipsis in index[:-1] else index[:-1]
+        for dim, (part, size) in enumerate(zip(parts, shape, strict=False)):
             if not isinstance(part, int):
                 continue
             if part < -size:
                 return cls(f"Invalid index {part} for dimension {dim} of size {size}")
             if part >= size:
-                what = f"Error during slicing [{', '.join(map(_spelt, given))}] with shape {list(shape)}"
+                what = f"Error during slicing [{', '.join(map(_spelt, parts))}] with shape {list(shape)}"
                 return cls(f"{what}: index {part} out of bounds for tensor dimension #{dim} of size {size}")
         return cls(str(error))
 

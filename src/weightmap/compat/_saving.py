@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _FORMAT = by_name("safetensors")
 # What `TensorSpec` takes: names of numpy and torch.
-_KNOWN = {name: DTYPES[name] for name in DTYPE_NAMES.values() if not DTYPES[name].packed}
-_KNOWN[PAIRS] = DTYPES["float4_e2m1fn"]
+_STORABLE = {name: DTYPES[name] for name in DTYPE_NAMES.values() if not DTYPES[name].packed}
+_STORABLE[PAIRS] = DTYPES["float4_e2m1fn"]
 _CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
@@ -160,15 +160,15 @@ class TensorSpec:
     __slots__ = ("_dtype", "data_len", "data_ptr", "shape")
 
     def __init__(self, *, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int) -> None:
-        found = _KNOWN.get(dtype)
-        if found is None:
-            raise EncodeError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_KNOWN)}")
+        dtype_ = _STORABLE.get(dtype)
+        if dtype_ is None:
+            raise EncodeError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_STORABLE)}")
         dims = [int(size) for size in shape]
         if min(dims, default=0) < 0 or data_ptr < 0 or data_len < 0:
             raise EncodeError("shape, address and size of a tensor cannot be negative")
-        if found.packed and dims:
+        if dtype_.packed and dims:
             dims[-1] *= 2
-        self._dtype = found
+        self._dtype = dtype_
         self.shape: list[int] = dims
         self.data_ptr: int = data_ptr
         self.data_len: int = data_len
@@ -242,13 +242,13 @@ def deserialize(data: Any) -> list[tuple[str, dict[str, Any]]]:
         As `weightmap.open`.
     """
     with wm.open(memoryview(data)) as file:
-        found = []
+        entries = []
         for info in file.infos():
             array = file[info.name]
             octets = array if hasattr(array, "nbytes") and hasattr(array, "tobytes") else file.read(info.name)
             shape, dtype = list(info.shape), code_of(dtype_of(file, info))
-            found.append((info.name, {"shape": shape, "dtype": dtype, "data": bytearray(octets.tobytes())}))
-        return found
+            entries.append((info.name, {"shape": shape, "dtype": dtype, "data": bytearray(octets.tobytes())}))
+        return entries
 
 
 def load(data: Any, framework: str) -> dict[str, Any]:

@@ -240,7 +240,7 @@ class GGUFReader:
         """The key-values by key, and three fields of the beginning."""
         header, width = self._header, self._header.width
         kind = GGUFValueType.UINT32 if width == _NARROW else GGUFValueType.UINT64
-        found = OrderedDict(
+        fields = OrderedDict(
             {
                 "GGUF.version": ReaderField(4, "GGUF.version", [self._get(4, "u4")], [0], [GGUFValueType.UINT32]),
                 "GGUF.tensor_count": ReaderField(8, "GGUF.tensor_count", [self._number(8)], [0], [kind]),
@@ -250,8 +250,8 @@ class GGUFReader:
         for first, last in header.scan.keys().tolist():
             name = str(header.data[first:last], "utf-8")
             head = [self._number(first - width), self.data[first:last], self._get(last, "u4")]
-            found[name] = ReaderField(first - width, name, *self._value(head, last))
-        return found
+            fields[name] = ReaderField(first - width, name, *self._value(head, last))
+        return fields
 
     def _value(self, head: list[Any], at: int) -> tuple[Sequence[Any], Sequence[int], list[GGUFValueType]]:
         """Return parts, data and types of a key-value whose type stands at `at`."""
@@ -312,7 +312,7 @@ class GGUFReader:
     @cached_property
     def tensors(self) -> list[ReaderTensor]:
         """The tensors, in the order in which the header lists them."""
-        found, at, width = [], self._header.scan.pos, self._header.width
+        tensors, at, width = [], self._header.scan.pos, self._header.width
         for _ in range(self._header.scan.n_tensors):
             start = at
             length, name = self._string(at)
@@ -323,8 +323,8 @@ class GGUFReader:
             kind, offset = self._get(at, "u4"), self._get(at + 4, "u8")
             at += 12
             field = ReaderField(start, _text(name), [length, name, n_dims, dims, kind, offset], [1, 3, 4, 5])
-            found.append(self._tensor(field, dims, int(kind[0]), self.data_offset + int(offset[0])))
-        return found
+            tensors.append(self._tensor(field, dims, int(kind[0]), self.data_offset + int(offset[0])))
+        return tensors
 
     def _tensor(self, field: ReaderField, dims: NDArray[Any], code: int, offset: int) -> ReaderTensor:
         name, shape = TYPES[code], tuple(dims[::-1].tolist())

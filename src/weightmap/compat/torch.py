@@ -83,12 +83,12 @@ def save_model(
     """
     check_module("model", model)
     state = model.state_dict()
-    told = dict(metadata or {})
+    recorded = dict(metadata or {})
     for kept, others in _remove_duplicate_names(state).items():
         for name in others:
-            told.setdefault(name, kept)
+            recorded.setdefault(name, kept)
             del state[name]
-    save_file(state, filename, told or metadata)
+    save_file(state, filename, recorded or metadata)
 
 
 def load_model(
@@ -164,17 +164,17 @@ def _remove_duplicate_names(
 ) -> dict[str, list[str]]:
     """Return the names to keep, where several tensors share memory, each with those that it stands for."""
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
-    found: dict[str, list[str]] = {}
+    duplicates: dict[str, list[str]] = {}
     for names in _saving.shared(state_dict):
         complete = {name for name in names if _is_complete(state_dict[name])}
         if not complete:
             what = f"none of the tensors {', '.join(map(quoted, sorted(names)))} covers the memory that they share"
             raise TorchEncodeError(f"{what}: found no suitable name to keep for saving")
-        kept = min(preferred & complete or complete - discarded or complete)
-        others = sorted(names - {kept})
+        chosen = min(preferred & complete or complete - discarded or complete)
+        others = sorted(names - {chosen})
         if others:
-            found[kept] = others
-    return found
+            duplicates[chosen] = others
+    return duplicates
 
 
 def _check(tensors: Any) -> None:

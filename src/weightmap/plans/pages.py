@@ -133,7 +133,7 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
     edges = np.unique(np.concatenate([starts, stops]))
     order = np.argsort(starts, kind="stable")
     nowhere = np.zeros(len(starts), np.uint32)
-    _, begins, ends, _ = files.join_ranges(nowhere, starts[order], stops[order], gap=1, most=1.0)
+    _, begins, ends, _ = files.join_ranges(nowhere, starts[order], stops[order], gap=1, max_over_read=1.0)
     counted = np.zeros(len(edges), np.int64)  # resident bytes before each edge
     total, ask = 0, _Pages(source)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):

@@ -117,7 +117,7 @@ class PartReader:
             return
         starts, stops = part.starts, part.starts + part.length
         nowhere = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = files.join_ranges(nowhere, starts, stops, gap=self.gap, most=self.most)
+        _, begins, ends, _ = files.join_ranges(nowhere, starts, stops, gap=self.gap, max_over_read=self.most)
         if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
             self._apart(starts, part.length, target)
             return
@@ -151,7 +151,9 @@ class PartReader:
         starts, stops = ranges_of(heads.of(number, row), key, name)
         order = np.argsort(starts, kind="stable")
         nowhere = np.zeros(len(order), np.uint32)
-        _, begins, ends, _ = files.join_ranges(nowhere, starts[order], stops[order], gap=self.gap, most=self.most)
+        _, begins, ends, _ = files.join_ranges(
+            nowhere, starts[order], stops[order], gap=self.gap, max_over_read=self.most
+        )
         # Zeros are memory that is never touched where nothing is read.
         new = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
         octets = new(row.nbytes, np.uint8)

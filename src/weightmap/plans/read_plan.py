@@ -116,7 +116,7 @@ class ReadPlan:
         if costly and len(owners) > len(numbers):
             order = np.lexsort((begins, owners))
             pieces = owners[order].astype(np.uint32), begins[order], ends[order]
-            owners, begins, ends, _ = native_files.join_ranges(*pieces, gap=ROUND_TRIP, most=math.inf)
+            owners, begins, ends, _ = native_files.join_ranges(*pieces, gap=ROUND_TRIP, max_over_read=math.inf)
             files = spans.file[owners]
             order = np.lexsort((begins, files))
             self._files, self._starts, self._stops, _ = self._join(files[order], begins[order], ends[order])
@@ -133,7 +133,7 @@ class ReadPlan:
     def _join(
         self, files: NDArray[Any], begins: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        return native_files.join_ranges(files, begins, ends, gap=self.gap, most=self.max_over_read)
+        return native_files.join_ranges(files, begins, ends, gap=self.gap, max_over_read=self.max_over_read)
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         row = self._rows.get(number)

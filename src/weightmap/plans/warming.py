@@ -100,7 +100,7 @@ def warm(
     if budget is not None:
         wanted &= np.cumsum(cold) <= budget
     count = min(_THREADS if threads is None else as_threads(threads), 64)
-    joined = native_files.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, most=1.0)[:3]
+    joined = native_files.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, max_over_read=1.0)[:3]
     stretch = min(_STRETCH, int((stops - starts)[wanted].sum()) // count)
     work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]
     bring = _Bringing(sources, list(zip(*work, strict=True)), chunk, progress)

@@ -12,14 +12,14 @@ _NO_NUMBER = "#d03b3b"
 _BYTES = {"format": ".3~s", "title": "offset in bytes"}
 
 
-def _chart(data: str, description: str, **rest: Any) -> dict[str, Any]:
+def _chart(data: str, description: str, **encoding: Any) -> dict[str, Any]:
     return {
         "$schema": _SCHEMA,
         "data": {"name": data},
         "description": description,
         "width": "container",
         "autosize": "fit-x",
-        **rest,
+        **encoding,
     }
 
 

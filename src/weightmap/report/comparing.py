@@ -72,30 +72,30 @@ def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None
         detach_index(file)
     others = set(b)
     common = [info for info in a.infos() if info.name in others]
-    whole, done, found = sum(info.nbytes for info in common), 0, []
+    whole, done, pairs = sum(info.nbytes for info in common), 0, []
     for info, places in zip(common, both(a, b, (info.name for info in common)), strict=True):
-        found.append(_pair(*places))
+        pairs.append(_pair(*places))
         done += info.nbytes
         if progress is not None:
             progress(done, whole)
-    own = set(a)
-    only_in_a, only_in_b = tuple(n for n in a if n not in others), tuple(n for n in b if n not in own)
-    return Comparison(tuple(found), only_in_a, only_in_b)
+    names_a = set(a)
+    only_in_a, only_in_b = tuple(n for n in a if n not in others), tuple(n for n in b if n not in names_a)
+    return Comparison(tuple(pairs), only_in_a, only_in_b)
 
 
 def _pair(name: str, a: Row, b: Row) -> Pair:
     text_a, text_b = (f"{place.dtype.name} {list(place.shape)}" for place in (a, b))
-    found = Pair(name, text_a, text_b, a.nbytes, None, None, None, None, 0, 0, None)
+    pair = Pair(name, text_a, text_b, a.nbytes, None, None, None, None, 0, 0, None)
     if a.shape != b.shape:
-        return found._replace(problem="the shapes differ")
+        return pair._replace(problem="the shapes differ")
     if not (has_numbers(a) and has_numbers(b)):
-        return found._replace(problem="holds no numbers")
+        return pair._replace(problem="holds no numbers")
     try:
         largest, rms, relative, cosine, odd, odd_apart = _measures(a, b)
     except TensorFileError as error:
-        return found._replace(problem=str(error))
-    found = found._replace(largest=largest, rms=rms, relative=relative, cosine=cosine)
-    return found._replace(odd=odd, odd_apart=odd_apart)
+        return pair._replace(problem=str(error))
+    pair = pair._replace(largest=largest, rms=rms, relative=relative, cosine=cosine)
+    return pair._replace(odd=odd, odd_apart=odd_apart)
 
 
 def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:
@@ -104,20 +104,20 @@ def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:
     with np.errstate(over="ignore", invalid="ignore"):
         for one, other in pairs(a, b):
             good = np.isfinite(one) & np.isfinite(other)
-            left, right = one, other
+            first, right = one, other
             if not good.all():
-                left, right = one[good], other[good]
-                odd += len(one) - len(left)
+                first, right = one[good], other[good]
+                odd += len(one) - len(first)
                 bad_one, bad_other = one[~good], other[~good]
                 same = (bad_one == bad_other) | (np.isnan(bad_one) & np.isnan(bad_other))
                 odd_apart += len(same) - int(same.sum())
-            count += len(left)
-            apart = distances(left, right)
-            largest = max(largest, float(apart.max(initial=0)))
-            if left.dtype.kind != "c" and right.dtype.kind != "c":
-                left, right = left.astype(np.float64), right.astype(np.float64)
-            products = np.vdot(left, right), np.vdot(left, left), np.vdot(right, right)
-            sums += np.array([apart @ apart, *(product.real for product in products)])
+            count += len(first)
+            metrics = distances(first, right)
+            largest = max(largest, float(metrics.max(initial=0)))
+            if first.dtype.kind != "c" and right.dtype.kind != "c":
+                first, right = first.astype(np.float64), right.astype(np.float64)
+            products = np.vdot(first, right), np.vdot(first, first), np.vdot(right, right)
+            sums += np.array([metrics @ metrics, *(product.real for product in products)])
     apart_2, product, a_2, b_2 = sums.tolist()
     rms = math.sqrt(apart_2 / count) if count else 0.0
     relative = math.sqrt(apart_2 / a_2) if a_2 else (0.0 if not apart_2 else math.inf)

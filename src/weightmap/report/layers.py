@@ -20,9 +20,9 @@ _MARKS = 1000
 _LOOKS = ("file", "type", "align", "resident")
 
 
-def runs(count: int, most: int) -> Iterator[slice]:
-    """Yield runs of neighbours: `most` of them at most, of equal length but for the last."""
-    step = max(-(-count // most), 1)
+def runs(count: int, max_size: int) -> Iterator[slice]:
+    """Yield runs of neighbours: `max_size` of them at most, of equal length but for the last."""
+    step = max(-(-count // max_size), 1)
     return (slice(at, at + step) for at in range(0, count, step))
 
 
@@ -52,8 +52,8 @@ def pooled_bars(rows: Sequence[dict[str, Any]], longest: int) -> list[dict[str, 
     step = max(longest // _MARKS, 1)
     ordered = sorted(rows, key=lambda row: (row["file"], row["begin"]))
     columns = [list(bars) for _, bars in itertools.groupby(ordered, lambda row: (row["file"], row["begin"] // step))]
-    alike = itertools.groupby(columns, lambda bars: [_longest(bars)[field] for field in _LOOKS])
-    return [_joined([bar for bars in several for bar in bars]) for _, several in alike]
+    groups = itertools.groupby(columns, lambda bars: [_longest(bars)[field] for field in _LOOKS])
+    return [_joined([bar for bars in several for bar in bars]) for _, several in groups]
 
 
 def _longest(bars: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def _place_of(name: str) -> tuple[str, str]:
     match = _NUMBER.search(name)
     if match is None:
         return "", name
-    rest = name[match.end() :].lstrip("./")
-    return name[: match.end()], _NUMBER.sub("*", rest) or "(itself)"
+    suffix = name[match.end() :].lstrip("./")
+    return name[: match.end()], _NUMBER.sub("*", suffix) or "(itself)"
 
 
 def by_layer(rows: Iterable[tuple[str, dict[str, float | None]]]) -> list[dict[str, Any]]:
@@ -92,17 +92,17 @@ def by_layer(rows: Iterable[tuple[str, dict[str, float | None]]]) -> list[dict[s
     An infinite or NaN measure is a word, and counts as larger than any number. Tensors outside all layers come
     first; layers in the order of their numbers, 2 before 10, wherever they lie in the file.
     """
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    totals: dict[tuple[str, str], dict[str, float]] = {}
     for name, measures in rows:
-        _merge(found.setdefault(_place_of(name), {}), measures)
-    places = sorted(found, key=lambda place: _in_order(place[0]))
+        _merge(totals.setdefault(_place_of(name), {}), measures)
+    places = sorted(totals, key=lambda place: _in_order(place[0]))
     row_of = _shared([layer for layer, _ in places if layer], _ROWS) | {"": OUTSIDE}
     inside = _shared([slot for layer, slot in places if layer], _COLUMNS)
     outside = _shared([slot for layer, slot in places if not layer], _OUTSIDE_COLUMNS)
     cells: dict[tuple[str, str], dict[str, float]] = {}
     for layer, slot in places:
         column = (inside if layer else outside)[slot]
-        _merge(cells.setdefault((row_of[layer], column), {}), found[layer, slot])
+        _merge(cells.setdefault((row_of[layer], column), {}), totals[layer, slot])
     return [
         {"layer": layer, "slot": slot} | {measure: _shown(value) for measure, value in measures.items()}
         for (layer, slot), measures in cells.items()
@@ -115,11 +115,11 @@ def _merge(cell: dict[str, float], measures: dict[str, float] | dict[str, float 
             cell[measure] = value
 
 
-def _shared(names: Sequence[str], most: int) -> dict[str, str]:
+def _shared(names: Sequence[str], max_names: int) -> dict[str, str]:
     """Return the label of the row or column of each name."""
     distinct = list(dict.fromkeys(names))
     shared: dict[str, str] = {}
-    for run in runs(len(distinct), most):
+    for run in runs(len(distinct), max_names):
         shared |= dict.fromkeys(distinct[run], span([short(name) for name in distinct[run]]))
     return shared
 

@@ -203,17 +203,17 @@ def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
         tried = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)[:: len(values) // _TRIED].reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         tried = tried.astype(np.float32)
-    known: dict[str, Cost] = {}
+    costs: dict[str, Cost] = {}
     for scheme, quantizer in wanting.items():
         used = quantizer.scheme_of(name, place.shape) or scheme
-        if used not in known:
+        if used not in costs:
             block = quantised.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1
             whole = tried[: len(tried) // block * block]
             try:
-                known[used] = _cost(whole, used, math.prod(place.shape))
+                costs[used] = _cost(whole, used, math.prod(place.shape))
             except QuantError:  # NaN or infinite
                 return {}
-        found[scheme] = known[used]
+        found[scheme] = costs[used]
     return found
 
 
@@ -227,11 +227,11 @@ def _cost(values: NDArray[np.float32], scheme: str, size: int) -> Cost:
         return Cost(0, 0.0, 0.0)
     tensor = quantize(values, scheme)
     wide = values.astype(np.float64)
-    apart = tensor.dequantize().astype(np.float64) - wide
+    difference = tensor.dequantize().astype(np.float64) - wide
     times = size / len(values)
     per_tensor = scheme in BITS and not tensor.block_size
     nbytes = -(-size * BITS[scheme] // 8) + 2 if per_tensor else round(tensor.payload.nbytes * times)
-    return Cost(nbytes, float(apart @ apart) * times, float(wide @ wide) * times)
+    return Cost(nbytes, float(difference @ difference) * times, float(wide @ wide) * times)
 
 
 class Stored(NamedTuple):
@@ -316,9 +316,9 @@ def survey(
     """
     entries = [(info, row.dense) for info, row in (stored_rows(as_parameters(file)) if weights else _stored(file))]
     infos = [info for info, _ in entries]
-    most = budget(len(infos))
+    max_elements = budget(len(infos))
     before = file.nbytes if verify else 0
-    whole = before + sum(min(info.nbytes, most * 4) for info in infos)
+    whole = before + sum(min(info.nbytes, max_elements * 4) for info in infos)
 
     def tell(done: int) -> None:
         if progress is not None:
@@ -339,14 +339,14 @@ def survey(
     for info, place in entries:
         numbers, costs, problem = None, {}, None
         try:
-            values = sample(place, most)
+            values = sample(place, max_elements)
             if values is not None:
                 numbers = numbers_of(values)
                 costs = costs_of(info.name, place, values)
         except QuantError as error:
             problem = str(error)
         tensors.append(Tensor(info, place.dtype.quantized, numbers, costs, problem))
-        done += min(info.nbytes, most * 4)
+        done += min(info.nbytes, max_elements * 4)
         tell(done)
     stored = [Stored(info, sources[row.source], _resident(resident, info.name)) for info, row in _stored(file)]
     weight = None
@@ -364,7 +364,7 @@ def survey(
         weight,
         verified,
         damage,
-        most,
+        max_elements,
     )
 
 

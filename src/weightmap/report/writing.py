@@ -81,9 +81,9 @@ def write_page(
         names = [_name(source, file) for source, file in zip(sources, files, strict=True)]
         damage = None
         if b is None:
-            found = survey(files[0], verify=verify, weights=weights, progress=progress)
-            damage = found.damage
-            page = model_page(names[0], found)
+            surveyed = survey(files[0], verify=verify, weights=weights, progress=progress)
+            damage = surveyed.damage
+            page = model_page(names[0], surveyed)
         else:
             files = [as_parameters(file) for file in files] if weights else files
             page = pair_page(names, [file.nbytes for file in files], comparison(files[0], files[1], progress))

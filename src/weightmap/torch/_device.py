@@ -165,14 +165,14 @@ class TorchBackend(Backend):
     def tensors(self, buffer: Any, described: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
         """Return views of the buffer, by one call for each."""
         kinds: dict[str, tuple[Any, int]] = {}
-        found = []
+        tensors = []
         for at, dtype, shape in described:
             if dtype not in kinds:
                 kind = getattr(self._torch, dtype)
                 kinds[dtype] = buffer[: len(buffer) // kind.itemsize * kind.itemsize].view(kind), kind.itemsize
             typed, size = kinds[dtype]
-            found.append(typed.as_strided(shape, _strides(shape), at // size))
-        return found
+            tensors.append(typed.as_strided(shape, _strides(shape), at // size))
+        return tensors
 
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
         """Return a copy in reverse order, also of types that torch does not flip."""
@@ -201,10 +201,10 @@ class TorchExchange(Exchange):
 
     def tell(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
-        found: list[Any] = [None] * self.world_size
+        gathered: list[Any] = [None] * self.world_size
         with _answering():
-            self._distributed.all_gather_object(found, value, group=self._cpu)
-        return found
+            self._distributed.all_gather_object(gathered, value, group=self._cpu)
+        return gathered
 
     def share(self, buffer: Any, bounds: Sequence[int]) -> None:
         """Let each rank send its part; the current stream waits for that."""
@@ -256,10 +256,10 @@ def _launches(device: Any) -> bool:
     try:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             data = torch.frombuffer(bytearray(_PROBE), dtype=torch.uint8).to(device)
-            found = torch.empty(32, device=device)
+            output = torch.empty(32, device=device)
             kernels: Any = _kernels()
-            kernels.decode(data, change, found)
-            problem: object = "" if found.tolist() == list(range(32)) else "it gives wrong values"
+            kernels.decode(data, change, output)
+            problem: object = "" if output.tolist() == list(range(32)) else "it gives wrong values"
     except Exception as error:  # noqa: BLE001 - Triton, its compiler and CUDA raise what they like
         problem = error
     if not problem:
@@ -287,9 +287,9 @@ def _kernels() -> Any:
 
 def _node_of(index: int) -> int | None:
     """Return the NUMA node of a GPU, by its place on the PCI bus; None where the system does not say."""
-    found = imported_torch().cuda.get_device_properties(index)
+    properties = imported_torch().cuda.get_device_properties(index)
     try:
-        place = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+        place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
         node = int(Path("/sys/bus/pci/devices", place, "numa_node").read_text(encoding="ascii"))
     except (AttributeError, OSError, ValueError):
         return None
@@ -307,10 +307,10 @@ def load_plan(
     exchange: Exchange | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a plan on a device of torch; see `weightmap.device.load`."""
-    wanted = None if dtype is None else str(dtype).removeprefix("torch.")
+    dtype_name = None if dtype is None else str(dtype).removeprefix("torch.")
     options: dict[str, Any] = {"verify": verify, "group": group, "staging": staging, "exchange": exchange}
-    found = load(plan, TorchBackend(device), dtype=wanted, **options)
-    for name, tensor in found:
+    tensors = load(plan, TorchBackend(device), dtype=dtype_name, **options)
+    for name, tensor in tensors:
         parameters = isinstance(plan, ParameterPlan)  # whose names are not those of the file
         yield name, tensor if parameters else in_pairs(tensor, dense_row(plan.file, name))
 

@@ -136,10 +136,10 @@ def _parameters(file: TensorFile, device: Any, *, verify: bool) -> dict[str, Any
     model = as_parameters(file)
     if not verify and device.type == "cpu":
         return shared(model)
-    found = dict(make_plan(file, weights=True).run("map", verify=True)) if verify else model
+    tensors = dict(make_plan(file, weights=True).run("map", verify=True)) if verify else model
     if device.type != "cpu":
-        return {name: to_device(found[name], device) for name in model}
-    return {name: read_tensor(model, name, found[name]) for name in model}
+        return {name: to_device(tensors[name], device) for name in model}
+    return {name: read_tensor(model, name, tensors[name]) for name in model}
 
 
 def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
@@ -176,8 +176,8 @@ def load_tensors(
         As for `load_file`.
     """
     with make_plan(file, wants) as plan:
-        found = dict(load_plan(plan, device, verify=verify, dtype=dtype))
-    return {name: found[name] for name in wants}
+        tensors = dict(load_plan(plan, device, verify=verify, dtype=dtype))
+    return {name: tensors[name] for name in wants}
 
 
 def read_tensor(file: TensorFile, name: str, array: np.ndarray[Any, Any] | None = None) -> Any:

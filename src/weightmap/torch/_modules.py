@@ -206,14 +206,14 @@ def _tie(targets: Mapping[str, Any], state: dict[str, Any], *, strict: bool) -> 
         differ = not all(_same(state[first], state[name]) for name in others)
         if differ and strict:
             raise StateError(f"{', '.join(map(quoted, present))} are one tensor in the module, and differ in the file")
-        kept = state[present[-1] if differ else first]  # the last one wins, as in torch
-        state.update(dict.fromkeys(tied, kept))
+        value = state[present[-1] if differ else first]  # the last one wins, as in torch
+        state.update(dict.fromkeys(tied, value))
 
 
 def _same(a: Any, b: Any) -> bool:
     torch = imported_torch()
-    alike: bool = a.dtype == b.dtype and a.shape == b.shape
-    return alike and torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b)))
+    equal: bool = a.dtype == b.dtype and a.shape == b.shape
+    return equal and torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b)))
 
 
 def _rehearse(
@@ -281,8 +281,8 @@ def _finish(
         there = [
             name for name, tensor in targets.items() if name in state and tensor.device.type not in {"cpu", "meta"}
         ]
-        found = (stored_names.get(id(state[name])) for name in there)
-        wanted = dict.fromkeys(name for name in found if name is not None)
+        names = (stored_names.get(id(state[name])) for name in there)
+        wanted = dict.fromkeys(name for name in names if name is not None)
         rows = [row_of(file, name) for name in wanted]
         ahead = Ahead([(row.source, Range(row.offset, row.offset + row.nbytes)) for row in rows], _AHEAD)
     places = {name: number for number, name in enumerate(wanted)}

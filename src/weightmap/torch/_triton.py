@@ -61,9 +61,9 @@ def _half_bits(data, at, mask):
 def _widened(half):
     """Make float32 of the 16 bits of a half; a NaN keeps its sign and fraction, and becomes quiet."""
     value = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    kept = ((half & 0x8000) << 16) | 0x7FC00000 | ((half & 0x3FF) << 13)
+    quiet = ((half & 0x8000) << 16) | 0x7FC00000 | ((half & 0x3FF) << 13)
     is_nan = (half & 0x7FFF) > 0x7C00
-    return tl.where(is_nan, kept, value.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+    return tl.where(is_nan, quiet, value.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -167,10 +167,10 @@ def _q4_k(data, out, n, KIND: tl.constexpr):
     b = _byte(data, first + t + 4, mask)
     c = _byte(data, first + t - 4, mask & late)
     scale = tl.where(late, (b & 15) | ((c >> 6) << 4), a & 63).to(tl.float32)
-    least = tl.where(late, (b >> 4) | ((a >> 6) << 4), b & 63).to(tl.float32)
+    minimum = tl.where(late, (b >> 4) | ((a >> 6) << 4), b & 63).to(tl.float32)
     q = (_byte(data, begin + 16 + k // 64 * 32 + k % 32, mask) >> (k // 32 % 2 * 4)) & 15
     s = _scale(data, begin, mask, False) * scale
-    x = -_scale(data, begin + 2, mask, False) * least
+    x = -_scale(data, begin + 2, mask, False) * minimum
     _put(out, i, _number(s * q.to(tl.float32) + x), mask, KIND)
 
 

@@ -205,12 +205,12 @@ class StridedSource(Derived):
             (k for k in range(len(shape)) if math.prod(shape[k + 1 :]) * itemsize <= _GROUP), max(len(shape) - 1, 0)
         )
         inner = math.prod(shape[axis + 1 :]) * itemsize
-        most = max(_GROUP // inner, 1)
+        max_rows = max(_GROUP // inner, 1)
         dim, step = (shape[axis], strides[axis]) if shape else (1, 0)
         row, end = start // inner, -(-stop // inner)
         while row < end:
             outer, i = divmod(row, dim)
-            count = min(most, dim - i, end - row)
+            count = min(max_rows, dim - i, end - row)
             at = self._base + i * step
             for k in range(axis - 1, -1, -1):
                 outer, index = divmod(outer, shape[k])
@@ -224,9 +224,9 @@ class StridedSource(Derived):
     def _gather(self, out: NDArray[Any], at: int, strides: tuple[int, ...]) -> None:
         """Fill an array with the elements of the file that begin at `at`."""
         axes = sorted((k for k in range(out.ndim) if out.shape[k] > 1), key=lambda k: -strides[k])
-        rest = tuple(k for k in range(out.ndim) if out.shape[k] == 1)
-        first: Any = (..., *(0 for _ in rest))
-        ordered = out.transpose((*axes, *rest))[first]
+        unit_axes = tuple(k for k in range(out.ndim) if out.shape[k] == 1)
+        first: Any = (..., *(0 for _ in unit_axes))
+        ordered = out.transpose((*axes, *unit_axes))[first]
         self._fill(ordered, at, tuple(strides[k] for k in axes))
 
     def _fill(self, out: NDArray[Any], at: int, strides: tuple[int, ...]) -> None:

@@ -55,7 +55,7 @@ def aligned(size: int) -> NDArray[np.uint8]:
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _FLAGS |= getattr(os, "O_BINARY", 0)
 # Linux reads at most 2 GiB at once.
-_MOST = 1 << 30
+_MAX_READ = 1 << 30
 
 
 def open_descriptor(path: str) -> Descriptor:
@@ -87,7 +87,7 @@ def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> i
     """Fill `buffer` with the bytes of a file from `offset` on; return how many there were."""
     filled = 0
     try:
-        while filled < len(buffer) and (got := os.preadv(file, [buffer[filled : filled + _MOST]], offset + filled)):
+        while filled < len(buffer) and (got := os.preadv(file, [buffer[filled : filled + _MAX_READ]], offset + filled)):
             filled += got
     except OSError as error:
         error.filename = name
@@ -95,27 +95,27 @@ def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> i
     return filled
 
 
-def identity_of(seen: State) -> tuple[int, ...]:
+def identity_of(state: State) -> tuple[int, ...]:
     """Return device, inode, size and modification time in ns of the state of a file."""
-    return seen.device, seen.inode, seen.size, seen.mtime_ns
+    return state.device, state.inode, state.size, state.mtime_ns
 
 
 def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
     """Open a file whose descriptor was released. Raises `FileChangedError` if the path leads to another file now."""
     file = open_descriptor(path)
     try:
-        seen = access.fstat(file)
+        state_ = access.fstat(file)
     except OSError as error:
         error.filename = name
         raise
-    if identity_of(seen) != identity:
+    if identity_of(state_) != identity:
         msg = "the file was changed or replaced after it was opened, and this handle keeps no descriptor of the old one"
         raise FileChangedError(msg, path=name)
     return file
 
 
-def check_path(path: str, seen: State, name: str) -> None:
-    """Raise `FileChangedError` if `path` still leads to the file that was `seen` and that file has changed.
+def check_path(path: str, state: State, name: str) -> None:
+    """Raise `FileChangedError` if `path` still leads to the file that was `state` and that file has changed.
 
     If the path leads elsewhere or nowhere, the file was replaced or deleted, and its mapping is still valid.
     """
@@ -123,20 +123,20 @@ def check_path(path: str, seen: State, name: str) -> None:
         now = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return
-    if (now.st_dev, now.st_ino) != (seen.device, seen.inode):
+    if (now.st_dev, now.st_ino) != (state.device, state.inode):
         return
-    if now.st_size != seen.size or (now.st_mtime_ns - seen.mtime_ns) % 2**64:
-        raise _changed(seen, now.st_size, now.st_mtime_ns, name)
+    if now.st_size != state.size or (now.st_mtime_ns - state.mtime_ns) % 2**64:
+        raise _changed(state, now.st_size, now.st_mtime_ns, name)
 
 
-def fail_changed(seen: State, unchanged: int, name: str) -> NoReturn:
+def fail_changed(state: State, unchanged: int, name: str) -> NoReturn:
     """Raise the error for the outcome of `State.unchanged`, 0 or a negative errno."""
     if unchanged < 0:  # a server that no longer knows the file will not deliver its pages either
         raise OSError(-unchanged, os.strerror(-unchanged), name)
-    now = access.fstat(seen.fd)
-    raise _changed(seen, now.size, now.mtime_ns, name)
+    now = access.fstat(state.fd)
+    raise _changed(state, now.size, now.mtime_ns, name)
 
 
-def _changed(seen: State, size: int, mtime_ns: int, name: str) -> FileChangedError:
-    now, then = (f"{size} bytes, modified at {ns} ns" for size, ns in ((size, mtime_ns), (seen.size, seen.mtime_ns)))
+def _changed(state: State, size: int, mtime_ns: int, name: str) -> FileChangedError:
+    now, then = (f"{size} bytes, modified at {ns} ns" for size, ns in ((size, mtime_ns), (state.size, state.mtime_ns)))
     return FileChangedError("the file was changed after it was opened: it", path=name, expected=then, actual=now)

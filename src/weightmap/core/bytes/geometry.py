@@ -38,11 +38,11 @@ _strided = later("weightmap.core.bytes.derived", "StridedSource")
 
 def ascending(axes: Axes) -> tuple[slice, ...]:
     """Return the index of the same elements in the order of the file, with every axis."""
-    found = []
+    strides_ = []
     for start, step, size, _ in axes:
         first, last = sorted((start, start + step * (size - 1))) if size else (0, -1)
-        found.append(slice(first, last + 1, abs(step)))
-    return tuple(found)
+        strides_.append(slice(first, last + 1, abs(step)))
+    return tuple(strides_)
 
 
 class Geometry:
@@ -268,28 +268,28 @@ def inflate(
     """
     import zlib  # noqa: PLC0415 - needed by few files
 
-    engine, found, seen = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
+    engine, found, position = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
 
     for chunk in source.chunks(offset, stored):
-        left: bytes | memoryview = chunk
-        while len(left) and not engine.eof:
+        pending: bytes | memoryview = chunk
+        while len(pending) and not engine.eof:
             try:
-                piece = engine.decompress(left, window)
+                piece = engine.decompress(pending, window)
             except zlib.error:
                 what = f"{name} is not deflated as its archive says"
                 raise FormatError(what, path=source.name, field="method", offset=offset) from None
-            left = engine.unconsumed_tail
-            seen, found = seen + len(piece), zlib.crc32(piece, found)
-            if seen > size:
+            pending = engine.unconsumed_tail
+            position, found = position + len(piece), zlib.crc32(piece, found)
+            if position > size:
                 what = f"{name} inflates to more than its size"
                 raise FormatError(what, path=source.name, field="size", offset=offset, expected=f"{size} bytes")
             if piece:
                 yield piece
-            elif not left:
+            elif not pending:
                 break
-    if not engine.eof or seen != size:
+    if not engine.eof or position != size:
         what = f"inflated size of {name}"
-        raise TruncatedError(what, path=source.name, field="size", offset=offset, actual=seen, expected=size)
+        raise TruncatedError(what, path=source.name, field="size", offset=offset, actual=position, expected=size)
     if found != crc:
         what = f"CRC-32 of {name}"
         actual, expected = f"{found:#010x}", f"{crc:#010x}"

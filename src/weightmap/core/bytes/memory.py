@@ -80,9 +80,9 @@ def check_room(nbytes: int, what: str) -> None:
 
     A system that promises more memory than it has would end a process that fills it.
     """
-    left = headroom().left
-    if left is not None and nbytes > left:
-        expected = f"at most {left}, the memory that is left (a mapping takes none)"
+    available = headroom().left
+    if available is not None and nbytes > available:
+        expected = f"at most {available}, the memory that is left (a mapping takes none)"
         raise LimitError(what, actual=nbytes, expected=expected)
 
 
@@ -90,8 +90,8 @@ def _groups(root: str) -> Iterator[ControlGroup]:
     """Yield the groups of this process with a limit, of both versions."""
     mounts = {version: (point, top) for version, point, top in _mounts(root)}
     for line in _lines(root, "proc/self/cgroup"):
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        number, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         version = 2 if number == "0" and not controllers else 1 if "memory" in controllers.split(",") else 0
         if version not in mounts:
             continue
@@ -129,9 +129,9 @@ def _group(root: str, folder: str, version: int) -> ControlGroup | None:
         return None
     used = _line(root, f"{folder}/{names[1]}")
     # "file" would include tmpfs, which is no cache. Version 1 has the groups below under other names.
-    wanted = ("active_file", "inactive_file") if version == 2 else ("total_active_file", "total_inactive_file")
+    keys = ("active_file", "inactive_file") if version == 2 else ("total_active_file", "total_inactive_file")
     pages = (line.split() for line in _lines(root, f"{folder}/memory.stat"))
-    files = sum(_number(pair[1]) for pair in pages if pair[0] in wanted)
+    files = sum(_number(pair[1]) for pair in pages if pair[0] in keys)
     return ControlGroup(folder, version, _number(limit), _number(used), files)
 
 
@@ -157,16 +157,16 @@ def _lines(root: str, path: str) -> list[str]:
 # Buffers reused across many files: in a fresh one, each 4 KiB costs a page fault.
 
 # A file takes one to read, up to three to write, one to quantise; the last piece of a tensor may hold one more.
-_MOST = 6
+_MAX_BUFFERS = 6
 
 
-class _Kept(_local):
+class _Buffers(_local):
     """The buffers that this thread keeps; None outside `keeping`. `threading.local`, without importing its module."""
 
     buffers: list[bytearray] | None = None
 
 
-_kept = _Kept()
+_buffers = _Buffers()
 
 
 @contextlib.contextmanager
@@ -175,13 +175,13 @@ def keeping(*, afterwards: bool = False) -> Iterator[None]:
 
     They are freed at the end, or with the thread if it keeps them `afterwards`, as workers do from call to call.
     """
-    before = _kept.buffers
-    _kept.buffers = [] if before is None else before
+    before = _buffers.buffers
+    _buffers.buffers = [] if before is None else before
     try:
         yield
     finally:
         if not afterwards:
-            _kept.buffers = before
+            _buffers.buffers = before
 
 
 def room(nbytes: int) -> memoryview:
@@ -189,14 +189,14 @@ def room(nbytes: int) -> memoryview:
 
     It is reused once nothing refers to it.
     """
-    buffers, size = _kept.buffers, nbytes + LINE
+    buffers, size = _buffers.buffers, nbytes + LINE
     if buffers is None:
         return _from_line(access.new_buffer(size), nbytes)
     for buffer in sorted(buffers, key=len):
         if len(buffer) >= size and _is_free(buffer):
             return _from_line(buffer, nbytes)
     buffers.append(access.new_buffer(size))
-    if len(buffers) > _MOST:
+    if len(buffers) > _MAX_BUFFERS:
         del buffers[0]
     return _from_line(buffers[-1], nbytes)
 

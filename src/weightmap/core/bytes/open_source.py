@@ -129,8 +129,8 @@ def name_beside(path: str, other: str) -> str:
     """Return the name by which `beside` finds a file, given another one."""
     if type(path) is str:
         return path.removeprefix(os.path.join(os.path.dirname(other), ""))
-    found: str = path.name_beside(other)  # type: ignore[attr-defined]
-    return found
+    name: str = path.name_beside(other)  # type: ignore[attr-defined]
+    return name
 
 
 def open_source(source: Any, path: str | None, mode: str) -> Source:

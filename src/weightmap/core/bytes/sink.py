@@ -29,7 +29,7 @@ DIRECT = 16 << 20
 # Bytes that `fill` writes last: without them no format recognises the file.
 _BEGINNING = 4096
 # Room behind a staging buffer for the last unit of `fill`, in bytes.
-_BEYOND = 4096
+_MARGIN_NBYTES = 4096
 
 
 class WritePlan(NamedTuple):
@@ -76,7 +76,7 @@ class Sink:
         self._total = total
         self._progress = progress
         self._room = self._most(STAGE_IN_MEMORY if in_memory else STAGE)
-        self._view = memory.room(self._room + _BEYOND)
+        self._view = memory.room(self._room + _MARGIN_NBYTES)
         self._filled = 0
         self._summing = False
         self._summed = 0
@@ -167,7 +167,7 @@ class Sink:
         It fills `out`, some units long, and writes `earlier` meanwhile: no thread waits for the file.
         """
         if (room := self._most(STAGE)) > self._room:  # threads share the work on a piece
-            view = memory.room(room + _BEYOND)
+            view = memory.room(room + _MARGIN_NBYTES)
             view[: self._filled] = self._view[: self._filled]
             self._view, self._room = view, room
         self._filling = True
@@ -176,7 +176,7 @@ class Sink:
             if self._filled == self._room:
                 self._flush_full()
             view, begin, earlier = self._view, self._filled, self._waiting
-            size = min(count - done, (self._room + _BEYOND - begin) // unit * unit)
+            size = min(count - done, (self._room + _MARGIN_NBYTES - begin) // unit * unit)
             # A large unit across the end of the buffer goes through a buffer of its own.
             out = view[begin : begin + size] if size else memoryview(bytearray(unit))
             encode(out, done, earlier)
@@ -222,7 +222,7 @@ class Sink:
         waits = self._first is None and not self._filling
         self._flush()
         if waits:
-            self._view = memory.room(self._room + _BEYOND)
+            self._view = memory.room(self._room + _MARGIN_NBYTES)
 
     def _flush(self) -> None:
         self._sum()
@@ -233,7 +233,7 @@ class Sink:
             if self._first is None:
                 self._first, begin = memoryview(bytes(piece[:_BEGINNING])), _BEGINNING
             self._waiting = quantised.Unwritten(self._fd, piece[begin:], self.offset + begin, self._flushes)
-            self._view, self._other = self._other or memory.room(self._room + _BEYOND), self._view
+            self._view, self._other = self._other or memory.room(self._room + _MARGIN_NBYTES), self._view
         elif self._first is None:
             self._first = piece
         else:

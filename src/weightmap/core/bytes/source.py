@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 MODES = ("mmap", "cow", "copy", "sealed", "direct")
 # Copies of more bytes than `_ASKED` check the memory left first.
-_COPIED, _ASKED = "size of the file to copy", 1 << 28
+_COPIED, _CHECKED_NBYTES = "size of the file to copy", 1 << 28
 # These modes copy the file before it is parsed.
 _COPIES = ("copy", "sealed")
 # Errors of mmap on file systems without it, and for files without pages.
@@ -149,12 +149,12 @@ class Source:
             self.size: int = 0 if octets is None else len(octets)
             return
         try:
-            seen = self._seen = access.fstat(file)
+            state = self._seen = access.fstat(file)
         except OSError as error:
             raise self._named(error) from None
-        if seen.mode & _KIND != stat.S_IFREG:
-            refuse(seen.mode, name)
-        self.size = seen.size
+        if state.mode & _KIND != stat.S_IFREG:
+            refuse(state.mode, name)
+        self.size = state.size
         if identity is not None:
             self._identity = identity
         if path is not None and path[0] != "/":  # the working directory may change before the handle is pickled
@@ -199,11 +199,11 @@ class Source:
         file = self._opened()
         return self._held() if file is None else file
 
-    def fail_reading(self, at: int, wanted: int, error: int, *, during: str = "it") -> NoReturn:
-        """Raise the error for bytes `at` to `wanted` that cannot be read: by an errno, or 0 where the file ends."""
+    def fail_reading(self, at: int, nbytes: int, error: int, *, during: str = "it") -> NoReturn:
+        """Raise the error for bytes `at` to `nbytes` that cannot be read: by an errno, or 0 where the file ends."""
         if error:
             raise self._named(OSError(error, os.strerror(error)), during)
-        self._short(at, wanted, during)
+        self._short(at, nbytes, during)
 
     def expect(self, ranges: Iterable[Range]) -> None:
         """Note the ranges of coming calls of `pread`: a store fetches them all at once."""
@@ -270,9 +270,9 @@ class Source:
         """Fill a contiguous array with the bytes from `offset` on. Raises `TruncatedError` when the file has fewer."""
         file = self._opened()
         if file is None:
-            held = self._held()[offset : offset + len(target)]
-            got = len(held)
-            target[:got] = held
+            memory = self._held()[offset : offset + len(target)]
+            got = len(memory)
+            target[:got] = memory
         else:
             got = read_into(file, memoryview(target), offset, self.name)
         if got < len(target):
@@ -328,11 +328,11 @@ class Source:
             error.add_note(f"while {during} was being read")
         return error
 
-    def _short(self, at: int, wanted: int, during: str = "it") -> NoReturn:
+    def _short(self, at: int, nbytes: int, during: str = "it") -> NoReturn:
         """Raise the error for a file that shrank, or for bytes behind its end."""
         if at < self.size:
-            raise shrank(at, wanted, during=during).located(path=self.name)
-        raise TruncatedError("the file ends", path=self.name, offset=at, expected=f"at least {wanted} bytes")
+            raise shrank(at, nbytes, during=during).located(path=self.name)
+        raise TruncatedError("the file ends", path=self.name, offset=at, expected=f"at least {nbytes} bytes")
 
     # ------------------------------------------------------------------------------------------------- memory
     @property
@@ -443,7 +443,7 @@ class Source:
             try:
                 if self._limits is not None:
                     self._limits.check("max_copy_bytes", self.size, _COPIED)
-                if self.size > _ASKED:
+                if self.size > _CHECKED_NBYTES:
                     check_room(self.size, _COPIED)
             except LimitError as error:
                 raise error.located(path=self.name) from None
@@ -592,10 +592,10 @@ class Source:
 
     def nameplate(self) -> Source:
         """Return a source with this one's name, path and identity, but without its bytes."""
-        found = object.__new__(type(self))
-        found.__dict__.update(self.__dict__, size=0, mode="copy", closed=False, _released=None)
-        found._file = found._octets = found._memory = found._sealed = None
-        return found
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, size=0, mode="copy", closed=False, _released=None)
+        copy._file = copy._octets = copy._memory = copy._sealed = None
+        return copy
 
     def close(self) -> None:
         """Release the file; idempotent. Arrays that view it keep the mapping alive."""

@@ -30,13 +30,13 @@ class _ForbiddenError(Exception):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    pairs_by_key = dict(pairs)
+    if len(pairs_by_key) != len(pairs):
+        keys: set[str] = set()
+        key = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         msg = f"key {key!r} occurs twice"
         raise _ForbiddenError(msg)
-    return found
+    return pairs_by_key
 
 
 def _finite(text: str) -> float:
@@ -57,16 +57,16 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, pars
 
 def _encode(value: Any) -> None:
     """Encode every text of a parsed value. Raises UnicodeEncodeError for a lone surrogate."""
-    left = [value]
-    while left:
-        inner = left.pop()
+    pending = [value]
+    while pending:
+        inner = pending.pop()
         if isinstance(inner, str):
             inner.encode()
         elif isinstance(inner, dict):
-            left.extend(inner)
-            left.extend(inner.values())
+            pending.extend(inner)
+            pending.extend(inner.values())
         elif isinstance(inner, list):
-            left.extend(inner)
+            pending.extend(inner)
 
 
 def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]:

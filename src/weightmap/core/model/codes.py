@@ -161,8 +161,8 @@ def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None
 
 def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> None:
     """Raise `UnsupportedError` if the values of a stored tensor, in this type, would be its codes."""
-    wanted = "float32" if dtype is None else dtype if dtype in DTYPES else dtype_named(dtype).name
-    if row.dtype.name == wanted:
+    target = "float32" if dtype is None else dtype if dtype in DTYPES else dtype_named(dtype).name
+    if row.dtype.name == target:
         return
     table = file._table  # noqa: SLF001 - one tensor is looked up, not all
 
@@ -174,4 +174,4 @@ def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> N
     if scales is not None:
         msg = f"tensor {quoted(name)} is {row.dtype.name}, codes whose scales are {quoted(scales)}"
         expected = f"{row.dtype.name}: f.weights has the parameter, and f[name] the codes"
-        raise UnsupportedError(f"{msg}: dtype", field="dtype", actual=wanted, expected=expected)
+        raise UnsupportedError(f"{msg}: dtype", field="dtype", actual=target, expected=expected)

@@ -83,8 +83,8 @@ def check_apart(sources: Sequence[Source], targets: Iterable[str], beside: Itera
             raise TargetError(msg, path=target)
 
 
-def _identify(found: dict[str, tuple[int, int]], path: str) -> None:
+def _identify(identities: dict[str, tuple[int, int]], path: str) -> None:
     """Note device and inode of a file, if there is one."""
     with contextlib.suppress(OSError, ValueError):  # writing will say what is wrong with it
         there = os.stat(path)
-        found[path] = there.st_dev, there.st_ino
+        identities[path] = there.st_dev, there.st_ino

@@ -71,16 +71,16 @@ def read_listing(source: Source, options: Options, odd: list[str] | None = None)
     raw = source.pread(0, source.size)
     if not raw:
         raise TruncatedError("the file is empty", field="index of shards", offset=0)
-    found = _in_pieces(raw)
-    if found is None:
+    listing = _in_pieces(raw)
+    if listing is None:
         content = strict_json.loads(raw, "index of shards")
         where = content.get("weight_map")
         if not isinstance(where, dict):
             msg = "the index of shards has no weight_map, an object from tensor names to shard names"
             raise FormatError(msg, field="weight_map")
-        found = _Columns(), content
-        found[0].add(list(where), [value if isinstance(value, str) else _Odd(value) for value in where.values()])
-    columns, content = found
+        listing = _Columns(), content
+        listing[0].add(list(where), [value if isinstance(value, str) else _Odd(value) for value in where.values()])
+    columns, content = listing
     options.limits.check("max_tensors", len(columns), "number of tensors")
     metadata = content.get("metadata", {})
     if not isinstance(metadata, dict):
@@ -131,10 +131,10 @@ class _Columns:
         known: dict[str, int] = {}  # spellings such as "./a" and "a" are one shard
         numbers = np.empty(len(self._numbers), np.int32)
         for i, name in enumerate(self._numbers):
-            found = plain(name) if isinstance(name, str) else name
-            numbers[i] = known.setdefault(found, len(shards)) if isinstance(found, str) else len(shards)
+            shard_name = plain(name) if isinstance(name, str) else name
+            numbers[i] = known.setdefault(shard_name, len(shards)) if isinstance(shard_name, str) else len(shards)
             if numbers[i] == len(shards):
-                shards.append(found.value if isinstance(found, _Odd) else found)
+                shards.append(shard_name.value if isinstance(shard_name, _Odd) else shard_name)
         return Listing(b"".join(self._names), bounds, numbers[shard], shards, metadata)
 
 
@@ -143,10 +143,10 @@ def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
 
     Without escapes, each quotation mark begins or ends a string: so commas between strings are known.
     """
-    found = _MAP.search(raw)
-    if len(raw) < _PIECE or b"\\" in raw or found is None or raw.count(b'"weight_map"') != 1:
+    match = _MAP.search(raw)
+    if len(raw) < _PIECE or b"\\" in raw or match is None or raw.count(b'"weight_map"') != 1:
         return None
-    columns, at = _Columns(), found.end()
+    columns, at = _Columns(), match.end()
     try:
         end = _outside(raw, b"}", at, len(raw))
         content = strict_json.loads(raw[:at] + raw[end:], "index of shards")
@@ -166,16 +166,16 @@ def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
     return None if StringTable(whole.names, whole.bounds, 0, "tensor name").duplicates()[0] else (columns, content)
 
 
-def _outside(raw: bytes, what: bytes, start: int, end: int, least: int | None = None) -> int:
-    """Return the first place of a character outside of strings, from `least` on; `start` is outside of them too."""
-    at = start if least is None else least
+def _outside(raw: bytes, what: bytes, start: int, end: int, minimum: int | None = None) -> int:
+    """Return the first place of a character outside of strings, from `minimum` on; `start` is outside of them too."""
+    at = start if minimum is None else minimum
     quotes = raw.count(b'"', start, at)
     while True:
-        found = raw.index(what, at, end)
-        quotes += raw.count(b'"', at, found)
+        position = raw.index(what, at, end)
+        quotes += raw.count(b'"', at, position)
         if quotes % 2 == 0:
-            return found
-        at = found + 1
+            return position
+        at = position + 1
 
 
 def shard_name(name: object) -> str:
@@ -228,10 +228,10 @@ def check_tensors(file: Any, kind: str) -> None:
     """
     stored = file.metadata
     for name, row in zip(file, rows_of(file), strict=True):
-        own = new_sum(kind)
+        checksum = new_sum(kind)
         for piece in row.source.chunks(row.offset, row.nbytes):
-            own.update(piece)
-        actual, expected = own.hexdigest(), str(stored.get(name))
+            checksum.update(piece)
+        actual, expected = checksum.hexdigest(), str(stored.get(name))
         if actual != expected:
             error = ChecksumError(f"{kind} of tensor {quoted(name)}", actual=actual, expected=quoted(expected))
             raise error.located(path=file.path, format=file.format)

@@ -39,9 +39,9 @@ def read(
     stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
     source.check_size(what, math.prod(row.shape) * stored.itemsize)
     if row.dtype.name not in DTYPES and not quantized:
-        _check_numbers(stored, _wanted(dtype, stored) if out is None else out.dtype, what)
+        _check_numbers(stored, _target_dtype(dtype, stored) if out is None else out.dtype, what)
     if out is None:
-        out = _new(row, _wanted(dtype, stored), limits, what)
+        out = _new(row, _target_dtype(dtype, stored), limits, what)
     else:
         access.check_out(out, row.shape, what)
     plain = np.asarray(out)  # np.matrix stays two-dimensional however it is reshaped
@@ -56,7 +56,7 @@ def read(
     return out
 
 
-def _wanted(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[Any]:
+def _target_dtype(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type of the result: by default float32, or that of floats and complex numbers it cannot hold."""
     if dtype is not None:
         return dtype_named(dtype)
@@ -64,10 +64,10 @@ def _wanted(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[Any]:
     return stored.newbyteorder("=") if wider else _FLOAT32
 
 
-def _check_numbers(stored: np.dtype[Any], wanted: np.dtype[Any], what: str) -> None:
-    """Refuse elements that are no numbers, such as texts, dates and records, unless `wanted` has them."""
-    if stored.kind not in "fc" and not np.can_cast(stored, wanted, "same_kind"):
-        msg = f"{what} has elements of {stored}, which do not become {wanted}; f[name] gives them"
+def _check_numbers(stored: np.dtype[Any], target: np.dtype[Any], what: str) -> None:
+    """Refuse elements that are no numbers, such as texts, dates and records, unless `target` has them."""
+    if stored.kind not in "fc" and not np.can_cast(stored, target, "same_kind"):
+        msg = f"{what} has elements of {stored}, which do not become {target}; f[name] gives them"
         raise UnsupportedError(msg, field="dtype")
 
 

@@ -145,7 +145,7 @@ class ShardedContent(Content):
 
     def _first(self, name: str) -> Any:
         """Return an attribute of the first shard that has it."""
-        return next((found for content in self._contents if (found := getattr(content, name)) is not None), None)
+        return next((value for content in self._contents if (value := getattr(content, name)) is not None), None)
 
     def _once(self, listing: Listing | None, options: Options) -> NDArray[np.int64]:
         """Return the rows of the model when files repeat names: those in the shards that the index names, or the first.
@@ -210,12 +210,12 @@ class ShardedContent(Content):
                     said.setdefault(key, []).append(value)
         agreed = {key: values[0] for key, values in said.items() if all(equal(value, values[0]) for value in values)}
         # A copy of the first shard's metadata, whose class may know more than the values, such as their types.
-        found: dict[str, Any] = next((file.metadata.copy() for file in self.shards.values()), {})  # type: ignore[attr-defined]
-        for key in found.keys() - agreed.keys():
-            del found[key]
-        found.update({key: value for key, value in agreed.items() if key not in found})
-        found.update(self._own)
-        return found
+        metadata: dict[str, Any] = next((file.metadata.copy() for file in self.shards.values()), {})  # type: ignore[attr-defined]
+        for key in metadata.keys() - agreed.keys():
+            del metadata[key]
+        metadata.update({key: value for key, value in agreed.items() if key not in metadata})
+        metadata.update(self._own)
+        return metadata
 
     def _verify(self, run: Verification) -> None:
         """Verify every shard."""
@@ -253,7 +253,7 @@ def _spelt(value: Any) -> str:
 
 def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
     """Return a line for each entry that is missing in a model's `metadata` because its shards disagree on it."""
-    found = []
+    lines = []
     values: dict[str, list[tuple[str, Any]]] = {}
     for name, shard in file.shards.items():
         part = parts_of(shard)[1].part
@@ -264,8 +264,8 @@ def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
         other = next((other for other in others if not equal(other[1], first[1])), None)
         if key not in metadata and other is not None:
             said = " and ".join(f"{quoted(value)} in {quoted(name)}" for name, value in (first, other))
-            found.append(f"the shards disagree on the metadata entry {quoted(key)}: {said}")
-    return found
+            lines.append(f"the shards disagree on the metadata entry {quoted(key)}: {said}")
+    return lines
 
 
 # Integers of more bits are not written out: Python refuses from about 14,000 on.
@@ -319,32 +319,32 @@ def look_in(folder: str) -> tuple[str, list[str]]:
     indexes = [name for name in names if is_index(name)]
     usual = next((name for name in USUAL_NAMES if name in names), None)
     if usual is None:
-        found = indexes or [name for name in names if name.endswith(suffixes)]
+        candidates = indexes or [name for name in names if name.endswith(suffixes)]
     elif usual in indexes:  # beside one of the same model in another format, it is one of several
         stem = os.path.splitext(usual.removesuffix(INDEX_SUFFIX))[0]
         same = {usual, *(f"{stem}{suffix}{INDEX_SUFFIX}" for suffix in suffixes)}
-        found = [name for name in indexes if name in same]
+        candidates = [name for name in indexes if name in same]
     else:
-        found = [usual]
-    if len(found) != 1 and (parts := of_ranks(found or names, folder)) is not None:
+        candidates = [usual]
+    if len(candidates) != 1 and (parts := of_ranks(candidates or names, folder)) is not None:
         raise parts
-    if not found:
+    if not candidates:
         what = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)}){_away(folder)}"
         inner = _folders_with_models(folder, names, suffixes)
         if inner:
             what += f"; its folders hold models, open one of them: {', '.join(map(quoted, inner))}"
         raise NotRegularFileError(what, path=folder)
-    if len(found) > 1:
+    if len(candidates) > 1:
         # Those of ranks ("shard-00001-model-00001-of-00002") have no index.
-        own = () if indexes else (name for name in found if not name.startswith("shard-"))
-        shards = [match for name in own if (match := _NUMBERED.fullmatch(name))]
+        unlisted = () if indexes else (name for name in candidates if not name.startswith("shard-"))
+        shards = [match for name in unlisted if (match := _NUMBERED.fullmatch(name))]
         if shards and not by_suffix(shards[0][0]).numbered:
             index = f"{shards[0][1]}{shards[0][2]}{INDEX_SUFFIX}"
             msg = f"this directory has shards of a model, and their index is missing: {quoted(index)}"
             raise UnknownFormatError(msg, path=folder)
-        msg = f"this directory has several model files; open one of them: {', '.join(map(repr, found[:10]))}"
+        msg = f"this directory has several model files; open one of them: {', '.join(map(repr, candidates[:10]))}"
         raise UnknownFormatError(msg, path=folder)
-    return _whole_beside(folder, found[0], names)
+    return _whole_beside(folder, candidates[0], names)
 
 
 def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, list[str]]:
@@ -369,7 +369,7 @@ def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str,
     if type(folder) is not str and "model_index.json" not in names:  # a store is not searched
         return []
     inner = [name for name in names if not name.startswith(".")][:_MOST_FOLDERS]
-    found = []
+    folders = []
     for name in inner:
         path = inside(folder, name if type(folder) is str else f"{name}/")
         try:
@@ -377,8 +377,8 @@ def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str,
         except OSError:
             continue
         if any(is_index(other) or other.endswith(suffixes) for other in there):
-            found.append(name)
-    return found
+            folders.append(name)
+    return folders
 
 
 def _shards_named(path: str) -> set[str]:
@@ -429,18 +429,18 @@ def open_directory(path: str, options: Options) -> TensorFile:
     """Open the one model in a directory, with the options of `weightmap.open`."""
     mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the directory
     while True:
-        found, odd = look_in(path)
+        candidates, odd = look_in(path)
         try:
-            if not is_index(found):
-                file = open_file(found, found, options)
+            if not is_index(candidates):
+                file = open_file(candidates, candidates, options)
                 stale = [line for line in odd if line.startswith("index")]
                 if type(file) is not TensorFile:  # the words of an importer
                     return file
-                file = open_parts(found, file, options) if parts_of(file)[1].part is not None else file
+                file = open_parts(candidates, file, options) if parts_of(file)[1].part is not None else file
                 return _with_lines(file, odd, stale, options)
-            return _open_index(from_path(found, "copy"), found, options, whole=True)
+            return _open_index(from_path(candidates, "copy"), candidates, options, whole=True)
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
-            if type(path) is not str or find_model(path) == found:
+            if type(path) is not str or find_model(path) == candidates:
                 raise
         except OSError as error:
             what = {errno.EISDIR: "a directory", errno.ELOOP: "a link to itself"}.get(error.errno or 0)
@@ -612,10 +612,10 @@ def _joined(source: Source, content: ShardedContent, options: Options) -> Tensor
     """Return the handle of a model that has the name of a source, its index or its first part."""
     formats = {shard.format for shard in content.shards.values()}
     name = formats.pop() if len(formats) == 1 else "mixed"
-    own = source.nameplate()
-    content.table.belongs_to(own, name)
+    name_only = source.nameplate()
+    content.table.belongs_to(name_only, name)
     content.warnings[:0] = content.odd
-    model = TensorFile(own, name, content, options, content.shards)
+    model = TensorFile(name_only, name, content, options, content.shards)
     if options.verify == "full":
         model.verify()
     warn_of(model, content.odd, options)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weightmap.core.native.access import Descriptor
 
 # Longest index that `open` reads by default.
-_MOST = DEFAULT_LIMITS.max_header_bytes
+_MAX_INDEX_NBYTES = DEFAULT_LIMITS.max_header_bytes
 # Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -78,11 +78,11 @@ def is_folder(path: str) -> bool:
     return path != "" and (not os.path.basename(path) or os.path.isdir(path))
 
 
-def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
+def sharded_target(path: str, target_format: Format | None) -> ShardTarget | None:
     """Return the target of a sharded model if `path` names one, else None.
 
     A directory (one that exists, or a path that ends in a slash) gets the index ``model.SUFFIX.index.json``; any other
-    path is that of an index, ``*.index.json``, whose name says the format unless `found` is given.
+    path is that of an index, ``*.index.json``, whose name says the format unless `target_format` is given.
 
     Raises
     ------
@@ -91,9 +91,13 @@ def sharded_target(path: str, found: Format | None) -> ShardTarget | None:
     """
     if path.endswith(INDEX_SUFFIX):
         folder, index = os.path.split(path)
-        stem, suffix = _split(index.removesuffix(INDEX_SUFFIX), found)
+        stem, suffix = _split(index.removesuffix(INDEX_SUFFIX), target_format)
     elif is_folder(path):
-        folder, stem, suffix = os.path.join(path, ""), "model", found.suffixes[0] if found is not None else ""
+        folder, stem, suffix = (
+            os.path.join(path, ""),
+            "model",
+            target_format.suffixes[0] if target_format is not None else "",
+        )
         index = f"{stem}{suffix}{INDEX_SUFFIX}"
     else:
         return None
@@ -116,13 +120,13 @@ def plain_name(name: str, field: str) -> str:
         raise
 
 
-def _split(name: str, found: Format | None) -> tuple[str, str]:
+def _split(name: str, target_format: Format | None) -> tuple[str, str]:
     """Return stem and suffix of the shards of an index of this name."""
-    known = FORMATS.values() if found is None else (found,)
-    for suffix in (suffix for format_ in known for suffix in format_.suffixes):
+    formats = FORMATS.values() if target_format is None else (target_format,)
+    for suffix in (suffix for format_ in formats for suffix in format_.suffixes):
         if name.lower().endswith(suffix):
             return name[: -len(suffix)] or "model", name[-len(suffix) :]
-    return name or "model", "" if found is None else found.suffixes[0]
+    return name or "model", "" if target_format is None else target_format.suffixes[0]
 
 
 def encode_index(target: ShardTarget, where: Mapping[str, str], total: int, metadata: Mapping[str, Any]) -> bytes:
@@ -132,8 +136,10 @@ def encode_index(target: ShardTarget, where: Mapping[str, str], total: int, meta
     """
     content = {"metadata": {**metadata, "total_size": total}, "weight_map": where}
     data = f"{json.dumps(content, indent=2, ensure_ascii=False)}\n".encode("utf-8", "surrogatepass")
-    if len(data) > _MOST:
-        raise EncodeError("size of the index", path=target.path, actual=len(data), expected=f"at most {_MOST} bytes")
+    if len(data) > _MAX_INDEX_NBYTES:
+        raise EncodeError(
+            "size of the index", path=target.path, actual=len(data), expected=f"at most {_MAX_INDEX_NBYTES} bytes"
+        )
     return data
 
 
@@ -292,18 +298,18 @@ class Written(NamedTuple):
 
 def bytes_of_size(size: int | str) -> int:
     """Return a size such as 5_000_000_000, "5GB" or "4.5GiB" in bytes. Raises ValueError for anything else."""
-    found = 0
+    nbytes = 0
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         unit = None if match is None else _UNITS.get(match[2].upper().replace("IB", "iB"))
         if match is not None and unit is not None and (unit > 1 or "." not in match[1]):
-            found = int(float(match[1]) * unit)
+            nbytes = int(float(match[1]) * unit)
     elif not isinstance(size, bool) and (hasattr(size, "__index__") or (isinstance(size, float) and size.is_integer())):
-        found = int(size)
-    if found < 1:
+        nbytes = int(size)
+    if nbytes < 1:
         msg = f"max_shard_size is {size!r}, expected a number of bytes, or a text such as '5GB' or '4GiB'"
         raise ValueError(msg)
-    return found
+    return nbytes
 
 
 def named_by(path: str) -> str:
@@ -313,16 +319,16 @@ def named_by(path: str) -> str:
 
 def write_split(
     path: str,
-    found: Format,
+    target_format: Format,
     payloads: Sequence[Payload],
-    most: int,
+    max_nbytes: int,
     plan: Callable[[str, Sequence[Payload], tuple[int, int, int] | None], WritePlan],
     *,
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
     overwrite: bool = True,
 ) -> Written:
-    """Write a model to files with up to `most` bytes of tensors each, in their order.
+    """Write a model to files with up to `max_nbytes` bytes of tensors each, in their order.
 
     A model that fits into one file becomes that file, unless `path` is a directory or an index. A larger tensor gets a
     file for itself.
@@ -339,13 +345,13 @@ def write_split(
         As for `save` and `Output`.
     """
     check_names([Tensors(payloads)])
-    groups = _groups(payloads, most)
-    target = sharded_target(path, found)
+    groups = _groups(payloads, max_nbytes)
+    target = sharded_target(path, target_format)
     if target is None and len(groups) == 1:
         whole = plan(path, groups[0], None)
         return Written(path, write_plan(path, whole, progress=progress, durable=durable, overwrite=overwrite), 0)
     if target is None:
-        target = beside(path, found)
+        target = beside(path, target_format)
     shards = [
         (
             plan(os.path.join(target.folder, name), group, (i, len(groups), len(payloads))),
@@ -356,11 +362,11 @@ def write_split(
     return Written(target.path, write_shards(target, shards, progress=progress, durable=durable), len(shards))
 
 
-def _groups(payloads: Sequence[Payload], most: int) -> list[list[Payload]]:
+def _groups(payloads: Sequence[Payload], max_nbytes: int) -> list[list[Payload]]:
     groups: list[list[Payload]] = [[]]
     filled = 0
     for payload in payloads:
-        if groups[-1] and filled + payload.nbytes > most:
+        if groups[-1] and filled + payload.nbytes > max_nbytes:
             groups.append([])
             filled = 0
         groups[-1].append(payload)
@@ -368,9 +374,9 @@ def _groups(payloads: Sequence[Payload], most: int) -> list[list[Payload]]:
     return groups
 
 
-def beside(path: str, found: Format) -> ShardTarget:
+def beside(path: str, target_format: Format) -> ShardTarget:
     """Return the target of a model whose single file would have been `path`: shards and index lie in its place."""
     folder, name = os.path.split(path)
-    suffix = next((suffix for suffix in found.suffixes if name.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in target_format.suffixes if name.lower().endswith(suffix)), "")
     stem = name[: -len(suffix)] if suffix else name
     return ShardTarget(folder, f"{name}{INDEX_SUFFIX}", stem or "model", name[len(stem) :], path)

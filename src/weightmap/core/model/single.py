@@ -46,11 +46,11 @@ def single_name(index: str) -> str:
     >>> single_name("model.safetensors.index.json"), single_name("model.safetensors.index.fp16.json")
     ('model.safetensors', 'model.fp16.safetensors')
     """
-    found = _INDEX.search(index)
-    if found is None:
+    match = _INDEX.search(index)
+    if match is None:
         return index
-    stem, suffix = os.path.splitext(index[: found.start()])
-    return f"{stem}{suffix}" if found[1] is None else f"{stem}.{found[1]}{suffix}"
+    stem, suffix = os.path.splitext(index[: match.start()])
+    return f"{stem}{suffix}" if match[1] is None else f"{stem}.{match[1]}{suffix}"
 
 
 def check_replaceable(path: str) -> None:
@@ -134,11 +134,11 @@ def _admit(source: Source, options: Options) -> None:
         options.trust.admit(source, options.limits)
     except TrustError as error:
         if error.field == "digest" and source.absolute is not None:
-            asked = Options(options.limits, format=options.format, strict=False, private=True)
+            lenient = Options(options.limits, format=options.format, strict=False, private=True)
             try:
-                opened = open_file(source.absolute, source.absolute, asked)
+                opened = open_file(source.absolute, source.absolute, lenient)
                 try:
-                    _check_tensors(opened, asked)
+                    _check_tensors(opened, lenient)
                     opened.verify()
                 finally:
                     opened.close()
@@ -173,7 +173,7 @@ def _check_tensors(file: TensorFile, options: Options) -> None:
 
 def open_opened(source: Source, options: Options) -> TensorFile:
     """Recognise and parse a file that is open; close it when that fails."""
-    wanted, limits = options.format, options.limits
+    format_name, limits = options.format, options.limits
     opened: Source | TensorFile = source
     try:
         if options.private:
@@ -184,16 +184,18 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        found = identify(source, head, hooks.importers) if wanted is None or not head else by_name(wanted)
+        recognised = (
+            identify(source, head, hooks.importers) if format_name is None or not head else by_name(format_name)
+        )
         try:
-            if options.importing and isinstance(found, Importer):
-                return found.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`
-            content = found.parse(source, head, options)
+            if options.importing and isinstance(recognised, Importer):
+                return recognised.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`
+            content = recognised.parse(source, head, options)
         except TensorFileError as error:
-            instead = mistaken(found, head) if wanted is None else None
-            raise instead or error.located(path=None, format=found.name) from None
-        content.table.belongs_to(source, found.name)
-        opened = file = TensorFile(source, found.name, content, options)
+            instead = mistaken(recognised, head) if format_name is None else None
+            raise instead or error.located(path=None, format=recognised.name) from None
+        content.table.belongs_to(source, recognised.name)
+        opened = file = TensorFile(source, recognised.name, content, options)
         if options.verify == "full":
             file.verify()
     except TensorFileError as error:

@@ -289,8 +289,8 @@ def use_isa(name: str) -> None:
         When this CPU lacks it.
     """
     tier = 0
-    while (found := lib.wm_isa_name(tier)) != NULL:
-        if ffi.string(found).decode() == name and lib.wm_isa_select(tier) == 0:
+    while (name_ := lib.wm_isa_name(tier)) != NULL:
+        if ffi.string(name_).decode() == name and lib.wm_isa_select(tier) == 0:
             return
         tier += 1
     msg = f"instruction set {name!r} is not available here; there are {', '.join(available_isas())}"

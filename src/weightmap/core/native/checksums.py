@@ -163,8 +163,8 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
             msg = f"lengths must be integers, not {counts.dtype}"
             raise ValueError(msg)
         if int(counts.min(initial=0)) < 0 or int(counts.max(initial=0)) > U32_MAX:
-            found = f"{counts.dtype} from {counts.min()} to {counts.max()}"
-            msg = f"lengths must be integers from 0 to 2**32 - 1, not {found}"
+            actual = f"{counts.dtype} from {counts.min()} to {counts.max()}"
+            msg = f"lengths must be integers from 0 to 2**32 - 1, not {actual}"
             raise ValueError(msg)
         counts = counts.astype(np.uint32)
     if counts.ndim != 1:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def join_ranges(
-    files: NDArray[np.integer], starts: NDArray[np.int64], stops: NDArray[np.int64], *, gap: int, most: float
+    files: NDArray[np.integer], starts: NDArray[np.int64], stops: NDArray[np.int64], *, gap: int, max_over_read: float
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the reads that cover ranges: file, start, stop and wanted bytes of each.
 
@@ -42,7 +42,7 @@ def join_ranges(
     columns = np.empty((3, len(file)), np.int64)  # starts, stops, and wanted bytes; both arrays become the result
     columns[0], columns[1] = starts, stops
     pointers = map(from_buffer, ("uint32_t[]", *("uint64_t[]",) * 3), (file, *columns))
-    count = lib.wm_join_ranges(*pointers, len(file), min(gap, (1 << 63) - 1), most)
+    count = lib.wm_join_ranges(*pointers, len(file), min(gap, (1 << 63) - 1), max_over_read)
     begins, ends, needed = columns[:, :count]
     return file[:count], begins, ends, needed
 
@@ -209,8 +209,8 @@ def copy_range(
     ------
     Failed
     """
-    asked, outcome = ffi.new("wm_copied *", (source, target, begin, at, count, piece)), ffi.new("wm_outcome *")
-    lib.wm_copy_range(asked, as_output(room, "uint8_t[]"), room.size, thread_count(threads), outcome)
+    request, outcome = ffi.new("wm_copied *", (source, target, begin, at, count, piece)), ffi.new("wm_outcome *")
+    lib.wm_copy_range(request, as_output(room, "uint8_t[]"), room.size, thread_count(threads), outcome)
     check_outcome(outcome)
 
 
@@ -250,12 +250,12 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     (1, 0.5, 0.25)
     """
     kind, size = COMPARED[dtype]
-    left, right = from_buffer("uint8_t[]", a), from_buffer("uint8_t[]", b)
-    if len(left) != len(right) or len(left) % size:
+    first, right = from_buffer("uint8_t[]", a), from_buffer("uint8_t[]", b)
+    if len(first) != len(right) or len(first) % size:
         raise ValueError("buffers of different sizes, or of parts of elements")
-    found = ffi.new("double[2]")
-    count = lib.wm_differing(left, right, len(left) // size, kind, found, found + 1)
-    return count, found[0], found[1]
+    measures = ffi.new("double[2]")
+    count = lib.wm_differing(first, right, len(first) // size, kind, measures, measures + 1)
+    return count, measures[0], measures[1]
 
 
 class FileComparer:
@@ -296,24 +296,24 @@ class FileComparer:
         Failed
         """
         kind, width = COMPARED[dtype]
-        most = _PIECE // width
-        pieces = (counts + (most - 1)) // most
+        piece = _PIECE // width
+        pieces = (counts + (piece - 1)) // piece
         begins = np.cumsum(pieces) - pieces
         part = np.arange(int(pieces.sum()), dtype=np.int64) - np.repeat(begins, pieces)
-        left = np.minimum(np.repeat(counts, pieces) - part * most, most)
+        sizes = np.minimum(np.repeat(counts, pieces) - part * piece, piece)
         places = [np.repeat(offset, pieces) + part * _PIECE for offset in offsets]
-        different, found = np.empty(len(part), np.int64), np.empty((len(part), 2), np.float64)
-        columns = [as_items("uint64_t[]", column) for column in (*places, left)]
+        different, measures = np.empty(len(part), np.int64), np.empty((len(part), 2), np.float64)
+        columns = [as_items("uint64_t[]", column) for column in (*places, sizes)]
         pairs = ffi.new("wm_pairs *", (*files, kind, *columns, len(part), _PIECE))
         outcome, buffer = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
-        out = as_output(different, "int64_t[]"), as_output(found, "double[]")
+        out = as_output(different, "int64_t[]"), as_output(measures, "double[]")
         lib.wm_differing_files(pairs, *out, buffer, len(buffer), self._threads, outcome)
         check_outcome(outcome)
         return list(
             zip(
                 np.add.reduceat(different, begins).tolist(),
-                np.maximum.reduceat(found[:, 0], begins).tolist(),
-                np.add.reduceat(found[:, 1], begins).tolist(),
+                np.maximum.reduceat(measures[:, 0], begins).tolist(),
+                np.add.reduceat(measures[:, 1], begins).tolist(),
                 strict=True,
             )
         )

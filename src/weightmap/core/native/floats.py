@@ -114,8 +114,8 @@ def unpack_f16_pairs(
         if (u32_array.dtype.kind, u32_array.dtype.itemsize) != ("u", 4):
             msg = f"the words are {u32_array.dtype}, expected uint32"
             raise ValueError(msg)
-        *rest, last = u32_array.shape or (1,)
-        source, shape = as_input(np.asarray(u32_array, "<u4", order="C")), (*rest, 2 * last)
+        *leading, last = u32_array.shape or (1,)
+        source, shape = as_input(np.asarray(u32_array, "<u4", order="C")), (*leading, 2 * last)
     else:
         source = as_input(u32_array)
         shape = (len(source) // 2,)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from weightmap.core.native.access import Buffer
 
 SCALE_TYPES = {"fp32": 0, "fp16": 1}  # the codes of AMB
-_MOST = 1 << 56  # elements: more than any memory holds
+_MAX_ELEMENTS = 1 << 56  # elements: more than any memory holds
 
 
 def scale_code(scale_type: str) -> int:
@@ -68,7 +68,7 @@ def count_of(n: int) -> int:
         count = index(n)
     except TypeError:
         raise mistyped("n", n, "an integer") from None
-    if not 0 <= count <= _MOST:
+    if not 0 <= count <= _MAX_ELEMENTS:
         raise QuantError("number of elements", actual=count, expected="0 to 2**56")
     return count
 
@@ -167,8 +167,8 @@ def decode_blocks(
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
     scale, target = scale_code(scale_type), as_output(values, "uint8_t[]")
-    count, most = stop - start, thread_count(threads)
-    if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, most):
+    count, max_threads = stop - start, thread_count(threads)
+    if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, max_threads):
         raise ValueError("out overlaps the data")
     return values
 
@@ -393,8 +393,8 @@ def encode(
     data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
     source = as_items("float[]", flat) if flat.size else NULL
     target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
-    code, most = scale_code(scale_type), thread_count(threads)
-    index = lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, most)
+    code, max_threads = scale_code(scale_type), thread_count(threads)
+    index = lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, max_threads)
     if index >= 0:
         raise not_finite(array, index)
     if index != -1:
@@ -485,9 +485,9 @@ class BlockEncoder:
         numbers.memory, numbers.at = memory, at
         numbers.kind, numbers.n = COMPARED[dtype][0], count
         each = lib.wm_quantize_room(numbers, self._blocks, pieces)
-        wanted = min(self._threads, max(pieces[0], 1)) * each
-        if self._room.size < wanted:
-            self._room = np.frombuffer(self._make(wanted), np.uint8)
+        n_blocks = min(self._threads, max(pieces[0], 1)) * each
+        if self._room.size < n_blocks:
+            self._room = np.frombuffer(self._make(n_blocks), np.uint8)
         if self._sums.size < 2 * pieces[0]:
             self._sums = np.empty(2 * pieces[0], np.float64)
         sums, room = self._sums[: 2 * pieces[0]], self._room
@@ -567,9 +567,9 @@ def quantize_adaptive(
     x = flat_floats(array)
     count, head = -(-x.size // size), {1: 2, 0: 4}[code]
     int4 = head + size // 2
-    least = 8 * int4 / size
-    if not least <= as_float("bits", bits) <= 16:
-        expected = f"{least:g}, which int4 blocks of {size} with {scale_type} scales take, to 16"
+    min_bits = 8 * int4 / size
+    if not min_bits <= as_float("bits", bits) <= 16:
+        expected = f"{min_bits:g}, which int4 blocks of {size} with {scale_type} scales take, to 16"
         raise QuantError("bits", actual=bits, expected=expected)
     budget = max(int(bits * count * size / 8), count * int4)
     room = np.empty(lib.wm_adaptive_room(code, size, x.size), np.uint64)
@@ -654,11 +654,11 @@ def decode_adaptive(
     stop = n if stop is None else stop
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     check_range(start, stop, n)
-    buffer, known = as_input(data), as_items("uint64_t[]", plan)
+    buffer, plan_items = as_input(data), as_items("uint64_t[]", plan)
     values = take_out(out, stop - start, dtype)
-    half, target, most = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)
+    half, target, max_threads = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)
     done = lib.wm_adaptive_decode(
-        buffer, len(buffer), code, size, n, known, len(known), start, target, stop - start, half, most
+        buffer, len(buffer), code, size, n, plan_items, len(plan_items), start, target, stop - start, half, max_threads
     )
     if done == -1:
         raise QuantError("size of the data", actual=len(buffer), expected="the size at the check")
@@ -712,10 +712,10 @@ GGML_ENCODED: tuple[str, ...] = tuple(name for name, kind in GGML_TYPES.items() 
 
 
 def _type_named(name: str) -> GgmlType:
-    found = GGML_TYPES.get(name)
-    if found is None:
+    kind = GGML_TYPES.get(name)
+    if kind is None:
         raise QuantError("block type", actual=repr(name), expected=f"one of {', '.join(GGML_TYPES)}")
-    return found
+    return kind
 
 
 def ggml_size(n: int, name: str) -> int:
@@ -727,8 +727,8 @@ def ggml_size(n: int, name: str) -> int:
         For an unknown type, or a number of elements that does not fill whole blocks.
     """
     kind = _type_named(name)
-    blocks, rest = divmod(count_of(n), kind.block_size)
-    if rest:
+    blocks, remainder = divmod(count_of(n), kind.block_size)
+    if remainder:
         raise QuantError(f"number of elements of {name}", actual=n, expected=f"a multiple of {kind.block_size}")
     return blocks * kind.block_bytes
 
@@ -786,8 +786,8 @@ def decode_ggml(
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
     target = as_output(values, "uint8_t[]")
-    count, most = stop - start, thread_count(threads)
-    if lib.wm_ggml_decode(buffer, expected, kind.number, n, start, target, count, half, most):
+    count, max_threads = stop - start, thread_count(threads)
+    if lib.wm_ggml_decode(buffer, expected, kind.number, n, start, target, count, half, max_threads):
         raise ValueError("out overlaps the data")
     return values
 
