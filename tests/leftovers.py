@@ -74,7 +74,7 @@ def _settings() -> dict[str, Any]:
         "a limit of the process": [resource.getrlimit(limit) for limit in LIMITS],
         "the mask of new files": mask,
         "whether garbage is collected": gc.isenabled(),
-        "buffers that are kept": memory._kept.buffers is not None,
+        "buffers that are kept": memory._buffers.buffers is not None,
         "sys.path": sys.path.copy(),
     }
 

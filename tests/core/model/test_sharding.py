@@ -109,7 +109,7 @@ def test_files_of_killed_writers_go(tmp_path):
 
 
 def test_an_index_that_opening_refuses_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(sharding, "_MOST", 100)
+    monkeypatch.setattr(sharding, "_MAX_INDEX_NBYTES", 100)
     with pytest.raises(wm.EncodeError, match=r"size of the index is \d+, expected at most 100 bytes"):
         write(target_of(f"{tmp_path}/x/", "safetensors"))
     assert not there(tmp_path)
