@@ -446,7 +446,7 @@ def open_directory(path: str, options: Options) -> TensorFile:
             what = {errno.EISDIR: "a directory", errno.ELOOP: "a link to itself"}.get(error.errno or 0)
             if what is None or isinstance(error, TensorFileError):
                 raise
-            raise NotRegularFileError(f"the model file of this directory is {what}", path=found) from None
+            raise NotRegularFileError(f"the model file of this directory is {what}", path=candidates) from None
 
 
 def open_sharded(path: str, options: Options) -> TensorFile:
