@@ -429,24 +429,24 @@ def open_directory(path: str, options: Options) -> TensorFile:
     """Open the one model in a directory, with the options of `weightmap.open`."""
     mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the directory
     while True:
-        candidates, odd = look_in(path)
+        model_path, odd = look_in(path)
         try:
-            if not is_index(candidates):
-                file = open_file(candidates, candidates, options)
+            if not is_index(model_path):
+                file = open_file(model_path, model_path, options)
                 stale = [line for line in odd if line.startswith("index")]
                 if type(file) is not TensorFile:  # the words of an importer
                     return file
-                file = open_parts(candidates, file, options) if parts_of(file)[1].part is not None else file
+                file = open_parts(model_path, file, options) if parts_of(file)[1].part is not None else file
                 return _with_lines(file, odd, stale, options)
-            return _open_index(from_path(candidates, "copy"), candidates, options, whole=True)
+            return _open_index(from_path(model_path, "copy"), model_path, options, whole=True)
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
-            if type(path) is not str or find_model(path) == candidates:
+            if type(path) is not str or find_model(path) == model_path:
                 raise
         except OSError as error:
             what = {errno.EISDIR: "a directory", errno.ELOOP: "a link to itself"}.get(error.errno or 0)
             if what is None or isinstance(error, TensorFileError):
                 raise
-            raise NotRegularFileError(f"the model file of this directory is {what}", path=candidates) from None
+            raise NotRegularFileError(f"the model file of this directory is {what}", path=model_path) from None
 
 
 def open_sharded(path: str, options: Options) -> TensorFile:
