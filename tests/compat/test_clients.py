@@ -239,7 +239,6 @@ def test_sentence_transformers(both):
     both(lambda folder: encoded(encoder(folder)))
 
 
-# ----------------------------------------------------------------------------------------- directories that we wrote
 WRITTEN = ["safetensors", "gguf", "embd", "amb", "bintensors"]
 
 

@@ -28,9 +28,6 @@ def spec(array, **other):
     return compat.TensorSpec(**given | other)
 
 
-# ------------------------------------------------------------------------------------------------- names and modules
-
-
 def test_the_surface_is_that_of_safetensors():
     for name in ("SafetensorError", "TensorSpec", "_safe_open_handle", "deserialize", "safe_open", "serialize"):
         assert hasattr(compat, name)
@@ -64,9 +61,6 @@ try: compat.safe_open(sys.argv[1], {framework!r})
 except ImportError as error: print(type(error).__name__, error)
 """
     assert "MissingDependencyError" in run_child(code, tmp_path / "m.safetensors").stdout
-
-
-# ------------------------------------------------------------------------------------------------------------ bytes
 
 
 @pytest.mark.parametrize(
@@ -111,9 +105,6 @@ def test_deserialize_gives_names_types_shapes_and_bytes():
         compat.deserialize(b"")
 
 
-# ------------------------------------------------------------------------------------------- memory by its address
-
-
 def test_serialize_writes_memory_by_its_address(tmp_path):
     bf16 = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
     arrays = {"a": SLICED, "b": bf16, "empty": np.zeros((0, 3), np.int8)}
@@ -129,9 +120,6 @@ def test_serialize_writes_memory_by_its_address(tmp_path):
     octets = np.arange(4, dtype=np.uint8)
     packed = compat.serialize({"x": spec(octets, dtype="float4_e2m1fn_x2", shape=[2, 2])})
     assert compat.deserialize(packed) == [("x", {"dtype": "F4", "shape": [2, 4], "data": bytearray(octets.tobytes())})]
-
-
-# ------------------------------------------------------------------------------------------------------------ errors
 
 
 @pytest.mark.parametrize(
@@ -178,8 +166,6 @@ def test_a_missing_file_has_the_words_of_safetensors(tmp_path):
         safetensors.safe_open("notafile", "np")
     assert str(other.value) == str(caught.value)
 
-
-# ------------------------------------------------------------------------------------------------------------- pread
 
 BOXES = [
     np.s_[:],
@@ -271,9 +257,6 @@ with compat.safe_open(sys.argv[1], "np", backend="pread") as file:
     out = run_child(code, path, repr(index)).stdout.split()
     assert 0 < int(out[0]) <= most + 4096
     assert out[1] == "False"
-
-
-# ----------------------------------------------------------------------------------------------------------- patching
 
 
 def test_patched_holds_within_its_block_only(tmp_path):

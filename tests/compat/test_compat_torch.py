@@ -125,9 +125,6 @@ def test_tensors_that_are_not_contiguous_are_written_right(tmp_path):
     assert torch.equal(theirs.load_file(tmp_path / "m")["x"], x[:, :, 1])
 
 
-# ------------------------------------------------------------------------------------------------------------ modules
-
-
 @pytest.mark.parametrize("writer", [ours, theirs], ids=["ours", "theirs"])
 @pytest.mark.parametrize("reader", [ours, theirs], ids=["ours", "theirs"])
 def test_models_go_from_either_library_to_the_other(tmp_path, writer, reader):
@@ -167,9 +164,6 @@ def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_pat
     with pytest.raises(RuntimeError, match=f"^{re.escape(str(path))}: .*size mismatch for weight"):
         ours.load_model(layer, path)
     assert_same_state(layer, before)
-
-
-# ------------------------------------------------------------------------------------------------------------- memory
 
 
 def test_arrays_of_other_kinds_are_refused_by_the_functions_of_torch(tmp_path):

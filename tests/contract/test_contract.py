@@ -73,9 +73,6 @@ def first_with_data(example):
     return next(name for name, value in example.tensors.items() if value.data)
 
 
-# --------------------------------------------------------------------------------------------------- discovery
-
-
 def test_every_format_has_examples():
     known = builders.known()
     missing = [name for name in wm.formats() if name not in known]
@@ -86,9 +83,6 @@ def test_every_format_has_examples():
 
 def test_builders_know_no_format_that_the_package_does_not():
     assert set(builders.known()) <= set(wm.formats())
-
-
-# ----------------------------------------------------------------------------------------------------- content
 
 
 @every_example
@@ -192,9 +186,6 @@ def test_repr_is_short_and_harmless(example, path):
         assert len(text) < 500
 
 
-# ------------------------------------------------------------------------------------------------- views
-
-
 @every_with_data
 def test_arrays_are_views_of_the_mapping(example, path):
     with wm.open(path) as f:
@@ -235,9 +226,6 @@ def test_the_mapping_goes_with_the_last_view(example, path):
     assert not mappings(path)
 
 
-# ------------------------------------------------------------------------------------------------- closing
-
-
 @every_example
 def test_close_is_idempotent_and_look_ups_then_fail(example, path):
     f = wm.open(path)
@@ -269,9 +257,6 @@ def test_a_closed_handle_does_not_claim_that_the_file_had_nothing(example, path)
         with pytest.raises(wm.ClosedError) as caught:
             getattr(f, attribute)
         assert caught.value.path == str(path)
-
-
-# ------------------------------------------------------------------------------------------------- modes
 
 
 @every_with_data
@@ -346,9 +331,6 @@ def test_an_unknown_mode_of_the_environment_names_the_variable(tmp_path, monkeyp
         with pytest.raises(ValueError, match=r"^the environment variable WEIGHTMAP_MODE is 'bogus', expected one of "):
             call(tmp_path / of)
     wm.open(tmp_path / of, mode="mmap").close()
-
-
-# ------------------------------------------------------------------------------------------------- sources
 
 
 def _as_map(path):
@@ -456,9 +438,6 @@ def test_the_format_may_be_named(example, path):
                 wm.open(path, format=other)
 
 
-# ------------------------------------------------------------------------------------------------- read
-
-
 @every_example
 def test_read_widens_to_float32(example, path):
     """Read gives a new, writable float32 array with numpy's own values, and fills `out` in place when given.
@@ -524,9 +503,6 @@ def test_a_pool_holds_every_tensor(example, path):
                     assert entry.tobytes() == value.array[-1:].tobytes()
 
 
-# ------------------------------------------------------------------------------------------------- verify
-
-
 @every_example
 @pytest.mark.parametrize("level", ["header", "full", "none"])
 def test_a_sound_file_passes_every_level(example, path, level):
@@ -585,9 +561,6 @@ def test_verify_works_in_every_mode(example, path):
     for mode in MODES:
         with wm.open(path, mode=mode) as f:
             assert f.verify().checks
-
-
-# ------------------------------------------------------------------------------------------------- pickling and threads
 
 
 @every_typical
@@ -704,9 +677,6 @@ def test_handles_in_reference_cycles_are_collected_unharmed(tmp_path):
     assert run_child(CYCLES, *paths).stdout.strip() == "alive"
 
 
-# ------------------------------------------------------------------------------------------------- damage
-
-
 @every_typical
 def test_truncated_files_on_disk_are_errors_too(example, put):
     for size in set(range(0, len(example.data), 7)) - example.prefixes:
@@ -715,9 +685,6 @@ def test_truncated_files_on_disk_are_errors_too(example, put):
             with pytest.raises(wm.FormatError) as caught:
                 wm.open(path, mode=mode)
             assert "model.weights" in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------------- the operating system
 
 
 def test_operating_system_errors_pass_through(tmp_path):
@@ -735,9 +702,6 @@ def test_limits_are_enforced(example, path):
         with pytest.raises(wm.LimitError) as caught:
             wm.open(path, limits=wm.Limits(max_tensors=most))
         assert caught.value.field == "max_tensors"
-
-
-# ------------------------------------------------------------------------------------------- found by a newcomer
 
 
 def test_read_takes_every_name_that_info_gives_and_checks_the_file(tmp_path):

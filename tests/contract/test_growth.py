@@ -23,7 +23,6 @@ import weightmap as wm
 FILES = {kind: make for builder in builders.known().values() for kind, make in builder.growing.items()}
 every_file = pytest.mark.parametrize("kind", FILES)
 
-# --------------------------------------------------------------------------------------------- very many
 
 # Seconds of processor time.
 SECONDS = dict.fromkeys(FILES, 10)
@@ -73,7 +72,6 @@ def test_very_many_tensors_open_in_bounded_time_and_memory(kind, count, tmp_path
             wm.open(path, limits=wm.Limits(max_tensors=count - 1))
 
 
-# --------------------------------------------------------------------------------------------- objects of Python
 FAR = "\U0001f300"  # one such character makes each of a text take four bytes
 
 
@@ -118,8 +116,6 @@ def test_json_takes_sixty_four_bytes_of_memory_for_each_of_its_own(case):
         tracemalloc.stop()
     assert len(text) < peak < 2**20 + 64 * len(text)
 
-
-# --------------------------------------------------------------------------------------------- ten times as many
 
 COUNTS = (400, 4_000)
 # Ten times as many tensors may take so many times as many instructions: more than n log n, far less than n squared.
@@ -187,9 +183,6 @@ def test_ten_times_as_many_take_no_more_than_fifteen_times(counted, kind, what):
     few, many = counted[f"{kind}-few {what}"], counted[f"{kind}-many {what}"]
     assert few > 10_000
     assert many < RATIO * few
-
-
-# --------------------------------------------------------------------------------------------- copies
 
 
 @pytest.mark.parametrize("kind", builders.saved())

@@ -39,9 +39,6 @@ def refused(format, *tensors, layout=None, **options):
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------ names and shapes
-
-
 @pytest.mark.parametrize(("format", "layout"), [("embd", "spec"), ("embd", "simple"), ("amb", None)])
 def test_names_have_65535_bytes(format, layout):
     shortest = planned(format, tensor(""), layout=layout)
@@ -109,9 +106,6 @@ def test_a_long_name_is_cut():
     error = error_of(tensor("n" * 100_000))
     assert len(str(error)) < 300
     assert f"tensor '{'n' * 80}'...: a name" in str(error)
-
-
-# ---------------------------------------------------------------------------------------------------- EMBD and AMB
 
 
 def nested(depth):
@@ -227,8 +221,6 @@ def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
         assert "tensor data would begin at byte 960" in refused("embd", given)
 
 
-# --------------------------------------------------------------------------------------- safetensors and BinTensors
-
 HEADER_MOST = 100_000_000
 
 
@@ -248,9 +240,6 @@ def test_a_header_of_100_000_000_bytes_and_no_more(tmp_path, suffix):
     with pytest.raises(wm.EncodeError, match="a header of 100000008 bytes"):
         wm.save(more, {"n" * (length + 8): small})
     assert not more.exists()
-
-
-# ---------------------------------------------------------------------------------------------------------- CNN v2
 
 
 def layer(number, *shape):
@@ -289,9 +278,6 @@ def test_weights_of_cnn_v2_are_counted_in_32_bits():
     assert text.endswith(": tensor 'layer.1.weight': with it there are 4294967296 weights (below 2**32)")
     text = refused("cnn_v2", large, small, layer(2, 1, 1, 1, 1))
     assert text.count("with it there are") == 1
-
-
-# ----------------------------------------------------------------------------------------------------- finalfusion
 
 
 class Words(list[str]):

@@ -3,8 +3,6 @@
 The functions whose names begin with an underscore run in the ranks; each imports what it needs there.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

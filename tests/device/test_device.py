@@ -78,7 +78,6 @@ def assert_same(got, expected):
     assert got.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
-# ------------------------------------------------------------------------------------------------------ what arrives
 @pytest.mark.parametrize("staging", STAGINGS, ids=["16K", "64K", "default"])
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", MODELS)
@@ -155,7 +154,6 @@ def test_a_type_that_the_device_lacks_is_an_error_before_anything_is_read(tmp_pa
     assert not device.count("allocate")
 
 
-# -------------------------------------------------------------------------------------------------- what is read
 @pytest.fixture
 def staged(monkeypatch):
     counted = []
@@ -379,7 +377,6 @@ def test_a_cold_file_is_read_past_the_page_cache(tmp_path, monkeypatch, name, re
     assert not direct
 
 
-# ----------------------------------------------------------------------------------------------------- how it ends
 def test_a_slot_waits_for_the_copies_out_of_it(tmp_path, monkeypatch):
     """A slot that is filled again before its event corrupts what is under way: the fake device sees it."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(100_000)})
@@ -463,7 +460,6 @@ def test_an_interrupted_load_leaves_nothing_under_way(models, what, after, group
     assert sum(map(len, _slots._idle.values())) == len(device.pins) <= 2
 
 
-# --------------------------------------------------------------------------------------------- files that change
 @pytest.mark.parametrize("left", [0.0, 0.4, 0.9])
 def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path, left):
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(200_000), "v": numbers(3)})
@@ -495,7 +491,6 @@ def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path):
     assert device.alive == 0
 
 
-# ------------------------------------------------------------------------------------------------------ checksums
 def _damaged(path, at):
     data = bytearray(path.read_bytes())
     data[at] ^= 1

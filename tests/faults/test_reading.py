@@ -113,8 +113,6 @@ def test_no_descriptor_leaks_when_reading_fails(swept):
     assert not [row for found in swept.values() for row in found["rows"] if row["leaked"]]
 
 
-# ------------------------------------------------------------------------------------------------- changed meanwhile
-
 CHANGES = {
     "truncated": lambda path: os.truncate(path, 10),
     "emptied": lambda path: os.truncate(path, 0),
@@ -217,8 +215,6 @@ def test_a_mapped_index_is_not_touched_when_the_file_is_gone(tmp_path):
         (tmp_path / name).write_bytes(data)
     assert run_child(MAPPED, tmp_path / "a.weights", tmp_path / "b.weights").stdout.split() == ["alive"]
 
-
-# ------------------------------------------------------------------------------------------------- exhausted limits
 
 SHRINK = """
 import os, sys, weightmap as wm

@@ -149,8 +149,6 @@ def test_the_process_saves_on_after_all_of_these(swept):
     assert (swept[-1]["fault"], swept[-1]["target"]) == ("none", "new")
 
 
-# ------------------------------------------------------------------------------------------------- real file systems
-
 # A save of a matrix, by kind; arguments are a folder, a number, and the root of the tests.
 SAVES = """
 import os, sys

@@ -164,9 +164,6 @@ def test_verifying_stops_when_another_thread_closes(tmp_path):
             assert f.verify(progress=close).nbytes
 
 
-# ------------------------------------------------------------------------------------------------- processes
-
-
 def summary(f):
     return [use(f) for use in USES.values()]
 
@@ -247,8 +244,6 @@ def test_one_handle_serves_many_processes(paths, method):
         found = list(pool.map(summary_of_pickled, blobs, timeout=HANG))
     assert found == expected
 
-
-# ------------------------------------------------------------------------------------------------- nothing leaks
 
 CYCLES = """
 import gc, os, sys, weightmap as wm

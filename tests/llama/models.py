@@ -3,18 +3,12 @@
 `expected` says what llama.cpp's names stand for, by numpy alone; nothing of the package is used.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from tests.builders import Tensor
 from tests.builders import safetensors as st
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 CL100K = (
@@ -42,7 +36,7 @@ GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
+CONFIGS = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": None},
     "MixtralForCausalLM": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
@@ -76,16 +70,16 @@ ARCHITECTURE = {
 }
 
 
-def config_of(name: str, **changes: Any) -> dict[str, Any]:
+def config_of(name, **changes):
     """Return the configuration of a model."""
     return {"architectures": [name], "torch_dtype": "bfloat16", **COMMON, **CONFIGS[name], **changes}
 
 
-def tensors_of(name: str, dtype: Any = BF16) -> dict[str, np.ndarray]:
+def tensors_of(name, dtype=BF16):
     """Return the tensors of a model, by Hugging Face's names."""
     rng = np.random.default_rng(7)
 
-    def of(*shape: int) -> np.ndarray:
+    def of(*shape):
         return (rng.normal(size=shape) / 8).astype(dtype)
 
     gemma, moe = name.startswith("Gemma"), "Moe" in name or name == "MixtralForCausalLM"
@@ -123,14 +117,14 @@ def tensors_of(name: str, dtype: Any = BF16) -> dict[str, np.ndarray]:
     return made
 
 
-def pairs(array: np.ndarray, heads: int) -> np.ndarray:
+def pairs(array, heads):
     """Return the rows of q or k in llama.cpp's order, one by one."""
     half = len(array) // heads // 2
     order = [head * 2 * half + s * half + j for head in range(heads) for j in range(half) for s in (0, 1)]
     return array[order]
 
 
-def expected(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def expected(name, tensors):
     """Return the tensors under llama.cpp's names, with their types."""
     gemma = name.startswith("Gemma")
     parts = {
@@ -151,7 +145,7 @@ def expected(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
         "self_attn.v_proj": "attn_v",
     }
     top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    found: dict[str, np.ndarray] = {}
+    found = {}
     for old, array in tensors.items():
         stem, _, end = old.rpartition(".")
         if ".experts." in old:
@@ -178,7 +172,7 @@ def expected(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 _PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
-def tokenizer(**changes: Any) -> dict[str, Any]:
+def tokenizer(**changes):
     """Return a tokenizer of bytes with a few merges, as Llama 3 has it."""
     alphabet = [chr(i) for i in (*range(33, 127), *range(161, 173), *range(174, 256))]
     alphabet += [chr(256 + i) for i in range(256 - len(alphabet))]
@@ -206,7 +200,7 @@ def tokenizer(**changes: Any) -> dict[str, Any]:
 SETTINGS = {"bos_token": "<|begin|>", "eos_token": "<|end|>", "add_bos_token": True, "chat_template": "{{ messages }}"}
 
 
-def fallback(**changes: Any) -> dict[str, Any]:
+def fallback(**changes):
     """Return a tokenizer with byte fallback, as Llama 2 and Mistral have it."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "h", "e", "he", "\u2581he"]
     added = [{"id": i, "content": tokens[i], "special": True, **_PLAIN} for i in range(3)]
@@ -224,19 +218,19 @@ def fallback(**changes: Any) -> dict[str, Any]:
     }
 
 
-def tensor(array: np.ndarray) -> Tensor:
+def tensor(array):
     """Return an array as the builders take it."""
     return Tensor(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 
 
 def write(
-    folder: Path,
-    config: dict[str, Any],
-    tensors: dict[str, np.ndarray],
+    folder,
+    config,
+    tensors,
     *,
-    files: dict[str, Any] | None = None,
-    shards: int = 1,
-) -> Path:
+    files=None,
+    shards=1,
+):
     """Write a model directory, with the tokenizer of bytes unless other `files` are given, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:

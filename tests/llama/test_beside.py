@@ -1,7 +1,5 @@
 """What lies beside a model that becomes GGUF: special tokens, the model card, files that are hostile or damaged."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -39,7 +37,6 @@ def converted(tmp_path):
     return convert
 
 
-# ------------------------------------------------------------------------------------------ beside the package gguf
 TOKENS = ["<s>", "</s>", "<sep>", "<cls>", "<unk>", "<turn>"]
 ADDED = [{"id": i, "content": token, "special": True} for i, token in enumerate(TOKENS)]
 
@@ -154,7 +151,6 @@ def test_a_model_card_and_how_to_sample(converted):
     assert warnings == ()
 
 
-# ------------------------------------------------------------------------------------------------- what is left out
 BOMB = "tags:\n- &a0 [lol]\n" + "".join(f"- &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 LEFT_OUT = {
     "bomb": ("README.md", f"---\n{BOMB}---\n".encode(), "README.md is left out: it has an alias"),
@@ -184,7 +180,6 @@ def test_what_cannot_be_read_about_a_model_is_left_out_by_name(converted, case):
         raise wm.EncodeError(warnings[0])
 
 
-# ---------------------------------------------------------------------------------------------------------- refused
 @pytest.mark.parametrize(
     ("files", "said"),
     [

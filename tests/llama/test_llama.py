@@ -1,7 +1,5 @@
 """Models of Hugging Face as GGUF under llama.cpp's names: tensors, keys and tokenizers, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -48,7 +46,6 @@ def files_of(name):
     return None
 
 
-# ------------------------------------------------------------------------------------- beside the reference converter
 @pytest.mark.parametrize(
     ("model", "options", "reference"),
     [
@@ -78,7 +75,6 @@ def test_the_file_of_the_reference_converter(tmp_path, model, options, reference
     assert {key: of_theirs[key] for key in of_ours} == of_ours
 
 
-# ----------------------------------------------------------------------------------------------- every architecture
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tensors_of_every_architecture(tmp_path, name, shards):
@@ -95,7 +91,6 @@ def test_tensors_of_every_architecture(tmp_path, name, shards):
         assert len(f.vocab) == models.VOCAB
 
 
-# ---------------------------------------------------------------------------------------------------- what names= does
 def test_names_that_are_kept_and_those_that_are_not_known(tmp_path, capsys):
     source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))
     wm.convert(source, tmp_path / "kept.gguf", names="keep")
@@ -131,7 +126,6 @@ def test_a_single_file_is_translated_when_asked_for(tmp_path):
     assert set(wm.open(tmp_path / "again.gguf")) == set(wm.open(tmp_path / "whole.gguf"))
 
 
-# ---------------------------------------------------------------------------------------------------------- quantised
 @pytest.mark.parametrize(
     ("mixture", "values_", "down", "output", "kind"),
     [
@@ -224,7 +218,6 @@ def test_parameters_of_a_quantised_checkpoint(tmp_path):
             np.testing.assert_array_equal(dense[name], array.astype(np.float32), err_msg=name)
 
 
-# ---------------------------------------------------------------------------------------------------------- tokenizers
 def test_byte_fallback_gets_the_scores_of_its_merges(tmp_path):
     files = {"tokenizer.json": models.fallback(), "tokenizer_config.json": {"bos_token": "<s>"}}
     source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files)
@@ -259,7 +252,6 @@ def test_tokens_types_and_ids(tmp_path):
         assert f.metadata["tokenizer.ggml.pre"] == "llama-bpe"
 
 
-# ------------------------------------------------------------------------------------------------------------ refused
 LLAMA, QWEN, MOE, GEMMA2 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"
 
 

@@ -3,8 +3,6 @@
 make llama-test runs this: llama.cpp is compiled once, and transformers makes tiny random models of each architecture.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

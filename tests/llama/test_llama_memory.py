@@ -1,7 +1,5 @@
 """Memory of a conversion to llama.cpp's names: flat, however large a tensor that is stacked from experts."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess

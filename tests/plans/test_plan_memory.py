@@ -21,9 +21,6 @@ MIB, GIB = 1 << 20, 1 << 30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
 
 
-# ----------------------------------------------------------------------------------------------------- fake systems
-
-
 def tree(root, files):
     for name, text in files.items():
         path = root / name
@@ -117,9 +114,6 @@ def test_headroom_is_what_machine_and_groups_leave(name, tmp_path):
     found = headroom(tree(tmp_path, files_of(*SYSTEMS[name])))
     assert found.left == left
     assert len(found.groups) == groups
-
-
-# -------------------------------------------------------------------------------------------- less memory than model
 
 
 @pytest.fixture(scope="module")

@@ -54,9 +54,6 @@ rules = st.fixed_dictionaries(
 )
 
 
-# ------------------------------------------------------------------------------------------- the plain definition
-
-
 def bytes_of(info, width, key):
     """Return the numbers of the bytes of the file that hold the part of a dense tensor."""
     places = np.arange(math.prod(info.shape) * width).reshape(*info.shape, width)
@@ -94,9 +91,6 @@ def check(plan, places, gap, max_over_read):
         assert nbytes > 0
         ends.append(offset + nbytes)
     assert ends[-1] <= plan.file.nbytes
-
-
-# ----------------------------------------------------------------------------------------------------- properties
 
 
 @given(models(), rules, st.data())
@@ -139,8 +133,6 @@ def test_ranks_share_the_work(data, world, how):
             assert len(covered) == len(set(covered)) == total
 
 
-# ----------------------------------------------------------------------------------------------- quantised tensors
-
 QUANTISED = [(scheme, block) for scheme in ("int4_block", "int5_block", "adaptive") for block in (8, 32)]
 QUANTISED += [("int8", 32), ("int4", 32), ("int5", 32)]
 # Elements in a row that are no whole number of blocks, and some that are.
@@ -172,9 +164,6 @@ def test_rows_of_quantised_tensors_are_whole_blocks(scheme, block, shape, tmp_pa
         each = 4 + 2 * q.block_size if q.block_size else 4 + width + 1
         assert row <= 4 + 4 + -(-q.n_blocks // 4) + blocks * each
         assert wm.plan(f, {"b": None}).nbytes == wm.plan(f, ["b"]).nbytes == f.info("b").nbytes
-
-
-# -------------------------------------------------------------------------------------------------------- slices
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
@@ -216,9 +205,6 @@ def test_a_slice_of_every_tensor_is_that_of_each(data, dim, world, draw):
             for name, array in plan.run(way):
                 expected = f[name] if each[name] is None else f[name][part.of(f.info(name).shape)]
                 assert (array.shape, array.tobytes()) == (expected.shape, expected.tobytes())
-
-
-# --------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.fixture

@@ -37,9 +37,6 @@ def equal(a, b):
     return same and type(a) is type(b)
 
 
-# ------------------------------------------------------------------------------------------------------- values
-
-
 @given(models(), rules, some.data())
 def test_a_run_gives_what_look_ups_give(data, how, draw):
     with wm.open(memoryview(data)) as f:
@@ -116,9 +113,6 @@ def test_runs_in_every_mode(mode, way, tmp_path):
             kept.append(array)
         f.release()
         assert all((array[0] == 7).all() == (mode != "mmap") for array in kept)
-
-
-# ------------------------------------------------------------------------------------------------- what is counted
 
 
 @pytest.fixture
@@ -223,9 +217,6 @@ def test_warming_counts_what_was_cold(disk):
         assert any(plan.warm() == 0 for _ in range(20))
 
 
-# ------------------------------------------------------------------------------------------------------- verifying
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_handed_out_before_it_is_verified(way, tmp_path):
     data = bytearray(embd.Draft([(f"t{i}", normal((40, 50), i)) for i in range(4)]).seal())
@@ -288,9 +279,6 @@ def test_entries_of_archives_are_verified_one_by_one(suffix, way, verify, tmp_pa
     assert [name for name, _ in wm.plan(path, ["t0", "t3"]).run(way, verify=verify)] == ["t0", "t3"]
 
 
-# ------------------------------------------------------------------------------------------------------------ auto
-
-
 @pytest.mark.parametrize(
     ("number", "name", "kind", "way"),
     [
@@ -314,9 +302,6 @@ def test_auto_reads_where_mappings_may_fail(number, name, kind, way, tmp_path, m
         monkeypatch.setattr(native_files, "file_system", lambda _: number)
         mapped = [np.shares_memory(array, f[name]) for name, array in wm.plan(f).run()]
         assert mapped == [way == "map"] * 2
-
-
-# ---------------------------------------------------------------------------------------------------------- errors
 
 
 def test_a_way_that_there_is_not_is_an_error_at_once(tmp_path):

@@ -379,7 +379,6 @@ def test_a_child_process_opens_its_own(model):
         assert os.waitpid(child, 0)[1] == 0
 
 
-# ---------------------------------------------------------------------------------------------- past the page cache
 def halves(path, dim):
     """The second halves of all tensors."""
     with wm.plan(path, {name: wm.shard(name, dim, 1, 2) for name in NAMES}) as plan:

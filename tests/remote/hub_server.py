@@ -1,20 +1,15 @@
 """A Hub for tests: repositories of files by commit, which it redirects to a second server; faults on demand."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
 import threading
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from tests.support import HANG
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = ["STALL", "Asked", "Hub", "git_hash", "sha256"]
 
@@ -24,13 +19,13 @@ STALL = -1
 
 
 @functools.lru_cache(1024)
-def sha256(data: bytes) -> str:
+def sha256(data):
     """The digest of a large file."""
     return hashlib.sha256(data).hexdigest()
 
 
 @functools.lru_cache(1024)
-def git_hash(data: bytes) -> str:
+def git_hash(data):
     """The digest of a small file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
@@ -70,7 +65,7 @@ class Hub:
         What stands before every path, as of a mirror.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
         self.tokens: dict[str, set[str]] = {}
         self.gated: set[str] = set()
@@ -97,7 +92,7 @@ class Hub:
             self._servers.append(server)
         self.url, self.data_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
-    def commit(self, name: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+    def commit(self, name, revision):
         """The commit that a revision stands for, and its files."""
         for branch, files in self.repositories[name].items():
             commit = git_hash(f"{name} {branch}".encode())
@@ -105,7 +100,7 @@ class Hub:
                 return commit, files
         return None
 
-    def take(self, what: str, path: str, nbytes: int, token: str | None) -> tuple[int, dict[str, str]] | None:
+    def take(self, what, path, nbytes, token):
         """Note a request, and return its fault."""
         with self._lock:
             self.asked.append(Asked(what, path, nbytes, token))
@@ -118,16 +113,16 @@ class Hub:
             self.released.wait(HANG)
         return fault
 
-    def count(self, what: str) -> int:
+    def count(self, what):
         """How many requests of a kind there were."""
         return sum(asked.what == what for asked in self.asked)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         for server in self._servers:
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.released.set()
         for server in self._servers:
             server.shutdown()
@@ -139,22 +134,22 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     @property
-    def hub(self) -> Hub:
+    def hub(self):
         """What is served."""
         return self.server.hub  # type: ignore[attr-defined, no-any-return]
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         """Print nothing."""
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         """Answer without the bytes."""
         self.do_GET()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         """Answer."""
         raise NotImplementedError
 
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def answer(self, status, body=b"", **headers):
         """Answer with a body."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -163,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def ranged(self, what: str, path: str, data: bytes, **headers: str) -> None:
+    def ranged(self, what, path, data, **headers):
         """Answer with a range of bytes, or with all."""
         begin, end, status = 0, len(data), 200
         if (span := self.headers.get("Range")) and self.command == "GET":
@@ -187,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Front(_Handler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         """Answer about a repository, or redirect to the bytes of a file."""
         hub, path = self.hub, unquote(self.path.partition("?")[0])
         if not path.startswith(f"{hub.prefix}/"):
@@ -229,7 +224,7 @@ class _Front(_Handler):
         told = {"X_Linked_Etag": etag, "X_Linked_Size": str(len(data)), "X_Repo_Commit": commit}
         self.answer(302, b"moved", Location=where, **told)
 
-    def _about(self, name: str, revision: str) -> None:
+    def _about(self, name, revision):
         fault = self.hub.take("api", name, 0, self.headers.get("Authorization"))
         if fault is not None:
             self.answer(fault[0], b"{}", **fault[1])
@@ -243,16 +238,16 @@ class _Front(_Handler):
         if found is None:
             self.answer(404, X_Error_Code="RevisionNotFound")
             return
-        siblings: list[dict[str, Any]] = []
+        siblings = []
         for file, data in found[1].items():
-            entry: dict[str, Any] = {"rfilename": file, "size": len(data), "blobId": git_hash(data)}
+            entry = {"rfilename": file, "size": len(data), "blobId": git_hash(data)}
             if len(data) > SMALL:
                 entry["lfs"] = {"sha256": sha256(data), "size": len(data), "pointerSize": 130}
             siblings.append(entry)
         about = {"id": name, "sha": found[0], "siblings": siblings, "lastModified": "2026-01-02T03:04:05.000Z"}
         self.answer(200, json.dumps(about).encode(), Content_Type="application/json")
 
-    def _refuses(self, name: str) -> bool:
+    def _refuses(self, name):
         tokens = self.hub.tokens.get(name)
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if name in self.hub.repositories and (tokens is None or token in tokens):
@@ -262,7 +257,7 @@ class _Front(_Handler):
 
 
 class _Data(_Handler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         """Answer with a range of a file, by its digest."""
         digest, _, sign = self.path.strip("/").partition("?sign=")
         every = [files for branches in self.hub.repositories.values() for files in branches.values()]

@@ -1,7 +1,5 @@
 """Models by their names on the Hugging Face Hub, with the real huggingface_hub and a Hub of our own."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
@@ -12,7 +10,6 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -32,17 +29,15 @@ from weightmap.remote import fetching
 
 hub_library = pytest.importorskip("huggingface_hub")
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAME = "owner/model"
 TENSORS = {f"layers.{i}.w": np.arange(64 * 64, dtype=np.float32).reshape(64, 64) + i for i in range(12)}
 
 
-def sharded(count: int, tensors: dict[str, Any] = TENSORS) -> dict[str, bytes]:
+def sharded(count, tensors=TENSORS):
     """The files of a model of several shards."""
-    found: dict[str, bytes] = {}
-    where: dict[str, str] = {}
+    found = {}
+    where = {}
     for number in range(count):
         name = f"model-{number + 1:05}-of-{count:05}.safetensors"
         part = {key: builders.tensor(array) for key, array in list(tensors.items())[number::count]}
@@ -54,7 +49,7 @@ def sharded(count: int, tensors: dict[str, Any] = TENSORS) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(tmp_path, monkeypatch):
     """A Hub with one model, which huggingface_hub is set up for."""
     from huggingface_hub import constants
 
@@ -77,28 +72,27 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         hub_library.close_session()
 
 
-def equal(found: Any) -> bool:
+def equal(found):
     """Whether these are the tensors of the model."""
     return found.keys() == TENSORS.keys() and all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
 
 
-def cache(file: str, **options: Any) -> str:
+def cache(file, **options):
     """Download a file with huggingface_hub."""
     return str(hub_library.hf_hub_download(NAME, file, **options))
 
 
-def shared(*files: str) -> None:
+def shared(*files):
     """Download files with huggingface_hub, and let it move them to the store that all repositories share."""
     store = pytest.importorskip("huggingface_hub.utils._shared_blobs")
     for file in files:
         link = Path(cache(file))
         blob = link.parent / link.readlink()
-        how: dict[str, Any] = {"cache_dir": hub_library.constants.HF_HUB_CACHE, "expected_size": blob.stat().st_size}
+        how = {"cache_dir": hub_library.constants.HF_HUB_CACHE, "expected_size": blob.stat().st_size}
         assert store.publish_blob_to_shared_store(blob_path=str(blob), xet_hash=sha256(file.encode()), **how)
         assert blob.is_symlink()
 
 
-# ---------------------------------------------------------------------------------------------------------- addresses
 @pytest.mark.parametrize(
     "path",
     [
@@ -113,7 +107,7 @@ def shared(*files: str) -> None:
         "/a folder/of it/",
     ],
 )
-def test_every_form_of_an_address(path: str, hub: Hub) -> None:
+def test_every_form_of_an_address(path, hub):
     """A repository, a folder of it, a file; the main branch, another one, a pull request, a commit."""
     hub.repositories[NAME] |= {"v1/x": sharded(2), "refs/pr/7": sharded(1)}
     hub.repositories[NAME]["main"] |= {f"a folder/of it/{name}": data for name, data in sharded(2).items()}
@@ -142,7 +136,7 @@ def test_every_form_of_an_address(path: str, hub: Hub) -> None:
         "hf://owner/name.git",
     ],
 )
-def test_other_addresses_are_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_addresses_are_refused(address, capsys):
     """An address that names no repository, no revision or no plain path: on the command line, that is usage."""
     for call in (wm.open, weightmap.hub.download, partial(weightmap.hub.download, deadline=1)):
         with pytest.raises(AddressError, match="hf://owner/name"):
@@ -151,13 +145,13 @@ def test_other_addresses_are_refused(address: str, capsys: pytest.CaptureFixture
     assert "expected hf://owner/name" in capsys.readouterr().err
 
 
-def loaded_by_safe_open(address: str, _: Path) -> dict[str, Any]:
+def loaded_by_safe_open(address, _):
     """Read tensors as users of safetensors do."""
     with compat.safe_open(address, "np") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
 
-def pulled(address: str, tmp_path: Path) -> Any:
+def pulled(address, tmp_path):
     """Make a local copy, and pull nothing to it: the version is that of the base."""
     wm.convert(address, tmp_path / "local.safetensors")
     return wm.load(tmp_path / "local.safetensors")
@@ -175,22 +169,21 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("path", ["", "/model.gguf"])
-def test_addresses_are_taken_by(call: str, path: str, hub: Hub, tmp_path: Path) -> None:
+def test_addresses_are_taken_by(call, path, hub, tmp_path):
     """Models of several files and single files, wherever an address is taken."""
     wm.save(tmp_path / "m.gguf", TENSORS)
     hub.repositories[NAME]["main"]["model.gguf"] = (tmp_path / "m.gguf").read_bytes()
     assert equal(CALLS[call](f"hf://{NAME}{path}", tmp_path))
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     """Without huggingface_hub, the error says what to install."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingDependencyError, match=r"huggingface_hub: pip install '\.\[hub\]'"):
         wm.open(f"hf://{NAME}")
 
 
-# ------------------------------------------------------------------------------------------------------ what it costs
-def test_a_model_of_many_shards(hub: Hub) -> None:
+def test_a_model_of_many_shards(hub):
     """Opening takes two requests a shard, many at a time; then a layer costs its bytes."""
     tensors = {f"layers.{i}.w": np.full((64, 1024), i, np.float32) for i in range(282)}
     hub.repositories[NAME]["main"] = sharded(282, tensors)
@@ -206,7 +199,7 @@ def test_a_model_of_many_shards(hub: Hub) -> None:
         assert [asked.what for asked in hub.asked] == ["data"]
 
 
-def test_what_the_cache_holds_is_mapped(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
     """Files of the cache need no request, the others are fetched and not written; offline, the cache must have them."""
     from huggingface_hub import constants
 
@@ -235,8 +228,7 @@ def test_what_the_cache_holds_is_mapped(hub: Hub, monkeypatch: pytest.MonkeyPatc
     assert not hub.asked
 
 
-# ------------------------------------------------------------------------------------------------------------- tokens
-def test_the_token_goes_to_the_hub_alone(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_goes_to_the_hub_alone(hub, monkeypatch):
     """Requests of the Hub carry it, those of the server of large files do not; no pickle holds it."""
     hub.tokens[NAME] = {"hf_secret"}
     with pytest.raises(FileNotFoundError, match=r"no repository owner/model, or a private one.*HF_TOKEN"):
@@ -251,7 +243,7 @@ def test_the_token_goes_to_the_hub_alone(hub: Hub, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("what", ["api", "resolve"])
-def test_a_redirect_to_another_host_gets_no_token(what: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirect_to_another_host_gets_no_token(what, hub, monkeypatch):
     """Of the list of files, and of a file: who answers there never sees the token."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.faults[what] += [(307, {"Location": f"{hub.data_url}/somewhere"})]
@@ -266,9 +258,7 @@ REFUSED = (401, {"X-Error-Message": "Invalid credentials in Authorization header
 
 @pytest.mark.parametrize("what", ["api", "resolve"])
 @pytest.mark.parametrize("fault", [REFUSED, (403, {})])
-def test_a_token_that_is_refused(
-    what: str, fault: tuple[int, dict[str, str]], hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_that_is_refused(what, fault, hub, monkeypatch):
     """One that has expired, or may read other repositories: it is not asked again, and the message names neither."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.faults[what] += [fault] * 200
@@ -278,8 +268,7 @@ def test_a_token_that_is_refused(
     assert hub.count(what) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------- faults
-def test_what_is_not_there_is_named(hub: Hub) -> None:
+def test_what_is_not_there_is_named(hub):
     """A repository, a revision, a file: the message names it, and what to do."""
     with pytest.raises(FileNotFoundError, match="no repository owner/other, or a private one: check the name"):
         wm.open("hf://owner/other")
@@ -301,30 +290,28 @@ def test_what_is_not_there_is_named(hub: Hub) -> None:
 
 @pytest.mark.parametrize("what", ["api", "resolve", "data"])
 @pytest.mark.parametrize("fault", [(503, {}), (429, {"Retry-After": "0"}), (500, {"Retry-After": "soon"}), (0, {})])
-def test_faults_that_pass(what: str, fault: tuple[int, dict[str, str]], hub: Hub) -> None:
+def test_faults_that_pass(what, fault, hub):
     """What a server refuses for a while is asked for again; a read goes on where a connection broke."""
     hub.faults[what] += [fault, fault]
     assert equal(wm.load(f"hf://{NAME}"))
 
 
 @pytest.mark.parametrize("what", ["api", "resolve"])
-def test_the_rate_limit_is_explained(what: str, hub: Hub) -> None:
+def test_the_rate_limit_is_explained(what, hub):
     """The message of 429 names the repository and says what to do."""
     hub.faults[what] += [(429, {})] * 200
     with pytest.raises(RemoteError, match="rate limit of the Hub for owner/model; wait some minutes, or log in"):
         wm.open(f"hf://{NAME}")
 
 
-def test_signed_addresses_expire(hub: Hub) -> None:
+def test_signed_addresses_expire(hub):
     """When a signed address is refused, the Hub is asked for another one."""
     with wm.open(f"hf://{NAME}") as file:
         hub.signed += 1
         assert equal(dict(file))
 
 
-def test_the_way_to_the_hub_is_that_of_the_environment(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_way_to_the_hub_is_that_of_the_environment(hub, monkeypatch, tmp_path):
     """Listing, ranges and downloads take the proxy; ~/.netrc has the login where there is no token."""
     (tmp_path / "netrc").write_text("machine far.test login me password SECRET\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -348,7 +335,7 @@ def test_the_way_to_the_hub_is_that_of_the_environment(
     assert {asked.token for asked in hub.asked if asked.what == "data"} == {None}
 
 
-def test_another_digest_is_another_file(hub: Hub) -> None:
+def test_another_digest_is_another_file(hub):
     """A redirect to a file of another digest than that of the list is an error."""
     hub.etags["model-00002-of-00003.safetensors"] = "0" * 64
     with pytest.raises(FileChangedError, match="changed, replaced or deleted"):
@@ -357,7 +344,7 @@ def test_another_digest_is_another_file(hub: Hub) -> None:
         weightmap.hub.download(f"hf://{NAME}")
 
 
-def test_a_file_that_changes_after_it_was_opened(hub: Hub) -> None:
+def test_a_file_that_changes_after_it_was_opened(hub):
     """The Hub sends a handle elsewhere when a signed address has expired: to the same file, or there is an error."""
     name = "model.safetensors"
     large = builders.tensor(np.zeros((64, 1024), np.float32))
@@ -369,7 +356,7 @@ def test_a_file_that_changes_after_it_was_opened(hub: Hub) -> None:
             file["w"]
 
 
-def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
     """Without a Hub, the cache opens what it has; else the message says so."""
     from huggingface_hub import constants
 
@@ -381,8 +368,7 @@ def test_a_hub_that_cannot_be_reached(hub: Hub, monkeypatch: pytest.MonkeyPatch)
         wm.open("hf://owner/x")
 
 
-# ------------------------------------------------------------------------------------------------------- the commands
-def test_the_commands_take_addresses(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_take_addresses(hub, tmp_path, capsys):
     """``inspect``, ``verify``, ``diff``, ``report``, ``convert`` of a repository; its configuration goes along."""
     hub.repositories[NAME]["v2"] = dict(hub.repositories[NAME]["main"])
     assert main(["inspect", f"hf://{NAME}", "--json"]) == 0
@@ -396,15 +382,14 @@ def test_the_commands_take_addresses(hub: Hub, tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "new" / "config.json").read_bytes() == hub.repositories[NAME]["main"]["config.json"]
 
 
-# ---------------------------------------------------------------------------------------------------------- downloads
-def blobs() -> set[str]:
+def blobs():
     """The names of all blobs in the cache."""
     from huggingface_hub import constants
 
     return {name for folder, _, names in os.walk(constants.HF_HUB_CACHE) if folder.endswith("blobs") for name in names}
 
 
-def test_a_download_is_what_huggingface_hub_expects(hub: Hub) -> None:
+def test_a_download_is_what_huggingface_hub_expects(hub):
     """Every file is found there without a request, the cache is sound, and the model is mapped."""
     files, told = hub.repositories[NAME]["main"], list[tuple[int, int]]()
     folder = weightmap.hub.download(f"hf://{NAME}", progress=lambda *now: told.append(now))
@@ -426,7 +411,7 @@ def test_a_download_is_what_huggingface_hub_expects(hub: Hub) -> None:
     assert len(hub.asked) == asked + 1  # the list of files
 
 
-def test_some_files_are_downloaded(hub: Hub) -> None:
+def test_some_files_are_downloaded(hub):
     """Globs and a folder choose; nothing that matches is an error."""
     folder = weightmap.hub.download(f"hf://{NAME}", include=["*.json"])
     assert sorted(found.name for found in Path(folder).iterdir()) == ["config.json", "model.safetensors.index.json"]
@@ -438,7 +423,7 @@ def test_some_files_are_downloaded(hub: Hub) -> None:
         weightmap.hub.download("https://host/model")
 
 
-def environment(hub: Hub) -> dict[str, str]:
+def environment(hub):
     """The variables by which another process has this Hub and this cache."""
     from huggingface_hub import constants
 
@@ -448,7 +433,7 @@ def environment(hub: Hub) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running(code: str, hub: Hub) -> Iterator[subprocess.Popen[bytes]]:
+def running(code, hub):
     """A process that runs a program, and does not outlive the test."""
     with subprocess.Popen([sys.executable, "-c", code, NAME], env=environment(hub)) as child:
         try:
@@ -466,7 +451,7 @@ weightmap.hub.download(f"hf://{sys.argv[1]}")
 """
 
 
-def test_a_download_that_was_killed_goes_on_where_it_ended(hub: Hub) -> None:
+def test_a_download_that_was_killed_goes_on_where_it_ended(hub):
     """What a killed download has is not asked for again, and it has no blob's name before the rest is there."""
     from huggingface_hub import constants
 
@@ -487,7 +472,7 @@ def test_a_download_that_was_killed_goes_on_where_it_ended(hub: Hub) -> None:
     assert sum(asked.nbytes for asked in hub.asked if asked.what == "data") <= len(data) - there + (32 << 10)
 
 
-def listing(commit: Any = "a" * 40, **changes: Any) -> bytes:
+def listing(commit="a" * 40, **changes):
     """The list of a repository with one file."""
     entry = {"rfilename": "x.safetensors", "size": 7, "blobId": "b" * 40} | changes
     return json.dumps({"id": NAME, "sha": commit, "siblings": [entry]}).encode()
@@ -526,7 +511,7 @@ NO_LISTINGS = {
 }
 
 
-def test_what_repositories_share_has_its_digest(hub: Hub) -> None:
+def test_what_repositories_share_has_its_digest(hub):
     """The blob of a repository is a link to a shared file of another name: the name of the link is the digest."""
     files = hub.repositories[NAME]["main"]
     shared(*files)
@@ -548,7 +533,7 @@ def test_what_repositories_share_has_its_digest(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("case", NO_LISTINGS)
-def test_answers_that_are_no_listing(case: str, hub: Hub) -> None:
+def test_answers_that_are_no_listing(case, hub):
     """What the Hub answers is checked before any of it becomes a path; nothing is written."""
     hub.listings[NAME] = NO_LISTINGS[case]
     for call in (wm.open, weightmap.hub.download):
@@ -558,7 +543,7 @@ def test_answers_that_are_no_listing(case: str, hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../x", ".", "", "a//x", "\ud800", "%2e%2e/x", "x\0y", "C:x"])
-def test_names_that_are_no_plain_paths(name: str, hub: Hub) -> None:
+def test_names_that_are_no_plain_paths(name, hub):
     """No file is downloaded under such a name, and none of the system is taken for it; others open."""
     hub.listings[NAME] = listing(rfilename=name)
     with pytest.raises(RemoteError, match="no plain path"):
@@ -568,7 +553,7 @@ def test_names_that_are_no_plain_paths(name: str, hub: Hub) -> None:
         wm.open(f"hf://{NAME}")
 
 
-def test_wrong_bytes_get_no_name(hub: Hub) -> None:
+def test_wrong_bytes_get_no_name(hub):
     """Bytes of another digest are an error, and removed; the next download has the right ones."""
     name = "model-00002-of-00003.safetensors"
     digest = sha256(hub.repositories[NAME]["main"][name])

@@ -53,7 +53,6 @@ def right(file):
     return sorted(file) == sorted(FLOATS) and all(np.array_equal(file[name], FLOATS[name]) for name in FLOATS)
 
 
-# --------------------------------------------------------------------------------------------------------------- nginx
 @pytest.fixture(scope="module")
 def web(tmp_path_factory):
     with nginx(tmp_path_factory.mktemp("nginx")) as server:
@@ -109,7 +108,6 @@ def test_what_nginx_refuses(web):
         wm.open(f"{web.url}slow/m.weights", remote=wm.Remote(deadline=0.2))
 
 
-# ------------------------------------------------------------------------------------------------------------------ S3
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("s3")
@@ -237,7 +235,6 @@ def test_connections_that_break(fault, broken, caplog):
     assert right(file)
 
 
-# -------------------------------------------------------------------------------------------------------- command line
 @pytest.mark.parametrize(("scheme", "pool"), [("s3", "threads"), ("s3", "processes"), ("gs", "processes")])
 def test_executors_take_addresses(scheme, pool, environment, tmp_path):
     """Workers fetch the shards of a folder in a store themselves, by names: no credentials go along."""

@@ -11,7 +11,6 @@ import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -24,10 +23,6 @@ import weightmap as wm
 from weightmap.cli import main
 from weightmap.remote import fetching
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 W = np.arange(6, dtype=np.float32)
 LOGIN = "Basic " + base64.b64encode(b"me:SEC RET").decode()
 
@@ -36,10 +31,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Proxy
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         """Print nothing."""
 
-    def _allowed(self) -> bool:
+    def _allowed(self):
         self.server.asked.append((self.command, self.path, self.headers.get("Proxy-Authorization")))
         status = self.server.refuses
         if self.server.login is not None and self.headers.get("Proxy-Authorization") != self.server.login:
@@ -50,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
         return not status
 
-    def do_CONNECT(self) -> None:
+    def do_CONNECT(self):
         """Join the two connections."""
         if not self._allowed():
             return
@@ -66,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
                         return
                     ends[end].sendall(data)
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         """Ask the server that the address names, whatever its host is called."""
         if not self._allowed():
             return
@@ -87,19 +82,19 @@ class Proxy(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[tuple[str, str, str | None]] = []
         self.login: str | None = None
         self.refuses = 0
         self.host = f"127.0.0.1:{self.server_port}"
 
-    def handle_error(self, *_: Any) -> None:
+    def handle_error(self, *_):
         """Print nothing of clients that went away."""
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
+def proxy():
     """A proxy that runs."""
     with Proxy() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
@@ -110,7 +105,7 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _environment(monkeypatch, tmp_path):
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "NETRC"):
         monkeypatch.delenv(name, raising=False)
@@ -119,13 +114,13 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def objects() -> Objects:
+def objects():
     """A server's objects."""
     return Objects({"m": safe.build({"w": tensor(W)})})
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(tmp_path_factory):
     """The key and the certificate of a host that is called far.test."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
@@ -147,7 +142,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def secured(objects: Objects, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def secured(objects, certificate, monkeypatch):
     """Serve objects over TLS; yield the port."""
     server = Server(objects)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -160,9 +155,7 @@ def secured(objects: Objects, certificate: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
 @pytest.mark.parametrize("login", ["", "me:SEC%20RET@"])
-def test_a_proxy_of_http(
-    variable: str, login: str, proxy: Proxy, objects: Objects, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_of_http(variable, login, proxy, objects, monkeypatch):
     """A host that this machine does not know is asked for by its whole address."""
     proxy.login = LOGIN if login else None
     with Server(objects) as server:
@@ -179,9 +172,7 @@ def test_a_proxy_of_http(
 
 @pytest.mark.parametrize("variable", ["https_proxy", "ALL_PROXY"])
 @pytest.mark.parametrize("login", ["", "me:SEC%20RET@"])
-def test_a_tunnel_to_a_host_of_https(
-    variable: str, login: str, proxy: Proxy, objects: Objects, certificate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tunnel_to_a_host_of_https(variable, login, proxy, objects, certificate, monkeypatch):
     """The certificate is that of the host, and the proxy sees no request."""
     proxy.login = LOGIN if login else None
     with secured(objects, certificate, monkeypatch) as port:
@@ -200,9 +191,7 @@ def test_a_tunnel_to_a_host_of_https(
     ("refuses", "words"),
     [(407, "proxy wants a name and a password"), (403, "proxy refuses to connect"), (502, "proxy cannot connect")],
 )
-def test_a_proxy_that_refuses(
-    refuses: int, words: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_proxy_that_refuses(refuses, words, proxy, monkeypatch, capsys):
     """The error says that it was the proxy, and repeats no part of its address."""
     proxy.refuses = refuses
     for scheme, expected in (("https", words), ("http", str(refuses))):
@@ -217,7 +206,7 @@ def test_a_proxy_that_refuses(
     "address", ["socks5://me:SECRET@host:1", "ftp://SECRET@h", "http://", "http://h:SECRET/", "//["]
 )
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_proxies_that_cannot_be_used(address: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_that_cannot_be_used(address, scheme, monkeypatch):
     """One of another kind, or of no host, is named by its variable alone."""
     monkeypatch.setenv(f"{scheme}_proxy", address)
     with pytest.raises(wm.RemoteError, match=rf"a proxy for {scheme} that .*no_proxy") as caught:
@@ -225,14 +214,14 @@ def test_proxies_that_cannot_be_used(address: str, scheme: str, monkeypatch: pyt
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_login_for_a_host(proxy: Proxy, objects: Objects, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_login_for_a_host(proxy, objects, monkeypatch, tmp_path):
     """The host that ~/.netrc names gets its login, and no other host: not those of redirects, and none by default."""
     seen = []
     with Server(objects) as server:
         handler = server._server.RequestHandlerClass
 
         class Noting(handler):  # type: ignore[misc, valid-type]
-            def do_GET(self) -> None:  # noqa: N802 - the name that the library asks for
+            def do_GET(self):  # noqa: N802 - the name that the library asks for
                 seen.append((self.headers["Host"], self.headers.get("Authorization")))
                 super().do_GET()
 

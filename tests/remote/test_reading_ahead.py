@@ -1,12 +1,9 @@
 """Whole models from stores: every call that knows what comes next has several requests under way."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,17 +19,13 @@ from weightmap.core.model import internals as parts
 from weightmap.remote import ahead
 from weightmap.remote.remote import RemoteSource
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 KIB = 1 << 10
 FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256) + i for i in range(24)}
 NBYTES = sum(array.nbytes for array in FLOATS.values())
 
 
 @pytest.fixture
-def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
+def objects(tmp_path, monkeypatch):
     """A store of one model, whose tensors are larger than a request."""
     monkeypatch.setattr(ahead, "REQUEST_BYTES", 48 * KIB)
     wm.save(tmp_path / "model.safetensors", FLOATS)
@@ -40,44 +33,44 @@ def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
 
 
 @pytest.fixture
-def url(objects: Objects) -> Iterator[str]:
+def url(objects):
     """The address of the model on a server of the store."""
     with Server(objects) as server:
         yield server.url + "m"
 
 
-def valued(url: str, _: Path) -> dict[str, Any]:
+def valued(url, _):
     """Iterate over the arrays alone."""
     with wm.open(url) as file:
         return dict(zip(file, file.values(), strict=True))
 
 
-def converted(url: str, tmp: Path, **options: Any) -> dict[str, Any]:
+def converted(url, tmp, **options):
     """Convert to a format that orders tensors by other rules."""
     wm.convert(url, tmp / "new.bt", **options)
     return wm.load(tmp / "new.bt")
 
 
-def compared(url: str, tmp: Path) -> dict[str, Any]:
+def compared(url, tmp):
     """Compare with a model that has the same tensors."""
     assert wm.diff(url, tmp / "model.safetensors").equal
     return FLOATS
 
 
-def verified(url: str, _: Path) -> dict[str, Any]:
+def verified(url, _):
     """Verify the model."""
     wm.verify(url)
     return FLOATS
 
 
-def prefetched(pool: Any, wanted: list[Any]) -> None:
+def prefetched(pool, wanted):
     """Prefetch, and wait until every read has begun: a hold before that reads alone, and others read over its bytes."""
     pool.prefetch(wanted)
     while any(entry.queued for entry in list(pool._entries.values())):
         time.sleep(1e-3)
 
 
-def pooled(url: str, _: Path) -> dict[str, Any]:
+def pooled(url, _):
     """Prefetch into a pool, and hold: entries of a tensor and the whole of it share bytes."""
     with wm.open(url) as file, file.pool(4 * NBYTES) as pool:
         prefetched(pool, [*file, ("layer.3.w", 5), ("layer.3.w", -1)])
@@ -90,7 +83,7 @@ def pooled(url: str, _: Path) -> dict[str, Any]:
         return found
 
 
-def pooled_weights(url: str, _: Path) -> list[tuple[str, Any]]:
+def pooled_weights(url, _):
     """Prefetch parameters into a pool, and hold them."""
     with wm.open(url) as file, file.pool(1 << 30) as pool:
         prefetched(pool, list(file.weights))
@@ -102,13 +95,13 @@ def pooled_weights(url: str, _: Path) -> list[tuple[str, Any]]:
         return found
 
 
-def into_torch(url: str, _: Path) -> dict[str, Any]:
+def into_torch(url, _):
     """Load tensors of PyTorch."""
     pytest.importorskip("torch")
     return {name: tensor.numpy() for name, tensor in wm.torch.load_file(url).items()}
 
 
-def into_jax(url: str, _: Path) -> dict[str, Any]:
+def into_jax(url, _):
     """Load arrays of jax, one of them by a sharding."""
     jax = pytest.importorskip("jax")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
@@ -116,7 +109,7 @@ def into_jax(url: str, _: Path) -> dict[str, Any]:
     return {name: np.asarray(array) for name, array in wm.jax.load_file(url, {"layer.3.w": sharding}).items()}
 
 
-CALLS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
+CALLS = {
     "load": lambda url, _: wm.load(url),
     "items": lambda url, _: dict(wm.open(url).items()),
     "values": valued,
@@ -137,11 +130,11 @@ CALLS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
 
 
 @contextlib.contextmanager
-def together(count: int, objects: Objects, *, first: int) -> Iterator[None]:
+def together(count, objects, *, first):
     """Let so many requests behind the first ones wait for each other: those of a caller that has fewer fail."""
     barrier, numbers = threading.Barrier(count), itertools.count()
 
-    def enter() -> None:
+    def enter():
         if first <= next(numbers) < first + count:
             barrier.wait(HANG)
 
@@ -152,7 +145,7 @@ def together(count: int, objects: Objects, *, first: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_several_requests_are_under_way(call: str, objects: Objects, url: str, tmp_path: Path) -> None:
+def test_several_requests_are_under_way(call, objects, url, tmp_path):
     """Behind the first request, which opens the model, three wait for each other; each byte is asked for once."""
     with together(3, objects, first=1):
         found = CALLS[call](url, tmp_path)
@@ -162,7 +155,7 @@ def test_several_requests_are_under_way(call: str, objects: Objects, url: str, t
     assert len(objects.requests) <= 2 + NBYTES / (48 * KIB)
 
 
-QUANTISED: dict[str, Callable[[str, Path], Any]] = {
+QUANTISED = {
     "items": lambda url, _: [(name, w.dequantize()) for name, w in wm.open(url).weights.items()],
     "values": lambda url, _: [w.dequantize() for w in wm.open(url).weights.values()],
     "plan": lambda url, _: list(wm.plan(url, weights=True).run()),
@@ -173,9 +166,7 @@ QUANTISED: dict[str, Callable[[str, Path], Any]] = {
 
 
 @pytest.mark.parametrize("call", QUANTISED)
-def test_the_pieces_of_parameters_are_requested_ahead(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pieces_of_parameters_are_requested_ahead(call, tmp_path, monkeypatch):
     """Pieces of a parameter lie apart; those of several parameters are under way at once, and each byte comes once."""
     monkeypatch.setattr(ahead, "REQUEST_BYTES", 48 * KIB)
     monkeypatch.setattr(parts, "BETWEEN", 0)
@@ -207,7 +198,7 @@ def test_the_pieces_of_parameters_are_requested_ahead(
     [([0, 1, 2, 3], 0), ([0, 3], 0), ([2, 0], 1), ([1, 1, 2], 1)],
     ids=["in order", "some are left out", "one before", "one twice"],
 )
-def test_ranges_are_read_in_any_order(order: list[int], again: int, objects: Objects, url: str) -> None:
+def test_ranges_are_read_in_any_order(order, again, objects, url):
     """What is left out is given up, and what comes too late is asked for again: every order gives the right bytes."""
     ranges = [(begin, begin + 20 * KIB) for begin in range(100 * KIB, 500 * KIB, 100 * KIB)]
     data = objects.objects["m"]
@@ -219,13 +210,11 @@ def test_ranges_are_read_in_any_order(order: list[int], again: int, objects: Obj
 
 
 @pytest.mark.parametrize("call", ["load", "items", "plan", "compat.load_file"])
-def test_arrays_are_received_in_their_own_memory(
-    call: str, objects: Objects, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrays_are_received_in_their_own_memory(call, objects, url, tmp_path, monkeypatch):
     """Bytes go from the connection to the arrays: nothing is copied but what came with the header."""
     copied, fill = list[int](), RemoteSource.fill
 
-    def filled(self: RemoteSource, begin: int, target: memoryview) -> None:
+    def filled(self, begin, target):
         copied.append(len(target))
         fill(self, begin, target)
 
@@ -237,7 +226,7 @@ def test_arrays_are_received_in_their_own_memory(
 
 
 @pytest.mark.parametrize("suffix", [".amb", ".npz"])
-def test_headers_are_asked_for_at_once(suffix: str, objects: Objects, url: str, tmp_path: Path) -> None:
+def test_headers_are_asked_for_at_once(suffix, objects, url, tmp_path):
     """A format with a header before every tensor opens in four rounds: the last has the headers of all others."""
     tensors = {f"layer.{i}.w": np.full(40 * KIB, i, np.float32) for i in range(24)}
     if suffix == ".npz":
@@ -250,7 +239,7 @@ def test_headers_are_asked_for_at_once(suffix: str, objects: Objects, url: str, 
     assert len(objects.requests) <= 5 + len(tensors)
 
 
-def test_headers_of_unequal_tensors_are_read_by_windows(objects: Objects, url: str, tmp_path: Path) -> None:
+def test_headers_of_unequal_tensors_are_read_by_windows(objects, url, tmp_path):
     """Behind small tensors the next headers come with the same 64 KiB; behind a large one, by another request."""
     tensors = {f"layer.{i}.{n}": np.zeros(n * KIB, np.int8) for i in range(12) for n in (1, 100 + i, 2, 3, 5)}
     wm.save(tmp_path / "model.amb", tensors)
@@ -260,7 +249,7 @@ def test_headers_of_unequal_tensors_are_read_by_windows(objects: Objects, url: s
     assert objects.nbytes <= 2 * 12 * 64 * KIB
 
 
-def in_a_folder(shards: int, objects: Objects, tmp_path: Path) -> None:
+def in_a_folder(shards, objects, tmp_path):
     """Put the model into a folder of the store too, in so many files."""
     if shards > 1:
         each = -(-NBYTES // shards) + 4 * KIB
@@ -271,7 +260,7 @@ def in_a_folder(shards: int, objects: Objects, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_the_loader_of_vllm_takes_addresses(shards: int, objects: Objects, url: str, tmp_path: Path) -> None:
+def test_the_loader_of_vllm_takes_addresses(shards, objects, url, tmp_path):
     """A folder on a server that lists nothing: its index is found, and its files are read by plans."""
     pytest.importorskip("torch")
     from weightmap import vllm

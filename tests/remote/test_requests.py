@@ -120,7 +120,6 @@ def test_who_may_not_is_told_so(status, objects, opened):
     assert len(objects.requests) == 1
 
 
-# --------------------------------------------------------------------------------------------------- the same object
 @pytest.mark.parametrize("conditional", [True, False])
 def test_a_changed_object_is_noticed(conditional, objects, opened):
     file = opened()
@@ -186,7 +185,6 @@ def test_objects_without_a_version_are_refused_unless_asked_for(objects, opened)
         file["w"]
 
 
-# ------------------------------------------------------------------------------------------------------- odd headers
 ODD = {
     "year": ("Last-Modified", "Fri, 02 Jan 99999999999999999999 03:04:05 GMT", "Last-Modified is not a date"),
     "year 10000": ("Last-Modified", "Fri, 02 Jan 10000 03:04:05 GMT", "not a date"),
@@ -246,7 +244,6 @@ def test_a_header_that_does_not_end_holds_no_thread(objects):
     assert not objects.outlasted
 
 
-# -------------------------------------------------------------------------------------------------------- the deadline
 def test_a_stuck_request_is_cancelled(objects, opened, monkeypatch):
     deadlines_pass_when_stuck(objects, monkeypatch)
     file = opened()
@@ -302,7 +299,6 @@ def test_a_server_that_drips_is_given_up(objects, monkeypatch):
             file["w"]
 
 
-# ------------------------------------------------------------------------------------------------------------ redirects
 def test_remedies_are_options_of_commands(objects, capsys, tmp_path):
     """What an error names is an option where it is printed, and helps there."""
     with Server(objects) as server:
@@ -388,7 +384,6 @@ def test_redirects_lead_to_no_unprotected_address(target):
     assert store._followed("https://host/m", "https://other/m") == "https://other/m"
 
 
-# ---------------------------------------------------------------------------------------------------------- connections
 def test_hosts_that_are_not_there(objects):
     with Server(objects) as server:
         url = server.url

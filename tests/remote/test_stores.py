@@ -67,7 +67,6 @@ def sharded(tensors=FLOATS, count=4, folder="model"):
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------ content
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_format_opens_in_a_store(name, objects):
     example = EXAMPLES[name]
@@ -123,7 +122,6 @@ def test_tensors_are_private_memory(suffix, kind, tmp_path):
         assert first[0, 0] == -1
 
 
-# --------------------------------------------------------------------------------------------------- requests and bytes
 def test_one_tensor_of_a_large_object_takes_three_requests(objects, url):
     rows = 4 << 20
     each, count = 4 * rows, 640
@@ -201,7 +199,6 @@ def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tm
     assert most == concurrency
 
 
-# ---------------------------------------------------------------------------------------------- folders and indexes
 @pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])
 @pytest.mark.parametrize("kind", [Stored, AsyncStore])
 def test_models_of_several_files(source, kind):
@@ -276,7 +273,6 @@ def test_names_are_what_they_are(name, objects, url, tmp_path):
     assert {request.target.partition("?")[2] for request in objects.requests} == {"token=1%202"}
 
 
-# ------------------------------------------------------------------------------------------------------------- handles
 def test_limits_hold_before_bytes_come(objects, url, tmp_path):
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.open(url + "m", limits=wm.Limits(max_copy_bytes=1000)) as file, pytest.raises(LimitError):
@@ -285,7 +281,6 @@ def test_limits_hold_before_bytes_come(objects, url, tmp_path):
         wm.open(url + "m", limits=wm.Limits(max_header_bytes=100))
 
 
-# ----------------------------------------------------------------------------------------------------------- addresses
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_a_missing_obstore_is_named_with_its_extra(scheme, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
@@ -310,7 +305,6 @@ def test_what_no_address_has_is_refused(source, options):
     assert "SECRET" not in str(caught.value)
 
 
-# --------------------------------------------------------------------------------------------------------- credentials
 def test_signatures_are_shown_to_the_server_alone(objects, url, tmp_path, caplog):
     """What stands behind the ? of an address is in no name, no error and no log; the server gets it."""
     caplog.set_level(logging.DEBUG)
@@ -332,7 +326,6 @@ def test_signatures_are_shown_to_the_server_alone(objects, url, tmp_path, caplog
     assert "secret" not in " ".join([*said, caplog.text]).lower()
 
 
-# -------------------------------------------------------------------------------------------------------- command line
 def test_the_command_line_takes_addresses(objects, url, tmp_path, capsys):
     objects.objects |= {"m.safetensors": saved(".safetensors", tmp=tmp_path), **sharded()}
     address, target = url + "m.safetensors", tmp_path / "out.weights"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,17 +13,13 @@ from tests.support import HANG
 import weightmap as wm
 from weightmap.report import write_report
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 pytestmark = pytest.mark.skipif("WEIGHTMAP_BROWSER" not in os.environ, reason="make browser-test runs these")
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 MANY = 10_000
 
 
 @pytest.fixture(scope="module", params=["wide light", "narrow dark"])
-def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
+def browser(request):
     """A headless Chromium without a network."""
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
@@ -44,7 +39,7 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(tmp_path_factory):
     """Pages about a small model with hostile names, about two of them, and about one of 10,000 tensors."""
     folder, rng = tmp_path_factory.mktemp("pages"), np.random.default_rng(0)
     small = {f"layer.{i}.{kind}": rng.standard_normal((4, 256), np.float32) for i in range(3) for kind in "ab"}
@@ -64,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in pages}
 
 
-def until(condition: Callable[[], Any]) -> Any:
+def until(condition):
     """Wait until a condition holds, at most two minutes; return what it gave."""
     end = time.monotonic() + HANG
     while not (found := condition()):
@@ -73,7 +68,7 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def visit(browser: Any, page: Path) -> None:
+def visit(browser, page):
     """Open a page and wait until its charts are drawn; forget earlier messages."""
     browser.get_log("browser")
     browser.get_log("performance")
@@ -81,17 +76,15 @@ def visit(browser: Any, page: Path) -> None:
     until(lambda: browser.execute_script("return document.documentElement.dataset.drawn"))
 
 
-def names(browser: Any, table: str) -> list[str]:
+def names(browser, table):
     """Return the first cells of the rows of a table that are shown."""
     script = "return Array.from(document.getElementById(arguments[0]).tBodies[0].rows, r => r.cells[0].textContent)"
-    found: list[str] = browser.execute_script(script, table)
-    return found
+    return browser.execute_script(script, table)
 
 
-def status(browser: Any, table: str) -> str:
+def status(browser, table):
     """Return how many rows a table says that it shows."""
-    text: str = browser.execute_script("return document.querySelector(arguments[0]).value", f"#{table}-tools output")
-    return text
+    return browser.execute_script("return document.querySelector(arguments[0]).value", f"#{table}-tools output")
 
 
 @pytest.mark.parametrize(
@@ -103,9 +96,7 @@ def status(browser: Any, table: str) -> str:
         ("constant", ["ranges", "histogram"]),
     ],
 )
-def test_it_draws_without_errors_and_fetches_nothing(
-    browser: Any, made: dict[str, Path], page: str, charts: list[str]
-) -> None:
+def test_it_draws_without_errors_and_fetches_nothing(browser, made, page, charts):
     """Every chart has pixels; the console is empty, nothing but the file is asked for, no name of a tensor runs."""
     visit(browser, made[page])
     for chart in charts:
@@ -127,7 +118,7 @@ def test_it_draws_without_errors_and_fetches_nothing(
     assert (colour == "rgb(255, 255, 255)") is not browser.dark
 
 
-def test_filters_and_sorts(browser: Any, made: dict[str, Path]) -> None:
+def test_filters_and_sorts(browser, made):
     """Ten thousand tensors stay usable: a hundred rows at a time, found by name, sorted by number, by keyboard."""
     visit(browser, made["many"])
     assert len(names(browser, "places")) == 100
@@ -151,7 +142,7 @@ def test_filters_and_sorts(browser: Any, made: dict[str, Path]) -> None:
     assert names(browser, "values")[0] == "layer.98.expert.99.w"
 
 
-def test_without_scripts_all_tables_are_there(browser: Any, made: dict[str, Path]) -> None:
+def test_without_scripts_all_tables_are_there(browser, made):
     """Tables have all rows and no tools; a sentence stands where a chart would."""
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -165,7 +156,7 @@ def test_without_scripts_all_tables_are_there(browser: Any, made: dict[str, Path
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-def test_everything_has_a_name_for_screen_readers(browser: Any, made: dict[str, Path]) -> None:
+def test_everything_has_a_name_for_screen_readers(browser, made):
     """Charts, tables, fields and buttons have accessible names; what scrolls takes the focus."""
     for page in made.values():
         visit(browser, page)

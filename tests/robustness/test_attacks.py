@@ -54,9 +54,6 @@ def attack(case, path, **options):
         return f.verify() if case.late or not case.error or not options.get("strict", True) else None
 
 
-# ------------------------------------------------------------------------------------------------- the rows
-
-
 def test_every_row_has_a_case():
     """Each row of the threat tables has a file that attacks by it, or a test by name; and no case has another row."""
     covered = {case.row for case in CASES}
@@ -89,9 +86,6 @@ def test_the_files_that_attacks_change_are_sound(kind):
     with wm.open(sound()[kind], verify="full") as f:
         assert kind.startswith(f.format)
         assert not f.verify().warnings
-
-
-# ------------------------------------------------------------------------------------------------- the cases
 
 
 @functools.cache
@@ -202,9 +196,6 @@ def test_all_attacks_within_half_a_gibibyte(tmp_path):
         rows = list(csv.DictReader(table))
     assert len(rows) > 1000
     assert run_child(f"{LIMITED}\n{OUTCOMES}", tmp_path, env={"OPENBLAS_NUM_THREADS": "1"}).stdout.strip() == "[]"
-
-
-# ------------------------------------------------------------------------------------- attacks that are not files
 
 
 def test_shards_outside_the_directory_are_never_opened(tmp_path):

@@ -92,9 +92,6 @@ def test_a_sparse_safetensors_file(tmp_path):
         assert f["huge"][-1] == 0
 
 
-# ------------------------------------------------------------------------------------------------- a collision flood
-
-
 @pytest.fixture(scope="module")
 def flood():
     return [name.decode() for name in colliding()]

@@ -109,7 +109,6 @@ def test_names_are_limited_together(format):
     assert error.actual == 200
 
 
-# --------------------------------------------------------------------------------------------- holes
 OPEN = """
 import resource, sys, weightmap as wm
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
@@ -161,7 +160,6 @@ def test_files_full_of_holes_are_refused_in_little_memory(tmp_path):
     assert int(megabytes) < 400
 
 
-# --------------------------------------------------------------------------------------------- n-grams
 def letters(length, seed):
     return "".join(random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz", k=length))
 

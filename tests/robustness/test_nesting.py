@@ -114,7 +114,6 @@ def test_what_is_as_deep_as_it_may_be_is_copied_and_compared(tmp_path):
         assert wm.diff(f, f).equal
 
 
-# ------------------------------------------------------------------------------------------------------------ TOML
 WORDS = [ff.simple(["a"]), ff.matrix(normal((1, 1)))]
 
 

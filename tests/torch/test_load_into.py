@@ -187,9 +187,6 @@ def test_quantised_tensors_and_other_formats_fill_modules(tmp_path):
         assert layer.bias.tolist() == [0, 1, 2, 3]
 
 
-# ------------------------------------------------------------------------------------------------------ other devices
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
 def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
     monkeypatch.setattr(_loader, "UNPINNED", Staging(2, 256))

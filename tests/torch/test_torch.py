@@ -183,9 +183,6 @@ def test_a_quantised_tensor_is_decoded(tmp_path, scheme):
         to_torch(q, copy=False)
 
 
-# ------------------------------------------------------------------------------------------------- other devices
-
-
 def permissions(path):
     """How this process has `path` mapped: such as "r--s" for a read-only, shared mapping."""
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
@@ -249,9 +246,6 @@ def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
             assert bits(tensor) == bits(whole.flip(0)[::2, 1:3])
 
 
-# ------------------------------------------------------------------------------------------------- below a byte
-
-
 def test_pairs_of_float4_are_those_of_safetensors(tmp_path):
     if not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this torch has no float4")
@@ -267,9 +261,6 @@ def test_pairs_of_float4_are_those_of_safetensors(tmp_path):
     (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"abc")
     odd = compat.load_file(tmp_path / "odd.safetensors", framework="pt")["x"]
     assert (odd.dtype, bits(odd)) == (torch.uint8, b"abc")
-
-
-# ------------------------------------------------------------------------------------------------- saving
 
 
 def test_save_takes_tensors_as_they_are(tmp_path, model):
@@ -354,7 +345,6 @@ def test_a_device_that_is_not_here_is_an_error_of_ours(model):
             load(model[0], device)
 
 
-# --------------------------------------------------------------------------------------- parameters of checkpoints
 CHECKPOINTS = ROOT / "tests" / "checkpoints" / "groundtruth"
 
 

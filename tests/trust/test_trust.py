@@ -60,9 +60,6 @@ def refused(source, given, match, **how):
     return caught.value
 
 
-# -------------------------------------------------------------------------------------------------- where digests are
-
-
 def in_sums(folder):
     (folder / "SHA256SUMS").write_text(sums(folder))
 
@@ -217,9 +214,6 @@ def test_arguments(model, tmp_path):
         wm.deltas.open(model / NAME, [tmp_path], trust="recorded")
 
 
-# --------------------------------------------------------------------------------------------------- several files
-
-
 def test_every_file_that_is_opened_is_listed(tmp_path):
     """Index, shards and configuration; each that lacks a digest, or has another one, is refused by name."""
     tensors = {f"t{n}": np.full(1000, n, np.float32) for n in range(6)}
@@ -241,9 +235,6 @@ def test_every_file_that_is_opened_is_listed(tmp_path):
                 with pytest.raises(wm.TrustError) as caught:
                     wm.open(tmp_path, trust=given, mode=mode).weights  # noqa: B018
                 assert caught.value.path == str(tmp_path / name)
-
-
-# ------------------------------------------------------------------------------------------------------- one pass
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -354,9 +345,6 @@ def test_a_swap_at_any_step_hands_out_no_other_bytes(tmp_path, monkeypatch, use,
     assert finished >= 1
 
 
-# -------------------------------------------------------------------------------------------- one opening after another
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_every_opening_hashes(model, mode):
     """Other bytes of the same size, in place, and the old times as far as a program can set them."""
@@ -370,9 +358,6 @@ def test_every_opening_hashes(model, mode):
     path.write_bytes(raw)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     refused(path, given, "its digest is", mode=mode)
-
-
-# -------------------------------------------------------------------------------------------- everywhere that opens
 
 
 def test_plans_conversions_and_safe_open(model, tmp_path):

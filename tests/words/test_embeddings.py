@@ -28,7 +28,6 @@ def near(found, recorded):
     return np.abs(found - recorded).max() <= 8 * 2**-24 * np.abs(recorded).max()
 
 
-# ------------------------------------------------------------------------------------------- files of finalfusion
 @pytest.mark.parametrize("path", OF_PYTHON, ids=lambda path: path.stem)
 def test_words_have_the_vectors_that_finalfusion_python_gives_them(path):
     known = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
@@ -76,7 +75,6 @@ def check_batch(e, words):
         assert np.array_equal(vector, np.zeros(e.dims) if alone is None else alone.astype(vector.dtype))
 
 
-# ------------------------------------------------------------------------------------------------ against definitions
 def explicit():
     """Return subwords of which half of the n-grams are listed, two to an index."""
     every = dict.fromkeys(n for word in (*WORDS, *UNKNOWN[:4]) for n in ngrams(word, 2, 4))
@@ -169,7 +167,6 @@ def test_a_row_that_the_matrix_lacks_is_an_error():
                 look()
 
 
-# ------------------------------------------------------------------------------------------------------- the kernels
 @pytest.mark.parametrize("kind", ["float32", "quantised"])
 def test_embeddings_have_a_length_and_items(kind, monkeypatch):
     monkeypatch.setattr(module, "_DECODED", 50)

@@ -221,7 +221,6 @@ def test_questions_that_make_no_sense():
     assert Embeddings(vocabulary([]), np.empty((0, 12), np.float32)).most_similar(np.ones(12)) == []
 
 
-# -------------------------------------------------------------------------------------------------- command line
 @pytest.fixture
 def path(tmp_path):
     rows = np.array([[1, 0], [2, 1], [0, 1], [-1, 0]], np.float32)

@@ -81,7 +81,6 @@ def test_blocks_are_joined_rightly(put, tmp_path, monkeypatch):
             assert f["embeddings"].tobytes() == rows.tobytes()
 
 
-# ------------------------------------------------------------------------------------------------------- fastText
 def test_fasttext_words_are_means(put, tmp_path):
     """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
     pytest.importorskip("tomli_w")
@@ -100,7 +99,6 @@ def test_fasttext_words_are_means(put, tmp_path):
         np.testing.assert_allclose(f.embeddings["newword"], expected / np.linalg.norm(expected), rtol=2e-5, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------- refusals
 DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
 
 

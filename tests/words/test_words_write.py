@@ -128,7 +128,6 @@ def test_words_that_have_no_place(name, words, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-# ----------------------------------------------------------------------------------------------- models with words
 def test_the_matrix_of_a_model_becomes_embeddings(tmp_path):
     words, rows = ["[PAD]", "one", "two"], wb.matrix(3, 4)
     tensors = {"embeddings.word_embeddings.weight": rows, "encoder.weight": wb.matrix(4, 4)}
@@ -158,7 +157,6 @@ def test_a_directory_gives_its_vocabulary(tmp_path):
     assert (tmp_path / "b").read_bytes() == wb.word2vec(["one", "two"], rows)
 
 
-# ----------------------------------------------------------------------------------------------------- recognition
 TOY = """
 from weightmap.core.formats import Importer
 from weightmap.words.importers._words import Words
@@ -215,7 +213,6 @@ def test_the_source_is_opened_once(kind, put, tmp_path):
     run_child(OPENED, source, target if kind != "safetensors" else tmp_path / "a.weights")
 
 
-# ----------------------------------------------------------------------------------------------------- all at once
 def test_the_command_line(put, tmp_path):
     from weightmap.cli import main
 

@@ -44,9 +44,6 @@ def path(tmp_path):
     return model(tmp_path / "model.weights")
 
 
-# -------------------------------------------------------------------------------------------------- advise
-
-
 @linux
 @pytest.mark.parametrize("advise", FLAGS)
 @pytest.mark.parametrize("mode", [None, "mmap", "cow"])
@@ -90,9 +87,6 @@ def test_unknown_advice_is_refused(path, advise):
     for source in (path, path.read_bytes()):
         with wm.open(source) as f, pytest.raises(ValueError, match="expected one of normal, random, sequential"):
             f.advise(advise)
-
-
-# ------------------------------------------------------------------------------------------------- prefetch
 
 
 def touched(array):

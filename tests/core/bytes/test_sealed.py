@@ -46,9 +46,6 @@ def memory(data, *seals):
     return fd
 
 
-# ------------------------------------------------------------------------------------------------- impossible changes
-
-
 @needs_sealing
 def test_nobody_can_write_to_the_memory_or_shrink_it(path):
     with wm.open(path, mode="sealed") as f:
@@ -78,9 +75,6 @@ def test_one_descriptor_while_it_is_open_and_none_afterwards(path):
     f.close()
     assert not sealed_memory()
     np.testing.assert_array_equal(held, VALUES)
-
-
-# ------------------------------------------------------------------------------------------------- limits and faults
 
 
 @needs_sealing
@@ -136,9 +130,6 @@ def test_a_system_without_sealed_memory_is_an_error(path, monkeypatch):
         assert not g.is_stable
 
 
-# ------------------------------------------------------------------------------------------------- sources
-
-
 @needs_sealing
 @pytest.mark.parametrize("mode", ["mmap", "cow", "sealed"])
 def test_sealed_memory_of_others(path, mode):
@@ -184,8 +175,6 @@ def test_other_modes_have_no_descriptor_to_share(path, mode):
     with pytest.raises(wm.ClosedError):
         f.fileno()
 
-
-# ------------------------------------------------------------------------------------------------- other processes
 
 CHILD = """
 import os, sys, numpy as np, weightmap as wm

@@ -64,7 +64,6 @@ def words(n, seed=0):
     return list(found)
 
 
-# ------------------------------------------------------------------------------------------------------- as a dict
 @given(st.lists(st.binary(max_size=3), max_size=80), st.sampled_from([0, 2, 4]), st.sampled_from([1, 2, 8]))
 def test_index_is_a_dict(strings, gap, room):
     """Each string is found under its first number, strings that are not there are not, repeated ones are counted."""
@@ -95,7 +94,6 @@ def test_full_tables_are_no_flood(n):
     assert index.find(b"not there") == -1
 
 
-# ---------------------------------------------------------------------------------------------------------- floods
 def test_a_few_colliding_names_are_distinguished():
     """Sixty-five names of one hash are all found: the last met sixty-four others."""
     names = colliding()[:65]
@@ -123,7 +121,6 @@ def test_flood_of_one_place_is_refused():
     assert Index(crowd[:257], capacity=1024).result == FLOOD
 
 
-# ------------------------------------------------------------------------------------------------- bad arguments
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=12), st.sampled_from([0, 2, 4]))
 def test_bounds_are_checked(numbers, gap):
     """Bounds that fall or leave the data are refused; nothing outside the data is read."""

@@ -60,7 +60,6 @@ def test_kernels_write_all_of_their_outputs(monkeypatch, name):
     assert (False in written) == (name in IN_PART)
 
 
-# -------------------------------------------------------------------------------------------------------- readers
 MATRIX = np.random.default_rng(3).standard_normal((70, 64)).astype(np.float32)
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 # The new content of a file of which a program holds views.
@@ -176,6 +175,5 @@ def test_kernels_get_aligned_numbers(pointers, corpus, shift):
     assert all(aligned for _, aligned in pointers)
 
 
-# ------------------------------------------------------------------------------------------------------ given outputs
 READ_ONLY = np.zeros(8, np.float32)
 READ_ONLY.flags.writeable = False

@@ -152,7 +152,6 @@ def test_what_is_not_finite_is_named(value, index):
         kernels.quantize_int4(np.array([1, 1e300]), 2)
 
 
-# ------------------------------------------------------------------------------------------ blocks of different kinds
 def assemble(kinds, size, scale_type, seed=3, odd=()):
     rng = np.random.default_rng(seed)
     mask = sum(kind << 2 * i for i, kind in enumerate(kinds)).to_bytes(-(-len(kinds) // 4), "little")

@@ -56,7 +56,6 @@ def is_utf8(data):
     return True
 
 
-# ------------------------------------------------------------------------------------------------------ walkers
 @given(st.lists(st.binary(max_size=40), max_size=40), st.sampled_from([2, 4, 8]), st.binary(max_size=5))
 def test_walk_finds_each_string(strings, width, tail):
     blob, bounds = pack(strings, width)
@@ -70,7 +69,6 @@ def test_walk_of_junk(data, count, width):
     assert walk(data, count, width) == walk_oracle(data, count, width)
 
 
-# -------------------------------------------------------------------------------------------------------- UTF-8
 def test_utf8_at_every_edge():
     for n in (1, 2, 3):
         for string in map(bytes, itertools.product(EDGES, repeat=n)):

@@ -106,7 +106,6 @@ def test_a_strict_tensor_has_finite_scales(scheme):
             GgmlTensor(scheme, q.shape, blocks.reshape(-1)).dequantize(strict=True)
 
 
-# ---------------------------------------------------------------------------------------------------- quantisation
 def arrays():
     rng = np.random.default_rng(8)
     normal = rng.standard_normal((16, 512))
@@ -204,7 +203,6 @@ def test_what_cannot_be_quantised(array, scheme, match):
         quantize_ggml(array, scheme)
 
 
-# ------------------------------------------------------------------------------------------------------ conversion
 @pytest.mark.parametrize(
     ("scheme", "block_size", "target"),
     [

@@ -91,9 +91,6 @@ def identical(a, b):
     return (a.shape, a.dtype, a.tobytes()) == (b.shape, b.dtype, b.tobytes())
 
 
-# ------------------------------------------------------------------------------------------------------- its parts
-
-
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize(("scheme", "block_size"), KINDS)
 def test_values_are_those_of_the_definition(scheme, block_size, scale_type):
@@ -133,9 +130,6 @@ def test_a_mapped_tensor_is_a_view_of_the_file(tmp_path):
         expected = one.dequantize()
     assert identical(one.dequantize(), expected)
     assert two.codes.sum() == one.codes.sum()
-
-
-# -------------------------------------------------------------------------------------------------------- decoding
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +210,6 @@ def test_numpy_takes_it_as_an_array():
         with pytest.raises(ValueError, match="copy=False"):
             np.asarray(tensor, copy=False)
 
-
-# -------------------------------------------------------------------------------------------------------- indexing
 
 MATRIX_KEYS = [
     *(0, 4, -1, -5, np.int64(2), True, False, np.True_),
@@ -307,9 +299,6 @@ def test_only_the_blocks_needed_are_decoded(scheme, monkeypatch):
     assert np.isnan(tensor[2]).any()
 
 
-# ------------------------------------------------------------------------------------------------------- as an object
-
-
 @pytest.mark.parametrize(("scheme", "block_size"), KINDS)
 def test_a_copy_is_the_same_tensor(scheme, block_size):
     tensor, values = make(scheme, (5, 13), block_size, "fp32")
@@ -375,8 +364,6 @@ def test_what_no_tensor_can_be_is_refused(arguments, message):
     with pytest.raises(wm.QuantError, match=message):
         QuantizedTensor(shape=(8,), payload=bytes(64), **arguments)
 
-
-# -------------------------------------------------------------------------------------------------------- quantising
 
 SCHEMES = [("int8", 32), ("int4", 32), ("int5", 32), ("int4_block", 32), ("int5_block", 32), ("adaptive", 32)]
 

@@ -185,7 +185,6 @@ def loaded():
     numpy_dtype(DTYPES["float16"])
 
 
-# ------------------------------------------------------------------------------------- the two kinds of table in Python
 TYPES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
 
 

@@ -17,9 +17,6 @@ MALFORMED = DATA / "malformed" / "amb_ourreading"
 VERDICTS = [line.split("\t") for line in (MALFORMED / "_recommended.tsv").read_text(encoding="utf-8").splitlines()]
 
 
-# ------------------------------------------------------------------------------------------------- files of others
-
-
 @pytest.mark.parametrize("path", TRUTH, ids=lambda path: path.stem)
 def test_files_of_the_specifications_writer_have_their_recorded_values(path):
     recorded = json.loads(path.with_name(path.name + ".json").read_text(encoding="utf-8"))
@@ -82,9 +79,6 @@ def test_a_dtype_that_the_specifications_writer_gets_wrong_is_refused(tmp_path):
     assert caught.value.field == "data_size"
 
 
-# ------------------------------------------------------------------------------------------------- sections
-
-
 def test_a_tokenizer_is_its_numbers_and_its_bytes(put):
     section = amb.tokenizer(1, (1, 2, amb.NO_ID, 0, amb.NO_ID), bytes(range(256)))
     f = wm.open(put(amb.build(tokens=section)))
@@ -94,9 +88,6 @@ def test_a_tokenizer_is_its_numbers_and_its_bytes(put):
     assert "SentencePiece" in repr(f.tokenizer)
     with pytest.raises(wm.UnsupportedError, match="SentencePiece"):
         f.tokenizer.tokens()
-
-
-# ------------------------------------------------------------------------------------------------- records
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -138,9 +129,6 @@ def test_opening_reads_no_data(tmp_path):
         assert same(f["last"], normal((2,), 3))
         assert f["big"][0, 0] == 0
     assert path.stat().st_blocks * 512 < 1 << 20
-
-
-# ------------------------------------------------------------------------------------------------- verify
 
 
 def test_verify_compares_config_and_tensors(put):
@@ -189,9 +177,6 @@ def test_odd_but_legal_things_are_warnings(put):
     assert len(warnings) == 2
     assert "quant" in warnings[0]
     assert "empty name" in warnings[1]
-
-
-# ------------------------------------------------------------------------------------------------- writing
 
 
 def arrays():
@@ -285,9 +270,6 @@ def test_what_has_no_place_is_refused(tmp_path):
         with pytest.raises(wm.EncodeError, match=words):
             wm.save(tmp_path / "x.amb", {}, **options)
     assert listing(tmp_path) == []
-
-
-# ------------------------------------------------------------------------------------ however little is read at once
 
 
 @pytest.mark.parametrize("size", [*range(3960, 4100), 65535])

@@ -57,7 +57,6 @@ def adaptive(count=9, block_size=16, scale_type=1):
     return amb.quantised("q", (count * block_size,), amb.ADAPTIVE, data, block_size, scale_type)
 
 
-# ------------------------------------------------------------------------------------------------- values
 # By the definition they are in tests/core/quant/test_quant.py.
 
 
@@ -69,9 +68,6 @@ def test_int8_is_dense_or_quantised_by_its_size(put):
         assert isinstance(f["w"], QuantizedTensor)
         assert [info.dtype for info in f.infos()] == ["int8", "int8", "int8"]
         f.verify()
-
-
-# ------------------------------------------------------------------------------------------------- bare blocks
 
 
 def bare(scheme, size, block_size, scale_type):
@@ -99,9 +95,6 @@ def test_bare_blocks_without_a_word_are_of_32_with_halves(put, config):
     with wm.open(put(amb.build([stored], config=config))) as f:
         wanted = np.array(amb.decode(stored.data, 4, 70, 32, 1), np.float32)
         np.testing.assert_array_equal(np.asarray(f["q"]), wanted)
-
-
-# ------------------------------------------------------------------------------------------------- damage
 
 
 @pytest.mark.parametrize(
@@ -151,16 +144,10 @@ def test_scales_that_are_no_numbers(put, scheme, block_size, value, scale_type):
             f["w"].dequantize(strict=True)
 
 
-# ------------------------------------------------------------------------------------------------- robustness
-
-
 def small():
     records = [record(scheme, 20, 8 if scheme in BLOCKED else 0, name=scheme) for scheme in BITS]
     records += [bare("int4_block", 40, 32, 1), adaptive(3, 8).but(name="adaptive"), amb.dense("d", normal((3,)))]
     return amb.build(records, b'{"n": 1}', b'{"quant": {"block_size": 32}}')
-
-
-# ------------------------------------------------------------------------------------------------- writing
 
 
 def test_what_was_read_is_written_as_it_was(put, tmp_path):
@@ -210,8 +197,6 @@ def test_the_configuration_describes_most_of_the_file(tmp_path):
     with wm.open(tmp_path / "x.amb") as f:
         assert f.config["quant"] == {"type": "int5_block", "block_size": 32, "scale_type": "fp32"}
 
-
-# ------------------------------------------------------------------------------------- sizes, by the definition
 
 CODE_BITS = {amb.INT4: 4, amb.INT5: 5, amb.INT4BLOCK: 4, amb.INT5BLOCK: 5}
 

@@ -47,9 +47,6 @@ def our_bytes(path, tensors, metadata=None, layout=None):
     return path.read_bytes()
 
 
-# ------------------------------------------------------------------------------------------------- ground truth
-
-
 @pytest.mark.parametrize(("version", "name"), RECORDED)
 def test_ground_truth(version, name):
     path = TRUTH / version / f"{name}.bt"
@@ -122,9 +119,6 @@ def test_recorded_verdicts(name, verdict):
 ODD = {"current/header_not_multiple_of_8.bt", "spec/ndim_nonminimal_varint.bt"}
 
 
-# ------------------------------------------------------------------------------------------------- the specification
-
-
 def test_the_example_of_the_specification():
     with wm.open(memoryview(bt.SPECIFICATION_BYTES)) as f:
         assert (f.format, f.layout) == ("bintensors", "spec")
@@ -141,8 +135,6 @@ def test_the_writer_reproduces_the_example_of_the_specification(tmp_path):
     wm.save(tmp_path / "m.bt", {"test": np.zeros((1, 4), np.int32)})
     assert (tmp_path / "m.bt").read_bytes() == bt.SPECIFICATION_BYTES
 
-
-# ------------------------------------------------------------------------------------------------- writing
 
 DISORDER = {
     "b": noise("uint8", (3,)),
@@ -199,9 +191,6 @@ def test_what_the_format_cannot_say_is_refused_before_a_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------- with the reference
-
-
 @pytest.mark.parametrize("metadata", METADATA)
 @pytest.mark.parametrize("content", ["every dtype", "ranks", "names", "nothing"])
 def test_the_current_layout_is_written_as_0_2_0_does(content, metadata, tmp_path):
@@ -233,9 +222,6 @@ def test_files_of_0_2_0_are_read(metadata, tmp_path):
             assert dict(f.metadata) == (METADATA[metadata] or {})
 
 
-# ------------------------------------------------------------------------------------------------- which layout
-
-
 def test_a_file_that_is_valid_in_both_layouts_is_the_specification_s():
     assert bt.valid(bt.BOTH, "spec")
     assert bt.valid(bt.BOTH, "current")
@@ -243,9 +229,6 @@ def test_a_file_that_is_valid_in_both_layouts_is_the_specification_s():
         with wm.open(memoryview(bt.BOTH), strict=strict) as f:
             assert f.layout == "spec"
             assert [(info.name, info.dtype, info.shape) for info in f.infos()] == [("x\x0b\1\0\0", "float16", (0,))]
-
-
-# ------------------------------------------------------------------------------------------------- views
 
 
 @every_layout
@@ -279,9 +262,6 @@ def test_what_is_odd_but_legal_is_a_warning():
             assert bool(f.verify().warnings) == odd, case
 
 
-# ------------------------------------------------------------------------------------------------- a real model
-
-
 def test_what_would_be_read_as_the_other_layout_is_not_written(tmp_path):
     tensors = {"\x01\0\0\0\x01\x05x": np.zeros(0, np.float32)}
     with pytest.raises(wm.EncodeError, match="specification"):
@@ -291,8 +271,6 @@ def test_what_would_be_read_as_the_other_layout_is_not_written(tmp_path):
     with wm.open(tmp_path / "m.bt") as f:
         assert list(f) == list(tensors)
 
-
-# ------------------------------------------------------------------------------------------------- damaged files
 
 # Attacks that leave both tensors unchanged.
 MORE = "a tensor more than counted"

@@ -4,8 +4,6 @@ Every disagreement must have a reason from a short list, and each reason is a pr
 suite's own reader judges. A disagreement without a reason fails the test, and so does a reason that never occurs.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools
@@ -30,9 +28,6 @@ OLD = os.environ.get("WEIGHTMAP_BINTENSORS_005")
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
-# ------------------------------------------------------------------------------------------------- damaged files
-
-
 @functools.cache
 def damaged(count=2 * COUNT):
     found, row = [bt.BOTH, bt.SPECIFICATION_BYTES], bt.Row("a", 1, (1,), 0, 1)
@@ -43,9 +38,6 @@ def damaged(count=2 * COUNT):
         found += [bt.raw(bt.padded(twice), b"x"), bt.raw(bt.padded(many), b"x")]
         found.append(bt.raw(bt.padded(bt.header([empty], layout=layout))))
     return found + [mutant("bintensors", number).files[""] for number in range(count)]
-
-
-# ------------------------------------------------------------------------------------------------- the readers
 
 
 def ours(data, *, strict=True):
@@ -133,8 +125,6 @@ def judge(data):
     return Reading(tuple(valid), faults, content, wide)
 
 
-# ------------------------------------------------------------------------------------------------- the reasons
-
 # Faults for a strict reader that bintensors accepts.
 IGNORED = {
     "tail": "the header's tail holds something else than up to seven spaces",
@@ -201,9 +191,6 @@ needs_reference = pytest.mark.skipif(
 needs_old = pytest.mark.skipif(
     OLD is None, reason="WEIGHTMAP_BINTENSORS_005 names no interpreter with bintensors 0.0.5"
 )
-
-
-# ------------------------------------------------------------------------------------------------- the tests
 
 
 @needs_reference

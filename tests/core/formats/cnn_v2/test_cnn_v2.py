@@ -18,9 +18,6 @@ MALFORMED = DATA / "malformed" / "cnn_v2_ourreading"
 VERDICTS = [line.split("\t") for line in (MALFORMED / "_recommended.tsv").read_text(encoding="utf-8").splitlines()]
 
 
-# ------------------------------------------------------------------------------------------------- files of others
-
-
 def test_the_specifications_example_has_its_recorded_values():
     recorded = json.loads(TRUTH.with_name(TRUTH.name + ".json").read_text(encoding="utf-8"))
     arrays = np.load(TRUTH.with_name(TRUTH.name + ".npz"))
@@ -55,9 +52,6 @@ def test_malformed_files_get_their_verdicts(name, verdict):
         assert f"{name}.bin" in str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------- the index formula
-
-
 def element(packed, number):
     """The bits of one weight, by the C snippet of the specification."""
     word = int(packed[number // 2])
@@ -84,8 +78,6 @@ def test_every_element_is_the_half_that_the_specification_takes(version, *, pad)
                 assert view[o, i, y, x].view(np.uint16) == element(packed, first + weight)
     assert {first % 2 for first in starts} == {0, 1}
 
-
-# ------------------------------------------------------------------------------------------------- one lie each
 
 U32 = 2**32 - 1
 
@@ -123,9 +115,6 @@ def sound(data):
     return offset == total
 
 
-# ------------------------------------------------------------------------------------------------- verify
-
-
 def test_verify_warns_of_odd_legal_content():
     layers = [cnn.layer(9, 1, 1), cnn.layer(8, 1, 3), cnn.layer(1, 1, 2), cnn.layer(12, 2, 4)]
     with wm.open(memoryview(cnn.build(layers, 4))) as f:
@@ -152,9 +141,6 @@ def test_swapped_bytes_get_a_hint():
     swapped = np.frombuffer(lie(), "<u4").astype(">u4").tobytes()
     with pytest.raises(wm.UnknownFormatError, match="CNN v2 with swapped bytes"):
         wm.open(memoryview(swapped))
-
-
-# ------------------------------------------------------------------------------------------------- writing
 
 
 def arrays(layers):

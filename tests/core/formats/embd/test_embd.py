@@ -19,9 +19,6 @@ def draft(**options):
     return embd.Draft([("a", normal((2, 3))), ("b", noise("int8", (5,)))], **options)
 
 
-# ------------------------------------------------------------------------------------------------- ground truth
-
-
 @pytest.mark.parametrize("name", ["minimal", "all_dtypes_aligned"])
 def test_ground_truth_of_the_specification_layout(name):
     path = TRUTH / "spec_ourreading" / f"{name}.weights"
@@ -104,9 +101,6 @@ def test_recorded_files_of_the_simple_layout(name, verdict):
             assert len(f.vocab) == (100001 if "100001" in name else 1)
 
 
-# ------------------------------------------------------------------------------------------------- legal variants
-
-
 def test_a_minor_version_is_accepted_with_a_warning():
     with wm.open(memoryview(draft().header(version_minor=7).seal())) as f:
         assert list(f) == ["a", "b"]
@@ -169,9 +163,6 @@ def test_a_header_without_a_checksum():
             assert "no header checksum: the file has none" in report.checks
 
 
-# ------------------------------------------------------------------------------------------------- vocabulary
-
-
 def vocabulary(tokens, **options):
     return wm.open(memoryview(embd.Draft([("a", normal((2,)))], vocab=tokens, **options).seal()))
 
@@ -214,9 +205,6 @@ def test_an_absent_token_is_not_found():
         assert "\ud800" not in v
         with pytest.raises(ValueError, match=r".*"):
             v.index("\ud800")
-
-
-# ------------------------------------------------------------------------------------------------- recognition
 
 
 def test_an_error_is_reported_as_of_the_layout_that_was_meant():

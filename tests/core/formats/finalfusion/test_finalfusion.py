@@ -29,9 +29,6 @@ WORDS = ff.WORDS
 ROWS = len(WORDS)
 
 
-# ---------------------------------------------------------------------------------------------- of other writers
-
-
 @pytest.mark.parametrize("name", OF_PYTHON)
 def test_files_of_finalfusion_python_have_the_recorded_content(name):
     known = json.loads((TRUTH / f"{name}.json").read_text(encoding="utf-8"))
@@ -89,8 +86,6 @@ def test_verdicts_are_those_of_finalfusion_python(name, verdict):
         accepted = False
     assert (accepted != verdict.startswith("ACCEPT")) == (name in DIFFERENT)
 
-
-# ------------------------------------------------------------------------------------------------------- writing
 
 BUCKET, FASTTEXT = (Words(WORDS, Parts(*kind)) for kind in (("bucket", 3, 6, 16), ("fasttext", 1, 1, 5)))
 TWO = [("ab", 0), ("bc", 1)]
@@ -232,8 +227,6 @@ def test_what_cannot_be_expressed_is_refused_before_a_file_is_there(case, tmp_pa
     assert not listing(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------ metadata
-
 BASE = [ff.simple(["a"]), ff.matrix(normal((1, 2)))]
 
 
@@ -266,9 +259,6 @@ def test_what_toml_lacks_is_refused(metadata, tmp_path):
     assert not listing(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------- laziness
-
-
 @pytest.mark.parametrize("wrong", [0, 1, 30, 2**40, 2**64 - 1])
 @pytest.mark.parametrize("case", ["simple", "bucket", "fasttext-spec", "explicit", "explicit-spec"])
 def test_a_wrong_length_of_a_vocabulary_does_no_harm(case, wrong):
@@ -281,8 +271,6 @@ def test_a_wrong_length_of_a_vocabulary_does_no_harm(case, wrong):
         [warning] = f.verify().warnings
         assert f"is {wrong}, and its words and n-grams take {len(chunk.fields)} bytes" in warning
 
-
-# ------------------------------------------------------------------------------------------------- damaged files
 
 # Files with one lie each are in tests/attacks/finalfusion.py.
 ATTACKS = {case.name: case for case in lies.cases()}

@@ -85,8 +85,6 @@ def test_finalfusion_python_reads_our_files(kind, tmp_path):
             assert [tuple(pair) for pair in found["ngrams"]] == [("<on", 2), ("<tw", 0), ("ne>", 1), ("one", 0)]
 
 
-# ------------------------------------------------------------------------------------------------- mutants
-
 COUNT = 12_000
 
 # Reads every file that standard input names, and prints its content, or the exception that it ended with.

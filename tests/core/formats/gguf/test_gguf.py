@@ -28,9 +28,6 @@ def opened(data, **options):
     return wm.open(data, format="gguf", **options)
 
 
-# ------------------------------------------------------------------------------------------------- ground truth
-
-
 @parts_too
 @by_name(PLAIN)
 def test_tensors_of_gguf_py(path):
@@ -70,9 +67,6 @@ def test_key_values_of_gguf_py(path):
             assert value.tolist() == stated["value"]
             assert value.dtype.name.upper() == stated["types"][-1]
             assert not value.flags.writeable
-
-
-# ------------------------------------------------------------------------------------------------- metadata
 
 
 def test_texts_of_an_array_are_decoded_when_they_are_used():
@@ -192,9 +186,6 @@ def test_keys_that_cannot_be(key, tmp_path):
     wm.save(tmp_path / "t.gguf", {}, metadata={"k" * 65535: 1})
 
 
-# ------------------------------------------------------------------------------------------------- vocabulary
-
-
 def test_tokens_and_special_ids(tmp_path):
     with opened(gguf.build({}, gguf.VOCAB)) as f:
         assert list(f.vocab) == list(gguf.TOKENS)
@@ -218,9 +209,6 @@ def test_tokens_and_special_ids_that_cannot_be(tmp_path):
     for token in ("\ud800", 5):
         with pytest.raises(wm.EncodeError, match="token 1"):
             wm.save(tmp_path / "t.gguf", {}, vocab=["a", token])
-
-
-# ------------------------------------------------------------------------------------------------- tensors
 
 
 def test_tensors_that_cannot_be_written(tmp_path):
@@ -253,9 +241,6 @@ def test_alignments_that_cannot_be(tmp_path):
     for alignment in (0, 4, 33, 2**32, "32", 32.0, -8):
         with pytest.raises(wm.EncodeError, match="multiple of 8"):
             wm.save(tmp_path / "t.gguf", {}, metadata={"general.alignment": alignment})
-
-
-# ------------------------------------------------------------------------------------------------- headers
 
 
 @pytest.mark.parametrize("count", [0, 1, 300, 5_000, 40_000])

@@ -27,9 +27,6 @@ BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4, "float
 ARRAY = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
-# ------------------------------------------------------------------------------------------------- files of others
-
-
 @pytest.mark.parametrize("name", EXPECTED["good"])
 def test_models_of_the_onnx_package(name):
     """Names, types, shapes, bytes and metadata of every one; those that we may refuse are right where we do not."""
@@ -58,9 +55,6 @@ def test_malformed_models_are_refused(name):
     refused = EXPECTED["bad"][name] == "reject"
     with pytest.raises(wm.FormatError) if refused else contextlib.suppress(wm.FormatError):
         wm.load(path, format="onnx")
-
-
-# ---------------------------------------------------------------------------------------------- what onnx makes of them
 
 
 def octets(array):
@@ -156,9 +150,6 @@ def test_mutants_differ_from_the_package_nowhere(tmp_path):
             assert same_as_package(tmp_path / "m.onnx", data, strict=strict), number
 
 
-# -------------------------------------------------------------------------------------------------------- other files
-
-
 def apart(name, location, array=ARRAY, **entries):
     pairs = {"location": location} | entries
     there = b"".join(field(13, field(1, key.encode()) + field(2, str(value).encode())) for key, value in pairs.items())
@@ -227,9 +218,6 @@ def test_checksums(path, right):
         assert caught.value.field == "checksum"
 
 
-# ------------------------------------------------------------------------------------------------------- what is left
-
-
 def test_a_made_tensor_is_made_within_limits():
     """Like inflated ones: a handle that may not copy so much refuses it when it is used."""
     data = model([tensor_proto("w", noise("int64", (100,)), typed=True)])
@@ -268,9 +256,6 @@ def test_other_files_of_protobuf_are_not_recognised(data):
     """A file is a model of ONNX when its first fields are, up to the graph."""
     with pytest.raises(wm.UnknownFormatError):
         wm.open(data)
-
-
-# ------------------------------------------------------------------------------------------ nodes, graphs in graphs
 
 
 def constant(output, proto, *more, op=b"Constant", name=b"value"):

@@ -20,9 +20,6 @@ def dumps(header):
     return json.dumps(header, separators=(",", ":")).encode()
 
 
-# ------------------------------------------------------------------------------------------------- with the reference
-
-
 OF_NUMPY = ["bool", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))]
 OF_NUMPY += ["float16", "float32", "float64"]
 
@@ -77,9 +74,6 @@ def test_headers_in_any_json_dress():
         assert f.metadata == {}
 
 
-# ------------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(("dtype", "nbytes"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
 def test_dtypes_below_a_byte_come_as_their_bytes(dtype, nbytes, put):
     """Packed types of four and six bits are listed with their own type and size, and are views of their bytes."""
@@ -107,9 +101,6 @@ def test_dtypes_below_a_byte_come_as_their_bytes(dtype, nbytes, put):
     assert wm.load(path, mode="copy")["a2"].tobytes() == data[2 * nbytes : 3 * nbytes]
 
 
-# ------------------------------------------------------------------------------------------------- writing
-
-
 def test_what_has_no_place_in_the_header_is_refused(tmp_path):
     value = np.zeros(1, np.float32)
     with pytest.raises(wm.EncodeError, match="the name is taken") as caught:
@@ -127,9 +118,6 @@ def test_a_header_longer_than_readers_allow_is_not_written(tmp_path, format, mon
     assert listing(tmp_path) == ["fits"]
 
 
-# ------------------------------------------------------------------------------------------------- changed meanwhile
-
-
 @pytest.mark.parametrize("kind", ["safetensors", "bintensors-spec"])
 def test_verify_notices_a_header_that_changed(kind):
     data = bytearray(sound()[kind])
@@ -137,9 +125,6 @@ def test_verify_notices_a_header_that_changed(kind):
     data[12] ^= 1
     with pytest.raises(wm.LayoutError, match="the header changed"):
         f.verify()
-
-
-# ----------------------------------------------------------------------------------------------- types that numpy lacks
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,6 @@ def theirs(data):
     return {name: (item["dtype"], tuple(item["shape"]), bytes(item["data"])) for name, item in found}
 
 
-# ------------------------------------------------------------------------------------------------- the reasons
-
 NAME_TWICE = "the reference reads a name twice: the last of the tensors counts"
 KEY_TWICE = "the reference reads a key of the metadata twice: the last value counts"
 WHITE_SPACE = "the reference reads white space before the object"
