@@ -74,6 +74,8 @@ MODULES = {
     "weightmap.vllm": "the load format of vLLM, the loader of SGLang",
     "weightmap.dcp": "torch.distributed.checkpoint",
     "weightmap.deltas": "versions of a model: publish, pull, apply, open",
+    "weightmap.hub": "downloads to the cache of the Hub",
+    "weightmap.report": "pages about models",
     "weightmap.trust": "verify downloads: SHA-256 and signatures",
     "weightmap.words": "word vectors of other programs",
     "weightmap.kernels": "checksums, hashes, widening and decoding in C",
