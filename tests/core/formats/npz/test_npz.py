@@ -58,7 +58,6 @@ def test_arrays_of_numpy(name, kind, tmp_path):
         assert b"".join(map(bytes, dense_row(f, key).chunks())) == little.tobytes()
         assert f.info(key).nbytes == array.nbytes
         assert next(iter(f.values())).tobytes() == array.tobytes()
-        f.prefetch()
 
 
 def test_deflated_members_are_inflated_within_the_limits():
