@@ -89,19 +89,19 @@ def locate(args: argparse.Namespace) -> None:
         raise UsageError(str(error)) from None
 
 
-def text(given: str) -> str:
+def text(argument: str) -> str:
     """Return a name of a tensor or a word, which are UTF-8 in files: an argument is text of the system's encoding."""
     try:
-        return os.fsencode(given).decode("utf-8", "surrogateescape")
+        return os.fsencode(argument).decode("utf-8", "surrogateescape")
     except UnicodeError:  # not from a command line: passed by a caller of `main`
-        return given
+        return argument
 
 
-def _threads(given: str) -> int:
+def _threads(argument: str) -> int:
     try:
-        threads = int(given)
+        threads = int(argument)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid int value: {given!r}") from None
+        raise argparse.ArgumentTypeError(f"invalid int value: {argument!r}") from None
     if threads < 1:
         raise UsageError(f"--threads is {threads}, expected 1 or more")
     return threads

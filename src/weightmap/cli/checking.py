@@ -171,9 +171,9 @@ def add_diff(sub: argparse.ArgumentParser) -> None:
 def diff(args: argparse.Namespace) -> int:
     """Compare two files; 0 if they hold the same, 1 if not."""
     for name in ("rtol", "atol"):
-        given = getattr(args, name)
-        if given is not None and not (math.isfinite(given) and given >= 0):
-            raise UsageError(f"--{name} is {given:g}, expected a finite number of at least 0")
+        tolerance = getattr(args, name)
+        if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
+            raise UsageError(f"--{name} is {tolerance:g}, expected a finite number of at least 0")
     options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "weights", "rtol", "atol")}
     report = wm.diff(args.a, args.b, **options)
     if args.json:

@@ -179,8 +179,7 @@ def quantize(args: argparse.Namespace) -> int:
 
 def as_options(args: argparse.Namespace, *names: str) -> list[str]:
     """Return the given ones of these options, as the user wrote them."""
-    given = vars(args)
-    return [f"--{name.replace('_', '-')}" for name in names if given.get(name) not in (None, False)]
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name, None) not in (None, False)]
 
 
 def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport, float]:
@@ -219,7 +218,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {name: getattr(args, name) for name in (*_TENSORS, "overwrite", "verify", "threads")}
     options["names"] = args.names or "auto"
     if args.rename is not None:
-        pairs = [given.partition("=") for given in args.rename]
+        pairs = [pair.partition("=") for pair in args.rename]
         if wrong := next((old for old, sign, _ in pairs if not sign), None):
             raise UsageError(f"--rename is {wrong!r}, expected OLD=NEW")
         options["rename"] = {old: new for old, _, new in pairs}
@@ -227,10 +226,10 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         if unused := as_options(args, *_QUANTISING):
             raise UsageError(f"{', '.join(unused)}: only with --quantize, which was not given")
         return options
-    given = {name.removeprefix("quantize_"): getattr(args, name) for name in _QUANTISING if name != "threads"}
-    given = {name: value for name, value in given.items() if value is not None}
+    how = {name.removeprefix("quantize_"): getattr(args, name) for name in _QUANTISING if name != "threads"}
+    how = {name: value for name, value in how.items() if value is not None}
     # A scheme alone is passed on unchecked: the conversion suggests similar ones of its target.
-    options["quantize"] = wm.Quantize(args.quantize, **given) if given else args.quantize
+    options["quantize"] = wm.Quantize(args.quantize, **how) if how else args.quantize
     return options
 
 

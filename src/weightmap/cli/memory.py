@@ -40,12 +40,12 @@ def doctor(args: argparse.Namespace) -> int:
         except (wm.TensorFileError, OSError) as error:  # of the configuration beside the file: it is still usable
             problem = reason(error)
     if args.json:
-        found = {"weight": weight and weight._asdict(), "problem": problem}
-        show.emit_json({"command": "doctor", **report.as_dict(), **found, "path": args.file})
+        about = {"weight": weight and weight._asdict(), "problem": problem}
+        show.emit_json({"command": "doctor", **report.as_dict(), **about, "path": args.file})
         return OK
     tensors = f"{counted(report.tensors, 'tensor')}{f' in {shards:,} files' if shards else ''}"
-    told = ("parameters", str(weight) if problem is None else f"not known: {problem}")
-    pairs = [("file", args.file), ("format", f"{kind}, {tensors}"), told, *report.lines()]
+    parameters = ("parameters", str(weight) if problem is None else f"not known: {problem}")
+    pairs = [("file", args.file), ("format", f"{kind}, {tensors}"), parameters, *report.lines()]
     show.emit_pairs([(label, show.clean(value)) for label, value in pairs])
     show.emit("")
     for line in report.advice or ("nothing to do",):
@@ -73,16 +73,16 @@ def add_cache_warm(sub: argparse.ArgumentParser) -> None:
 def cache_show(args: argparse.Namespace) -> int:
     """Print how much of each tensor is in memory."""
     with open_privately(args.file, strict=not args.lenient) as file:
-        found = file.residency(args.names or None)
-    resident, nbytes = _totals(found)
+        residency = file.residency(args.names or None)
+    resident, nbytes = _totals(residency)
     if args.json:
-        tensors = [{"name": name, **one._asdict()} for name, one in found.items()]
+        tensors = [{"name": name, **one._asdict()} for name, one in residency.items()]
         show.emit_json(
             {"command": "cache show", "path": args.file, "resident": resident, "nbytes": nbytes, "tensors": tensors}
         )
         return OK
     rows = [
-        (name, show.bar(one.resident, one.nbytes), _percent(*one), f"{one.nbytes:,}") for name, one in found.items()
+        (name, show.bar(one.resident, one.nbytes), _percent(*one), f"{one.nbytes:,}") for name, one in residency.items()
     ]
     rows.append(("total", show.bar(resident, nbytes), _percent(resident, nbytes), f"{nbytes:,}"))
     show.emit_table(("tensor", "in memory", "", "bytes"), rows, right=("", "bytes"))
@@ -117,8 +117,8 @@ def cache_evict(args: argparse.Namespace) -> int:
         counts = {"released": released, "resident": resident, "nbytes": nbytes}
         show.emit_json({"command": "cache evict", "path": args.file, **counts})
         return OK
-    left = f"; {size(resident)} stay" if resident else ""
-    show.emit(f"{show.clean(args.file)}: {size(released)} of {size(nbytes)} left memory{left}")
+    staying = f"; {size(resident)} stay" if resident else ""
+    show.emit(f"{show.clean(args.file)}: {size(released)} of {size(nbytes)} left memory{staying}")
     return OK
 
 
@@ -129,5 +129,5 @@ def _percent(part: int, whole: int) -> str:
     return f"{min(max(100 * part / whole, 0.1), 99.9):.1f}%"
 
 
-def _totals(found: Mapping[str, Residency]) -> tuple[int, int]:
-    return sum(one.resident for one in found.values()), sum(one.nbytes for one in found.values())
+def _totals(residency: Mapping[str, Residency]) -> tuple[int, int]:
+    return sum(one.resident for one in residency.values()), sum(one.nbytes for one in residency.values())

@@ -141,18 +141,18 @@ def undoing(command: Callable[[], int]) -> int:
         came.append(number)
         raise _Ended
 
-    taken = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    handled = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
     try:
         try:
-            for number in taken:
+            for number in handled:
                 signal.signal(number, end)
         except ValueError:  # not the main thread
-            taken = []
+            handled = []
         return command()
     except _Ended:
         return 0
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, signal.SIG_DFL)
         if came:
             signal.raise_signal(came[0])

@@ -66,9 +66,9 @@ def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         sub = _add_parser(subparsers, "help", "show the commands, or the options of one")
         sub.set_defaults(run=lambda args: parser.parse_args([*args.about, "--help"]).run(args))
         # Without a default, argparse lists an optional argument as required.
-        known = [*dict.fromkeys(word for command in all_commands(parser) for word in command.split())]
+        choices = [*dict.fromkeys(word for command in all_commands(parser) for word in command.split())]
         sub.add_argument(
-            "about", metavar="COMMAND", nargs="*", default=[], choices=known, help="for example diff, or cache warm"
+            "about", metavar="COMMAND", nargs="*", default=[], choices=choices, help="for example diff, or cache warm"
         )
     return parser
 
@@ -250,15 +250,16 @@ class _Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Accept options anywhere: argparse misses an optional argument behind an option. Refuse unknown ones."""
-        given = sys.argv[1:] if args is None else args
-        found, unknown = super().parse_known_args(given if self._subparsers else self._options_first(given), namespace)
+        argv = sys.argv[1:] if args is None else args
+        ordered = argv if self._subparsers else self._options_first(argv)
+        parsed, unknown = super().parse_known_args(ordered, namespace)
         if unknown:
             option = unknown[0].partition("=")[0]
             if not option.startswith("-"):
                 self.error(f"there are too many arguments: {' '.join(unknown)}")
             close = _suggestion(option, self._option_string_actions) or _elsewhere(option)
             self.error(f"there is no option {option}{close}")
-        return found, unknown
+        return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is not one of the choices; for a command, suggest similar ones."""
@@ -270,24 +271,24 @@ class _Parser(argparse.ArgumentParser):
             if value in _RENAMED:
                 self.error(f"there is no command {value!r}: it is weightmap {_RENAMED[value]} now")
             self.error(f"there is no command {value!r}{_suggestion(value, action.choices)}")
-        name, known = "/".join(action.option_strings) or action.metavar, ", ".join(action.choices)
-        self.error(f"{name} is {value!r}, expected one of {known}")
+        name, choices = "/".join(action.option_strings) or action.metavar, ", ".join(action.choices)
+        self.error(f"{name} is {value!r}, expected one of {choices}")
 
     def _options_first(self, args: Sequence[str]) -> list[str]:
         """Return the arguments with the options and their values first."""
-        known, number = self._option_string_actions, self._negative_number_matcher
+        actions, number = self._option_string_actions, self._negative_number_matcher
         options: list[str] = []
         others: list[str] = []
-        rest = iter(args)
-        for arg in rest:
+        remaining = iter(args)
+        for arg in remaining:
             if arg == "--":
-                others.extend(rest)
-            elif arg not in known and (arg[:1] != "-" or arg == "-" or " " in arg or number.match(arg)):
+                others.extend(remaining)
+            elif arg not in actions and (arg[:1] != "-" or arg == "-" or " " in arg or number.match(arg)):
                 others.append(arg)
             else:
                 options.append(arg)
-                if arg in known and known[arg].nargs is None:
-                    options.extend(itertools.islice(rest, 1))
+                if arg in actions and actions[arg].nargs is None:
+                    options.extend(itertools.islice(remaining, 1))
         return [*options, "--", *others] if others else options
 
     def error(self, message: str) -> NoReturn:
@@ -295,9 +296,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} ({_HELP if self._subparsers else f'{self.prog} --help shows the options'})")
 
 
-def _suggestion(word: str, known: Iterable[str]) -> str:
+def _suggestion(word: str, choices: Iterable[str]) -> str:
     """Return the end of a message about a misspelt word: similar known ones."""
-    close = similar(word, known)
+    close = similar(word, choices)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

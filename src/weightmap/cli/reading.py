@@ -75,7 +75,7 @@ def inspect(args: argparse.Namespace) -> int:
     tree = args.tree or (sys.stdout.isatty() and not args.flat and args.sort is None)
     selective, count = bool(args.include or args.exclude), 0
     documents: list[dict[str, object]] = []
-    found = False
+    shown_any = False
     for path in args.files:
         args.file = path  # an error is about this one
         with open_privately(path, strict=not args.lenient) as opened:
@@ -88,16 +88,16 @@ def inspect(args: argparse.Namespace) -> int:
                 document = _inspect_document(path, file, chosen)
                 documents.append(document | {"weight": weight and weight._asdict(), "problem": problem})
             else:
-                if found:
+                if shown_any:
                     show.emit("")
                 parameters = f"not known: {problem}" if weight is None else str(weight)
                 parameters = "" if selective and not args.weights else parameters
                 fold = not (selective or args.flat or args.sort)
                 _inspect_text(path, file, chosen, parameters, tree=tree, selective=selective, fold=fold)
-            found = True
-    if not found:
-        given = [f"--{name} {quoted(glob)}" for name in ("include", "exclude") for glob in getattr(args, name) or ()]
-        raise UsageError(f"{' '.join(given)}: none of {counted(count, 'tensor')} is left")
+            shown_any = True
+    if not shown_any:
+        globs = [f"--{name} {quoted(glob)}" for name in ("include", "exclude") for glob in getattr(args, name) or ()]
+        raise UsageError(f"{' '.join(globs)}: none of {counted(count, 'tensor')} is left")
     if args.json:
         several = len(args.files) > 1
         show.emit_json({"command": "inspect", **({"files": documents} if several else documents[0])})

@@ -54,13 +54,13 @@ def value(item: object) -> str:
     return clean(item if isinstance(item, str) else _dumps(_plain(item), ensure_ascii=False))
 
 
-def some(item: object, most: int = 6) -> tuple[str, int | None]:
+def some(item: object, limit: int = 6) -> tuple[str, int | None]:
     """Return a value on one line; for a list its length and, if it is long, only the first items."""
     if isinstance(item, str) or not hasattr(item, "__len__") or isinstance(item, Mapping):
         return value(item), None
-    first, count = item[:most], len(item)  # type: ignore[index]
+    first, count = item[:limit], len(item)  # type: ignore[index]
     text = value(first)
-    return (text if count <= most else f"{text[:-1]}, ...]"), count
+    return (text if count <= limit else f"{text[:-1]}, ...]"), count
 
 
 def emit(text: str, *, stream: TextIO | None = None) -> None:
@@ -98,8 +98,8 @@ def bar(part: int, whole: int, width: int = 24) -> str:
     """Return a bar for a part of a whole: full only for all, empty only for none."""
     steps = width * len(_PARTS)
     filled = steps if part >= whole else min(max(part * steps // whole, part > 0), steps - 1)
-    cells, rest = divmod(filled, len(_PARTS))
-    text = _FULL * cells + (_PARTS[rest] if rest else "")
+    cells, eighths = divmod(filled, len(_PARTS))
+    text = _FULL * cells + (_PARTS[eighths] if eighths else "")
     return text + _EMPTY * (width - len(text))
 
 

@@ -115,9 +115,9 @@ def _add_in_place(sub: argparse.ArgumentParser) -> None:
     add_json(sub)
 
 
-def _check(option: str, given: int, least: int, most: int | None = None) -> None:
-    if given < least or (most is not None and given > most):
-        raise UsageError(f"--{option} is {given}, expected {least}{' or more' if most is None else f' to {most}'}")
+def _check(option: str, value: int, low: int, high: int | None = None) -> None:
+    if value < low or (high is not None and value > high):
+        raise UsageError(f"--{option} is {value}, expected {low}{' or more' if high is None else f' to {high}'}")
 
 
 def _tell(args: argparse.Namespace, command: str, where: str, what: str, report: DeltaReport) -> int:

@@ -36,20 +36,20 @@ class _Query(NamedTuple):
 def words_lookup(args: argparse.Namespace) -> int:
     """Print the embeddings of words; 1 if one of them has none."""
     missing = False
-    found: dict[str, object] = {}
+    vectors: dict[str, object] = {}
     with wm.open(args.file) as file:
         embeddings = _embeddings(file, args.file)
         for word in args.words or _lines():
             vector = embeddings.get(word)
             if args.json:
-                found[word] = None if vector is None else vector.tolist()
+                vectors[word] = None if vector is None else vector.tolist()
             elif vector is not None:
                 show.emit(" ".join([show.clean(word), *(format(value, ".6g") for value in vector.tolist())]))
             if vector is None:
                 missing = True
                 _complain(word, file, suggest=bool(args.words))
     if args.json:
-        show.emit_json({"command": "words lookup", "path": args.file, "embeddings": found})
+        show.emit_json({"command": "words lookup", "path": args.file, "embeddings": vectors})
     return DIFFERENT if missing else OK
 
 
@@ -100,15 +100,15 @@ def _answer(
         embeddings = _embeddings(file, args.file)
         for query in map(query_of, _lines()) if one is None else [one]:
             lacking = [word for word in dict.fromkeys(query.words) if embeddings.get(word) is None]
-            found = [] if lacking else search(embeddings, query.named)
+            similar = [] if lacking else search(embeddings, query.named)
             if args.json:
-                results = [{"word": word, "similarity": similarity} for word, similarity in found]
+                results = [{"word": word, "similarity": similarity} for word, similarity in similar]
                 documents.append({**query.named, "results": None if lacking else results})
             else:
                 # Lines of several questions begin with their question.
-                asked = "" if one is not None else f"{show.clean(' '.join(query.named.values()))} "
-                for word, similarity in found:
-                    show.emit(f"{asked}{show.clean(word)} {similarity:.6f}")
+                question = "" if one is not None else f"{show.clean(' '.join(query.named.values()))} "
+                for word, similarity in similar:
+                    show.emit(f"{question}{show.clean(word)} {similarity:.6f}")
             missing |= bool(lacking)
             for word in lacking:
                 _complain(word, file, suggest=one is not None)
@@ -203,7 +203,7 @@ def add_words_convert(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``words convert``."""
     sub.add_argument("src", metavar="SRC", help="word2vec, GloVe, fastText or gensim, or a model with a vocabulary")
     sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
-    formats = [*NAMES, *(name for name, found in FORMATS.items() if found.plan)]
+    formats = [*NAMES, *(name for name, format in FORMATS.items() if format.plan)]
     about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
     sub.add_argument("--format", metavar="FORMAT", choices=Offered(formats), help=about)
     add_lossy(sub)
