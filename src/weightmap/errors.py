@@ -162,7 +162,7 @@ class TensorFileError(Exception):
     offset : int, optional
         Place of the defect, in bytes from the start of the file.
     expected, actual : optional
-        The value that the file should hold, and the one that it holds.
+        The value that the file should hold, and its actual value.
     remedy : Remedy, optional
         The option that would help; it ends the message.
 

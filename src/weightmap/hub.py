@@ -1,6 +1,6 @@
 """Downloads from the Hugging Face Hub to its cache, as huggingface_hub has that; for opening see ``hf://``.
 
-The cache is that of huggingface_hub: ``models--owner--name`` with ``blobs``, named by their digests, ``snapshots`` of
+The cache is huggingface_hub's: ``models--owner--name`` with ``blobs``, named by their digests, ``snapshots`` of
 commits, which are links to blobs, and ``refs``, the commits of branches. Ours: a file that is not complete lies in a
 folder ``incomplete`` beside these, so that nothing is under ``blobs`` before its digest agrees. The lock of a blob is
 the file that huggingface_hub locks.
@@ -46,9 +46,8 @@ def download(
 ) -> str:
     """Download the files of a repository to the cache of huggingface_hub.
 
-    Each file is compared with its digest, SHA-256 or that of git for a small one, before it gets its place. A download
-    that was interrupted goes on where it ended. Several processes at once share the work: each takes the files that no
-    other one is downloading.
+    Each file gets its place once its digest agrees: SHA-256, or git's for a small file. An interrupted download goes on
+    where it ended. Processes that download at once share the work.
 
     Parameters
     ----------

@@ -36,8 +36,8 @@ def to_jax(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any = None) ->
     Parameters
     ----------
     array : np.ndarray or QuantizedTensor
-        Any type that jax has, bfloat16 and float8 of ml_dtypes included; those of 64 bits become types of 32 unless
-        jax is set up for them. A quantised tensor is decoded to float32.
+        Any type that jax has, bfloat16 and float8 of ml_dtypes included; 64-bit types become 32-bit unless jax is set
+        up for them. A quantised tensor is decoded to float32.
     device : jax.Device or jax.sharding.Sharding, optional
         Where the array goes; by default where jax puts arrays.
 

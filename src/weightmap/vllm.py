@@ -484,7 +484,7 @@ def choose_sglang_loader(stock: Callable[..., Any], load_config: Any, *args: Any
 
 @functools.cache
 def sglang_loader_class() -> Any:
-    """Return the class of SGLang's loader, which its ``load_format`` takes as it is."""
+    """Return the class of SGLang's loader, for its ``load_format``."""
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
     class WeightmapModelLoader(DefaultModelLoader):  # type: ignore[misc]

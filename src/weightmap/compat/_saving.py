@@ -59,8 +59,8 @@ def save_file(
     Raises
     ------
     EncodeError
-        safetensors cannot express some of the tensors; nothing is written. Where tensors of torch share memory or have
-        none, it is a RuntimeError too: `weightmap.save` writes those that share memory each in full.
+        safetensors cannot express some of the tensors; nothing is written. If torch tensors share memory or have
+        none, it is a RuntimeError too; `weightmap.save` writes tensors that share memory each in full.
     OSError
         The file cannot be written.
     """

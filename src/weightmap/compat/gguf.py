@@ -13,9 +13,9 @@ What differs from gguf-py 0.19:
 
 - Fields and tensors are made when they are asked for, and the parts of an array when they are looked at. `parts` is a
   sequence and no list, and so is `data`.
-- The file is checked when it is opened; errors are those of weightmap, and ValueErrors like those of gguf-py.
+- The file is checked when it is opened; errors are weightmap's, and ValueErrors, as in gguf-py.
 - Version 1 is read too. Mode "r+", which writes into the file, is a ValueError: use `weightmap.save`.
-- Of the first part of a split model only that part is opened, as by gguf-py.
+- The first part of a split model opens alone, as in gguf-py.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class GGUFReader:
     data : ndarray of uint8
         The bytes of the file.
     byte_order : {"I", "S"}
-        "S" where it is not that of this machine.
+        "S" if it differs from this machine's.
     endianess : GGUFEndian
     alignment, data_offset : int
 

@@ -105,7 +105,7 @@ class Quantize:
 
     @property
     def usual(self) -> str:
-        """The scheme; of a mixture, that of most tensors."""
+        """The scheme; of a mixture, the scheme of most tensors."""
         return MIXTURES.get(self.scheme, self.scheme)
 
 

@@ -51,7 +51,7 @@ class DeltaReport(NamedTuple):
     Attributes
     ----------
     version, base_version : int
-        The version that was published or is there now, and the one that it was built on or that was there before.
+        The published or current version, and its base or the previous version.
     tensors : int
         Number of tensors that changed.
     changed_nbytes : int

@@ -140,7 +140,7 @@ class Loader:
         self._stopped = True
 
     def give_up(self, buffers: Sequence[Any]) -> None:
-        """Free device memory that is not handed out, once nothing is copied to it any more."""
+        """Free device memory that no caller has, once all copies to it have ended."""
         self._slot = None
         try:
             interrupt = self._settle()
@@ -183,7 +183,7 @@ class Loader:
     ) -> None:
         """Send a tensor to device memory, from byte `at` on; `finish` tells when it is there.
 
-        Of a divisible one, `part` is sent alone: a range of its bytes.
+        With `part`, a range of bytes, only that part of a divisible one is sent.
         """
         source = transfer.source if source is None else source
         for piece in transfer.pieces(min(self._staging.slot_bytes // 4, _MAX_CHANGE_BYTES)):

@@ -102,7 +102,7 @@ class Backend(ABC):
 
     @abstractmethod
     def free(self, buffer: Any) -> None:
-        """Free memory from `allocate` that was not handed out: at once, even if something still refers to it."""
+        """Free memory from `allocate` that no caller has: at once, even if something still refers to it."""
 
     @abstractmethod
     def pin(self, memory: NDArray[np.uint8]) -> None:

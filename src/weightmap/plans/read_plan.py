@@ -186,7 +186,7 @@ class ReadPlan:
 
     @property
     def wanted_nbytes(self) -> int:
-        """Bytes that hold what is wanted; those that several tensors share count once."""
+        """Bytes that hold the wanted elements; bytes that several tensors share count once."""
         return int(self._needed.sum())
 
     # ------------------------------------------------------------------------------------------------------- using it
@@ -292,7 +292,7 @@ class ReadPlan:
         return self._run(ways, RunOptions(release, direct, verify, into, cut, chunk, window))
 
     def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[Range]]]:
-        """Yield what is wanted of each file: its source, the numbers and indices of its tensors, and its reads.
+        """Yield for each file its source, the numbers and indices of its wanted tensors, and its reads.
 
         An index of None wants the whole tensor; a tensor of several parts comes several times.
         """

@@ -75,7 +75,7 @@ class Shard(NamedTuple):
 def shard(name_or_info: Any, dim: int, rank: int, world_size: int) -> Any:
     """Return the index of one rank's slice of a tensor: tensor parallelism, sizes as `torch.chunk` has them.
 
-    Along `dim`, each rank gets ``ceil(size / world_size)`` elements; the last ones get what is left, perhaps nothing.
+    Along `dim`, each rank gets ``ceil(size / world_size)`` elements; the last ranks get the rest, perhaps nothing.
 
     Parameters
     ----------

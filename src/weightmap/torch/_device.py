@@ -187,9 +187,9 @@ class TorchExchange(Exchange):
     Parameters
     ----------
     group : ProcessGroup, optional
-        One that sends tensors of the device, by default that of all processes.
+        A group that can send tensors of the device; by default the group of all processes.
     cpu : ProcessGroup, optional
-        The same ranks, for what they tell each other; by default `group`. One of "gloo" spares a device that.
+        The same ranks, for small messages; by default `group`. A "gloo" group keeps them off the device.
     """
 
     def __init__(self, group: Any = None, cpu: Any = None) -> None:

@@ -30,9 +30,9 @@ _MATRIX = 2
 def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None = None) -> None:
     """Let the experts of a transformers model on the CPU come from a pool, each while it multiplies.
 
-    Every module called ``experts`` loses its parameters, which may be on the device "meta": where it computes, it
-    takes them from the pool, and has those read ahead to which tokens are routed. Logits are those of the resident
-    model to the bit; of transformers 5 those of ``experts_implementation="eager"``, which goes from expert to expert.
+    Every module called ``experts`` loses its parameters, which may be on the device "meta", and takes them from the
+    pool as it computes. The experts to which tokens are routed are read ahead. The logits equal the resident model's to the
+    bit; in transformers 5, with ``experts_implementation="eager"``.
     It serves inference: no gradient reaches an expert. `load_into` fills the other parameters.
 
     Parameters

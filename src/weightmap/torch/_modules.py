@@ -71,8 +71,9 @@ def load_into(
     strict : bool
         Whether missing and unexpected names are errors, as in torch, and tied parameters with different values.
     assign : bool
-        Put tensors into the module instead of copying their values: those of the CPU and the device "meta" share the
-        pages of the file and are writable, but never change it. They keep the file's types, and tied ones stay tied.
+        Put tensors into the module instead of copying their values: in place of tensors on the CPU and the device
+        "meta", tensors share the file's pages and are writable, but never change it. They keep the file's types, and
+        tied ones stay tied.
     weights : bool
         Fill from the parameters of a quantised checkpoint, as in `TensorFile.weights`, not from its stored tensors.
 

@@ -188,7 +188,7 @@ class Embeddings:
     vocab : Vocabulary
         A vocabulary of n words.
     matrix : ndarray or QuantizedTensor, shape (m, d)
-        A view of the file, m >= n: the rows of the words, then those of n-grams.
+        A view of the file, m >= n: the rows of words, then the rows of n-grams.
     norms : ndarray of float32, shape (n,), optional
         Norms of the words' vectors before these were made unit vectors.
 
@@ -436,8 +436,8 @@ class Embeddings:
         UnknownWordError
             When the word has no vector.
         ValueError
-            When the vector has another shape, or an element that is NaN or infinite; `FormatError` if it is that of a
-            word.
+            When the vector has another shape, or an element that is NaN or infinite; for a word's own vector,
+            `FormatError`.
         """
         left_out = self._known(*_words_in("skip", skip))
         if isinstance(query, str):

@@ -423,7 +423,7 @@ class TensorFile(Mapping[str, Any]):
             read. Default: if model and pool together exceed the free memory, or the pool has room for a whole model
             that is not in the page cache.
         threads : int, optional
-            At most this many read what is prefetched; 4 when not given, 16 from a store.
+            At most this many prefetch; 4 when not given, 16 from a store.
 
         Raises
         ------

@@ -535,7 +535,7 @@ def save(
         Tokens by id. finalfusion files need one; an attribute ``subwords`` makes it a subword vocabulary: a
         `Vocabulary` of such a file has it, as has ``Vocabulary.of(words, subwords=Subwords(...))``.
     special_ids : mapping of str to int, optional
-        Ids of pad, unk, cls, sep and mask; by default those of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
+        Ids of pad, unk, cls, sep and mask; by default the ids of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
     config : mapping, optional
         Model configuration, for formats that have a place for it: AMB.
     tokenizer : mapping or object, optional

@@ -60,7 +60,7 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
 
 
 def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
-    """Return the CRC-32 of A + B from those of A and B and the length of B in bytes, in time O(log len2).
+    """Return the CRC-32 of A + B from the CRC-32s of A and B and the length of B in bytes, in time O(log len2).
 
     Raises
     ------

@@ -63,7 +63,7 @@ def bf16_to_f32(
 ) -> NDArray[np.float32]:
     """Convert bfloat16 to float32: the bits move up by 16, and nothing else. A signalling NaN stays one.
 
-    Parameters, result and errors are those of `f16_to_f32`, with ml_dtypes.bfloat16 in the place of float16.
+    Parameters, result and errors as for `f16_to_f32`, with ml_dtypes.bfloat16 instead of float16.
 
     Examples
     --------

@@ -237,7 +237,7 @@ def dequantize_int5(
     """Decode blocks of 5-bit integers, ``[scale][codes]`` each: value = scale * q, q from -16 to 15.
 
     Element k of a block is bits 5k to 5k + 4 of its codes, where bit 0 is the lowest of the first byte. The block size
-    is a multiple of 8; otherwise parameters, result and errors are those of `dequantize_int4`.
+    is a multiple of 8; otherwise parameters, result and errors as for `dequantize_int4`.
 
     Examples
     --------
@@ -300,7 +300,7 @@ def quantize_int4(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", th
 def quantize_int5(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", threads: int = 1) -> NDArray[np.uint8]:
     """Quantise to blocks of 5-bit integers, ``[scale][codes]`` each, as `dequantize_int5` reads them.
 
-    The block size is a multiple of 8; otherwise parameters, result and errors are those of `quantize_int4`.
+    The block size is a multiple of 8; otherwise parameters, result and errors as for `quantize_int4`.
 
     Examples
     --------
