@@ -31,9 +31,9 @@ def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None 
     """Let the experts of a transformers model on the CPU come from a pool, each while it multiplies.
 
     Every module called ``experts`` loses its parameters, which may be on the device "meta", and takes them from the
-    pool as it computes. The experts to which tokens are routed are read ahead. The logits equal the resident model's to the
-    bit; in transformers 5, with ``experts_implementation="eager"``.
-    It serves inference: no gradient reaches an expert. `load_into` fills the other parameters.
+    pool as it computes. The experts to which tokens are routed are read ahead. The logits equal the resident model's to
+    the bit; in transformers 5, with ``experts_implementation="eager"``. It serves inference: no gradient reaches an
+    expert. `load_into` fills the other parameters.
 
     Parameters
     ----------
