@@ -1,7 +1,6 @@
 """The commands about pages in memory: `doctor`, `cache show`, `cache warm` and `cache evict`."""
 
 import json
-import os
 import re
 
 import numpy as np
@@ -11,7 +10,6 @@ from tests.builders import safetensors as safe
 from tests.cli.test_cli import on_terminal
 
 import weightmap as wm
-from weightmap.cli.show import bar
 from weightmap.plans import residency
 
 MIB = 1 << 20
@@ -75,19 +73,6 @@ def test_residency_is_a_bar_a_tensor(path, run):
     assert document["tensors"][1] == {"name": "t1", "resident": MIB // 2, "nbytes": MIB}
 
 
-@pytest.mark.parametrize("whole", [1, 7, 24, 1000, 10**9])
-def test_bars_are_full_and_empty_where_that_is_true(whole):
-    """A bar has 24 cells, grows with its part, is full only for all and empty only for nothing."""
-    parts = sorted({0, 1, whole // 3, whole // 2, whole - 1, whole})
-    bars = [bar(part, whole) for part in parts]
-    assert {len(text) for text in bars} == {24}
-    assert bars[0] == "·" * 24
-    assert bars[-1] == "█" * 24
-    assert "█" * 24 not in bars[:-1]
-    assert "·" * 24 not in bars[1:]
-    assert bar(0, 0) == "█" * 24
-
-
 def test_warm_and_evict_say_how_much(path, run, monkeypatch):
     monkeypatch.setattr(wm.ReadPlan, "warm", lambda _, threads, progress: 5 * (threads or 1))
     status, out, _ = run("cache", "warm", path, "--threads", 3)
@@ -117,12 +102,6 @@ def test_doctor_says_what_and_what_to_do(path, run, tmp_path):
     assert "2 tensors in 2 files" in out
 
 
-def test_doctor_has_nothing_to_say_of_a_file_without_trouble(tmp_path, run):
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(safe.build({}))
-    assert run("doctor", path)[1].endswith("\n* nothing to do\n")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_on_a_terminal(command, path):
     pytest.importorskip("rich")
@@ -132,23 +111,6 @@ def test_on_a_terminal(command, path):
     if command == "cache warm":
         assert "\x1b[" in sent
         assert "were cold" in sent
-
-
-def test_a_model_that_is_not_whole(path, run):
-    os.truncate(path, MIB)
-    for command in COMMANDS:
-        status, out, err = run(*command.split(), path)
-        assert (status, out) == (3, "")
-        assert "the file ends within" in err
-
-
-def test_the_values_of_a_namedtuple_reach_json(path, run):
-    document = json.loads(run("doctor", path, "--json")[1])
-    assert {"tensors", "reads", "wanted_nbytes", "places", "cold", "misaligned", "memory", "budget", "advice"} <= set(
-        document
-    )
-    assert document["places"][0]["files"] == 1
-    assert document["memory"].keys() == {"available", "groups", "left"}
 
 
 def test_threads_are_one_or_more(run, tmp_path):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tests.builders import amb, normal, tensor
 from tests.builders import safetensors as st
-from tests.cli.test_cli import on_terminal
 from tests.support import listing
 
 import weightmap as wm
@@ -58,23 +57,6 @@ def test_the_command_quantize_writes_the_same_file_as_the_library(model, run, tm
     assert f"quantised to {scheme}: 2 of 4 tensors" in out
 
 
-def test_options_of_quantize_reach_the_library(model, run, tmp_path):
-    options = ["--scheme", "adaptive", "--block-size", "16", "--bits", "7.5", "--scale-type", "fp32", "--threads", "2"]
-    globs = ["--quantize-include", "*weight", "--quantize-include", "*.bias", "--quantize-exclude", "head*"]
-    assert run("quantize", model, tmp_path / "q.amb", *options, *globs, "--dtype", "float16")[0] == 0
-    wm.convert(
-        model,
-        tmp_path / "same.amb",
-        quantize=wm.Quantize(
-            "adaptive", block_size=16, bits=7.5, scale_type="fp32", include=["*weight", "*.bias"], exclude="head*"
-        ),
-        dtype="float16",
-    )
-    assert (tmp_path / "q.amb").read_bytes() == (tmp_path / "same.amb").read_bytes()
-    with wm.open(tmp_path / "q.amb") as file:
-        assert [info.dtype for info in file.infos()] == ["adaptive", "adaptive", "adaptive", "float16"]
-
-
 def test_the_json_report(model, run, tmp_path):
     status, out, _ = run("quantize", model, tmp_path / "q.amb", "--scheme", "int4_block", "--block-size", 16, "--json")
     document = json.loads(out)
@@ -118,18 +100,6 @@ def test_the_text_report_has_the_numbers_of_the_json_report(model, run, tmp_path
     assert f"{document['nbytes']:,} bytes" in lines[-1]
 
 
-def test_nothing_to_quantise_is_reported(model, run, tmp_path):
-    options = ["--scheme", "int8", "--quantize-exclude", "*"]
-    status, out, _ = run("quantize", model, tmp_path / "q.amb", *options)
-    assert status == 0
-    assert "no tensor was quantised: the default is floating-point tensors of two dimensions" in out
-    out = run("quantize", model, tmp_path / "q.gguf", "--scheme", "q4_k")[1]
-    assert "stayed dense" in out
-    assert "no tensor was quantised: the default is floating-point tensors of two dimensions" in out
-    document = json.loads(run("quantize", model, tmp_path / "q.amb", *options, "--json")[1])
-    assert (document["quantized"], document["total"]["bits_per_weight"], document["total"]["rmse"]) == ([], 0, 0)
-
-
 @pytest.mark.parametrize(
     ("command", "options", "said"),
     [
@@ -169,14 +139,6 @@ def test_exit_statuses_of_quantize(model, put, run, tmp_path):
     assert "'w'" in err
     assert "element 17" in err
     assert not [name for name in listing(tmp_path) if name.startswith("q.")]
-
-
-def test_the_progress_bar_is_for_terminals(model, tmp_path):
-    pytest.importorskip("rich")
-    status, sent = on_terminal("quantize", model, tmp_path / "q.amb", "--scheme", "int8")
-    assert status == 0
-    assert "quantize model.safetensors" in sent
-    assert "layer.weight" in sent
 
 
 # ------------------------------------------------------------------------------------------------ convert --quantize
@@ -240,12 +202,6 @@ def test_inspect_json_on_quantised_tensors(quantised, run):
     assert document["totals"]["adaptive"]["tensors"] == 1
 
 
-def test_a_dense_file_has_no_columns_of_quantisation(model, run):
-    _, out, _ = run("inspect", model)
-    [heading] = [line for line in out.splitlines() if line.startswith("name")]
-    assert heading.split() == ["name", "dtype", "shape", "offset", "bytes"]
-
-
 def test_inspect_shows_a_file_whose_mask_is_damaged(put, run):
     """`inspect` lists the other tensors beside one whose mask contradicts its data; `verify` reports the defect."""
     good = amb.dense("good", normal((2, 2)))
@@ -262,20 +218,3 @@ def test_inspect_shows_a_file_whose_mask_is_damaged(put, run):
     status, out, err = run("verify", path)
     assert status == 3
     assert "failed" in out + err
-
-
-def test_export_decodes(quantised, run, tmp_path):
-    for name in ("blocks", "mixed", "bytes"):
-        status, out, _ = run("export", quantised, name, tmp_path / "t.npy")
-        assert status == 0
-        assert "written as float32" in out
-        with wm.open(quantised) as file:
-            found = np.load(tmp_path / "t.npy")
-            assert found.dtype == np.float32
-            assert np.array_equal(found, np.asarray(file[name]))
-
-
-def test_verify_names_masks_and_scales(quantised, run):
-    status, out, _ = run("verify", "-v", quantised)
-    assert status == 0
-    assert "masks and scales of 3 quantised tensors" in out

@@ -13,12 +13,11 @@ import pytest
 from tests import builders
 from tests.builders import embd, tensor
 from tests.builders import safetensors as st
-from tests.support import DATA, listing, mappings, run_child, same, save_with
+from tests.support import DATA, listing, mappings, same, save_with
 
 import weightmap as wm
 from weightmap.core.bytes import atomic
 from weightmap.core.formats import FORMATS
-from weightmap.core.native import access
 
 RNG = np.random.default_rng(7)
 
@@ -98,22 +97,6 @@ def test_the_suffix_chooses_the_format(tmp_path):
     with pytest.raises(ValueError, match="nonsense"):
         wm.save(tmp_path / "a.weights", {"t": BASE}, output=wm.Output("nonsense"))
     assert listing(tmp_path) == ["a.safetensors", "a.weights"]
-
-
-def test_paths_of_all_types(tmp_path):
-    for target in (str(tmp_path / "s.weights"), os.fsencode(tmp_path / "b.weights"), tmp_path / "p.weights"):
-        wm.save(target, {"t": BASE})
-    assert listing(tmp_path) == ["b.weights", "p.weights", "s.weights"]
-
-
-@every_kind
-def test_progress_counts_bytes(tmp_path, kind):
-    seen = []
-    save_as(tmp_path / "out", {"a": BASE, "b": BASE}, kind, progress=lambda done, total: seen.append((done, total)))
-    assert seen
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert seen[-1][0] == seen[-1][1]
-    assert 2 * BASE.nbytes <= seen[-1][1] <= (tmp_path / "out").stat().st_size
 
 
 # ------------------------------------------------------------------------------------------------- refusals
@@ -245,12 +228,6 @@ def test_a_directory_is_not_taken_for_a_file(tmp_path, name):
     assert listing(tmp_path / "dir") == []
 
 
-def test_a_directory_needs_no_format_to_be_refused(tmp_path):
-    with pytest.raises(IsADirectoryError, match="give the name of a file in it, or max_shard_size= for shards"):
-        wm.save(tmp_path, {"a": BASE})
-    assert listing(tmp_path) == []
-
-
 @pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "n" + "é" * 127, "w.bt"])
 def test_the_longest_names(tmp_path, name, monkeypatch):
     """Any valid file name can be saved to; the name of the temporary file is no longer, and is valid UTF-8."""
@@ -265,45 +242,6 @@ def test_the_longest_names(tmp_path, name, monkeypatch):
     wm.save(tmp_path / name, {"a": BASE}, format="safetensors")
     assert listing(tmp_path) == [name]
     assert all(len(found) <= max(len(name.encode()), 64) and found.decode().startswith(".") for found in seen)
-
-
-@pytest.mark.parametrize("length", [4095, 4090, 4070])
-def test_paths_as_long_as_they_may_be(tmp_path, length):
-    folder = tmp_path
-    while room := length - len(str(folder)) - len("/m.safetensors"):
-        # "/" and a name of at least one byte: the last folder needs two.
-        folder /= "d" * min(room - 1, 118 if room == 122 else 120)
-        folder.mkdir()
-    path = folder / "m.safetensors"
-    assert len(str(path)) == length
-    for _ in range(2):
-        wm.save(path, {"a": BASE})
-    assert listing(folder) == [path.name]
-    assert st.parse(path.read_bytes())[0] == {"a": tensor(BASE)}
-
-
-DEEP = """
-import os, sys, numpy as np, weightmap as wm
-os.chdir(sys.argv[1])
-for _ in range(30):
-    os.mkdir("d" * 200)
-    os.chdir("d" * 200)
-wm.save("m.safetensors", {"w": np.ones(2, "f4")})
-folder = os.open(".", os.O_RDONLY)
-
-def elsewhere(done, total):
-    os.chdir(sys.argv[1])
-
-wm.save("m.safetensors", {"w": np.ones(3, "f4")}, progress=elsewhere)
-print(os.listdir(sys.argv[1]) == ["d" * 200], os.listdir(folder))
-os.fchdir(folder)
-print(wm.open("m.safetensors")["w"].tolist())
-"""
-
-
-def test_the_working_directory_may_be_deep_and_change(tmp_path):
-    """A relative path is that of the directory where the save began, also where no absolute path leads."""
-    assert run_child(DEEP, tmp_path).stdout.splitlines() == ["True ['m.safetensors']", "[1.0, 1.0, 1.0]"]
 
 
 @every_kind
@@ -389,27 +327,6 @@ def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix
     assert all(count == piece if in_memory else count % piece == 0 for _, count in written[:-1])
     with wm.open(path, verify="full") as f:
         assert all(np.array_equal(f[name], array) for name, array in tensors.items())
-
-
-def test_what_is_written_in_place_is_brought_in_first(tmp_path, monkeypatch):
-    """Linux writes memory that was never touched in small pieces: each long one is populated before it is written."""
-    events = []
-    populate, pwrite = access.populate, os.pwrite
-
-    def populating(memory, offset, size):
-        events.append(("populate", size))
-        return populate(memory, offset, size)
-
-    def writing(fd, data, offset):
-        events.append(("write", len(data)))
-        return pwrite(fd, data, offset)
-
-    monkeypatch.setattr(access, "populate", populating)
-    monkeypatch.setattr(os, "pwrite", writing)
-    wm.save(tmp_path / "w.safetensors", {"w": np.zeros(37 * MIB + 5, np.uint8)}, output=wm.Output(durable=False))
-    populated = [size for what, size in events if what == "populate"]
-    assert sum(populated) == 34 * MIB  # all but the first piece, with the header, and the last
-    assert all(events[i + 1] == ("write", size) for i, (what, size) in enumerate(events) if what == "populate")
 
 
 def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
