@@ -84,21 +84,21 @@ def download(
     if not isinstance(location, Location) or not isinstance(location.access.store, HubStore):
         raise AddressError("address", actual=quoted(address), expected="one that begins with hf://")
     store, key = location.access.store, location.key.rstrip("/")
-    found = location.of_store("snapshot")
-    wanted = {
+    snapshot = location.of_store("snapshot")
+    chosen = {
         name: entry
-        for name, entry in found.files.items()
+        for name, entry in snapshot.files.items()
         if (not key or name == key or name.startswith(f"{key}/")) and takes(name, globs, None)
     }
-    for name in found.odd:
+    for name in snapshot.odd:
         if takes(name, globs, None) and (not key or name.startswith(f"{key}/")):
             raise RemoteError(f"the Hub names a file by no plain path: {quoted(name)}", path=str(location))
-    if not wanted:
+    if not chosen:
         raise FileNotFoundError(2, "the repository has no such files", str(location))
-    root = os.path.join(store.folder, "snapshots", found.commit)
-    if not found.offline:
-        _Download(store, location, found.commit, wanted, progress).run()
-        store.note_commit(found.commit)
+    root = os.path.join(store.folder, "snapshots", snapshot.commit)
+    if not snapshot.offline:
+        _Download(store, location, snapshot.commit, chosen, progress).run()
+        store.note_commit(snapshot.commit)
     return root
 
 
@@ -110,20 +110,20 @@ class _Download:
         store: HubStore,
         location: Location,
         commit: str,
-        wanted: dict[str, Entry],
+        files: dict[str, Entry],
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._store, self._location, self._commit, self._progress = store, location, commit, progress
-        self._left = deque(wanted.items())
-        self._total, self._done = sum(entry.size for entry in wanted.values()), 0
+        self._pending = deque(files.items())
+        self._total, self._done = sum(entry.size for entry in files.values()), 0
         self._lock = Lock()
         self._failed = False
 
     def run(self) -> None:
         """Download all files, some at a time."""
-        with ThreadPoolExecutor(min(_FILES, len(self._left))) as pool:
+        with ThreadPoolExecutor(min(_FILES, len(self._pending))) as pool:
             try:
-                workers = [pool.submit(self._work) for _ in range(min(_FILES, len(self._left)))]
+                workers = [pool.submit(self._work) for _ in range(min(_FILES, len(self._pending)))]
                 for worker in workers:
                     worker.result()
             except BaseException:
@@ -135,13 +135,13 @@ class _Download:
         try:
             while not self._failed:
                 with self._lock:
-                    if not self._left:
+                    if not self._pending:
                         return
-                    name, entry = self._left.popleft()
-                if not self._take(name, entry):  # another process downloads it: perhaps another file is left meanwhile
+                    name, entry = self._pending.popleft()
+                if not self._take(name, entry):  # another process downloads it: perhaps another file is pending
                     time.sleep(_LOOK)
                     with self._lock:
-                        self._left.append((name, entry))
+                        self._pending.append((name, entry))
         except BaseException:
             self._failed = True
             raise
@@ -153,8 +153,8 @@ class _Download:
             raise RemoteError(f"the Hub states no digest of {quoted(name)}", path=str(self._location))
         blob = os.path.join(folder, "blobs", digest)
         if not os.path.exists(blob):
-            with self._store.locked(digest) as own:
-                if not own:
+            with self._store.locked(digest) as acquired:
+                if not acquired:
                     return False
                 if os.path.exists(blob):
                     self._tell(entry.size)
@@ -181,41 +181,41 @@ class _Download:
         """Download a file to its blob, from where an earlier download ended."""
         for path in (blob, partial):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        held, found = self._filled(name, entry, partial)
-        if held and found not in (None, entry.digest):  # what was there may be of a disk that was full, or broke
+        resumed, digest = self._filled(name, entry, partial)
+        if resumed and digest not in (None, entry.digest):  # what was there may be of a disk that was full, or broke
             os.unlink(partial)
             self._tell(-entry.size)
-            _, found = self._filled(name, entry, partial)
-        if found is None:
+            _, digest = self._filled(name, entry, partial)
+        if digest is None:
             return
-        if found != entry.digest:
+        if digest != entry.digest:
             os.unlink(partial)
             expected = f"{entry.digest}, which the Hub states"
-            raise ChecksumError(f"digest of {quoted(name)}", path=str(self._location), actual=found, expected=expected)
+            raise ChecksumError(f"digest of {quoted(name)}", path=str(self._location), actual=digest, expected=expected)
         os.replace(partial, blob)
 
     def _filled(self, name: str, entry: Entry, partial: str) -> tuple[int, str | None]:
         """Fetch what a partial file lacks; return how much it had, and its digest: None if another file has failed."""
-        digest, held = _digest_of(entry), 0
+        digest, resumed = _digest_of(entry), 0
         with open(partial, "a+b") as file:
             if file.tell() > entry.size:
                 file.truncate(0)
             file.seek(0)
             while piece := file.read(_PIECE):
                 digest.update(piece)
-                held += len(piece)
-            self._tell(held)
-            if held < entry.size:
+                resumed += len(piece)
+            self._tell(resumed)
+            if resumed < entry.size:
                 with contextlib.closing(RemoteSource(self._store.location(self._location, name))) as source:
-                    for chunk in source.chunks(held, entry.size - held, _PIECE):
+                    for chunk in source.chunks(resumed, entry.size - resumed, _PIECE):
                         if self._failed:
-                            return held, None
+                            return resumed, None
                         file.write(chunk)
                         digest.update(chunk)
                         self._tell(len(chunk))
             file.flush()
             os.fsync(file.fileno())
-        return held, digest.hexdigest()
+        return resumed, digest.hexdigest()
 
 
 def _digest_of(entry: Entry) -> Any:

@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.core.bytes.open_source import beside, inside, names_in, path_of
+from weightmap.core.bytes.open_source import inside, names_in, path_of, sibling_path
 from weightmap.core.formats import FORMATS, of_ranks
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
@@ -258,7 +258,7 @@ def tensors(
 
     for path, model in _in_turn(paths, open_one, done, ahead=trusted):
         with model as file:
-            done.update(beside(path, name) for name in file.shards)
+            done.update(sibling_path(path, name) for name in file.shards)
             names = [name for name in file if not skip(name)]
             if any(map(_LLAMA_CPP.match, names)):
                 expected = "those of Hugging Face, such as model.layers.0.input_layernorm.weight"

@@ -112,7 +112,7 @@ def test_headroom_is_what_machine_and_groups_leave(name, tmp_path):
     """Limits of every group of either version count, wherever it is mounted; files' pages can be taken back."""
     *_, left, groups = SYSTEMS[name]
     found = headroom(tree(tmp_path, files_of(*SYSTEMS[name])))
-    assert found.left == left
+    assert found.limit == left
     assert len(found.groups) == groups
 
 
@@ -140,7 +140,7 @@ import weightmap as wm
 from weightmap.core.bytes.memory import headroom
 path, way = sys.argv[1:]
 with wm.plan(path, chunk=4 << 20) as plan:
-    left = headroom().left
+    left = headroom().limit
     for number, (name, array) in enumerate(plan.run(way, release=True)):
         assert (array[:, ::4096] == number).all(), name
     print(number + 1, left)

@@ -114,7 +114,7 @@ def test_an_answer_that_is_lost_is_no_other_writer(store):
 @pytest.mark.parametrize("theirs", [SHARDS[1], INDEX])
 def test_what_another_writer_has_written_meanwhile_stays(theirs, whole, store, monkeypatch):
     """An index or a shard of an equal name appears during an upload: it stays, and ours are removed."""
-    monkeypatch.setattr(fetching, "_WHOLE", whole)
+    monkeypatch.setattr(fetching, "_MAX_WHOLE_BYTES", whole)
     store.entered = lambda key: key == f"b/{SHARDS[0]}" and store.write(f"b/{theirs}", b"theirs")
     with pytest.raises(wm.TargetError, match=f"s3://bucket/b/{theirs}: another process has written this object"):
         wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap.checkpoints.methods import FLOATS, Settings, as_settings
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.beside import read_small
-from weightmap.core.bytes.open_source import beside
+from weightmap.core.bytes.open_source import sibling_path
 from weightmap.core.model.internals import parts_of
 from weightmap.errors import TensorFileError, UnsupportedError, quoted
 
@@ -43,7 +43,7 @@ def config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str,
         return values, os.fspath(config)
     if path is None:
         return {}, _CONFIG
-    return _json(beside(path, _CONFIG), trust) or {}, beside(path, _CONFIG)
+    return _json(sibling_path(path, _CONFIG), trust) or {}, sibling_path(path, _CONFIG)
 
 
 def type_of(config: Mapping[str, Any]) -> str | None:
@@ -145,7 +145,7 @@ def _refuse_mlx(where: str, path: str) -> None:
 def _sidecar(model: str, trust: Any) -> Settings | None:
     """Return what the files of older tools beside a model say."""
     for name in SIDECARS:
-        path = beside(model, name)
+        path = sibling_path(model, name)
         config = _json(path, trust)
         if config is None:
             continue

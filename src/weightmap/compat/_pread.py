@@ -57,7 +57,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
     row.source.check_unchanged()
     if row.dtype.quantized:
         partial = row.shape and 2 * axes[0].size <= row.shape[0]  # rows are what is decoded without the others
-        reader = PartReader(row.source, chunk=_CHUNK, gap=_GAP, most=math.inf)
+        reader = PartReader(row.source, chunk=_CHUNK, gap=_GAP, max_over_read=math.inf)
         return np.asarray((reader.quantized(row, key, name, Heads(), 0) if partial else row.decoder())[index])
     stored = numpy_dtype(row.dtype)
     box = _box(axes, row.shape, stored.itemsize)
@@ -67,7 +67,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
     read = access.empty(tuple([axis.size for axis in box]), stored)
     source = row.source.ahead(Range(start, start + runs.length) for start in runs.starts.tolist())
     # Neighbours were joined in the box.
-    PartReader(source, chunk=_CHUNK, gap=0, most=1).gather(runs, read.reshape(-1).view(np.uint8))
+    PartReader(source, chunk=_CHUNK, gap=0, max_over_read=1).gather(runs, read.reshape(-1).view(np.uint8))
     part: NDArray[Any] = read[(*map(_within, axes, box), ...)]
     return part if len(key) == len(index) else part[_axes_added(index)]
 

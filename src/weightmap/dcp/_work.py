@@ -56,10 +56,10 @@ class Kind(NamedTuple):
         if row.dtype.quantized:
             return cls(torch.float32, shape, decoded=True)
         if not row.dtype.packed:
-            found = getattr(torch, name, None)
-            if not isinstance(found, torch.dtype):
+            dtype = getattr(torch, name, None)
+            if not isinstance(dtype, torch.dtype):
                 raise UnsupportedError("data type", expected="one that torch has", actual=name)
-            return cls(found, shape, swapped=row.dtype.swapped)
+            return cls(dtype, shape, swapped=row.dtype.swapped)
         pairs = getattr(torch, PAIRS, None)
         if name == "float4_e2m1fn" and pairs is not None and shape and shape[-1] % 2 == 0:
             return cls(pairs, (*shape[:-1], shape[-1] // 2), octets=True)
@@ -79,31 +79,31 @@ class TensorMetadata(Mapping[str, Any]):
     def __init__(self, file: TensorFile, names: Mapping[str, str]) -> None:
         self.file, self._names = file, names
         # Those used so far.
-        self._found: dict[str, tuple[str, Row, Kind]] = {}
+        self._rows: dict[str, tuple[str, Row, Kind]] = {}
         for name in names.values():
             if name not in file:
                 raise not_found(file, name)
 
     def __getitem__(self, name: str) -> TensorStorageMetadata:
         try:
-            kind = self.found(name)[2]
+            kind = self.lookup(name)[2]
         except TensorNotFoundError:
             raise KeyError(name) from None
         size = torch.Size(kind.shape)
         whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
         return TensorStorageMetadata(TensorProperties(dtype=kind.dtype), size, [whole])
 
-    def found(self, name: str) -> tuple[str, Row, Kind]:
+    def lookup(self, name: str) -> tuple[str, Row, Kind]:
         """Return the file's name for a tensor, its place, and its form in torch."""
-        found = self._found.get(name)
-        if found is None:
-            own = self._names.get(name, name)
-            ref = row_of(self.file, own)
+        entry = self._rows.get(name)
+        if entry is None:
+            stored = self._names.get(name, name)
+            row = row_of(self.file, stored)
             try:
-                found = self._found[name] = own, ref, Kind.of(ref)
+                entry = self._rows[name] = stored, row, Kind.of(row)
             except TensorFileError as error:
                 raise error.located(path=name_of(self.file), format=self.file.format) from None
-        return found
+        return entry
 
     def __contains__(self, name: object) -> bool:
         return name in self._names or name in self.file
@@ -135,7 +135,7 @@ class _Item:
         self.item = item
         self.starts, self.sizes = tuple(item.storage_offsets), tuple(item.lengths)
         self.target: Any = None
-        self.left = math.prod(self.sizes)
+        self.missing = math.prod(self.sizes)
 
 
 class _Part(NamedTuple):
@@ -181,11 +181,11 @@ class Work:
         self._planner, self._chunk = planner, chunk
         self.parts: dict[Any, _Part] = {}
         self._empty: list[_Item] = []
-        for asked in items:
-            if asked.type != LoadItemType.TENSOR:
-                what, path = f"{quoted(asked.storage_index.fqn)} of the state dict", name_of(tensors.file)
+        for request in items:
+            if request.type != LoadItemType.TENSOR:
+                what, path = f"{quoted(request.storage_index.fqn)} of the state dict", name_of(tensors.file)
                 raise StateError(what, path=path, actual="not a tensor", expected="one: models have no more")
-            self._add(_Item(asked), *tensors.found(asked.storage_index.fqn))
+            self._add(_Item(request), *tensors.lookup(request.storage_index.fqn))
         self.wants: list[tuple[str, Any]] = []
         # The pieces that the plan delivers of each tensor, in order.
         self._wants: dict[str, deque[_Want]] = {}
@@ -203,11 +203,11 @@ class Work:
         if in_file:
             same = (row.source.name, row.offset, row.nbytes, row.dtype.name, row.shape)  # as of tied tensors
         key = same, item.starts, item.sizes
-        found = self.parts.get(key)
-        if found is None:
+        part = self.parts.get(key)
+        if part is None:
             plain = in_file and not (kind.octets or kind.swapped or kind.decoded)
-            found = self.parts[key] = _Part(name, kind, plain, [])
-        found.items.append(item)
+            part = self.parts[key] = _Part(name, kind, plain, [])
+        part.items.append(item)
 
     def _ask(self, part: _Part) -> None:
         """Note the wants of a slice: all of it, if a plan takes that many runs."""
@@ -283,8 +283,8 @@ class Work:
             # A driver never gets mapped pages: it might pin them, or fault them in one by one.
             source = to_torch(array, copy=None if on_cpu else True)
             target.copy_(source.view(part.kind.dtype) if part.kind.octets else source)
-        item.left -= target.numel()
-        if not item.left:  # the last piece
+        item.missing -= target.numel()
+        if not item.missing:  # the last piece
             whole, item.target = item.target, None
             self._planner.commit_tensor(item.item, whole)
 

@@ -63,8 +63,8 @@ def write_changes(
             offset += len(new)
             yield len(new)
 
-    given = sorted(((number, row) for number, rows in enumerate(files) for row in rows), key=lambda one: -one[1].nbytes)
-    exhaust([write(*one) for one in given], threads, progress)
+    work = sorted(((number, row) for number, rows in enumerate(files) for row in rows), key=lambda one: -one[1].nbytes)
+    exhaust([write(*one) for one in work], threads, progress)
     os.fsync(log)
     return end
 

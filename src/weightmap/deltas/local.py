@@ -87,7 +87,14 @@ if TYPE_CHECKING:
 
     from weightmap.core.native.access import Descriptor
 
-_SYNC, _NEXT, _SPARE, _STATE, _JOURNAL, _LOCK = ".weight_sync", "next", "spare", "state.json", "journal.json", "lock"
+_SYNC, _NEXT, _OLD_FILES, _STATE, _JOURNAL, _LOCK = (
+    ".weight_sync",
+    "next",
+    "spare",
+    "state.json",
+    "journal.json",
+    "lock",
+)
 # The file of changes; `weightmap.core.model.sharded` knows its place.
 CHANGES = "changes"
 # Errors of a file system without room, and of a process whose files may not grow.
@@ -402,7 +409,7 @@ class Local:
         """Move spare files of the right size to ``next/``, for those that nobody uses."""
         files: dict[str, Descriptor] = {}
         try:
-            tree = self._sync.folder(_SPARE)
+            tree = self._sync.folder(_OLD_FILES)
         except OSError:
             return files
         names, target = tree.names(), self._next
@@ -473,7 +480,7 @@ class Local:
             self._sync.remove(name)
 
     def _drop_spares(self) -> None:
-        self._sync.clear(_SPARE)
+        self._sync.clear(_OLD_FILES)
 
     def _take(self, change: Journal) -> None:
         """Move the files that are to be changed in place to ``next/``."""
@@ -571,7 +578,7 @@ class Local:
         try:
             if self._root.status(name) is None or name.endswith(INDEX_SUFFIX):
                 return False
-            tree, old = self._sync.folder(_SPARE, make=True), name.replace("/", "-")
+            tree, old = self._sync.folder(_OLD_FILES, make=True), name.replace("/", "-")
             tree.clear(old)
             if link:
                 self._root.link(name, tree, old)
@@ -598,7 +605,7 @@ class Local:
             return
         for name in leftovers(names, (_STATE, _JOURNAL)):
             self._sync.clear(name)
-        for name in (_NEXT, _SPARE):
+        for name in (_NEXT, _OLD_FILES):
             if self._sync.identity(name) != MISSING:  # a link, or no folder
                 self._sync.clear(name)
         change, recorded = self._journal(), not self._sync.is_free(_STATE)

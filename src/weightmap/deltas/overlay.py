@@ -219,14 +219,14 @@ def _changed(table: Table, deltas: Sequence[Delta], limits: Limits) -> dict[int,
             if number < 0:
                 raise frame.error("the base has no such tensor", field="weight_map")
             frames.setdefault(number, []).append(frame)
-    found = {}
+    changed = {}
     for number, several in frames.items():
         row = table.row(number)
         if row.geometry is not None or row.dtype.quantized or row.dtype.swapped:
             what = f"tensor {quoted(several[0].name)} of the base is not stored as plain elements, which deltas change"
             raise UnsupportedError(f"{what}: convert the base to safetensors", path=row.source.name)
-        found[number] = Patched(row.nbytes, several, limits)
-    return found
+        changed[number] = Patched(row.nbytes, several, limits)
+    return changed
 
 
 def check_chain(deltas: Sequence[Delta], at: int | None = None) -> None:
@@ -240,25 +240,25 @@ def check_chain(deltas: Sequence[Delta], at: int | None = None) -> None:
 
 def read_delta(directory: str, options: Options) -> Delta:
     """Read a delta. Raises `DeltaError` for a full version too."""
-    found = read_version(directory, options)
-    if found is None:
+    delta = read_version(directory, options)
+    if delta is None:
         raise DeltaError("this is a full version, not a delta: it needs no base", path=directory)
-    return found
+    return delta
 
 
 def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> TensorFile:
     """Return a handle on a model under deltas, which takes over that of the base; if it fails, closes it."""
-    found: list[Delta] = []
+    deltas: list[Delta] = []
     try:
         for directory in directories:
-            found.append(read_delta(directory, options))  # noqa: PERF401 - those that are open are closed below
-        check_chain(found)
+            deltas.append(read_delta(directory, options))  # noqa: PERF401 - those that are open are closed below
+        check_chain(deltas)
     except BaseException:
         base.close()
-        for delta in found:
+        for delta in deltas:
             delta.close()
         raise
-    return overlaid(base, found, options)
+    return overlaid(base, deltas, options)
 
 
 def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> TensorFile:

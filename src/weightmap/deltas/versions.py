@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.beside import MAX_OPEN
-from weightmap.core.bytes.open_source import beside, from_path, inside, is_missing, names_in
+from weightmap.core.bytes.open_source import from_path, inside, is_missing, names_in, sibling_path
 from weightmap.core.model.internals import name_of, rows_of, sources_of
 from weightmap.core.model.listing import CHECKSUMS, shard_name
 from weightmap.core.model.single import USUAL_NAMES, open_file
@@ -99,8 +99,8 @@ def newest_in(source: str) -> int:
         When there is none.
     """
     source = folder_at(source)
-    found = [int(match[1]) for name in names_in(source, ()) if (match := _NAME.fullmatch(name))]
-    for number in sorted(found, reverse=True):
+    numbers = [int(match[1]) for name in names_in(source, ()) if (match := _NAME.fullmatch(name))]
+    for number in sorted(numbers, reverse=True):
         names = names_in(folder_at(inside(source, version_name(number))), (INDEX, SINGLE))
         if INDEX in names or SINGLE in names:
             return number
@@ -224,34 +224,34 @@ def _number(metadata: Mapping[str, Any], key: str) -> int:
     return int(text)
 
 
-def _one_of(metadata: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
+def _one_of(metadata: Mapping[str, Any], key: str, values: tuple[str, ...]) -> str:
     value = metadata.get(key)
-    if not isinstance(value, str) or value not in known:
-        raise DeltaError(key, field=key, actual=quoted(value), expected=f"one of {', '.join(known)}")
+    if not isinstance(value, str) or value not in values:
+        raise DeltaError(key, field=key, actual=quoted(value), expected=f"one of {', '.join(values)}")
     return value
 
 
 def _file_name(tensor: str, name: Any) -> str:
     """Return the name of a file of a delta: one in its directory."""
     try:
-        found = shard_name(name)
+        file = shard_name(name)
     except FormatError as error:
-        found, expected = "/", error.expected or "a string"
+        file, expected = "/", error.expected or "a string"
     else:
         expected = "a file *.safetensors in the directory of the delta"
-    if "/" in found or not found.endswith(".safetensors"):
+    if "/" in file or not file.endswith(".safetensors"):
         actual = quoted(name) if isinstance(name, str) else strict_json.kind_of(name)
         raise DeltaError(f"file of tensor {quoted(tensor)}", field="weight_map", actual=actual, expected=expected)
-    return found
+    return file
 
 
 def _read_file(delta: Delta, name: str, tensors: set[str], encoding: str, checksum: str, options: Options) -> Source:
     """Open a file of a delta, and add its frames."""
-    path = beside(inside(delta.path, INDEX), name)
+    path = sibling_path(inside(delta.path, INDEX), name)
     # Read by pread alone: nobody gets an array of it.
-    asked = Options(options.limits, mode=options.mode, format="safetensors", private=True)
+    reading = Options(options.limits, mode=options.mode, format="safetensors", private=True)
     try:
-        file = open_file(path, path, asked)
+        file = open_file(path, path, reading)
     except OSError as error:
         if isinstance(error, TensorFileError) or not (is_missing(error) or isinstance(error, IsADirectoryError)):
             raise

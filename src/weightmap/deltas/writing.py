@@ -67,8 +67,8 @@ def write_files(
             stages = [pieces(source, *segment)]
         else:
             assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
-            most = max(1, AT_ONCE // threads)
-            stages = [*row.geometry.stages(row, most, lambda: _written(fd, offset, nbytes))]
+            at_once = max(1, AT_ONCE // threads)
+            stages = [*row.geometry.stages(row, at_once, lambda: _written(fd, offset, nbytes))]
         for stage in stages:
             begun = at = offset
             for piece in stage:
@@ -80,10 +80,10 @@ def write_files(
                 yield len(piece) if stage is stages[-1] else 0
 
     listed = list(files)
-    given = list(_to_write(listed, progress))
+    work = list(_to_write(listed, progress))
     # The largest first, so that no thread is left with one at the end.
-    given.sort(key=lambda each: -each[2][1])
-    exhaust([write(*each) for each in given], threads, progress)
+    work.sort(key=lambda each: -each[2][1])
+    exhaust([write(*each) for each in work], threads, progress)
     for _, _, fd, _ in listed:
         os.fsync(fd)
 

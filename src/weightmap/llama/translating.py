@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.checkpoints.configuration import config_of, quantisation_of
 from weightmap.core.bytes.beside import read_small
-from weightmap.core.bytes.open_source import beside, folder_of, names_in
+from weightmap.core.bytes.open_source import folder_of, names_in, sibling_path
 from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError, quoted
 from weightmap.huggingface.along import chat_templates
@@ -132,7 +132,7 @@ def as_llama(
         notes: list[str] = []
         if with_keys:
             model = source.absolute
-            files = Files(lambda name: read_small(beside(model, name), options.trust))
+            files = Files(lambda name: read_small(sibling_path(model, name), options.trust))
             writer = gguf.GGUFWriter(None, architecture.name)
             writer.add_type(gguf.GGUFType.MODEL)
             _add_about(gguf, writer, table, config, files, model, notes)

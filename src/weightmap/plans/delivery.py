@@ -329,7 +329,7 @@ class FileReader(PartReader):
         reader: Source | DirectReader = self._ahead
         if options.direct and source.has_pages:
             reader = DirectReader(source)
-        super().__init__(reader, chunk=options.chunk, gap=share.within[0], most=share.within[1])
+        super().__init__(reader, chunk=options.chunk, gap=share.within[0], max_over_read=share.within[1])
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         """Yield names and tensors, or their parts."""

@@ -102,12 +102,12 @@ class PlanReport(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as values that JSON has."""
-        found = self._asdict()
-        found["places"] = [place._asdict() for place in self.places]
-        groups = [group._asdict() | {"left": group.left} for group in self.memory.groups]
-        found["memory"] = {"available": self.memory.available, "groups": groups, "left": self.memory.left}
-        found["advice"] = list(self.advice)
-        return found
+        report = self._asdict()
+        report["places"] = [place._asdict() for place in self.places]
+        groups = [group._asdict() | {"left": group.available} for group in self.memory.groups]
+        report["memory"] = {"available": self.memory.available, "groups": groups, "left": self.memory.limit}
+        report["advice"] = list(self.advice)
+        return report
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield the report as pairs of a label and its text."""
@@ -138,7 +138,7 @@ class PlanReport(NamedTuple):
             used = f"{size(group.used)} of {size(group.limit)} used"
             yield (
                 "control group",
-                f"{group.path}: {used}, {size(group.files)} of that by files; {size(group.left)} left",
+                f"{group.path}: {used}, {size(group.files)} of that by files; {size(group.available)} left",
             )
         if self.budget is not None:
             yield "budget", size(self.budget)
@@ -294,7 +294,7 @@ def _conversion(file: TensorFile, align: int) -> str | None:
 
 def _bound(report: PlanReport) -> str:
     """Return whose limit the budget is, as the end of a sentence."""
-    if report.budget != report.memory.left:
+    if report.budget != report.memory.limit:
         return "that this plan may fill"
     return "that are available" if report.budget == report.memory.available else "that the control group leaves"
 

@@ -66,10 +66,10 @@ class Runs:
             dense = last - int(starts[low]) == (high - low) * self.length
             while low < high:
                 begin = int(starts[low])
-                upto = high if dense else int(np.searchsorted(stops[low:high], begin + chunk, side="right")) + low
-                upto = max(upto, low + 1)
-                yield low, upto, begin, int(stops[upto - 1])
-                low = upto  # noqa: PLW2901
+                stop = high if dense else int(np.searchsorted(stops[low:high], begin + chunk, side="right")) + low
+                stop = max(stop, low + 1)
+                yield low, stop, begin, int(stops[stop - 1])
+                low = stop  # noqa: PLW2901
 
     def arranged(self, octets: NDArray[np.uint8], key: Any, *, writeable: bool) -> Any:
         """Return the array that the index gives, over the bytes of all runs in the order of the file."""
@@ -87,15 +87,15 @@ class PartReader:
         Of the rows; one that `Source.ahead` returned fetches in advance.
     chunk : int
         Bytes read at once.
-    gap, most
+    gap, max_over_read
         Bounds on joining runs into one read: see `files.join_ranges`.
     """
 
-    def __init__(self, source: Source | DirectReader, *, chunk: int, gap: int, most: float) -> None:
+    def __init__(self, source: Source | DirectReader, *, chunk: int, gap: int, max_over_read: float) -> None:
         self._reader = source
         self.chunk: int = chunk
         self.gap: int = gap
-        self.most: float = most
+        self.max_over_read: float = max_over_read
 
     def note(self, at: int, octets: NDArray[np.uint8]) -> None:
         """Take note of a chunk that was read, from `at` on."""
@@ -117,9 +117,9 @@ class PartReader:
             return
         starts, stops = part.starts, part.starts + part.length
         nowhere = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = files.join_ranges(nowhere, starts, stops, gap=self.gap, max_over_read=self.most)
+        _, begins, ends, _ = files.join_ranges(nowhere, starts, stops, gap=self.gap, max_over_read=self.max_over_read)
         if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
-            self._apart(starts, part.length, target)
+            self._gather_runs(starts, part.length, target)
             return
         for low, high, begin, end in part.reads(starts, stops, begins, ends, self.chunk):
             if part.length * (high - low) == end - begin:
@@ -136,7 +136,7 @@ class PartReader:
             for row, start in zip(rows, places.tolist(), strict=True):
                 row[:] = octets[start : start + part.length]
 
-    def _apart(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
+    def _gather_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
         """Read runs that are no neighbours, about a chunk at a time; what lies between them stays on a network."""
         reader = self._reader
         gap = 0 if isinstance(reader, DirectReader) or file_system_of(reader).is_remote else self.gap
@@ -152,14 +152,14 @@ class PartReader:
         order = np.argsort(starts, kind="stable")
         nowhere = np.zeros(len(order), np.uint32)
         _, begins, ends, _ = files.join_ranges(
-            nowhere, starts[order], stops[order], gap=self.gap, max_over_read=self.most
+            nowhere, starts[order], stops[order], gap=self.gap, max_over_read=self.max_over_read
         )
         # Zeros are memory that is never touched where nothing is read.
         new = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
         octets = new(row.nbytes, np.uint8)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            known = heads.known(number, begin)[: end - begin]
-            at = begin + len(known)
-            octets[begin - row.offset : at - row.offset] = np.frombuffer(known, np.uint8)
+            head = heads.known(number, begin)[: end - begin]
+            at = begin + len(head)
+            octets[begin - row.offset : at - row.offset] = np.frombuffer(head, np.uint8)
             self.fill(octets[at - row.offset : end - row.offset], at)
         return row.over(octets)

@@ -194,7 +194,7 @@ class ReadPlan:
         """Return the bytes of memory that may be filled; None if unknown."""
         if self.budget is not None:
             return self.budget
-        available = headroom().left
+        available = headroom().limit
         return None if available is None else available // self.local_world
 
     def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:

@@ -44,13 +44,13 @@ def share(reads: Columns, rank: int, world_size: int) -> Columns:
         at = int(stops[read] - (ends[read] - cut))
         return max(int(starts[read]), at - at % page)
 
-    taken = slice(first, min(last + 1, len(ends)))
-    begins, limits = starts[taken].copy(), stops[taken].copy()
+    part = slice(first, min(last + 1, len(ends)))
+    begins, limits = starts[part].copy(), stops[part].copy()
     if len(begins):
         begins[0] = place(first, cuts[0])
         if last < len(ends):
             limits[-1] = place(last, cuts[1])
-    return files[taken], begins, limits
+    return files[part], begins, limits
 
 
 def pieces(reads: Columns, chunk: int) -> Columns:
@@ -71,7 +71,7 @@ def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64
     And whether it did.
     """
     files, starts, stops = reads
-    cold, told = stops - starts, True
+    cold, exact = stops - starts, True
     for number in np.unique(files).tolist():
         there = files == number
         try:
@@ -79,8 +79,8 @@ def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64
         except TensorFileError:
             raise
         except OSError:
-            told = False
-    return cold, told
+            exact = False
+    return cold, exact
 
 
 def warm(
@@ -96,16 +96,16 @@ def warm(
     files, starts, stops = pieces(reads, chunk)
     cold, _ = cold_in(sources, (files, starts, stops))
     # What lies in a store has no pages that could be brought in.
-    wanted = (cold > 0) & np.array([source.store is None for source in sources])[files]
+    missing = (cold > 0) & np.array([source.store is None for source in sources])[files]
     if budget is not None:
-        wanted &= np.cumsum(cold) <= budget
+        missing &= np.cumsum(cold) <= budget
     count = min(_THREADS if threads is None else as_threads(threads), 64)
-    joined = native_files.join_ranges(files[wanted], starts[wanted], stops[wanted], gap=0, max_over_read=1.0)[:3]
-    stretch = min(_STRETCH, int((stops - starts)[wanted].sum()) // count)
+    joined = native_files.join_ranges(files[missing], starts[missing], stops[missing], gap=0, max_over_read=1.0)[:3]
+    stretch = min(_STRETCH, int((stops - starts)[missing].sum()) // count)
     work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]
     bring = _Bringing(sources, list(zip(*work, strict=True)), chunk, progress)
     bring.run(min(count, len(work[0])))
-    return int(cold[wanted].sum())
+    return int(cold[missing].sum())
 
 
 class _Bringing:

@@ -177,11 +177,11 @@ class Arena:
             _give_back(last.memory, end, len(last.memory) - end)  # the rest of a huge page
         return _Slot(*self._segment(-(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES), nbytes)
 
-    def _give_back(self, spare: int) -> None:
+    def _give_back(self, limit: int) -> None:
         """Give pages back until free slots have at most so many bytes of them; the largest first."""
         for size in sorted(self._paged, reverse=True):
             slots = self._paged[size]
-            while slots and self._idle > max(spare, 0):
+            while slots and self._idle > max(limit, 0):
                 _give_back(slots[-1].memory, slots[-1].begin, size)
                 slots[-1].paged = False
                 self._bare.setdefault(size, []).append(slots.pop())

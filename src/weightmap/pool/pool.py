@@ -55,16 +55,16 @@ if TYPE_CHECKING:
     Key = tuple[Name, int | None]
     Candidate = tuple[int, int, Key]  # count, time, key
 
-# Counts are halved when the tensors in the pool were asked for so often, on average.
-_PERIOD = 8
-# What is prefetched is read by so many threads, and requested from a store by so many, each of which waits for answers.
-_THREADS, _REQUESTS = 4, 16
-# Tensors begin at multiples of so many bytes.
-_LINE = 64
+# Holds per tensor in the pool after which all counts are halved
+_HOLDS_PER_HALVING = 8
+# Threads that prefetch: from files, and from stores, where each waits for answers
+_FILE_THREADS, _STORE_THREADS = 4, 16
+# Tensors begin at multiples of this many bytes.
+_ALIGN_BYTES = 64
 # A system call for each hold would take as long as its lock.
 _PROCESS = PerProcess(object)
-# Seconds after which a thread that waits for another one's read looks whether there is one still.
-_PATIENCE = 0.05
+# Seconds after which a thread checks whether the read that it waits for still goes on
+_WAIT_SECONDS = 0.05
 
 
 def _is_cold(source: Source) -> bool:
@@ -102,16 +102,16 @@ class _Reading(NamedTuple):
     ----------
     ranges : sequence of (Source, int, int)
         What to read: source, begin and end.
-    made : callable
+    build : callable
         Takes an array of bytes for each range, and returns the tensor.
     nbytes : int or None
         Bytes of the result, if it is in memory of its own; None for a view of what was read.
     joined : bool
-        Whether `made` takes one array of the bytes of all ranges instead.
+        Whether `build` takes one array of the bytes of all ranges instead.
     """
 
     ranges: Sequence[tuple[Source, int, int]]
-    made: Callable[[list[NDArray[np.uint8]]], Any]
+    build: Callable[[list[NDArray[np.uint8]]], Any]
     nbytes: int | None = None
     joined: bool = False
 
@@ -135,18 +135,20 @@ class _Reader:
 class _Entry:
     """A tensor in the pool, or on its way there."""
 
-    __slots__ = ("cost", "count", "error", "key", "made", "pin", "reader", "soon", "tick", "value")
+    __slots__ = ("cost", "count", "error", "key", "pin", "prefetched", "reader", "tick", "value", "value_nbytes")
 
     pin: weakref.ref[_Pin] | None
     reader: weakref.ref[_Reader]
 
-    def __init__(self, key: Key, cost: int, made: int, count: int, reader: _Reader, *, soon: bool) -> None:
+    def __init__(
+        self, key: Key, cost: int, value_nbytes: int, count: int, reader: _Reader, *, prefetched: bool
+    ) -> None:
         self.key: Key = key
         self.cost: int = cost
-        self.made: int = made  # bytes of its value, if that is not in a slot
+        self.value_nbytes: int = value_nbytes  # of its value, if that is not in a slot
         self.count: int = count  # how often it was asked for
         self.tick: int = 0  # when it was asked for last: negative, and no two have the same
-        self.soon: bool = soon  # prefetched, and not held yet
+        self.prefetched: bool = prefetched  # and not held yet
         self.reader = weakref.ref(reader)
         self.pin = None
         self.error: Exception | None = None
@@ -157,7 +159,7 @@ class _Entry:
         return self.value is not None
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self.pin is not None and self.pin() is not None
 
     @property
@@ -214,13 +216,13 @@ class Pool:
         threads = None if threads is None else as_threads(threads)
         size = sum(source.size for source in sources_of(file))
         if direct is None:
-            left = headroom().left
-            direct = left is not None and size + min(self.budget, size) > left
+            available = headroom().limit
+            direct = available is not None and size + min(self.budget, size) > available
             direct = direct or (self.budget >= size and all(map(_is_cold, sources_of(file))))
         self.direct: bool = direct
         self._source = sources_of(file)[0]
         self._file = file
-        self._threads = threads or (_REQUESTS if self._source.store is not None else _THREADS)
+        self._threads = threads or (_STORE_THREADS if self._source.store is not None else _FILE_THREADS)
         self._process = _PROCESS.own
         self._parameters: Any = None
         self._readers: dict[Source, DirectReader] = {}
@@ -232,7 +234,7 @@ class Pool:
         # may be outdated. None while it changes: see _candidates.
         self._waiting: list[Candidate] | None = []
         self._counts: dict[Key, int] = {}  # of what is not in the pool
-        self._ticks = self._asked = 0
+        self._ticks = self._holds = 0
         self._arena = Arena(huge=self.budget < size)  # else no page is read to again
         self._hits = self._misses = self._evictions = self._read_nbytes = 0
         self._closed = False
@@ -321,7 +323,9 @@ class Pool:
                 first = self._make_room(cost, key)
                 if first is not None:
                     return first, None, None
-                entry = self._add(_Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, soon=False))
+                entry = self._add(
+                    _Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, prefetched=False)
+                )
                 self._misses += 1
                 return entry, reading, self._pinned(entry)
             self._hits += 1
@@ -334,10 +338,10 @@ class Pool:
     def _await(self, entry: _Entry) -> None:
         """Wait for the thread that reads an entry; not long, since an interrupt may have ended it."""
         reader = entry.reader()
-        if not entry.ready and reader is not None and reader.latch.acquire(timeout=_PATIENCE):
+        if not entry.ready and reader is not None and reader.latch.acquire(timeout=_WAIT_SECONDS):
             reader.latch.release()
 
-    def prefetch(self, wanted: Iterable[tuple[str | tuple[str, ...], int | None] | str]) -> None:
+    def prefetch(self, items: Iterable[tuple[str | tuple[str, ...], int | None] | str]) -> None:
         """Begin to read tensors in the background, as far as the budget allows; return at once.
 
         Those that lie beside each other in a file are read together. What does not fit beside what is held, or
@@ -345,11 +349,11 @@ class Pool:
 
         Parameters
         ----------
-        wanted : iterable of str or (name, index)
+        items : iterable of str or (name, index)
             What `hold` takes.
         """
         self._check()
-        keys = [self._key_of(one) for one in wanted]
+        keys = [self._key_of(one) for one in items]
         reader = _Reader(queued=True)
         with self._lock:
             self._check()
@@ -358,9 +362,9 @@ class Pool:
                 if key in self._entries:
                     continue
                 reading, cost = self._reading(key)
-                if not self._evict_for(cost, soon=False):
+                if not self._evict_for(cost, prefetched=False):
                     continue
-                entry = _Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, soon=True)
+                entry = _Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, prefetched=True)
                 queued.append((self._add(entry), reading))
             for group in _neighbours(queued):
                 reader = _Reader(queued=True)
@@ -417,20 +421,20 @@ class Pool:
         with self._lock:
             self._check()
             self._reading(key)
-            shapes = [self._row(own).shape for own in ((name,) if isinstance(name, str) else name)]
+            shapes = [self._row(one).shape for one in ((name,) if isinstance(name, str) else name)]
         if not shapes[0]:
             return ()
-        rest = shapes[0][1:]
-        return rest if index is not None else (sum(shape[0] for shape in shapes), *rest)
+        inner = shapes[0][1:]
+        return inner if index is not None else (sum(shape[0] for shape in shapes), *inner)
 
     @property
     def stats(self) -> PoolStats:
         """What the pool did, and what it has now. Raises `ClosedError` in a child process."""
         self._check_process()
         with self._lock:
-            held = sum(entry.cost for entry in self._entries.values() if entry.held)
+            held_nbytes = sum(entry.cost for entry in self._entries.values() if entry.is_held)
             resident, _ = self._totals()
-            return PoolStats(self._hits, self._misses, self._evictions, self._read_nbytes, held, resident)
+            return PoolStats(self._hits, self._misses, self._evictions, self._read_nbytes, held_nbytes, resident)
 
     def close(self) -> None:
         """Free what is not held. Idempotent.
@@ -445,7 +449,7 @@ class Pool:
         with self._lock:
             self._closed = True
             self._jobs.clear()
-            held = [entry.key for entry in self._entries.values() if entry.held]
+            held_keys = [entry.key for entry in self._entries.values() if entry.is_held]
             self._sums = self._waiting = None
             self._entries = {}
         while self._workers:  # they end with what they read
@@ -453,8 +457,8 @@ class Pool:
         self._arena.trim()
         for reader in self._readers.values():
             reader.close()
-        if held:
-            what = f"{_called(held[0])} is held while the pool is closed"
+        if held_keys:
+            what = f"{_called(held_keys[0])} is held while the pool is closed"
             raise ClosedError(what, path=name_of(self._file))
 
     def __enter__(self) -> Self:
@@ -492,30 +496,30 @@ class Pool:
         """Return the bytes of all entries, and those of values that are not in slots."""
         if self._sums is None:
             entries = self._entries.values()
-            self._sums = sum(entry.cost for entry in entries), sum(entry.made for entry in entries)
+            self._sums = sum(entry.cost for entry in entries), sum(entry.value_nbytes for entry in entries)
         return self._sums
 
     def _add(self, entry: _Entry) -> _Entry:
-        cost, made = self._totals()
+        cost, value_nbytes = self._totals()
         self._sums = None
         self._ticks += 1
         entry.tick = -self._ticks
-        if self._waiting is not None and not entry.soon:
+        if self._waiting is not None and not entry.prefetched:
             heapq.heappush(self._waiting, (entry.count, entry.tick, entry.key))
         self._entries[entry.key] = entry
         self._counts.pop(entry.key, None)
-        self._sums = cost + entry.cost, made + entry.made
+        self._sums = cost + entry.cost, value_nbytes + entry.value_nbytes
         return entry
 
     def _drop(self, entry: _Entry) -> None:
         """Forget an entry; its slot is free once nobody uses the array any more."""
-        cost, made = self._totals()
+        cost, value_nbytes = self._totals()
         self._sums = None
         if entry.count:
             self._counts[entry.key] = entry.count
         if self._entries.pop(entry.key, None) is not None:
-            cost, made = cost - entry.cost, made - entry.made
-        self._sums = cost, made
+            cost, value_nbytes = cost - entry.cost, value_nbytes - entry.value_nbytes
+        self._sums = cost, value_nbytes
         entry.value = None  # the queue may have the entry still
 
     def _pinned(self, entry: _Entry) -> _Pin:
@@ -527,13 +531,13 @@ class Pool:
         entry.count += 1
         self._ticks += 1
         entry.tick = -self._ticks
-        if entry.soon:
+        if entry.prefetched:
             if self._waiting is not None:
                 heapq.heappush(self._waiting, (entry.count, entry.tick, entry.key))
-            entry.soon = False
-        self._asked += 1
-        if self._asked >= _PERIOD * len(self._entries):
-            self._asked = 0
+            entry.prefetched = False
+        self._holds += 1
+        if self._holds >= _HOLDS_PER_HALVING * len(self._entries):
+            self._holds = 0
             self._waiting = None
             self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
             for other in self._entries.values():
@@ -544,7 +548,7 @@ class Pool:
         """Return the heap of what may be evicted, and forget it until it is put back."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
-            waiting = [(entry.count, entry.tick, entry.key) for entry in self._entries.values() if not entry.soon]
+            waiting = [(entry.count, entry.tick, entry.key) for entry in self._entries.values() if not entry.prefetched]
             heapq.heapify(waiting)
         return waiting
 
@@ -553,22 +557,22 @@ class Pool:
 
         Raises `LimitError` if all that is not held is not enough.
         """
-        while not self._evict_for(cost, soon=True):
+        while not self._evict_for(cost, prefetched=True):
             entries = [entry for entry in self._entries.values() if not entry.ready]
             idle = [entry for entry in entries if entry.queued or not entry.is_read]
             for entry in idle:
                 self._drop(entry)
             if not idle:
-                first = next((entry for entry in entries if not entry.held), None)
+                first = next((entry for entry in entries if not entry.is_held), None)
                 if first is not None:  # it is being prefetched
                     return first
-                held = sum(entry.cost for entry in self._entries.values() if entry.held)
-                expected = f"at most {self.budget - held}: the budget is {self.budget}, and {held} are held"
+                nbytes = sum(entry.cost for entry in self._entries.values() if entry.is_held)
+                expected = f"at most {self.budget - nbytes}: the budget is {self.budget}, and {nbytes} are held"
                 raise LimitError(f"memory for {_called(key)}", path=name_of(self._file), actual=cost, expected=expected)
         return None
 
-    def _evict_for(self, cost: int, *, soon: bool) -> bool:
-        """Evict until `cost` bytes fit; `soon`: also what was prefetched. Returns whether they do."""
+    def _evict_for(self, cost: int, *, prefetched: bool) -> bool:
+        """Evict until `cost` bytes fit; with `prefetched` also what was prefetched. Returns whether they fit."""
         if self._totals()[0] + cost <= self.budget:
             return True
         waiting, passed = self._candidates(), []
@@ -579,7 +583,7 @@ class Pool:
                 continue
             if (count, tick) != (entry.count, entry.tick):  # it was asked for since
                 heapq.heappush(waiting, (entry.count, entry.tick, key))
-            elif entry.held or not entry.ready:
+            elif entry.is_held or not entry.ready:
                 passed.append(candidate)
             else:
                 self._evictions += 1
@@ -587,8 +591,8 @@ class Pool:
         for candidate in passed:
             heapq.heappush(waiting, candidate)
         self._waiting = waiting
-        if soon and self._totals()[0] + cost > self.budget:  # the last one that was asked for is needed last
-            for entry in [entry for entry in self._entries.values() if entry.soon and entry.ready][::-1]:
+        if prefetched and self._totals()[0] + cost > self.budget:  # the last one that was asked for is needed last
+            for entry in [entry for entry in self._entries.values() if entry.prefetched and entry.ready][::-1]:
                 self._evictions += 1
                 self._drop(entry)
                 if self._totals()[0] + cost <= self.budget:
@@ -614,16 +618,16 @@ class Pool:
         with self._lock:
             self._read_nbytes += nbytes
             for (entry, _), value in zip(group, values, strict=True):
-                if entry.made:  # and its slot is free again
+                if entry.value_nbytes:  # and its slot is free again
                     self._sums = None
-                    entry.cost = entry.made
+                    entry.cost = entry.value_nbytes
                 entry.value = value
 
     def _slot(self, entry: _Entry) -> NDArray[np.uint8]:
         """Return memory for what an entry is read to."""
         with self._lock:
             limit = self.budget - self._totals()[1]
-        return self._arena.allocate(entry.cost - entry.made, limit)
+        return self._arena.allocate(entry.cost - entry.value_nbytes, limit)
 
     def _values(self, group: list[tuple[_Entry, _Reading]]) -> tuple[list[Any], int]:
         """Return the tensors of entries, and how many bytes were read for them."""
@@ -632,30 +636,30 @@ class Pool:
         for entry, reading in group:
             bounds = [window(begin, end) for _, begin, end in reading.ranges]
             slot, at, to = self._slot(entry), 0, 0
-            own: list[tuple[int, int, int]] = []
+            runs: list[tuple[int, int, int]] = []
             for (source, begin, end), (low, high) in zip(reading.ranges, bounds, strict=True):
                 if high > low:
                     part = memoryview(slot[at : at + high - low])
                     windows.setdefault(self._reader(source), []).append((low, end, part))
                 begins = at + begin - low
-                if not own or not reading.joined:
+                if not runs or not reading.joined:
                     # Products of matrices that are not aligned differ in the last bit.
-                    to = begins // _LINE * _LINE
-                own.append((to, begins, end - begin))
+                    to = begins // _ALIGN_BYTES * _ALIGN_BYTES
+                runs.append((to, begins, end - begin))
                 at, to = at + high - low, to + end - begin
             slots.append(slot)
-            moves.append(own)
+            moves.append(runs)
         nbytes = sum(reader.read_windows(some) for reader, some in windows.items())
         parts = []
-        for (_, reading), slot, own in zip(group, slots, moves, strict=True):
-            for to, at, size in own:
+        for (_, reading), slot, runs in zip(group, slots, moves, strict=True):
+            for to, at, size in runs:
                 if to != at:
                     slot[to : to + size] = slot[at : at + size]
             if reading.joined:
-                parts.append([slot[own[0][0] : own[-1][0] + own[-1][2]]])
+                parts.append([slot[runs[0][0] : runs[-1][0] + runs[-1][2]]])
             else:
-                parts.append([slot[to : to + size] for to, _, size in own])
-        values = [reading.made(own) for (_, reading), own in zip(group, parts, strict=True)]
+                parts.append([slot[to : to + size] for to, _, size in runs])
+        values = [reading.build(arrays) for (_, reading), arrays in zip(group, parts, strict=True)]
         del slots
         for value in values:
             if isinstance(value, np.ndarray):
@@ -664,10 +668,10 @@ class Pool:
 
     def _reader(self, source: Source) -> DirectReader:
         with self._lock:
-            found = self._readers.get(source)
-            if found is None:
-                found = self._readers[source] = DirectReader(source, direct=self.direct)
-        return found
+            reader = self._readers.get(source)
+            if reader is None:
+                reader = self._readers[source] = DirectReader(source, direct=self.direct)
+        return reader
 
     # --------------------------------------------------------------------------------------------- what is to be read
     def _reading(self, key: Key) -> tuple[_Reading, int]:
@@ -676,7 +680,7 @@ class Pool:
         if isinstance(name, str):
             reading = self._alone(name, index)
         elif index is None:
-            reading = _joined([self._row(own) for own in name], [self._alone(own, None) for own in name], name)
+            reading = _joined([self._row(one) for one in name], [self._alone(one, None) for one in name], name)
         else:
             raise PlanError("an entry of several tensors", actual=index, expected="one name, or index=None")
         windows = [window(begin, end) for _, begin, end in reading.ranges]
@@ -742,20 +746,20 @@ def _called(key: Key) -> str:
     return called if index is None else f"entry {index} of {called}"
 
 
-def _neighbours(found: list[tuple[_Entry, _Reading]]) -> Iterable[list[tuple[_Entry, _Reading]]]:
+def _neighbours(entries: list[tuple[_Entry, _Reading]]) -> Iterable[list[tuple[_Entry, _Reading]]]:
     """Return what is read together, in groups; that with the one asked for first comes first."""
     groups: list[list[int]] = []
     last, end, nbytes = None, 0, 0
-    for number in sorted(range(len(found)), key=lambda number: _place(found[number][1])):
-        ranges = found[number][1].ranges
+    for number in sorted(range(len(entries)), key=lambda number: _place(entries[number][1])):
+        ranges = entries[number][1].ranges
         source, begin = (ranges[0][0], ranges[0][1]) if ranges else (None, 0)
         if not groups or source is not last or begin > end + JOIN_GAP_BYTES or nbytes >= READ_BYTES:
             groups.append([])
             nbytes = 0
         groups[-1].append(number)
-        nbytes += found[number][0].cost
+        nbytes += entries[number][0].cost
         last, end = source, ranges[-1][2] if ranges else 0
-    return [[found[number] for number in group] for group in sorted(groups, key=min)]
+    return [[entries[number] for number in group] for group in sorted(groups, key=min)]
 
 
 def _place(reading: _Reading) -> tuple[str, int]:
@@ -781,14 +785,14 @@ def _joined(rows: list[Row], readings: list[_Reading], names: tuple[str, ...]) -
         return _Reading(ranges, lambda parts: whole.over(parts[0]), joined=True)
     ends = list(accumulate(len(reading.ranges) for reading in readings))
 
-    def made(parts: list[NDArray[np.uint8]]) -> Any:
-        own = [parts[end - len(reading.ranges) : end] for reading, end in zip(readings, ends, strict=True)]
-        values = [reading.made(some) for reading, some in zip(readings, own, strict=True)]
+    def concatenated(parts: list[NDArray[np.uint8]]) -> Any:
+        groups = [parts[end - len(reading.ranges) : end] for reading, end in zip(readings, ends, strict=True)]
+        values = [reading.build(group) for reading, group in zip(readings, groups, strict=True)]
         return np.concatenate([value if isinstance(value, np.ndarray) else value.dequantize() for value in values])
 
     itemsize = 4 if first.dtype.quantized else first.viewed[0].itemsize
     nbytes = sum(row.nbytes if row.dtype.packed else prod(row.shape) * itemsize for row in rows)
-    return _Reading(ranges, made, nbytes + sum(reading.nbytes or 0 for reading in readings))
+    return _Reading(ranges, concatenated, nbytes + sum(reading.nbytes or 0 for reading in readings))
 
 
 def _of_row(row: Row, index: int | None) -> _Reading:
@@ -801,19 +805,19 @@ def _of_row(row: Row, index: int | None) -> _Reading:
     elif row.dtype.name in GGML_SCHEMES and len(row.shape) > 1:
         each = row.nbytes // row.shape[0]
     else:
-        made = row.shape[1:]
+        inner = row.shape[1:]
 
         def decoded(parts: list[NDArray[np.uint8]]) -> Any:
             return np.ascontiguousarray(row.over(parts[0])[index])
 
-        return _Reading([(row.source, row.offset, row.offset + row.nbytes)], decoded, 4 * prod(made))
+        return _Reading([(row.source, row.offset, row.offset + row.nbytes)], decoded, 4 * prod(inner))
     one = row._replace(shape=row.viewed[1][1:] if row.dtype.packed else row.shape[1:], nbytes=each)
     begin = row.offset + index * each
     return _Reading([(row.source, begin, begin + each)], lambda parts: one.over(parts[0]))
 
 
 def _of_geometry(row: Row, index: int | None) -> _Reading:
-    """Return how a tensor that is strided, deflated or made otherwise is read."""
+    """Return how a tensor with a geometry is read: strided, deflated or decoded."""
     geometry = row.geometry
     assert geometry is not None  # noqa: S101 - that is which tensors these are
     dtype, shape = row.viewed
@@ -824,10 +828,10 @@ def _of_geometry(row: Row, index: int | None) -> _Reading:
     begin, end = geometry.extent(row, axes)
     nbytes = prod(shape) * dtype.itemsize
 
-    def made(parts: list[NDArray[np.uint8]]) -> Any:
+    def selected(parts: list[NDArray[np.uint8]]) -> Any:
         return np.array(geometry.part(row, axes, parts[0])).reshape(shape)
 
-    return _Reading([(row.source, begin, end)], made, nbytes)
+    return _Reading([(row.source, begin, end)], selected, nbytes)
 
 
 def _of_pieces(row: Row, pieces: Pieces, index: int | None) -> _Reading:
@@ -854,19 +858,24 @@ def _of_pieces(row: Row, pieces: Pieces, index: int | None) -> _Reading:
         if role not in cut:
             continue
         begin, size, part = piece.offset, piece.nbytes, cut[role]
-        shape, rest = piece.shape, part
+        shape, selection = piece.shape, part
         if isinstance(part, slice) and part.step is None and shape:
             first, last, _ = part.indices(shape[0])
             each = size // shape[0]
-            begin, size, shape, rest = begin + first * each, (last - first) * each, (last - first, *shape[1:]), None
+            begin, size, shape, selection = (
+                begin + first * each,
+                (last - first) * each,
+                (last - first, *shape[1:]),
+                None,
+            )
         ranges.append((piece.source, begin, begin + size))
-        shapes.append((role, piece, shape, rest))
+        shapes.append((role, piece, shape, selection))
 
     def decoded(parts: list[NDArray[np.uint8]]) -> Any:
         arrays = {}
-        for (role, piece, shape, rest), octets in zip(shapes, parts, strict=True):
+        for (role, piece, shape, selection), octets in zip(shapes, parts, strict=True):
             array = piece._replace(shape=shape, nbytes=len(octets)).over(octets)
-            arrays[role] = array if rest is None else array[rest]
+            arrays[role] = array if selection is None else array[selection]
         return np.array(coding.rows(arrays, low, high, numpy_dtype(pieces.own))[index - low])
 
     return _Reading(ranges, decoded, prod(row.shape[1:]) * numpy_dtype(pieces.own).itemsize)

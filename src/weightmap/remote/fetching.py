@@ -35,9 +35,9 @@ ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 # Longest wait, in seconds, that a server may ask for by Retry-After, and how it is written.
 LONGEST_ASKED = 60.0
-_SECONDS = re.compile("[0-9]{1,9}")
-# Most requests at a time: of any, and of those for at most so many bytes
-CONCURRENCY, SMALL_CONCURRENCY, _SMALL = 16, 64, 256 << 10
+_RETRY_AFTER = re.compile("[0-9]{1,9}")
+# Requests at a time: of any size, and of small ones; largest small request, in bytes
+CONCURRENCY, SMALL_CONCURRENCY, _MAX_SMALL_BYTES = 16, 64, 256 << 10
 # Seconds to wait for cancelled requests when the process ends.
 _LAST_WAIT = 2.0
 _PROGRESS = 1 << 20
@@ -46,7 +46,6 @@ SLOWEST = 1 << 20
 # Bytes of an answer copied at once.
 _CHUNK = 1 << 20
 _AGAIN = frozenset({408, 425, 429})
-_BEYOND = 416
 
 
 class StoreError(Exception):
@@ -59,7 +58,7 @@ class StoreError(Exception):
         behind its end. "exists": it was to be new. "refused": no request can succeed.
     words : str
         For messages.
-    told : bool
+    specific : bool
         Whether the words replace those of the system, which say no more than that there is no file.
     after : float
         Seconds after which the server asks to be asked again.
@@ -68,12 +67,12 @@ class StoreError(Exception):
     """
 
     def __init__(
-        self, kind: str, words: str, *, told: bool = False, after: float = 0.0, remedy: Remedy | None = None
+        self, kind: str, words: str, *, specific: bool = False, after: float = 0.0, remedy: Remedy | None = None
     ) -> None:
         super().__init__(words)
         self.kind = kind
         self.words = words
-        self.told = told
+        self.specific = specific
         self.after = after
         self.remedy = remedy
 
@@ -130,15 +129,22 @@ def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreEr
         words = f"{status}"
     if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR or status in _AGAIN:
         after = headers.get("Retry-After") or ""
-        return StoreError("again", words, after=float(after) if _SECONDS.fullmatch(after) else 0.0)
-    kinds = {404: "missing", 410: "missing", 401: "denied", 403: "denied", 412: "changed", _BEYOND: "beyond"}
+        return StoreError("again", words, after=float(after) if _RETRY_AFTER.fullmatch(after) else 0.0)
+    kinds = {
+        404: "missing",
+        410: "missing",
+        401: "denied",
+        403: "denied",
+        412: "changed",
+        416: "beyond",
+    }
     return StoreError(kinds.get(status, "refused"), words)
 
 
 # Parts of an upload, and their size in bytes.
-_PARTS, _PART = 9000, 5 << 20
-# Most bytes of an object that is written whole, on condition that there is none.
-_WHOLE = 32 << 20
+_MAX_PARTS, _PART_BYTES = 9000, 5 << 20
+# Largest object, in bytes, that is written whole, on condition that there is none.
+_MAX_WHOLE_BYTES = 32 << 20
 # The classes of obstore's exceptions by name, since importing it takes long and other stores have the same names.
 _KINDS = {
     "FileNotFoundError": ("missing", "there is no such object"),
@@ -176,9 +182,9 @@ def _fault_of(error: Exception) -> StoreError | None:
     """Return the error for an exception of a store; None for a programming mistake."""
     if isinstance(error, StoreError):
         return error
-    known = next((_KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _KINDS), None)
-    if known is not None:
-        return StoreError(*known)
+    kind_and_words = next((_KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _KINDS), None)
+    if kind_and_words is not None:
+        return StoreError(*kind_and_words)
     of_store = type(error).__module__.partition(".")[0] == "obstore"
     if not of_store and not isinstance(error, (OSError, EOFError, http.client.HTTPException)):
         return None
@@ -246,11 +252,11 @@ class _Attempt:
                 return False
             if len(chunk) > self.end - self.done:
                 raise StoreError("refused", "the answer has more bytes than requested")
-            left = memoryview(chunk)
-            while left:
-                room = self._room(len(left))
-                room[:] = left[: len(room)]
-                left = left[len(room) :]
+            pending = memoryview(chunk)
+            while pending:
+                room = self._room(len(pending))
+                room[:] = pending[: len(room)]
+                pending = pending[len(room) :]
                 self.done += len(room)
         return True
 
@@ -364,7 +370,7 @@ class Access:
 
     def __init__(self, store: Any, concurrency: int | None, deadline: float, *, unversioned: bool = False) -> None:
         self.store = store
-        self.given = concurrency
+        self.requested_concurrency = concurrency
         self.concurrency, self.small = (CONCURRENCY, SMALL_CONCURRENCY) if concurrency is None else (concurrency,) * 2
         self.deadline = deadline
         self.unversioned = unversioned
@@ -374,11 +380,11 @@ class Access:
         self._over = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Access, unversioned=self.unversioned), (self.store, self.given, self.deadline)
+        return partial(Access, unversioned=self.unversioned), (self.store, self.requested_concurrency, self.deadline)
 
     def max_requests(self, nbytes: int) -> int:
         """Return how many requests of this size may be under way."""
-        return self.small if nbytes <= _SMALL else self.concurrency
+        return self.small if nbytes <= _MAX_SMALL_BYTES else self.concurrency
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a coroutine. An interrupt ends it first."""
@@ -427,7 +433,7 @@ class Access:
             large = asyncio.Semaphore(self.concurrency)
             small = large if self.small == self.concurrency else asyncio.Semaphore(self.small)
             self._slots, self._threads = (loop, (large, small)), None
-        return self._slots[1][nbytes <= _SMALL]
+        return self._slots[1][nbytes <= _MAX_SMALL_BYTES]
 
     async def fetch(self, key: str, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> Pin:
         """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return its state.
@@ -536,9 +542,9 @@ class Access:
         put, blocking = getattr(self.store, "put_async", None), getattr(self.store, "put", None)
         if not self.takes_objects:
             raise StoreError("refused", "this store is for reading alone")
-        options: dict[str, Any] = {"mode": "create"} if new and size <= _WHOLE else {}
-        if size > _PARTS * _PART:  # an upload has at most 10,000 parts, and obstore makes them of 5 MiB
-            options["chunk_size"] = -(-size // _PARTS)
+        options: dict[str, Any] = {"mode": "create"} if new and size <= _MAX_WHOLE_BYTES else {}
+        if size > _MAX_PARTS * _PART_BYTES:  # an upload has at most 10,000 parts, and obstore makes them of 5 MiB
+            options["chunk_size"] = -(-size // _MAX_PARTS)
         if new and "mode" not in options and await self._exists(key):
             raise StoreError("exists", _KINDS["AlreadyExistsError"][1])
         for attempt in range(1, ATTEMPTS + 1):
@@ -573,12 +579,12 @@ class Access:
 
     async def _holds(self, key: str, path: str, size: int) -> bool:
         """Whether an object has the bytes of a file."""
-        found = bytearray(size)
+        content = bytearray(size)
         try:
-            pin = await self.fetch(key, 0, size, memoryview(found), None)
+            pin = await self.fetch(key, 0, size, memoryview(content), None)
         except StoreError:
             return False
-        return pin.size == size and await self.call(Path(path).read_bytes) == found
+        return pin.size == size and await self.call(Path(path).read_bytes) == content
 
     async def names(self, prefix: str) -> Iterable[str] | None:
         """Return the names directly below a prefix, folders with a slash; None if the store cannot list."""
@@ -588,12 +594,12 @@ class Access:
             return None
         try:
             async with asyncio.timeout(self.deadline):
-                found = await (self.call(blocking, prefix) if listing is None else listing(prefix))
+                listed = await (self.call(blocking, prefix) if listing is None else listing(prefix))
         except Exception as error:  # noqa: BLE001 - raised again, or what it says
             fault = _fault_of(error)
             raise error if fault is None else fault from None
-        folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in found["common_prefixes"]]
-        return [entry["path"].rpartition("/")[2] for entry in found["objects"]] + folders
+        folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in listed["common_prefixes"]]
+        return [entry["path"].rpartition("/")[2] for entry in listed["objects"]] + folders
 
 
 class _Loop:

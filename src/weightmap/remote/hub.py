@@ -37,7 +37,7 @@ _FORM = "hf://owner/name[@revision][/path]"
 _COMMIT = re.compile("[0-9a-f]{40}")
 # Digests as the Hub states them: SHA-256, or git's of a small file.
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-_LARGEST = 1 << 63
+_MAX_FILE_BYTES = 1 << 63
 _CLIENTS = frozenset({"httpx", "httpx2", "httpcore", "requests"})
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
@@ -87,7 +87,7 @@ class _Snapshot(NamedTuple):
             digest = entry.lfs.sha256 if entry.lfs else entry.blob_id
             if not isinstance(name, str):
                 raise ValueError("name")  # noqa: TRY004 - all are one fault
-            if type(size) not in (int, type(None)) or not 0 <= (size or 0) < _LARGEST:
+            if type(size) not in (int, type(None)) or not 0 <= (size or 0) < _MAX_FILE_BYTES:
                 raise ValueError("size")
             if digest is not None and (not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None):
                 raise ValueError("digest")
@@ -121,7 +121,7 @@ class HubStore:
         self._hub = _library()
         self._words = _Words(self._hub, kind, name, revision)
         self._lock = Lock()
-        self._known: _Snapshot | None = None
+        self._snapshot: _Snapshot | None = None
         self._web: WebStore | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,18 +131,18 @@ class HubStore:
     def snapshot(self, _: str = "") -> _Snapshot:
         """Return the files of the revision, which is resolved once. Raises `StoreError`."""
         with self._lock:
-            if self._known is None:
-                self._known = self._asked()
-            return self._known
+            if self._snapshot is None:
+                self._snapshot = self._requested()
+            return self._snapshot
 
-    def _asked(self) -> _Snapshot:
+    def _requested(self) -> _Snapshot:
         hub, failed, api = self._hub, 0, self._hub.HfApi(library_name="weightmap", **self._login)
-        given: dict[str, Any] = {"revision": self.revision, "repo_type": self.kind, "files_metadata": True}
+        query: dict[str, Any] = {"revision": self.revision, "repo_type": self.kind, "files_metadata": True}
         while True:
             try:
-                found = api.repo_info(self.name, timeout=self._deadline, **given)
+                info = api.repo_info(self.name, timeout=self._deadline, **query)
             except hub.errors.OfflineModeIsEnabled:
-                return self._held("the Hub is switched off by HF_HUB_OFFLINE")
+                return self._offline("the Hub is switched off by HF_HUB_OFFLINE")
             except hub.errors.HfHubHTTPError as error:
                 fault = self._words.fault(error.response.status_code, error.response.headers)
             except MemoryError:
@@ -151,27 +151,27 @@ class HubStore:
                 fault = _fault_of_listing(error)
             else:
                 try:
-                    return _Snapshot.of(found, self.revision if self._names_commit else None)
+                    return _Snapshot.of(info, self.revision if self._names_commit else None)
                 except Exception as error:  # noqa: BLE001 - the library keeps whatever types the answer has
                     fault = _fault_of_listing(error)
             failed += 1
             if fault.kind != "again" or failed >= ATTEMPTS:
                 if fault.kind == "again" and fault.words.startswith("the Hub"):
-                    return self._held(fault.words, fault.remedy)
+                    return self._offline(fault.words, fault.remedy)
                 raise fault from None
             time.sleep(pause(failed, fault.after))
 
-    def _held(self, why: str, remedy: Remedy | None = None) -> _Snapshot:
+    def _offline(self, why: str, remedy: Remedy | None = None) -> _Snapshot:
         """Return what the cache holds of the revision; raise `StoreError` where it does not know that."""
-        folder, wanted = self.folder, self.revision or "main"
+        folder, revision = self.folder, self.revision or "main"
         try:
-            with open(os.path.join(folder, "refs", wanted), encoding="utf-8") as file:
+            with open(os.path.join(folder, "refs", revision), encoding="utf-8") as file:
                 commit = file.read().strip()
         except OSError:
-            commit = wanted
+            commit = revision
         root = os.path.join(folder, "snapshots", commit)
         if _COMMIT.fullmatch(commit) is None or not os.path.isdir(root):
-            words = f"{why}, and the cache has no revision {wanted!r} of {self.name}"
+            words = f"{why}, and the cache has no revision {revision!r} of {self.name}"
             raise StoreError("refused", words, remedy=remedy)
         files = {}
         for path, _, names in os.walk(root):
@@ -229,16 +229,16 @@ class HubStore:
         raw = commit.encode()
         write_plan(path, WritePlan(len(raw), lambda sink: sink.write(raw)), durable=False)
 
-    def location(self, beside: Location, key: str) -> Location:
-        """Return the location of a file, given that of another one."""
-        return Location(beside.base + key, beside.access, beside.base, encoded=False)
+    def location(self, sibling: Location, key: str) -> Location:
+        """Return the location of a file from that of another one."""
+        return Location(sibling.base + key, sibling.access, sibling.base, encoded=False)
 
     def cached(self, key: str) -> str | None:
         """Return the path of a file that the cache holds, else None. A commit that is named is not asked for."""
         commit = self.revision if self._names_commit else self.snapshot().commit
-        given: dict[str, Any] = {"revision": commit, "repo_type": self.kind}
-        found = self._hub.try_to_load_from_cache(self.name, key, **given)
-        return found if isinstance(found, str) and os.path.isfile(found) else None
+        query: dict[str, Any] = {"revision": commit, "repo_type": self.kind}
+        path = self._hub.try_to_load_from_cache(self.name, key, **query)
+        return path if isinstance(path, str) and os.path.isfile(path) else None
 
     def digest(self, key: str) -> str | None:
         """Return the digest of a file: SHA-256, or the hash of a blob of git for a small one; None if unknown."""
@@ -261,17 +261,19 @@ class HubStore:
     # ------------------------------------------------------------------------------------------------- its files
     def get(self, path: str, *, options: dict[str, Any]) -> Any:
         """Request a range of a file, or with ``head`` its metadata: see obstore's `get`."""
-        found = self.snapshot()
-        entry = found.files.get(path)
+        snapshot = self.snapshot()
+        entry = snapshot.files.get(path)
         if entry is None:
-            if found.offline:
-                raise StoreError("refused", f"{found.offline}, and the cache does not have it")
-            raise StoreError("missing", f"{self.name} has no such file at revision {found.commit[:12]}", told=True)
-        meta = {"size": entry.size, "e_tag": f'"{entry.digest}"', "last_modified": found.modified}
+            if snapshot.offline:
+                raise StoreError("refused", f"{snapshot.offline}, and the cache does not have it")
+            raise StoreError(
+                "missing", f"{self.name} has no such file at revision {snapshot.commit[:12]}", specific=True
+            )
+        meta = {"size": entry.size, "e_tag": f'"{entry.digest}"', "last_modified": snapshot.modified}
         if "range" not in options:
-            return _Known(meta)
-        if found.offline:
-            raise StoreError("refused", f"{found.offline}, and the cache does not have it")
+            return _Metadata(meta)
+        if snapshot.offline:
+            raise StoreError("refused", f"{snapshot.offline}, and the cache does not have it")
         if options["range"][0] >= entry.size:
             raise StoreError("beyond", "there are no such bytes")
         base = f"{self._hub.constants.ENDPOINT}/"
@@ -281,7 +283,7 @@ class HubStore:
                 headers = {name.lower(): value for name, value in headers.items()}
                 self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=self._words.fault)
             web = self._web
-        address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=found.commit)
+        address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=snapshot.commit)
         answer = web.get(address.removeprefix(base), options={"range": options["range"]})
         tag = (answer.meta["e_tag"] or "").removeprefix("W/").strip('"')
         # A signed address answers with a tag of its own, but the Hub's redirect with that of the file.
@@ -326,10 +328,10 @@ class _Words:
             page = f"{self._hub.constants.ENDPOINT}/{self._prefix}{name}"
             return StoreError("denied", f"{name} is gated: accept its conditions at {page}, and {_LOG_IN}")
         if code == "RevisionNotFound":
-            return StoreError("missing", f"{name} has no revision {self._revision!r}", told=True)
+            return StoreError("missing", f"{name} has no revision {self._revision!r}", specific=True)
         if code == "RepoNotFound" or (status == http.HTTPStatus.UNAUTHORIZED and self._hub.get_token() is None):
             words = f"the Hub has no repository {name}, or a private one: check the name, or {_LOG_IN}"
-            return StoreError("missing", words, told=True)
+            return StoreError("missing", words, specific=True)
         if fault.kind == "denied":
             return StoreError("denied", f"{fault.words}: the token may not read {name}; {_LOG_IN}")
         if status == http.HTTPStatus.TOO_MANY_REQUESTS:
@@ -338,7 +340,7 @@ class _Words:
         return fault
 
 
-class _Known:
+class _Metadata:
     """An answer without bytes."""
 
     def __init__(self, meta: dict[str, Any]) -> None:
@@ -365,13 +367,13 @@ def location(address: str, concurrency: int | None, deadline: float) -> Location
         kind = _KINDS[parts.pop(0)]
     if len(parts) < 2 or not parts[0] or not parts[1].partition("@")[0]:
         raise AddressError(f"the hf address names no repository, expected {_FORM}")
-    (owner, named), rest = parts[:2], parts[2:]
-    name, given, text = named.partition("@")
-    if given and text == "refs" and len(rest) > 1:  # of a pull request, or of converted files
-        text, rest = "/".join(("refs", *rest[:2])), rest[2:]
+    (owner, named), path = parts[:2], parts[2:]
+    name, separator, text = named.partition("@")
+    if separator and text == "refs" and len(path) > 1:  # of a pull request, or of converted files
+        text, path = "/".join(("refs", *path[:2])), path[2:]
     revision = unquote(text)
-    key = "/".join(rest)
-    if given and not (_is_text(revision) and stays_inside(revision)):
+    key = "/".join(path)
+    if separator and not (_is_text(revision) and stays_inside(revision)):
         raise AddressError(f"the hf address has an empty revision or one that Git refuses, expected {_FORM}")
     if key and (not _is_text(key) or {"", ".", ".."} & set(key.removesuffix("/").split("/"))):
         raise AddressError(f"the hf address has no plain path, expected {_FORM}")

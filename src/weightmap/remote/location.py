@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightmap.remote.fetching import Access, Call, Pieces, Pin
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
-_FIRST = 32 << 10
+_FIRST_REQUEST_BYTES = 32 << 10
 
 
 class Location(str):
@@ -34,7 +34,7 @@ class Location(str):
     base : str
         The text before the key of an object.
     encoded : bool
-        Whether the key is percent-encoded, as in HTTP addresses. Names never are: `inside` and `beside` encode them,
+        Whether the key is percent-encoded, as in HTTP addresses. Names never are: `inside` and `sibling` encode them,
         once.
     """
 
@@ -46,9 +46,9 @@ class Location(str):
 
     def __new__(cls, text: str, access: Access, base: str, encoded: bool) -> Self:  # noqa: FBT001 - of a pickle
         """Make a location of its text."""
-        made = super().__new__(cls, text)
-        made.access, made.base, made.encoded = access, base, encoded
-        return made
+        location = super().__new__(cls, text)
+        location.access, location.base, location.encoded = access, base, encoded
+        return location
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Location, (str(self), self.access, self.base, self.encoded)
@@ -64,7 +64,7 @@ class Location(str):
     @property
     def called(self) -> str:
         """The name in its folder."""
-        return self.name_beside(self)
+        return self.sibling_name(self)
 
     @property
     def folder(self) -> Location:
@@ -76,12 +76,12 @@ class Location(str):
         name = quote(name) if self.encoded else name
         return self._with(f"{self.rstrip('/')}/{name}" if self else name)
 
-    def name_beside(self, other: Location) -> str:
-        """Return the name by which `other.beside` returns this location."""
+    def sibling_name(self, other: Location) -> str:
+        """Return the name by which `other.sibling` returns this location."""
         name = self.removeprefix(other.folder)
         return unquote(name) if self.encoded else name
 
-    def beside(self, name: str) -> Location:
+    def sibling(self, name: str) -> Location:
         """Return the location of an object in the same folder."""
         return self if name == self.called else self.folder.inside(name)
 
@@ -133,14 +133,14 @@ class Location(str):
     @property
     def cached(self) -> str | None:
         """The path of a local file with the same bytes, where the store keeps some; else None."""
-        found: str | None = self.of_store("cached")
-        return found
+        path: str | None = self.of_store("cached")
+        return path
 
     @property
     def digest(self) -> str | None:
         """The digest of the object, where its store tells one: objects of one digest have the same bytes."""
-        found: str | None = self.of_store("digest")
-        return found
+        digest: str | None = self.of_store("digest")
+        return digest
 
     def of_store(self, what: str) -> Any:
         """Return what a method of the store says of the object; None where the store has no such method."""
@@ -165,17 +165,17 @@ class Location(str):
 
     def _listed(self, prefix: str) -> Iterable[str] | None:
         try:
-            found: Iterable[str] | None = self.access.run(self.access.names(prefix))
+            names: Iterable[str] | None = self.access.run(self.access.names(prefix))
         except StoreError as fault:
             fail(fault, str(self))
-        return found
+        return names
 
     def names(self, usual: Iterable[str]) -> list[str]:
         """Return the names in a folder; if the store cannot list, the `usual` ones that exist."""
-        found = self._listed(self.key.rstrip("/"))
-        if not found and not self.is_folder:
+        names = self._listed(self.key.rstrip("/"))
+        if not names and not self.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
-        return list(self._existing(usual) if found is None else found)
+        return list(self._existing(usual) if names is None else names)
 
     def _existing(self, usual: Iterable[str]) -> Iterator[str]:
         def exists(name: str) -> bool:
@@ -219,9 +219,9 @@ class Stored:
         """
         if location.is_folder:
             _fail_folder(location)
-        head, access = bytearray(_FIRST), location.access
+        head, access = bytearray(_FIRST_REQUEST_BYTES), location.access
         try:
-            pin: Pin = access.run(access.fetch(location.key, 0, _FIRST, memoryview(head), None))
+            pin: Pin = access.run(access.fetch(location.key, 0, _FIRST_REQUEST_BYTES, memoryview(head), None))
         except StoreError as fault:
             pin = _opened_without(fault, location)
         if pin.size and not (pin.is_versioned or access.unversioned):
@@ -258,8 +258,8 @@ def _opened_without(fault: StoreError, location: Location) -> Pin:
     access, pin, folder = location.access, None, False
     try:
         if fault.kind == "beyond":
-            found = access.run(access.look(location.key))
-            pin = None if found.size else found
+            state = access.run(access.look(location.key))
+            pin = None if state.size else state
         elif fault.kind == "missing":
             folder = bool(access.run(access.names(location.key)))
     except StoreError:
@@ -278,7 +278,9 @@ def _fail_folder(location: Location) -> NoReturn:
 def fail(fault: StoreError, name: str, what: str = "") -> NoReturn:
     """Raise the error for a fault, without the store's own exception, which may hold signed addresses."""
     if fault.kind == "missing":
-        raise FileNotFoundError(errno.ENOENT, fault.words if fault.told else os.strerror(errno.ENOENT), name) from None
+        raise FileNotFoundError(
+            errno.ENOENT, fault.words if fault.specific else os.strerror(errno.ENOENT), name
+        ) from None
     if fault.kind == "denied":
         raise PermissionError(errno.EACCES, f"the store refuses it: {fault.words}", name) from None
     if fault.kind == "changed":

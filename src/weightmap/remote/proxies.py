@@ -63,8 +63,8 @@ def login_of(host: str) -> str | None:
 
     The entry ``default`` goes to no host: it would go to every one that redirects lead to.
     """
-    given = os.environ.get("NETRC")
-    for path in (given,) if given else map(os.path.expanduser, _NETRC):
+    named = os.environ.get("NETRC")
+    for path in (named,) if named else map(os.path.expanduser, _NETRC):
         try:
             entry = netrc.netrc(path).hosts.get(host)
         except (OSError, netrc.NetrcParseError, UnicodeDecodeError):  # none, or not one

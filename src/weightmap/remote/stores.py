@@ -34,7 +34,7 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
         For an address with credentials or without a host.
     MissingDependencyError
     """
-    scheme, separator, rest = path.partition("://")
+    scheme, separator, after = path.partition("://")
     scheme = scheme.lower()
     store, unversioned = remote.store, remote.unversioned
     count = None if remote.concurrency is None else as_integer("concurrency", remote.concurrency)
@@ -47,7 +47,7 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
         return location(path, count, timeout)
     if not separator:
         return Location(path.lstrip("/"), Access(store, count, timeout, unversioned=unversioned), "", encoded=False)
-    host, _, key = rest.partition("/")
+    host, _, key = after.partition("/")
     query, encoded = "", store is None and scheme not in _OF_OBSTORE
     if scheme in {"https", "http"}:
         host, key, query = _parts_of(path, scheme)
@@ -114,12 +114,12 @@ class _Usual(Access):
         self._address = address
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(_Usual, unversioned=self.unversioned), (self._address, self.given, self.deadline)
+        return partial(_Usual, unversioned=self.unversioned), (self._address, self.requested_concurrency, self.deadline)
 
 
 def _obstore(address: str) -> Any:
     """Return obstore's store for an address."""
-    scheme, _, rest = address.partition("://")
+    scheme, _, after = address.partition("://")
     scheme = scheme.lower()
     try:
         from obstore import store as stores  # noqa: PLC0415 - an extra, and 50 ms
@@ -130,5 +130,5 @@ def _obstore(address: str) -> Any:
     kind, _, prefix = _OF_OBSTORE[scheme]
     plain = os.environ.get(f"{prefix}_ALLOW_HTTP", "").lower() in {"true", "1", "yes", "on"}
     client = {"timeout": "1d", "connect_timeout": "10s", "allow_http": plain}
-    made: Any = getattr(stores, kind)
-    return made(rest.partition("/")[0], retry_config={"max_retries": 0}, client_options=client)
+    store_class: Any = getattr(stores, kind)
+    return store_class(after.partition("/")[0], retry_config={"max_retries": 0}, client_options=client)

@@ -70,7 +70,7 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
             _check_free(address, USUAL_NAMES)
         else:
             _check_free(address.folder, [address.called + INDEX_SUFFIX, *(() if overwrite else [address.called])])
-            sums = read_small(address.beside(_SUMS))
+            sums = read_small(address.sibling(_SUMS))
             if sums is not None:
                 with open(os.path.join(room, _SUMS), "wb") as file:
                     file.write(sums)
@@ -81,21 +81,23 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
                 error.path = _at(address, path, error.path)
             raise
         at, folder = (path, address) if os.path.isdir(path) else (room, address.folder)
-        names = sorted(os.path.relpath(os.path.join(up, name), at) for up, _, own in os.walk(at) for name in own)
+        names = sorted(os.path.relpath(os.path.join(up, name), at) for up, _, inner in os.walk(at) for name in inner)
         if not is_folder and sums is not None and (room, _SUMS) == (at, names[0]):
             with open(os.path.join(room, _SUMS), "rb") as file:
                 names = names[1:] if file.read() == sums else names
-        made = [name for name in names if at == path or name != _SUMS]
-        if len(made) > 1:
-            _check_free(folder, made)
-        last = next((name for name in made if name.endswith(INDEX_SUFFIX)), made[0])
+        written = [name for name in names if at == path or name != _SUMS]
+        if len(written) > 1:
+            _check_free(folder, written)
+        last = next((name for name in written if name.endswith(INDEX_SUFFIX)), written[0])
         try:
-            upload(folder, at, [*(name for name in made if name != last), last], new=len(made) > 1 or not overwrite)
+            upload(
+                folder, at, [*(name for name in written if name != last), last], new=len(written) > 1 or not overwrite
+            )
         except FileExistsError as error:
             raise TargetError(_WRITTEN, path=error.filename) from None
         # A list that is shared with other models comes behind them all: a failure leaves it as it was.
         for name in names:
-            if name not in made:
+            if name not in written:
                 folder.inside(name).put(os.path.join(at, name))
 
 
@@ -129,7 +131,7 @@ def upload(folder: Location, at: str, names: Iterable[str], *, new: bool) -> Non
 @contextlib.contextmanager
 def _claimed(last: Location, path: str) -> Iterator[None]:
     """Claim a model of several objects while they are written: by an object beside its last one, made at a path."""
-    claim = last.beside(last.called + _CLAIM)
+    claim = last.sibling(last.called + _CLAIM)
     with open(path, "w", encoding="utf-8") as file:
         file.write(f"{os.urandom(16).hex()}: {last.called} is being written by weightmap\n")
     try:
@@ -145,26 +147,26 @@ def _claimed(last: Location, path: str) -> Iterator[None]:
 
 def _check_free(folder: Location, names: Iterable[str]) -> None:
     """Raise `TargetError` if one of these objects is there."""
-    wanted = {name.replace(os.sep, "/").partition("/")[0] for name in names}
+    targets = {name.replace(os.sep, "/").partition("/")[0] for name in names}
     try:
-        found = {name.rstrip("/") for name in folder.inside("").names(sorted(wanted))} & wanted
+        existing = {name.rstrip("/") for name in folder.inside("").names(sorted(targets))} & targets
     except (FileNotFoundError, NotADirectoryError):
         return
-    if found:
-        raise TargetError(_EXISTS, path=folder.inside(min(found)))
+    if existing:
+        raise TargetError(_EXISTS, path=folder.inside(min(existing)))
 
 
 def _check_source(source: Any, address: Location) -> None:
     """Raise `TargetError` for the source's own address, or one in its folder."""
     name = path_of(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "path", None)
-    own = str(name).rstrip("/")
-    own = own.rpartition("/")[0] if own.endswith(INDEX_SUFFIX) else own
-    if own and f"{address.rstrip('/')}/".startswith(f"{own}/"):
+    path = str(name).rstrip("/")
+    path = path.rpartition("/")[0] if path.endswith(INDEX_SUFFIX) else path
+    if path and f"{address.rstrip('/')}/".startswith(f"{path}/"):
         raise TargetError("the target is the source, or lies in its folder", path=address)
 
 
-def _at(address: Location, path: str, made: str) -> str:
-    """Return the address that a file gets which was made at a path, or beside it."""
+def _at(address: Location, path: str, file: str) -> str:
+    """Return the address of a file that was written at a path, or in the same folder."""
     folder, at = (address, path) if os.path.isdir(path) else (address.folder, os.path.dirname(path))
-    name = os.path.relpath(made, at)
+    name = os.path.relpath(file, at)
     return str(address if name == "." else folder.inside(name))

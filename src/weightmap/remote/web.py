@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
+from weightmap.core.ranges import Range
 from weightmap.errors import Remedy
 from weightmap.remote.fetching import SLOWEST, StoreError, fault_of_status
 from weightmap.remote.proxies import login_of, proxy_of
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _CHUNK = 1 << 18
-_MOST_REDIRECTS = 5
+_MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OK, _PARTIAL = 200, 206
 # Answers of an address that was signed for a time.
@@ -53,13 +54,13 @@ class _Answer:
     def __init__(
         self,
         meta: dict[str, Any],
-        span: tuple[int, int],
+        span: Range,
         connection: http.client.HTTPConnection,
         response: _Response,
         give_back: Callable[[http.client.HTTPConnection], None],
     ) -> None:
         self.meta = meta
-        self.range, self._left = span, span[1] - span[0]
+        self.range, self._missing = span, span.nbytes
         self.linked = False  # whether its tag is that of a redirect, which stands for the file
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response
@@ -69,8 +70,8 @@ class _Answer:
         """Fill memory with bytes that have come; return how many, 0 at the end."""
         response, connection = self._response, self._connection
         count = response.receive(room)
-        self._left -= count
-        if self._left <= 0 and connection is not None:
+        self._missing -= count
+        if self._missing <= 0 and connection is not None:
             if response.length:
                 raise StoreError("refused", "the answer has more bytes than requested")
             if response.length == 0 and not response.will_close:
@@ -227,7 +228,7 @@ class WebStore:
         weakref.finalize(self, _close_all, self._idle)  # runs before any object of a garbage cycle is finalised
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self._arguments
+        return _unpickled, self._arguments
 
     def get(self, path: str, *, options: dict[str, Any]) -> _Answer:
         """Request a range of an object, or with ``head`` its metadata: see obstore's `get`.
@@ -235,19 +236,19 @@ class WebStore:
         The path is percent-encoded.
         """
         headers = {"Accept-Encoding": "identity", "User-Agent": "weightmap"}
-        span = options.get("range")
+        span = Range(*options["range"]) if options.get("range") else None
         if span is not None:
-            headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
+            headers["Range"] = f"bytes={span.begin}-{span.end - 1}"
         if options.get("if_match"):
             headers["If-Match"] = options["if_match"]
         first = self._base + quote(path, safe=_SAFE) + (f"?{self._query}" if self._query else "")
-        until = monotonic() + self._timeout + (0 if span is None else (span[1] - span[0]) / SLOWEST)
+        until = monotonic() + self._timeout + (0 if span is None else span.nbytes / SLOWEST)
         address, tag = self._moved.get(path, (first, None))
-        for _ in range(_MOST_REDIRECTS if self._redirects else 1):
+        for _ in range(_MAX_REDIRECTS if self._redirects else 1):
             host = _Host.of(address)
-            own = headers if self._private is None or host != self._home else {**headers, **self._private}
-            own = own if "authorization" in own else {**own, **self._login(host)}
-            connection, response = self._ask(host, "HEAD" if span is None else "GET", address, own, until)
+            sent = headers if self._private is None or host != self._home else {**headers, **self._private}
+            sent = sent if "authorization" in sent else {**sent, **self._login(host)}
+            connection, response = self._ask(host, "HEAD" if span is None else "GET", address, sent, until)
             expired = path in self._moved and response.status in _EXPIRED
             if not expired and response.status not in _REDIRECTS:
                 break
@@ -341,7 +342,7 @@ class WebStore:
         host: _Host,
         connection: http.client.HTTPConnection,
         response: _Response,
-        span: tuple[int, int] | None,
+        span: Range | None,
     ) -> _Answer:
         if response.status not in (_OK, _PARTIAL):
             raise self._fault(response.status, response.headers)
@@ -350,21 +351,22 @@ class WebStore:
             raise StoreError("refused", "the ETag of the answer has control characters")
         meta = {"e_tag": tag, "last_modified": _date(response.getheader("Last-Modified"))}
         if span is None:
-            length = response.getheader("Content-Length") or ""
-            if _LENGTH.fullmatch(length) is None:
+            text = response.getheader("Content-Length") or ""
+            if _LENGTH.fullmatch(text) is None:
                 raise StoreError("refused", "the answer does not state the length of the object")
-            return _Answer({**meta, "size": int(length)}, (0, 0), connection, response, self._keeper(host))
-        if response.status == _OK and self._private is not None and not span[0]:
-            size = int(found[0]) if (found := _LENGTH.fullmatch(response.getheader("Content-Length") or "")) else None
-            if size is not None and size <= span[1]:  # the Hub may send a small file whole
-                return _Answer({**meta, "size": size}, (0, size), connection, response, self._keeper(host))
+            return _Answer({**meta, "size": int(text)}, Range(0, 0), connection, response, self._keeper(host))
+        if response.status == _OK and self._private is not None and not span.begin:
+            length = _LENGTH.fullmatch(response.getheader("Content-Length") or "")
+            size = None if length is None else int(length[0])
+            if size is not None and size <= span.end:  # the Hub may send a small file whole
+                return _Answer({**meta, "size": size}, Range(0, size), connection, response, self._keeper(host))
         if response.status == _OK:
             raise StoreError("refused", "the server ignores ranges: download the object, and open that")
-        found = _RANGE.fullmatch(response.getheader("Content-Range") or "")
-        if found is None:
+        match = _RANGE.fullmatch(response.getheader("Content-Range") or "")
+        if match is None:
             raise StoreError("refused", "the answer does not state its range of bytes")
-        first, last, size = map(int, found.groups())
-        return _Answer({**meta, "size": size}, (first, last + 1), connection, response, self._keeper(host))
+        first, last, size = map(int, match.groups())
+        return _Answer({**meta, "size": size}, Range(first, last + 1), connection, response, self._keeper(host))
 
     def _keeper(self, host: _Host) -> Callable[[http.client.HTTPConnection], None]:
         """Return the function that keeps a connection for the next request."""
@@ -389,7 +391,7 @@ def _close_all(idle: dict[_Host, list[http.client.HTTPConnection]]) -> None:
             connection.close()
 
 
-def _made(base: str, timeout: float, redirects: bool, query: str) -> WebStore:  # noqa: FBT001 - of a pickle
+def _unpickled(base: str, timeout: float, redirects: bool, query: str) -> WebStore:  # noqa: FBT001 - of a pickle
     return WebStore(base, timeout, redirects=redirects, query=query)
 
 
@@ -398,7 +400,7 @@ def _date(text: str | None) -> dt.datetime | None:
     if not text:
         return None
     try:
-        found = parsedate_to_datetime(text)
+        time = parsedate_to_datetime(text)
     except (ValueError, OverflowError):  # also of a year or a zone that no calendar has
         raise StoreError("refused", "the answer's Last-Modified is not a date") from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
+    return time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightmap.core.bytes.names import blob_of, is_shared, plain, stays_inside
-from weightmap.core.bytes.open_source import beside, from_path, is_missing
+from weightmap.core.bytes.open_source import from_path, is_missing, sibling_path
 from weightmap.core.options import Limits
 from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError, quoted
 
@@ -33,7 +33,7 @@ def open_beside(source: Source, name: str) -> Source:
     path = source.path
     if path is None:
         raise UnsupportedError(f"tensors lie in {quoted(name)}, beside this file: open it by its path")
-    target = beside(path, plain(name))
+    target = sibling_path(path, plain(name))
     if not stays_inside(plain(name)) or (type(path) is str and not _is_near(target, path)):
         expected = "a file in the same directory"
         raise LayoutError("a file with tensors", field="location", actual=quoted(name), expected=expected)

@@ -40,7 +40,7 @@ class ControlGroup(NamedTuple):
     files: int
 
     @property
-    def left(self) -> int:
+    def available(self) -> int:
         """Bytes that may still be filled, counting reclaimed pages of files."""
         return max(0, self.limit - max(0, self.used - self.files))
 
@@ -60,9 +60,9 @@ class Headroom(NamedTuple):
     groups: tuple[ControlGroup, ...]
 
     @property
-    def left(self) -> int | None:
+    def limit(self) -> int | None:
         """The tightest limit on this process; None if unknown."""
-        bounds = [group.left for group in self.groups]
+        bounds = [group.available for group in self.groups]
         return min(bounds if self.available is None else [*bounds, self.available], default=None)
 
 
@@ -80,7 +80,7 @@ def check_room(nbytes: int, what: str) -> None:
 
     A system that promises more memory than it has would end a process that fills it.
     """
-    available = headroom().left
+    available = headroom().limit
     if available is not None and nbytes > available:
         expected = f"at most {available}, the memory that is left (a mapping takes none)"
         raise LimitError(what, actual=nbytes, expected=expected)

@@ -120,16 +120,16 @@ def folder_of(path: str) -> str:
     return os.path.dirname(path) if type(path) is str else path.folder  # type: ignore[attr-defined]
 
 
-def beside(path: str, name: str) -> str:
+def sibling_path(path: str, name: str) -> str:
     """Return the path of a file in the directory of another."""
-    return os.path.join(os.path.dirname(path), name) if type(path) is str else path.beside(name)  # type: ignore[attr-defined]
+    return os.path.join(os.path.dirname(path), name) if type(path) is str else path.sibling(name)  # type: ignore[attr-defined]
 
 
-def name_beside(path: str, other: str) -> str:
-    """Return the name by which `beside` finds a file, given another one."""
+def sibling_name(path: str, other: str) -> str:
+    """Return the name by which `sibling_path` finds a file, given another one."""
     if type(path) is str:
         return path.removeprefix(os.path.join(os.path.dirname(other), ""))
-    name: str = path.name_beside(other)  # type: ignore[attr-defined]
+    name: str = path.sibling_name(other)  # type: ignore[attr-defined]
     return name
 
 

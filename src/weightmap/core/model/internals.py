@@ -11,7 +11,7 @@ from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap.core.arguments import similar
-from weightmap.core.bytes.open_source import name_beside
+from weightmap.core.bytes.open_source import sibling_name
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import by_name
 from weightmap.core.options import check_expansion
@@ -51,7 +51,7 @@ def names_of(file: Any) -> dict[Source, str]:
     """Return the names of these files, from the directory of the first one on."""
     first, *others = sources_of(file)
     own = first.absolute or ""
-    return {first: name_beside(own, own)} | {source: name_beside(source.absolute or "", own) for source in others}
+    return {first: sibling_name(own, own)} | {source: sibling_name(source.absolute or "", own) for source in others}
 
 
 def warnings_of(file: Any) -> list[str]:

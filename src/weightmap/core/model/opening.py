@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.core import hooks
 from weightmap.core.arguments import mistyped, names_moved
-from weightmap.core.bytes.open_source import beside, from_path, path_of, take_over
+from weightmap.core.bytes.open_source import from_path, path_of, sibling_path, take_over
 from weightmap.core.formats import by_name
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import identities, parts_of
@@ -269,7 +269,7 @@ def reopen(
     msg = "the file is no longer the one that the pickled handle was opened on"
     # Checked before parsing, for another file may be no model at all; and again once all files are open.
     for name, identity in expected.items():
-        source = from_path(beside(path, name), "mmap")
+        source = from_path(sibling_path(path, name), "mmap")
         source.close()
         if source.identity != identity:
             raise FileChangedError(msg, path=source.path)

@@ -16,7 +16,6 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.beside import MAX_OPEN
 from weightmap.core.bytes.names import stays_inside
 from weightmap.core.bytes.open_source import (
-    beside,
     called,
     folder_of,
     from_path,
@@ -25,6 +24,7 @@ from weightmap.core.bytes.open_source import (
     is_missing,
     names_in,
     neighbours,
+    sibling_path,
 )
 from weightmap.core.formats import FORMATS, Content, by_suffix, of_ranks
 from weightmap.core.formats._metadata import equal
@@ -398,7 +398,7 @@ def _missing(path: str, names: Collection[str]) -> set[str]:
     """Return the files that an index names and that are not there. `names` are those in its directory."""
     shards = _shards_named(path)
     if type(path) is str:
-        return {name for name in shards if not os.path.exists(beside(path, name))}
+        return {name for name in shards if not os.path.exists(sibling_path(path, name))}
     return set() if neighbours(path) is None else {name for name in shards if "/" not in name} - set(names)
 
 
@@ -411,7 +411,7 @@ def _unnamed(path: str, shards: Collection[str], names: Collection[str]) -> list
         return []
     for index in names if others else ():
         if is_index(index) and index != called(path):
-            others -= _shards_named(beside(path, index))
+            others -= _shards_named(sibling_path(path, index))
     return sorted(others)
 
 
@@ -750,7 +750,7 @@ def _open_or_error(index: str, name: str, options: Options) -> TensorFile | Tens
 
 
 def _open_shard(index: str, name: str, options: Options) -> TensorFile:
-    path = beside(index, name)
+    path = sibling_path(index, name)
     if is_index(name):  # an index could name itself, and opening would never end
         raise _no_file(name)
     try:

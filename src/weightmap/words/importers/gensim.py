@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.core.bytes.open_source import beside, called, from_path
+from weightmap.core.bytes.open_source import called, from_path, sibling_path
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.formats._base import Importer
 from weightmap.core.formats._npy import FIRST, read_header
@@ -408,7 +408,7 @@ def _open_sibling(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...
     if model is None:
         what = "the vectors lie in a file beside this one, and this source has no path"
         raise UnsupportedError(what, field="vectors", offset=0)
-    path = beside(model, f"{called(model)}.vectors.npy")
+    path = sibling_path(model, f"{called(model)}.vectors.npy")
     other = from_path(path, "mmap")
     size = other.size
     try:
