@@ -425,6 +425,8 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("verify MODEL --key k.pem", "--key and --certificate check a signature: name its bundle by --trust FILE"),
         ("verify MODEL MODEL --manifest m.json", "--manifest: for one FILE"),
         ("verify MODEL --rank 1", "--rank needs --world-size"),
+        ("verify MODEL --trust sha256:12", "--trust is 'sha256:12', expected sha256: and 64 hexadecimal digits"),
+        (f"verify MODEL --trust {'a' * 64}", f"--trust is '{'a' * 64}', expected sha256: and 64 hexadecimal digits"),
         ("verify MODEL --threads 0", "--threads is 0, expected 1 or more"),
         ("diff MODEL MODEL --rtol -1", "--rtol is -1, expected a finite number of at least 0"),
         ("diff MODEL MODEL --atol nan", "--atol is nan, expected a finite number of at least 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import re
 import shutil
@@ -307,6 +308,18 @@ def test_the_remedy_helps(case, tmp_path, capsys):
     assert target.exists()
 
 
+def test_a_digest_is_compared_where_none_is_recorded(tmp_path, capsys):
+    path = tmp_path / "m.safetensors"
+    wm.save(path, PLAIN)
+    trust = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    with pytest.raises(wm.errors.TrustError, match=r"; open\(\.\.\., trust='sha256:\.\.\.'\) compares one file"):
+        wm.open(path, trust="recorded")
+    wm.open(path, trust=trust).close()
+    assert cli.main(["verify", str(path), "--trust", "recorded"]) == 1
+    assert "; --trust sha256:... compares one file with a digest" in capsys.readouterr().out
+    assert cli.main(["verify", str(path), "--trust", trust]) == 0
+
+
 def test_every_remedy_is_taken():
     taken = " ".join(f"{case.said} {' '.join(case.flags)}" for case in CASES.values())
     for place, option in remedies():
@@ -314,7 +327,7 @@ def test_every_remedy_is_taken():
         if name in ELSEWHERE:
             suite = (ROOT / "tests" / ELSEWHERE[name]).read_text(encoding="utf-8")
             assert f"{name}=" in suite, place
-        elif option not in {"lenient", "max_shard_size", "layout", "weights"}:
+        elif option not in {"lenient", "max_shard_size", "layout", "weights", "trust"}:
             assert f"{name}=" in taken or f"--{name}" in taken, place
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,9 @@ def _trusted(args: argparse.Namespace) -> Any:
     if args.key is None and args.certificate is None:
         if args.identity is not None:
             raise UsageError("--identity: with --certificate")
+        digest = re.fullmatch("sha256:(.*)|[0-9a-fA-F]{64}", args.trust or "")
+        if digest is not None and not re.fullmatch("[0-9a-fA-F]{64}", digest[1] or ""):
+            raise UsageError(f"--trust is {quoted(args.trust)}, expected sha256: and 64 hexadecimal digits")
         return args.trust
     if args.trust in {None, "recorded"}:
         raise UsageError("--key and --certificate check a signature: name its bundle by --trust FILE")

@@ -16,7 +16,7 @@ from weightmap.core.bytes.open_source import from_path, path_of
 from weightmap.core.lazy import later
 from weightmap.core.native.access import cpus
 from weightmap.core.options import DEFAULT_LIMITS
-from weightmap.errors import TensorFileError, TrustError, UnsupportedError, counted, quoted
+from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedError, counted, quoted
 from weightmap.trust.lists import (
     ONLY,
     SHA256,
@@ -112,7 +112,8 @@ class Trust:
                 add(digests, name, digest)
         if not digests[name]:
             where = "beside it" if self._siblings else "in the list"
-            raise TrustError(f"no digest of this file is {where}: {quoted(name)}", path=path)
+            remedy = Remedy("{} compares one file with a digest that you have", "trust", f"{SHA256}...")
+            raise TrustError(f"no digest of this file is {where}: {quoted(name)}", path=path, remedy=remedy)
         return digests[name]
 
     def admit(self, source: Source, limits: Limits) -> None:
