@@ -335,8 +335,11 @@ def test_the_remedy_for_two_matrices_fits_what_was_asked(tmp_path, capsys):
     """Options of words leave `include` to the conversion without them, and to `Pq`."""
     two_matrices(tmp_path / "w.weights")
     source, target = str(tmp_path / "w.weights"), str(tmp_path / "w.fifu")
-    with pytest.raises(wm.EncodeError, match="conversion without options for words chooses it by include="):
+    with pytest.raises(wm.EncodeError, match=r"weightmap\.convert\(include=\.\.\.\) chooses it"):
         wm.words.convert(source, target, normalize=False)
+    wm.convert(source, target, include="two")
+    assert cli.main(["words", "convert", source, target, "--no-normalize"]) == 2
+    assert "; weightmap convert --include chooses it" in capsys.readouterr().err
     pytest.importorskip("scipy")
     with pytest.raises(wm.EncodeError, match=r"Pq\(include=\.\.\.\) chooses it"):
         wm.words.convert(source, target, pq=wm.words.Pq(2))

@@ -161,9 +161,10 @@ def convert(
             return convert_words(opened, target, target_record, **options)
         with opened as file:
             check_not_read(file, target)
-            remedy = Remedy("conversion without options for words chooses it by {}", "include")
+            flag, python = "weightmap convert --include", "weightmap.convert(include=...)"
             if pq is not None:
-                remedy = Remedy("{} chooses it", "include", flag="--quantize-include", python="Pq(include=...)")
+                flag, python = "--quantize-include", "Pq(include=...)"
+            remedy = Remedy("{} chooses it", "include", flag=flag, python=python)
             words = from_file(file, directory, None if pq is None else pq.include, remedy=remedy)
             report = convert_words(words, target, target_record, **options)
             tolerated = (f"tolerated in the source: {warning}" for warning in (*leftover, *warnings_of(file)))
