@@ -33,7 +33,7 @@ def test_every_scheme_is_decoded(tmp_path):
             rounded = example.values.astype(ml_dtypes.bfloat16)
         for dtype, wanted in ((None, own), ("float32", example.values), ("bfloat16", rounded)):
             target = tmp_path / f"{name}.safetensors"
-            report = wm.convert(source, target, weights=True, dtype=dtype)
+            report = wm.convert(wm.open(source).weights, target, dtype=dtype)
             assert report.tensors == 1
             with wm.open(target) as g:
                 assert list(g) == [example.name]
@@ -47,7 +47,7 @@ def test_a_directory_becomes_a_plain_model(tmp_path):
     """Shards stay shards, config.json goes along without quantization_config, and the result has no groups."""
     for run in (None, wm.Run(ThreadPoolExecutor(2))):
         target = tmp_path / f"plain{run is None}"
-        wm.convert(TRUTH / "awq_shards", target, weights=True, run=run)
+        wm.convert(wm.open(TRUTH / "awq_shards").weights, target, run=run)
         config = json.loads((target / "config.json").read_text(encoding="utf-8"))
         assert "quantization_config" not in config
         assert config["torch_dtype"] == "float16"
@@ -64,11 +64,13 @@ def test_options_of_convert(tmp_path):
     source = TRUTH / "gptq4_v1"
     with wm.open(source) as f:
         names = [name for name in f.weights if isinstance(f.weights[name], wm.QuantizedTensor)]
-        report = wm.convert(source, tmp_path / "x.safetensors", weights=True, include=names[0], rename={names[0]: "w"})
+        report = wm.convert(
+            wm.open(source).weights, tmp_path / "x.safetensors", include=names[0], rename={names[0]: "w"}
+        )
         assert report.tensors == 1
         with wm.open(tmp_path / "x.safetensors") as g:
             assert g["w"].tobytes() == f.weights[names[0]].dequantize().tobytes()
-        wm.convert(source, tmp_path / "split", weights=True, max_shard_size=12000)
+        wm.convert(wm.open(source).weights, tmp_path / "split", max_shard_size=12000)
     with wm.open(tmp_path / "split") as g:
         assert len(g.shards) > 2
 
@@ -76,7 +78,7 @@ def test_options_of_convert(tmp_path):
 def test_float16_overflow_is_counted(tmp_path):
     """Values beyond float16 become infinite, and the report says how many."""
     source = EXAMPLES["mxfp4"]().write(tmp_path)
-    report = wm.convert(source, tmp_path / "half.safetensors", weights=True, dtype="float16")
+    report = wm.convert(wm.open(source).weights, tmp_path / "half.safetensors", dtype="float16")
     assert any("out of the range of float16" in warning for warning in report.warnings)
 
 
@@ -229,14 +231,14 @@ def test_integers_and_scales_go_to_gguf_as_they_are(tmp_path):
         example = EXAMPLES[name]()
         example.key = name
         source = halved(example).write(tmp_path / name)
-        wm.convert(source, tmp_path / "x.gguf", weights=True)
+        wm.convert(wm.open(source).weights, tmp_path / "x.gguf")
         with wm.open(source) as f, wm.open(tmp_path / "x.gguf") as g:
             wanted = f.weights[example.name].dequantize("float32")
             assert g[example.name].scheme == REPACKED[name]
             found = g[example.name].dequantize()
             found = found.swapaxes(1, 2) if found.ndim == 3 else found
             np.testing.assert_array_equal(found, wanted)
-        report = wm.convert(source, tmp_path / "y.gguf", weights=True, dtype="float32")
+        report = wm.convert(wm.open(source).weights, tmp_path / "y.gguf", dtype="float32")
         assert report.tensors == 1
         with wm.open(tmp_path / "y.gguf") as g:
             assert g[example.name].dtype == np.float32
@@ -264,7 +266,7 @@ def test_integers_and_scales_go_to_amb_as_they_are(tmp_path):
             if not half:  # bfloat16 has scales that float16 lacks
                 example.tensors[role] = (example.tensors[role].astype(np.float32) * 2.0**-30).astype(ml_dtypes.bfloat16)
             source = example.write(tmp_path / name)
-            wm.convert(source, tmp_path / "x.amb", weights=True)
+            wm.convert(wm.open(source).weights, tmp_path / "x.amb")
             with wm.open(source) as f, wm.open(tmp_path / "x.amb") as g:
                 q = g[example.name]
                 scheme, size, kind = IN_AMB[name]
@@ -273,9 +275,9 @@ def test_integers_and_scales_go_to_amb_as_they_are(tmp_path):
             how = wm.Quantize(scheme, block_size=size // 2 or 32, scale_type="fp16")
             if not half:
                 with pytest.raises(wm.EncodeError, match="q_proj"):
-                    wm.convert(source, tmp_path / "y.amb", weights=True, quantize=how)
+                    wm.convert(wm.open(source).weights, tmp_path / "y.amb", quantize=how)
                 continue
-            wm.convert(source, tmp_path / "y.amb", weights=True, quantize=how)
+            wm.convert(wm.open(source).weights, tmp_path / "y.amb", quantize=how)
             with wm.open(tmp_path / "y.amb") as g:
                 assert g[example.name].block_size == size // 2
                 assert g[example.name].dequantize().tobytes() == q.dequantize().tobytes()
@@ -283,7 +285,7 @@ def test_integers_and_scales_go_to_amb_as_they_are(tmp_path):
     each(IN_AMB, check)
     for name in ("gptq 8", "int8 channel", "mxfp4", "packed by tensor"):  # 43 columns are no pairs
         source = halved(EXAMPLES[name]() if name != "gptq 8" else keyed("gptq 8")).write(tmp_path / name)
-        report = wm.convert(source, tmp_path / "x.amb", weights=True)
+        report = wm.convert(wm.open(source).weights, tmp_path / "x.amb")
         assert any("1 parameter decoded" in warning for warning in report.warnings)
 
 
@@ -313,7 +315,7 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
     for name, factor, inverse in (("modelopt nvfp4", None, None), ("nvfp4", 64, 1 / 64), ("nvfp4", 0.125, 8)):
         example = nvfp4(name, factor=factor)
         source = example.write(tmp_path / name)
-        wm.convert(source, target, weights=True)
+        wm.convert(wm.open(source).weights, target)
         wanted = example.tensors[f"{MODULE}.weight_scale_2"] if inverse is None else inverse
         with wm.open(source) as f, wm.open(target) as g:
             assert list(g) == [NAME, scale]
@@ -337,7 +339,7 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
     }
     for key, example in inexact.items():
         include = ["*.weight"] if key == "left out" else None
-        report = wm.convert(example.write(tmp_path / key), target, weights=True, include=include)
+        report = wm.convert(wm.open(example.write(tmp_path / key)).weights, target, include=include)
         assert any("1 parameter decoded" in warning for warning in report.warnings), key
         with wm.open(target) as g:
             assert isinstance(g[NAME], np.ndarray)
@@ -349,7 +351,7 @@ def test_fused_nvfp4_goes_to_gguf_as_it_is(tmp_path):
     example = nvfp4("Llama 4 NVFP4")
     name, target = example.name, tmp_path / "x.gguf"
     source = example.write(tmp_path / "model")
-    wm.convert(source, target, weights=True)
+    wm.convert(wm.open(source).weights, target)
     with wm.open(source) as f, wm.open(target) as g:
         assert list(g) == [name, f"{name}.scale"]
         assert (g[name].scheme, g[name].shape) == ("nvfp4", (3, 10, 64))
@@ -367,7 +369,7 @@ def test_fused_experts_become_a_plain_model(tmp_path):
         folder = tmp_path / name
         example.write(folder)
         assert any("parameter" in check for check in wm.verify(folder, weights=True).checks)
-        wm.convert(folder, f"{folder} plain/", weights=True)
+        wm.convert(wm.open(folder).weights, f"{folder} plain/")
         assert json.loads((tmp_path / f"{name} plain" / "config.json").read_text(encoding="utf-8")) == {
             "dtype": "bfloat16"
         }
@@ -390,17 +392,17 @@ def test_what_is_not_exact_is_decoded_or_refused(tmp_path):
         "nvfp4",
     ):
         source = EXAMPLES[name]().write(tmp_path / name)
-        report = wm.convert(source, tmp_path / "x.gguf", weights=True)
+        report = wm.convert(wm.open(source).weights, tmp_path / "x.gguf")
         assert any("1 parameter decoded" in warning for warning in report.warnings)
         with wm.open(tmp_path / "x.gguf") as g, wm.open(source) as f:
             assert isinstance(g[NAME], np.ndarray)
             assert g[NAME].tobytes() == f.weights[NAME].dequantize().tobytes()
     source = EXAMPLES["awq"]().write(tmp_path / "again")
     with pytest.raises(wm.EncodeError, match="q_proj"):
-        wm.convert(source, tmp_path / "z.gguf", weights=True, quantize="q4_0")
+        wm.convert(wm.open(source).weights, tmp_path / "z.gguf", quantize="q4_0")
     assert not (tmp_path / "z.gguf").exists()
     example = EXAMPLES["awq without zeros"]()
     example.tensors["up.weight"] = np.ones((4, 32), np.float32)
-    wm.convert(halved(example).write(tmp_path / "exact"), tmp_path / "z.gguf", weights=True, quantize="q4_0")
+    wm.convert(wm.open(halved(example).write(tmp_path / "exact")).weights, tmp_path / "z.gguf", quantize="q4_0")
     with wm.open(tmp_path / "z.gguf") as g:
         assert {name: g[name].scheme for name in g} == {NAME: "q4_0", "up.weight": "q4_0"}

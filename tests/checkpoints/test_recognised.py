@@ -71,8 +71,8 @@ def test_codes_that_nothing_explains(tmp_path, name):
             lambda: wm.plan(f, weights=True),
             lambda: wm.verify(path, weights=True),
             lambda: wm.diff(path, path, weights=True),
-            lambda: wm.convert(path, tmp_path / "x.safetensors", weights=True),
-            lambda: wm.convert(path, tmp_path / "x.gguf", weights=True),
+            lambda: wm.convert(wm.open(path).weights, tmp_path / "x.safetensors"),
+            lambda: wm.convert(wm.open(path).weights, tmp_path / "x.gguf"),
         ):
             with pytest.raises(wm.UnsupportedError) as raised:
                 use()
@@ -89,7 +89,7 @@ def test_no_operation_takes_codes_for_values(tmp_path, name):
     first, array = next(iter(tensors.items()))
     path = model(tmp_path / "model", {"norm.weight": np.ones(4, np.float32), **tensors})
     for target, options in (("x.safetensors", {"dtype": "bfloat16"}), ("x.gguf", {"quantize": "q8_0"})):
-        with pytest.raises(wm.UnsupportedError, match="weights=True"):
+        with pytest.raises(wm.UnsupportedError, match=r"; f\.weights takes"):
             wm.convert(path, tmp_path / target, **options)
         wm.convert(path, tmp_path / target, include="norm.*", **options)
     with wm.open(path) as f:
@@ -187,7 +187,7 @@ def test_configuration_inside_a_configuration(tmp_path, sections):
         with wm.open(path) as f:
             np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
         plain = tmp_path / f"{name} plain"
-        wm.convert(folder, f"{plain}/", weights=True)
+        wm.convert(wm.open(folder).weights, f"{plain}/")
         assert "quantization_config" not in (plain / "config.json").read_text(encoding="utf-8")
         assert list(wm.open(plain)) == [example.name]
         wm.convert(folder, f"{tmp_path / name} copy/")
@@ -218,7 +218,7 @@ def test_files_of_older_tools(tmp_path, sidecar, name, without):
         np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
     wm.convert(folder, f"{tmp_path / 'copy'}/")
     assert (tmp_path / "copy" / sidecar).read_bytes() == (folder / sidecar).read_bytes()
-    wm.convert(folder, f"{tmp_path / 'plain'}/", weights=True)
+    wm.convert(wm.open(folder).weights, f"{tmp_path / 'plain'}/")
     assert not (tmp_path / "plain" / sidecar).exists()
     (folder / sidecar).write_text('{"some": 1, "quant_method": "vptq"}', encoding="utf-8")
     with wm.open(folder) as f, pytest.raises(wm.UnsupportedError, match=rf"{sidecar}.*vptq"):
@@ -263,9 +263,12 @@ def test_integers_without_scales(tmp_path):
             np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
             with pytest.raises(wm.FormatError, match=r"'up.weight' is .*int\d+, and its scales are missing"):
                 f.weights["up.weight"]
-        for use in (wm.verify, lambda path, **way: wm.convert(path, tmp_path / "x.safetensors", **way)):
+        for use in (
+            lambda: wm.verify(path, weights=True),
+            lambda: wm.convert(wm.open(path).weights, tmp_path / "x.safetensors"),
+        ):
             with pytest.raises(wm.FormatError, match=r"up\.weight"):
-                use(path, weights=True)
+                use()
         assert not (tmp_path / "x.safetensors").exists()
         config["quantization_config"] |= LEFT_OUT[name]
         with wm.open(model(tmp_path / name, tensors, config)) as f:
@@ -307,7 +310,7 @@ def test_codes_that_go_to_a_file_alone(tmp_path, target):
         assert [line for line in report.warnings if "--weights" in line and MODULE in line], report.warnings
         assert not [line for line in wm.convert(folder, f"{folder} copy/").warnings if "--weights" in line]
         assert not [
-            line for line in wm.convert(folder, tmp_path / target, weights=True).warnings if "as stored" in line
+            line for line in wm.convert(wm.open(folder).weights, tmp_path / target).warnings if "as stored" in line
         ]
 
 

@@ -37,7 +37,7 @@ def test_tensors_begin_where_they_are_asked_to(tmp_path, source, format_, align)
     dtypes = found.dtypes[found.layouts[0]]
     include = [name for name, array in TENSORS.items() if array.dtype.name in dtypes]
     target = tmp_path / f"target{found.suffixes[0]}"
-    report = wm.convert(source, target, include=include, align=align)
+    report = wm.convert(source, target, include=include, output=wm.Output(align=align))
     with wm.open(target, verify="full") as file:
         assert set(file) == set(include)
         for name in include:
@@ -60,7 +60,7 @@ def test_tensors_begin_where_they_are_asked_to(tmp_path, source, format_, align)
 def test_only_one_tensor_is_off_where_nothing_may_lie_between(tmp_path, source):
     """safetensors and BinTensors: whole multiples first, and the first of the others still begins well."""
     for suffix in (".safetensors", ".bt"):
-        report = wm.convert(source, tmp_path / f"t{suffix}", align=64)
+        report = wm.convert(source, tmp_path / f"t{suffix}", output=wm.Output(align=64))
         offsets = [info.offset % 64 for info in wm.open(tmp_path / f"t{suffix}").infos()]
         assert offsets[:4] == [0] * 4
         assert offsets[4] > 0
@@ -69,19 +69,19 @@ def test_only_one_tensor_is_off_where_nothing_may_lie_between(tmp_path, source):
 
 def test_other_libraries_read_what_is_aligned(tmp_path, source):
     theirs = pytest.importorskip("safetensors.numpy")
-    wm.convert(source, tmp_path / "t.safetensors", align=4096)
+    wm.convert(source, tmp_path / "t.safetensors", output=wm.Output(align=4096))
     assert wm.open(tmp_path / "t.safetensors").infos()[0].offset == 4096
     loaded = theirs.load_file(tmp_path / "t.safetensors")
     assert loaded["big"].tobytes() == TENSORS["big"].tobytes()
     bintensors = pytest.importorskip("bintensors.numpy")
     plain = [name for name in TENSORS if name != "half"]  # its numpy side lacks bfloat16
-    wm.convert(source, tmp_path / "t.bt", layout="current", align=64, include=plain)
+    wm.convert(source, tmp_path / "t.bt", include=plain, output=wm.Output("current", align=64))
     loaded = bintensors.load_file(tmp_path / "t.bt")
     assert {name: array.tobytes() for name, array in loaded.items()} == {
         name: TENSORS[name].tobytes() for name in plain
     }
     gguf = pytest.importorskip("gguf")
-    wm.convert(source, tmp_path / "t.gguf", align=64)
+    wm.convert(source, tmp_path / "t.gguf", output=wm.Output(align=64))
     reader = gguf.GGUFReader(tmp_path / "t.gguf")
     assert reader.alignment == 64
     assert {t.name: t.data.tobytes() for t in reader.tensors}["big"] == TENSORS["big"].tobytes()
@@ -91,9 +91,9 @@ def test_an_alignment_that_a_file_has_is_kept(tmp_path):
     """GGUF: a larger alignment in the metadata satisfies a smaller one that is asked for."""
     arrays = {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}
     wm.save(tmp_path / "a.gguf", arrays, metadata={"general.alignment": 128})
-    wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", align=64)
+    wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", output=wm.Output(align=64))
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
-    wm.convert(tmp_path / "a.gguf", tmp_path / "c.gguf", align=256)
+    wm.convert(tmp_path / "a.gguf", tmp_path / "c.gguf", output=wm.Output(align=256))
     with wm.open(tmp_path / "c.gguf") as file:
         assert file.metadata["general.alignment"] == 256
         assert all(info.offset % 256 == 0 for info in file.infos())
@@ -103,7 +103,7 @@ def test_an_alignment_that_a_file_has_is_kept(tmp_path):
 def test_no_other_numbers_are_alignments(tmp_path, source, align):
     for call in (
         lambda: wm.save(tmp_path / "t.weights", TENSORS, output=wm.Output(align=align)),
-        lambda: wm.convert(source, tmp_path / "t.weights", align=align),
+        lambda: wm.convert(source, tmp_path / "t.weights", output=wm.Output(align=align)),
     ):
         with pytest.raises(ValueError, match=f"align is {align}, expected a power of two"):
             call()
@@ -118,10 +118,10 @@ def test_formats_without_room_refuse(tmp_path, source):
     ]
     for suffix, align, words in cases:
         with pytest.raises(wm.EncodeError, match=words):
-            wm.convert(source, tmp_path / f"t{suffix}", include="big", align=align)
+            wm.convert(source, tmp_path / f"t{suffix}", include="big", output=wm.Output(align=align))
         assert not (tmp_path / f"t{suffix}").exists()
     with pytest.raises(ValueError, match="align="):
-        wm.convert(source, tmp_path / "t.vec", format="text", align=64)
+        wm.convert(source, tmp_path / "t.vec", format="text", output=wm.Output(align=64))
 
 
 @pytest.mark.parametrize("layout", ["spec", "current"])

@@ -11,7 +11,7 @@ import weightmap as wm
 @pytest.mark.parametrize("name", ["all_dtypes", "scalars", "zero_dims", "unicode_names", "empty", "spec_example"])
 def test_what_0_2_0_wrote_is_written_again(name, tmp_path):
     path, again = TRUTH / "v0.2.0" / f"{name}.bt", tmp_path / "again.bt"
-    wm.convert(path, again, layout="current")
+    wm.convert(path, again, output=wm.Output("current"))
     assert again.read_bytes() == path.read_bytes()
 
 
@@ -34,7 +34,7 @@ def test_none_and_nothing_differ_and_stay(layout, tmp_path):
         assert data[8:10] == tag
         assert dict(wm.open(memoryview(data)).metadata) == {}
         for target in bt.LAYOUTS:
-            wm.convert(tmp_path / "m.bt", tmp_path / "n.bt", layout=target)
+            wm.convert(tmp_path / "m.bt", tmp_path / "n.bt", output=wm.Output(target))
             assert (tmp_path / "n.bt").read_bytes() == bt.build(value, metadata, target)
 
 

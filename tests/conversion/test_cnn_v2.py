@@ -9,10 +9,10 @@ import weightmap as wm
 
 def test_from_version_1_to_2_and_back(put, tmp_path):
     old = put(cnn.build(cnn.ODD, version=1), "old.bin")
-    report = wm.convert(old, tmp_path / "new.bin", layout="v2")
+    report = wm.convert(old, tmp_path / "new.bin", output=wm.Output("v2"))
     assert (report.format, report.layout, report.warnings) == ("cnn_v2", "v2", ())
     assert (tmp_path / "new.bin").read_bytes() == cnn.build(cnn.ODD, 0, 2)
-    wm.convert(tmp_path / "new.bin", tmp_path / "back.bin", layout="v1")
+    wm.convert(tmp_path / "new.bin", tmp_path / "back.bin", output=wm.Output("v1"))
     assert (tmp_path / "back.bin").read_bytes() == old.read_bytes()
     assert wm.convert(old, tmp_path / "same.bin").layout == "v1"
     assert (tmp_path / "same.bin").read_bytes() == old.read_bytes()
@@ -48,5 +48,5 @@ def test_a_foreign_version_needs_a_layout(put, tmp_path):
     with pytest.raises(wm.EncodeError, match="layout=") as caught:
         wm.convert(source, out)
     assert caught.value.path == str(out)
-    wm.convert(source, out, layout="v2")
+    wm.convert(source, out, output=wm.Output("v2"))
     assert out.read_bytes() == cnn.build(cnn.ODD)

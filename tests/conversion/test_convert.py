@@ -6,13 +6,15 @@ import os
 import re
 import struct
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import embd, noise, normal, tensor
 from tests.builders import safetensors as st
 from tests.builders import torch as checkpoints
-from tests.support import listing, save_with
+from tests.support import listing
 
 import weightmap as wm
 from weightmap.cli import main
@@ -98,7 +100,7 @@ def test_decoded_values_that_overflow_are_counted(tmp_path):
 
 @pytest.mark.parametrize("options", [{"include": "lyaer*"}, {"include": ["a", "b"]}, {"exclude": "*"}], ids=str)
 def test_globs_that_leave_nothing_are_errors(put, tmp_path, options):
-    """A glob that no name matches is an error that names it; a file that is there stays. An empty model converts."""
+    """A glob that no name matches is an error that names it; a file that is there stays."""
     source, out = put(st.build(MODEL), "a.safetensors"), tmp_path / "out.weights"
     out.write_bytes(b"old")
     ((name, globs),) = options.items()
@@ -106,8 +108,20 @@ def test_globs_that_leave_nothing_are_errors(put, tmp_path, options):
     with pytest.raises(wm.EncodeError, match=re.escape(f"{source}: {name} is {spelt}, which ")):
         wm.convert(source, out, **options)
     assert out.read_bytes() == b"old"
-    empty = wm.convert(put(st.build({}), "empty.safetensors"), out, **options)
-    assert (empty.tensors, empty.warnings) == (0, ("there is no tensor to write",))
+    empty = put(st.build({}), "empty.safetensors")
+    with pytest.raises(wm.EncodeError, match=f"{name} is .* none of 0 tensors"):
+        wm.convert(empty, out, **options)
+    assert wm.convert(empty, out).warnings == ("there is no tensor to write",)
+
+
+def test_an_empty_selection_is_an_error(put, tmp_path):
+    source, out = put(st.build(MODEL), "a.safetensors"), tmp_path / "out.amb"
+    for options in ({"include": []}, {"include": ()}, {"quantize": wm.Quantize("int8", include=[])}):
+        with pytest.raises(wm.EncodeError, match="include is empty, which"):
+            wm.convert(source, out, **options)
+    with pytest.raises(wm.EncodeError, match="exclude is 'no such', which matches none of"):
+        wm.convert(source, out, exclude=["*.bias", "no such"])
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("options", [{}, {"include": "a"}, {"dtype": "float16"}, {"quantize": "int8"}], ids=str)
@@ -143,11 +157,11 @@ def test_progress_counts_bytes(put, tmp_path):
 MANY = 8192
 TARGETS = [
     ("spec.weights", {}),
-    ("simple.weights", {"layout": "simple"}),
+    ("simple.weights", {"output": wm.Output("simple")}),
     ("o.safetensors", {}),
     ("half.safetensors", {"dtype": "float16"}),
     ("spec.bt", {}),
-    ("current.bt", {"layout": "current"}),
+    ("current.bt", {"output": wm.Output("current")}),
     ("o.gguf", {}),
     ("q8_0.gguf", {"quantize": "q8_0"}),
     ("o.amb", {}),
@@ -173,16 +187,16 @@ def test_a_tensor_more_takes_little_memory(tmp_path, target, options):
     assert peaks[1] - peaks[0] < 600 * MANY
 
 
-@pytest.mark.parametrize(("target", "options"), [case for case in TARGETS if case[1].keys() <= {"layout"}])
+@pytest.mark.parametrize(("target", "options"), [case for case in TARGETS if case[1].keys() <= {"output"}])
 def test_many_tensors_are_written_as_save_writes_them(tmp_path, target, options):
     """A conversion keeps its tensors as columns, `save` as objects: the bytes of files are the same."""
-    simple = options.get("layout") == "simple"
+    simple = target == "simple.weights"
     dtypes = [np.float32] if simple else [np.float32, np.float16, np.int8]
     ends = ["", "é", "\uffff", "\U0001f600", "a" * 6]  # the order of UTF-8 is not that of UTF-16
     names = [f"{i * 7919 % MANY}{ends[i % len(ends)]}" for i in range(MANY)]
     model = {name: np.full((i % 3 + 1, 2), i % 100, dtypes[i % len(dtypes)]) for i, name in enumerate(names)}
     (tmp_path / "in").write_bytes(st.build({name: tensor(value) for name, value in model.items()}))
-    save_with(tmp_path / f"saved-{target}", model, durable=False, **options)
+    wm.save(tmp_path / f"saved-{target}", model, **options)
     wm.convert(tmp_path / "in", tmp_path / target, **options)
     assert (tmp_path / target).read_bytes() == (tmp_path / f"saved-{target}").read_bytes()
 
@@ -346,7 +360,8 @@ def test_the_mode_of_the_environment_is_not_for_conversions(tmp_path, monkeypatc
     assert copied
 
 
-def test_damage_is_found_when_asked_for(tmp_path):
+def test_damage_is_converted(tmp_path):
+    """Checksums of the source are not compared, unless its handle does."""
     source = tmp_path / "a.weights"
     wm.save(source, {"w": np.arange(64, dtype=np.float32)})
     data = bytearray(source.read_bytes())
@@ -354,9 +369,7 @@ def test_damage_is_found_when_asked_for(tmp_path):
         data[f.info("w").offset] ^= 1
     source.write_bytes(data)
     with pytest.raises(wm.ChecksumError):
-        wm.convert(source, tmp_path / "b.weights", verify=True)
-    with pytest.raises(wm.ChecksumError):
-        wm.quantize(source, "int8", tmp_path / "b.amb", verify=True)
+        wm.convert(wm.open(source, verify="full"), tmp_path / "b.weights")
     assert listing(tmp_path) == ["a.weights"]
     wm.convert(source, tmp_path / "b.weights")
     with wm.open(tmp_path / "b.weights") as f:
@@ -452,7 +465,10 @@ def test_a_type_that_the_target_lacks(tmp_path, tensors, name, dtype, said):
 @pytest.mark.parametrize("limits", [5, {"max_tensors": 1}])
 def test_limits_are_limits(put, tmp_path, limits):
     source = put(st.build(MODEL), "a.safetensors")
-    for call in (lambda: wm.open(source, limits=limits), lambda: wm.convert(source, tmp_path / "b.bt", limits=limits)):
+    for call in (
+        lambda: wm.open(source, limits=limits),
+        lambda: wm.convert(wm.open(source, limits=limits), tmp_path / "b.bt"),
+    ):
         with pytest.raises(TypeError, match=r"limits must be weightmap\.Limits, not"):
             call()
     with pytest.raises(TypeError, match="max_tensors is 'a', expected a number"):
@@ -565,3 +581,80 @@ def test_metadata_of_what_is_left_out_stays_behind(chosen, stays, tmp_path):
     gone = [key for key in NUMBERS if key not in stays]
     count = f"{len(gone)} metadata {'entry' if len(gone) == 1 else 'entries'} of what was left out"
     assert [count in warning and repr(gone[-1]) in warning for warning in report.warnings] == [True] * bool(gone)
+
+
+# --------------------------------------------------------------------------------------------- handles and parameters
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def quantised_directory(folder):
+    """Write a model of two shards, with an FP8 parameter in blocks and a configuration that says so."""
+    folder.mkdir()
+    codes = np.arange(4096, dtype=np.uint8).reshape(64, 64) % 64
+    tensors = {"a.weight": codes.view(ml_dtypes.float8_e4m3fn), "a.weight_scale_inv": np.ones((1, 1), np.float32)}
+    wm.save(folder, {**tensors, "norm.weight": np.ones(64, np.float32)}, format="safetensors", max_shard_size=4096)
+    how = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    (folder / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", "quantization_config": how}))
+
+
+@pytest.mark.parametrize("target", ["one.safetensors", "new/", "x.safetensors.index.json"])
+@pytest.mark.parametrize("parameters", [False, True])
+def test_a_handle_is_converted_as_its_path_is(tmp_path, target, parameters):
+    """In this process and by an executor; the handle stays open, and what lies in its directory is copied."""
+    quantised_directory(tmp_path / "model")
+    written = []
+    with wm.open(tmp_path / "model") as f, ThreadPoolExecutor(2) as pool:
+        for number, run in enumerate([None] if target == "one.safetensors" else [None, wm.Run(pool)]):
+            folder = tmp_path / f"out{number}"
+            folder.mkdir()
+            report = wm.convert(f.weights if parameters else f, f"{folder}/{target}", run=run)
+            assert report.src == str(tmp_path / "model")
+            written.append(files_in(folder / "new") if target == "new/" else files_in(folder))
+        assert f["norm.weight"].tolist() == [1.0] * 64
+    assert all(files == written[0] for files in written)
+    if not parameters:
+        (tmp_path / "again").mkdir()
+        wm.convert(tmp_path / "model", f"{tmp_path}/again/{target}")
+        assert files_in(tmp_path / "again" / target if target == "new/" else tmp_path / "again") == written[0]
+    with wm.open(next((tmp_path / "out0").rglob(target)) if target != "new/" else tmp_path / "out0" / "new") as f:
+        assert f.info("a.weight").dtype == ("bfloat16" if parameters else "float8_e4m3fn")
+        if target == "new/":
+            assert ("quantization_config" in json.loads((tmp_path / "out0/new/config.json").read_text())) != parameters
+
+
+def test_options_of_opening_hold_for_a_conversion(tmp_path):
+    """A configuration and limits that a handle was opened with, also where workers open files again."""
+    quantised_directory(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").unlink()
+    with wm.open(tmp_path / "model", config=config) as f, ThreadPoolExecutor(2) as pool:
+        wm.convert(f.weights, f"{tmp_path}/out/", run=wm.Run(pool))
+    assert wm.open(tmp_path / "out").info("a.weight").dtype == "bfloat16"
+    with wm.open(tmp_path / "model", limits=wm.Limits(max_copy_bytes=4096)) as f:
+        with pytest.raises(wm.LimitError, match="max_copy_bytes"):
+            wm.convert(f, f"{tmp_path}/more/")
+        wm.convert(f, tmp_path / "norm.amb", include="norm.*")
+
+
+def test_checksums_of_the_target(tmp_path):
+    """Output(checksums=False) writes none, in a file as in shards."""
+    wm.save(tmp_path / "m.safetensors", {"w": np.ones(64, np.float32)})
+    for output in (wm.Output(), wm.Output(checksums=False)):
+        wm.convert(tmp_path / "m.safetensors", tmp_path / "m.weights", output=output)
+        wm.convert(tmp_path / "m.safetensors", tmp_path / "x.weights.index.json", output=output)
+        for path in (tmp_path / "m.weights", *tmp_path.glob("x-0*")):
+            assert (wm.verify(path).scope == "structure and checksums") == output.checksums
+            path.unlink()
+        (tmp_path / "x.weights.index.json").unlink()
+
+
+def test_threads_below_one_are_refused(tmp_path):
+    wm.save(tmp_path / "m.safetensors", {"w": np.ones(64, np.float32)})
+    for call in (
+        lambda: wm.convert(tmp_path / "m.safetensors", tmp_path / "m.amb", threads=0),
+        lambda: wm.quantize(np.ones(64), "int8", threads=0),
+        lambda: wm.words.convert(tmp_path / "m.safetensors", tmp_path / "m.fifu", threads=-1),
+    ):
+        with pytest.raises(ValueError, match="threads is"):
+            call()

@@ -103,9 +103,9 @@ def test_a_file_that_exists_is_not_replaced(model, tmp_path):
         (tmp_path / "words.txt", "there.safetensors"),
     ):
         with pytest.raises(wm.TargetError, match="this file exists: remove it"):
-            wm.convert(source, tmp_path / target, overwrite=False)
+            wm.convert(source, tmp_path / target, output=wm.Output(overwrite=False))
     assert (tmp_path / "there.safetensors").read_bytes() == b"mine"
-    wm.convert(model, tmp_path / "new.safetensors", overwrite=False)
+    wm.convert(model, tmp_path / "new.safetensors", output=wm.Output(overwrite=False))
     assert (tmp_path / "new.safetensors").stat().st_nlink == 1
     wm.convert(model, tmp_path / "there.safetensors")
     assert wm.diff(model, tmp_path / "there.safetensors").equal
@@ -123,14 +123,14 @@ def _links(request, monkeypatch):
 
 @pytest.mark.usefixtures("_links")
 def test_a_file_that_appears_meanwhile_is_not_replaced(model, tmp_path):
-    wm.convert(model, tmp_path / "first.amb", overwrite=False)
+    wm.convert(model, tmp_path / "first.amb", output=wm.Output(overwrite=False))
     assert wm.diff(model, tmp_path / "first.amb").equal
 
     def appear(_done, _total):
         (tmp_path / "new.amb").write_bytes(b"mine")
 
     with pytest.raises(wm.TargetError, match="this file exists") as caught:
-        wm.convert(model, tmp_path / "new.amb", overwrite=False, progress=appear)
+        wm.convert(model, tmp_path / "new.amb", progress=appear, output=wm.Output(overwrite=False))
     assert caught.value.path == str(tmp_path / "new.amb")
     assert (tmp_path / "new.amb").read_bytes() == b"mine"
     assert listing(tmp_path) == ["first.amb", "model.safetensors", "new.amb"]
@@ -249,12 +249,14 @@ def test_what_lies_there_already(directory, tmp_path, *, overwrite):
     for name, mine in (("config.json", "mine"), ("modeling_own.py", "class Model:    ")):
         (out / name).write_text(mine)
         with pytest.raises(wm.TargetError, match=r"this file exists, with other content"):
-            wm.convert(directory, out, format="amb", overwrite=overwrite)
+            wm.convert(directory, out, format="amb", output=wm.Output(overwrite=overwrite))
         assert listing(out) == sorted(["LICENSE", "generation_config.json", name])
         assert (out / name).read_text() == mine
         (out / name).unlink()
     inode = (out / "generation_config.json").stat().st_ino
-    assert set(wm.convert(directory, out, format="amb", overwrite=overwrite).copied) == ALONG.keys() - {"LICENSE"}
+    assert set(
+        wm.convert(directory, out, format="amb", output=wm.Output(overwrite=overwrite)).copied
+    ) == ALONG.keys() - {"LICENSE"}
     assert (out / "generation_config.json").stat().st_ino == inode
     assert (out / "LICENSE").is_symlink()
     with pytest.raises(wm.TargetError, match=r"this model exists already, and would be opened instead"):
@@ -292,8 +294,8 @@ def test_a_file_in_the_place_of_a_shard(directory, tmp_path):
     index = tmp_path / "out" / "model.safetensors.index.json"
     index.unlink()
     with pytest.raises(wm.TargetError, match=r"model-00001-of-00002\.safetensors: this file exists: remove it"):
-        wm.convert(directory, tmp_path / "out", overwrite=False)
-    assert wm.convert(directory, tmp_path / "out", overwrite=False, run=run).skipped == 2
+        wm.convert(directory, tmp_path / "out", output=wm.Output(overwrite=False))
+    assert wm.convert(directory, tmp_path / "out", run=run, output=wm.Output(overwrite=False)).skipped == 2
     index.unlink()
     wm.convert(directory, tmp_path / "out")
 

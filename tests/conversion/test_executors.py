@@ -73,8 +73,8 @@ def converted(monkeypatch):
     names = []
     convert_shard = conversions.convert_shard
 
-    def counted(task):
-        report = convert_shard(task)
+    def counted(task, **opened):
+        report = convert_shard(task, **opened)
         if report.converted:
             names.append(task.name)
         return report
@@ -117,7 +117,7 @@ def test_executors_write_what_a_serial_run_writes(model, tmp_path, executor):
 
 def test_tasks_are_small_and_plain(model, tmp_path):
     with Inline() as pool:
-        wm.convert(model, f"{tmp_path}/out/", include=["layer.*"], limits=wm.Limits(), run=wm.Run(pool), **QUANTISED)
+        wm.convert(model, f"{tmp_path}/out/", include=["layer.*"], run=wm.Run(pool), **QUANTISED)
         wm.verify(model, run=wm.Run(pool))
     assert len(pool.tasks) == 2 * COUNT
     for value in (*pool.tasks, *pool.results):
@@ -262,8 +262,9 @@ def test_a_manifest_of_other_arguments(model, tmp_path):
         wm.convert(model, f"{tmp_path}/out/", run=wm.Run(manifest=path), **QUANTISED | {"quantize": "int5_block"})
     with pytest.raises(wm.TargetError, match="another target or other arguments"):
         wm.verify(model, run=wm.Run(manifest=path))
-    more = {"threads": 1, "limits": wm.Limits(max_tensors=10_000)}
-    assert wm.convert(model, f"{tmp_path}/out/", run=wm.Run(manifest=path), **QUANTISED, **more).skipped == COUNT
+    with wm.open(model, limits=wm.Limits(max_tensors=10_000)) as file:
+        again = wm.convert(file, f"{tmp_path}/out/", run=wm.Run(manifest=path), threads=1, **QUANTISED)
+    assert again.skipped == COUNT
     assert content(tmp_path / "out") == before
 
 

@@ -14,7 +14,7 @@ def test_errors_of_copying_name_the_file(tmp_path):
     for error, act in (
         (wm.LimitError, lambda: wm.open(path, limits=tight).read("w")),
         (wm.UnsupportedError, lambda: wm.open(path).read("x")),
-        (wm.LimitError, lambda: wm.convert(path, tmp_path / "n.safetensors", limits=tight)),
+        (wm.LimitError, lambda: wm.convert(wm.open(path, limits=tight), tmp_path / "n.safetensors")),
     ):
         with pytest.raises(error) as caught:
             act()

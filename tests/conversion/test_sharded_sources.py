@@ -74,7 +74,8 @@ def said_of(path, target, **options):
     (warning,) = (str(one.message) for one in caught)
     assert wm.verify(path, **options).warnings == report.warnings
     for one in (target / "one.safetensors", f"{target}/new/"):
-        done = wm.convert(path, one, **options)
+        with pytest.warns(wm.ModelWarning), wm.open(path, **options) as f:
+            done = wm.convert(f, one)
         assert done.warnings == tuple(f"tolerated in the source: {line}" for line in report.warnings)
         assert done.tensors == len(tensors)
         copied = wm.load(f"{one}model.safetensors.index.json" if one != target / "one.safetensors" else one)
@@ -186,7 +187,8 @@ def test_a_model_without_one_format_converts(index, tmp_path):
     assert set(wm.load(tmp_path / "mixed.safetensors")) == names
     for name in (ONE, TWO):
         (folder / name).unlink()
-    assert wm.convert(index, tmp_path / "none.safetensors", strict=False).tensors == 0
+    with pytest.warns(wm.ModelWarning), wm.open(index, strict=False) as f:
+        assert wm.convert(f, tmp_path / "none.safetensors").tensors == 0
 
 
 def test_a_file_of_a_directory_and_others_beside_it(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -144,11 +145,13 @@ def test_what_else_takes_a_model(tmp_path, files):
         assert digests(f.weights) == digests(new)
         for name in names:
             np.testing.assert_array_equal(f.read(name, new[name].dtype), new[name])
-        with pytest.raises(ValueError, match="one file"):
-            wm.convert(f, f"{tmp_path}/shards/", format="safetensors")
+        with ThreadPoolExecutor(2) as pool:
+            for run in (None, wm.Run(pool)):
+                report = wm.convert(f, f"{tmp_path}/shards {run is None}/", format="safetensors", run=run)
+                assert report.shards == files
+                assert digests(wm.load(report.dst)) == digests(new)
         with pytest.raises(wm.TargetError):
             wm.convert(f, next(delta.glob("*.safetensors")))
-    assert not list(tmp_path.glob("shards/*"))
 
 
 def test_deltas_come_in_order(tmp_path):

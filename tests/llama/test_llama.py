@@ -205,10 +205,10 @@ def test_parameters_of_a_quantised_checkpoint(tmp_path):
         "ignore": ["lm_head"],
     }
     source = write(tmp_path / "model", config_of("LlamaForCausalLM", quantization_config=how), tensors)
-    with pytest.raises(wm.EncodeError, match=r"quantised checkpoint.*weights=True converts its parameters"):
+    with pytest.raises(wm.EncodeError, match=r"quantised checkpoint.*f\.weights has its parameters"):
         wm.convert(source, tmp_path / "x.gguf")
-    wm.convert(source, tmp_path / "x.gguf", weights=True)
-    wm.convert(source, tmp_path / "dense.gguf", weights=True, dtype="fp32")
+    wm.convert(wm.open(source).weights, tmp_path / "x.gguf")
+    wm.convert(wm.open(source).weights, tmp_path / "dense.gguf", dtype="fp32")
     plain = {**{name: array for name, array in tensors.items() if ".weight_" not in name}, **decoded}
     wanted = expected("LlamaForCausalLM", plain)
     with wm.open(tmp_path / "x.gguf") as f, wm.open(tmp_path / "dense.gguf") as dense:

@@ -159,7 +159,7 @@ QUANTISED = {
     "items": lambda url, _: [(name, w.dequantize()) for name, w in wm.open(url).weights.items()],
     "values": lambda url, _: [w.dequantize() for w in wm.open(url).weights.values()],
     "plan": lambda url, _: list(wm.plan(url, weights=True).run()),
-    "convert": lambda url, tmp: converted(url, tmp, weights=True).items(),
+    "convert": lambda url, tmp: converted(wm.open(url).weights, tmp).items(),
     "pool": pooled_weights,
     "diff": lambda url, tmp: wm.diff(url, tmp / "model.safetensors", weights=True).equal,
 }

@@ -50,7 +50,7 @@ def test_files_shards_and_folders_become_objects(store, tmp_path):
     wm.save(tmp_path / INDEX, TENSORS, max_shard_size=8000, format="safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
     store.put.clear()
-    report = wm.convert(tmp_path, at(store, "c/"), sha256sums=True)
+    report = wm.convert(tmp_path, at(store, "c/"), output=wm.Output(sha256sums=True))
     assert report.dst.startswith("s3://bucket/c")
     assert store.put == [CLAIM, "SHA256SUMS", "config.json", *SHARDS, INDEX]
     report = wm.convert(src=at(store, "c/"), dst=at(store, "d/m.gguf"))
@@ -71,7 +71,7 @@ def test_what_is_there_is_kept(store, tmp_path):
         lambda: wm.save(shards, {"new": np.ones(3)}),
         lambda: wm.save(shards, TENSORS, max_shard_size=4000),
         lambda: wm.save(at(store, "b/"), TENSORS, max_shard_size=8000, format="safetensors"),
-        lambda: wm.convert(tmp_path / "m.safetensors", one, overwrite=False),
+        lambda: wm.convert(tmp_path / "m.safetensors", one, output=wm.Output(overwrite=False)),
         lambda: wm.convert(one, one),
         lambda: wm.convert(at(store, "b/"), at(store, f"b/{SHARDS[0]}")),
         lambda: wm.convert(at(store, f"b/{INDEX}"), at(store, "b/x.gguf")),

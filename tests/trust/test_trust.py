@@ -369,8 +369,8 @@ def test_plans_conversions_and_safe_open(model, tmp_path):
         "plan": lambda given: dict(wm.plan(path, trust=given).run()),
         "safe_open": lambda given: wm.compat.safe_open(path, "np", trust=given),
         "pread": lambda given: wm.compat.safe_open(path, "np", backend="pread", trust=given),
-        "convert": lambda given: wm.convert(path, new, trust=given),
-        "a directory": lambda given: wm.convert(model, tmp_path / "copy", trust=given),
+        "convert": lambda given: wm.convert(wm.open(path, trust=given), new),
+        "a directory": lambda given: wm.convert(wm.open(model, trust=given), tmp_path / "copy"),
         "verify": lambda given: wm.verify(model, trust=given),
     }
     for call in calls.values():
@@ -443,7 +443,7 @@ def test_lists_are_written_as_sha256sum_does(tmp_path):
     tensors = {f"t{n}": np.full(1000, n, np.float32) for n in range(4)}
     wm.save(tmp_path / "b\\c.safetensors", tensors, output=wm.Output(sha256sums=True))
     wm.save(tmp_path / NAME, tensors, max_shard_size=8000, output=wm.Output(sha256sums=True))
-    wm.convert(tmp_path / "b\\c.safetensors", tmp_path / "a.weights", sha256sums=True)
+    wm.convert(tmp_path / "b\\c.safetensors", tmp_path / "a.weights", output=wm.Output(sha256sums=True))
     lines = (tmp_path / "SHA256SUMS").read_text().splitlines()
     names = sorted(path.name for path in tmp_path.iterdir() if path.name != "SHA256SUMS")
     assert len(names) == 5
@@ -454,7 +454,7 @@ def test_lists_are_written_as_sha256sum_does(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for name in ("a.weights", "b\\c.safetensors"):
         (tmp_path / name).unlink()
-    wm.convert(tmp_path, tmp_path / "new/", sha256sums=True)
+    wm.convert(tmp_path, tmp_path / "new/", output=wm.Output(sha256sums=True))
     wm.verify(tmp_path / "new", trust="recorded")
     assert "config.json" in (tmp_path / "new" / "SHA256SUMS").read_text()
 

@@ -55,10 +55,10 @@ _WHOLE = ".scale"
 class Weights(Mapping[str, Any]):
     """The parameters of a model: see `TensorFile.weights`."""
 
-    __slots__ = ("_model",)
+    __slots__ = ("_model", "_shards")
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, shards: Mapping[str, Any]) -> None:
+        self._model, self._shards = model, shards
 
     def __getitem__(self, name: str) -> Any:
         return self._model[name]
@@ -104,6 +104,15 @@ def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
     return type(file)(source, file.format, content.varied(table=table), options)
+
+
+def stored_model(weights: Weights) -> Any:
+    """Return a handle on the stored tensors of these parameters, whose files the first handle closes."""
+    model = weights._model  # noqa: SLF001 - which users do not need
+    source, content, options = parts_of(model)
+    if isinstance(content.table, _Parameters):
+        content = content.varied(table=content.table._stored)  # noqa: SLF001 - as above
+    return type(model)(source, model.format, content, options, weights._shards)  # noqa: SLF001 - as above
 
 
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:

@@ -27,7 +27,7 @@ from weightmap.core.dtypes import FLOATING, SHORT
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.opening import open_privately
 from weightmap.core.quant.quantizing import SCHEMES
-from weightmap.errors import EncodeError, QuantError, TensorFileError, counted, quoted
+from weightmap.errors import EncodeError, QuantError, TensorFileError, UnknownFormatError, counted, quoted
 from weightmap.llama import NAMES as NAMINGS
 from weightmap.llama.tensors import MIXTURES
 from weightmap.words.importers import NAMES
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _QUANTISING = ("block_size", "bits", "scale_type", "quantize_include", "quantize_exclude", "threads")
 _RUN = ("dask", "rank", "world_size", "manifest", "keep_going")
 # Options that `weightmap.convert` takes as they are.
-_TENSORS = ("layout", "include", "exclude", "dtype", "align", "max_shard_size", "weights", "names")
+_TENSORS = ("include", "exclude", "dtype", "max_shard_size", "names")
 
 
 def add_convert(sub: argparse.ArgumentParser) -> None:
@@ -190,15 +190,39 @@ def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport,
         execution(args) as run,
         show.progress_bar(f"{command} {Path(args.src).name}") as progress,
     ):
-        options = {"format": args.format, "strict": not args.lenient, "progress": progress}
+        common = {"format": args.format, "progress": progress}
         if getattr(args, "lossy", False):
-            unused = as_options(args, *_TENSORS, "quantize", "rename", "verify", *_QUANTISING, *_RUN)
-            if unused:
-                raise UsageError(f"{', '.join(unused)}: not for word embeddings")
-            report = wm.words.convert(args.src, args.dst, **options, lossy=True)
+            report = _words(args, **common)
+        elif not (args.lenient or args.weights or args.verify):
+            report = wm.convert(args.src, args.dst, **common, **_options(args), run=run)
         else:
-            report = wm.convert(args.src, args.dst, **options, **_options(args), run=run)
+            report = _by_handle(args, **common, run=run)
     return report, time.perf_counter() - start
+
+
+def _words(args: argparse.Namespace, **common: Any) -> wm.ConvertReport:
+    """Convert words of another program with options that only `weightmap.words.convert` has."""
+    of_tensors = ("layout", "align", "weights", "quantize", "rename", "verify")
+    if unused := as_options(args, *_TENSORS, *of_tensors, *_QUANTISING, *_RUN):
+        raise UsageError(f"{', '.join(unused)}: not for word embeddings")
+    lossy = getattr(args, "lossy", False)
+    report: wm.ConvertReport = wm.words.convert(args.src, args.dst, strict=not args.lenient, lossy=lossy, **common)
+    return report
+
+
+def _by_handle(args: argparse.Namespace, *, run: wm.Run, **common: Any) -> wm.ConvertReport:
+    """Convert a model that is opened with options, or verified before, or whose parameters are converted."""
+    try:
+        opened = open_privately(args.src, strict=not args.lenient)
+    except UnknownFormatError:  # words of another program have no checksums
+        if args.lenient:
+            return _words(args, **common)
+        return wm.convert(args.src, args.dst, **common, **_options(args), run=run)
+    with opened as file:
+        if args.verify:
+            file.verify()
+        source = file.weights if args.weights else file
+        return wm.convert(source, args.dst, **common, **_options(args), run=run)
 
 
 @contextlib.contextmanager
@@ -215,7 +239,8 @@ def spelt(args: argparse.Namespace) -> Iterator[None]:
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `weightmap.convert`."""
-    options: dict[str, Any] = {name: getattr(args, name) for name in (*_TENSORS, "overwrite", "verify", "threads")}
+    options: dict[str, Any] = {name: getattr(args, name) for name in (*_TENSORS, "threads")}
+    options["output"] = wm.Output(args.layout, align=args.align, overwrite=args.overwrite)
     options["names"] = args.names or "auto"
     if args.rename is not None:
         pairs = [pair.partition("=") for pair in args.rename]

@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-from weightmap.checkpoints.weights import storage_of
+from weightmap.checkpoints.weights import Weights, storage_of, stored_model
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
 from weightmap.conversion.viewing import seen_by
-from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, unexpected
+from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, mistyped, names_moved
 from weightmap.core.bytes.atomic import file_exists, write_plan
-from weightmap.core.bytes.open_source import takes_addresses
+from weightmap.core.bytes.open_source import path_of, takes_addresses
 from weightmap.core.formats import FORMATS, Format
 from weightmap.core.model.codes import codes_among
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.inputs import check_not_read
-from weightmap.core.model.internals import name_of, named_rows, rows_of, warnings_of
+from weightmap.core.model.internals import (
+    folder_opened,
+    name_of,
+    named_rows,
+    opened_privately,
+    parts_of,
+    rows_of,
+    warnings_of,
+)
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
-from weightmap.core.model.saving import aligned_to, choose_layout, format_named, meant_by_suffix
+from weightmap.core.model.saving import Output, choose_layout, format_named, meant_by_suffix
 from weightmap.core.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
-from weightmap.core.options import Limits, validated_limits
 from weightmap.core.quant import quantizing
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
-from weightmap.huggingface.directory import directory_around, find_source
+from weightmap.huggingface.directory import directory_around, read_directory
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of
-from weightmap.trust.checking import bound, check_all
+from weightmap.trust.checking import check_all
 from weightmap.trust.lists import write_sums
-from weightmap.words.converting import hand_over, target_format
+from weightmap.words.converting import hand_over, target_format, with_lossy
 from weightmap.words.importers import NAMES
-from weightmap.words.importers._words import Words
 from weightmap.words.training import Pq
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
 
     from numpy.typing import ArrayLike, DTypeLike
 
@@ -52,32 +56,25 @@ if TYPE_CHECKING:
     from weightmap.huggingface.directory import ModelDirectory
 
 
+@names_moved
+@with_lossy
 @takes_addresses("dst", 1)
-def convert(
+def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
     src: Any,
     dst: str | bytes | os.PathLike[Any],
     *,
     format: str | None = None,
-    layout: str | None = None,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     dtype: DTypeLike | str | None = None,
     quantize: Quantize | str | None = None,
-    weights: bool = False,
     names: str = "auto",
-    align: int | None = None,
     max_shard_size: int | str | None = None,
-    verify: bool = False,
-    overwrite: bool = True,
+    output: Output | None = None,
     run: Run | None = None,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    limits: Limits | None = None,
-    strict: bool = True,
-    trust: Any = None,
-    sha256sums: bool = False,
-    lossy: bool = False,
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
@@ -85,25 +82,32 @@ def convert(
 
     Parameters
     ----------
-    src : str, os.PathLike, or whatever else `open` takes
+    src : str, os.PathLike, or whatever else `open` takes; or an open handle, or its `weights`
         The path of a file, an index of shards, or a Hugging Face model directory, whose configuration
-        (``config.json``) and vocabulary (``vocab.txt``) go along where the target has a place for them; bytes are
-        content. An open handle, such as one on a model under deltas, goes to one file, and stays open. Or word
-        embeddings of another program: word2vec binary, text with or without a line of dimensions
+        (``config.json``) and vocabulary (``vocab.txt``) go to the target where it has a place for them; bytes are
+        content. A handle stays open; options of opening are given to `open`:
+        ``wm.convert(wm.open("model", trust="recorded"), "copy/")``.
+        ``f.weights`` are the parameters of a quantised checkpoint instead of its stored tensors. They are decoded: to
+        `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same integers and scales where one
+        of its types holds them: MXFP4, NVFP4 (with its float32 scale as a tensor ``*.scale`` next to ``*.weight``), and
+        Q4_0 and Q8_0 of symmetric integers with groups of 32 columns or more whose scales float16 has; AMB gets
+        int4_block of the group size, and int8 of one scale. With `quantize`, a parameter that this scheme does not hold
+        exactly is an EncodeError. A copied ``config.json`` loses its ``quantization_config``.
+        Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
         (GloVe), a dense fastText model: as `weightmap.words.convert` does by default.
     dst : str, bytes or os.PathLike
         A path, or an address in a store without `run`, written atomically, as by `save`; never that of the source,
         which would lose what is left out. A directory (one that exists, a path that ends in a slash, or, from a model
         directory, a name without a suffix) or an ``*.index.json`` gets numbered shards, one for each file of the source
         that has tensors to write; scales go to the shard of their weights. It must not hold such a model yet. From a
-        Hugging Face directory, or a file or index beside a ``config.json``, to a directory, configuration, tokenizer,
-        chat template, licence, code (``*.py`` beside a ``config.json``) and the modules of sentence-transformers go
-        along as files, before the index, so that it is one again; no file there is replaced, and beside a path that
-        names a file nothing is copied.
+        Hugging Face directory, or a file or index in a folder with a ``config.json``, to a directory, configuration,
+        tokenizer, chat template, licence, code (``*.py`` next to a ``config.json``) and the modules of
+        sentence-transformers are copied as files, before the index, so that it is one again; no file there is replaced,
+        and with a path that names a file nothing is copied.
         transformers, vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads
         directories of all formats within `weightmap.compat.patched`.
-    format, layout : str, optional
-        Format and layout of the target; by default its suffix decides, and a directory gets the format of the source.
+    format : str, optional
+        Format of the target; by default its suffix decides, and a directory gets the format of the source.
         "word2vec", "text", "textdims" and "fasttext" take a vocabulary and the matrix of its rows; the other formats
         are those of `weightmap.open`.
     include, exclude : glob or sequence of globs, optional
@@ -116,7 +120,7 @@ def convert(
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
         out of its range become infinite, in float8_e4m3fn NaN; the report's warnings count them. With `quantize`, this
         does not apply to tensors that are quantised before or after; without, the ``dtype`` (``torch_dtype``) in a
-        ``config.json`` that goes along becomes this type too, unless that is a float8: transformers and vLLM load a
+        copied ``config.json`` becomes this type too, unless that is a float8: transformers and vLLM load a
         model in the type that stands there. Without `dtype`, a conversion between AMB and GGUF turns int4_block into
         q4_0, int5_block into q5_0, int8 into q8_0, and back: the same integers and scales, without decoding. The
         report says so; if blocks or scales do not allow it, so does the error.
@@ -127,37 +131,21 @@ def convert(
         they are not whole blocks of 32, the tensor stays as it is. The report's warnings list both. Or "pq", for word
         embeddings in finalfusion: as ``pq=Pq()`` of `weightmap.words.convert`. Or a mixture of llama.cpp, such as
         "q4_k_m": see `Quantize`.
-    weights : bool
-        Convert the parameters of a quantised checkpoint, as `TensorFile.weights` has them, instead of its stored
-        tensors. They are decoded: to `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same
-        integers and scales where one of its types holds them: MXFP4, NVFP4 (with its float32 scale as a tensor
-        ``*.scale`` beside ``*.weight``), and Q4_0 and Q8_0 of symmetric integers with groups of 32 columns or more
-        whose scales float16 has; AMB gets int4_block of the group size, and int8 of one scale. With `quantize`, a
-        parameter that this scheme does not hold exactly is an EncodeError. A ``config.json`` that goes along loses its
-        ``quantization_config``.
     names : str
         For GGUF. "auto": a model directory of Hugging Face, or an index in one, of an architecture that docs/gguf.md
         lists gets llama.cpp's names, keys and tokenizer (extra ``[gguf]``); others keep their names, and a warning says
         that llama.cpp will not load the file. "llama.cpp": another architecture is an EncodeError, and one file of
-        weights beside a ``config.json`` is translated, too. "keep": names are never translated. Where they are,
-        `include`, `exclude`, `rename` and `quantize` take llama.cpp's names; what it could not run rightly is an
+        weights in a folder with a ``config.json`` is translated, too. "keep": names are never translated. Where they
+        are, `include`, `exclude`, `rename` and `quantize` take llama.cpp's names; what it could not run rightly is an
         EncodeError before a file is created.
-    align : int, optional
-        Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
-        bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
-        BinTensors up to 64, nothing may lie between tensors: the header is padded, tensors whose size is a multiple
-        come first, and the report counts those that are not aligned. Other formats refuse.
     max_shard_size : int or str, optional
         Most bytes of tensors per shard, such as ``"5GB"`` or ``"4GiB"``. Larger shards of the source are split; a
         larger tensor gets its own shard. `dst` may be a file, too: a model that does not fit into it becomes shards and
         ``DST.index.json`` in its place, as for `save`.
-    verify : bool
-        Verify the source first, as `TensorFile.verify` does; that reads it once more. Otherwise checksums of tensors
-        are ignored, and the target gets new ones: damage then looks sound. Words of other programs have no checksums.
-    overwrite : bool
-        Replace an existing file. False raises a TargetError instead, also for a file that appears meanwhile, or in a
-        store for an object up to 32 MiB; for a larger one the store is asked just before it is written. Never replaced
-        are a sharded model, and files in the place of those that go along.
+    output : Output, optional
+        Layout, alignment, checksums, and how files take their places. The report counts tensors that could not be
+        aligned. Without ``overwrite``, no file of a model in shards is replaced; a sharded model, and files in the
+        place of those that are copied, never are.
     run : Run, optional
         How the shards of a model are distributed: to an executor or to ranks, with a manifest of finished ones.
     threads : int, optional
@@ -165,19 +153,11 @@ def convert(
         CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target; for shards in bytes of the source.
-    limits : Limits, optional
-    strict : bool
-        False tolerates harmless defects of the source, as for `open`; the report's warnings list them.
-    trust : optional
-        As for `open`: every file of the source, and those that go along, must have the digest that is recorded.
-    sha256sums : bool
-        Also write a ``SHA256SUMS`` into the folder, as `save` does; into a directory, of all files in it.
-    lossy : bool
-        As for `weightmap.words.convert`, of words of another program alone.
 
     Returns
     -------
     ConvertReport
+        Its `warnings` name all that was left behind or could not be kept.
 
     Raises
     ------
@@ -188,13 +168,18 @@ def convert(
         choose none to quantise, and for two tensors of one name.
     TargetError
         When a sharded target exists, its directory has another model under a usual name, or another run is writing it,
-        or the manifest is that of another run; when the place of a file that goes along has one of other content; when
-        the target exists, with ``overwrite=False``; or when it is the source, by whatever path, or a shard, the index
-        or another file of it.
+        or the manifest is that of another run; when the place of a copied file has one of other content; when the
+        target exists, with ``Output(overwrite=False)``; or when it is the source, by whatever path, or a shard, the
+        index or another file of it.
     ShardsError
         When several shards failed, with `keep_going`; or when the executor did.
     FormatError, MissingDependencyError, OSError
         As from `open` and `save`.
+
+    Notes
+    -----
+    Checksums of tensors in the source are not compared, and the target gets new ones: damage then looks sound. `verify`
+    the source before, and the target after.
 
     Examples
     --------
@@ -204,79 +189,71 @@ def convert(
     >>> report.tensors, report.quantized[0].bits_per_weight
     (2, 4.5)
     """
-    boundary, limits, run = aligned_to(align), validated_limits(limits), validated_run(run)
+    output, run = Output.of(output), validated_run(run)
     threads = None if threads is None else as_threads(threads)
     target = as_path("dst", dst)
     check_progress(progress)
-    if align is not None and format in NAMES:
+    if output.align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
     check_naming(names)
+    globs = as_globs("include", include), as_globs("exclude", exclude)
+    most = None if max_shard_size is None else bytes_of_size(max_shard_size)
     is_one = format in NAMES or not (is_folder(target) or target.endswith(INDEX_SUFFIX))
-    if is_one and not overwrite and os.path.lexists(target):
+    if is_one and not output.overwrite and os.path.lexists(target):
         raise file_exists(target)
-    path, model, directory, left = find_source(src)
-    is_model, most = directory is not None, None if max_shard_size is None else bytes_of_size(max_shard_size)
     with contextlib.ExitStack() as stack:
-        # In mode "mmap" this touches no page: tensors are read by pread.
-        opened = _open(stack, model, limits, lossy=lossy, strict=strict, digests=(trust, path, directory))
-        of_words = isinstance(opened, Words)
-        target, format, shards = _placed(opened, path, target, format, run, is_model=is_model)
-        if opened is src and not (shards is None and most is None):  # shards would be read from its files
-            raise ValueError(
-                "src is an open handle, whose tensors go to one file: give the name of one, and no shard size"
-            )
+        opened, weights = _opened(stack, src)
+        folder, path, of_words = None, path_of(src), not isinstance(opened, TensorFile)
+        if not of_words:
+            folder, path = folder_opened(opened), opened.path
+        directory = None if folder is None or path is None else read_directory(folder, path)
+        target, format, shards = _placed(opened, path, target, format, run, is_model=directory is not None)
         if directory is None and path is not None and shards is not None and shards.whole:
             directory = directory_around(path)
         with _or_a_slash(wanted=directory is not None and shards is None):
-            found = target_format(target if shards is None or format else shards.names(1)[0], format, layout)
+            found = target_format(target if shards is None or format else shards.names(1)[0], format, output.layout)
         stack.enter_context(meant_by_suffix(target, found if format is None and quantize is None else None))
-        how = None if quantize is None else _quantize_given(quantize, found, layout, target)
-        pq, globs = (
-            Pq() if how is not None and how.scheme == "pq" else None,
-            (as_globs("include", include), as_globs("exclude", exclude)),
-        )
-        if shards is None and not of_words:
-            check_not_read(opened, target)
-        if verify and not of_words:
-            opened.verify()
-        tolerated = [f"tolerated in the source: {line}" for line in (*left, *(() if of_words else warnings_of(opened)))]
+        how = None if quantize is None else _quantize_given(quantize, found, output.layout, target)
+        pq = Pq() if how is not None and how.scheme == "pq" else None
+        source = folder or path or (opened.path if of_words else name_of(opened))
         if of_words or pq is not None or not isinstance(found, Format):
             tensors = {"rename": rename, "dtype": dtype, "max_shard_size": most, "quantize": None if pq else quantize}
-            options = {"source": path, "limits": limits, "progress": progress, "layout": layout, "align": boundary}
-            report = hand_over(opened, directory, target, found, globs, tensors, **options, overwrite=overwrite, pq=pq)
-            return _listed(report._replace(warnings=(*tolerated, *report.warnings)), target, sums=sha256sums)
+            options = {"source": source, "progress": progress, "output": output}
+            report = hand_over(opened, directory, target, found, globs, tensors, **options, pq=pq)
+            return _listed(report, target, sums=output.sha256sums)
+        if shards is None:
+            check_not_read(opened, target)
+        trust = parts_of(opened)[2].trust
+        if trust is not None and directory is not None:
+            check_all(trust, trust.root)
         spec = Spec(
             format=found.name,
-            layout=layout,
+            output=output,
             include=globs[0],
             exclude=globs[1],
             dtype=None if dtype is None else floating(dtype),
             quantize=how,
-            align=boundary,
             max_shard_size=most,
             threads=threads,
-            strict=strict,
             weights=weights,
             configured=directory is not None and bool(directory.metadata),
-            limits=limits,
+            opening=opened_privately(opened),
         )
-        source = path or name_of(opened)
         if how is not None:
-            _check_scheme(found, layout, how.usual, target)
-        opened, spec, odd = seen_by(spec, opened, names, whole=is_model or bool(opened.shards))
+            _check_scheme(found, output.layout, how.usual, target)
+        tolerated = [f"tolerated in the source: {line}" for line in warnings_of(opened)]
+        opened, spec, odd = seen_by(spec, opened, names, whole=folder is not None or bool(opened.shards))
         directory = None if spec.translated else directory  # what it says became key-values
         renamed = _renamed(spec, opened, rename, source)
         if most is not None and shards is None and not _fits(opened, target, spec):
             shards = beside(target, found)
         if shards is None:
-            report = _convert_file(opened, directory, target, spec, renamed, progress, overwrite=overwrite)
+            report = _convert_file(opened, directory, target, spec, renamed, progress)
         else:
-            report = convert_model(
-                opened, None if directory is None else model, shards, spec, renamed, run, progress, overwrite=overwrite
-            )
+            report = convert_model(opened, None if directory is None else path, shards, spec, renamed, run, progress)
         explained = shards is not None and shards.whole and directory is not None and found.program != PROGRAM
         tolerated += _warnings(report, opened, spec, odd, explained=explained)
-        return _listed(report._replace(src=source, warnings=tuple(tolerated)), target, sums=sha256sums)
+        return _listed(report._replace(src=source, warnings=tuple(tolerated)), target, sums=output.sha256sums)
 
 
 def _warnings(
@@ -303,32 +280,17 @@ def _listed(report: ConvertReport, target: str, *, sums: bool) -> ConvertReport:
     return report
 
 
-def _open(
-    stack: contextlib.ExitStack,
-    src: Any,
-    limits: Limits,
-    *,
-    lossy: bool,
-    strict: bool,
-    digests: tuple[Any, str | None, ModelDirectory | None],
-) -> Any:
-    """Open a source of `convert` until `stack` ends. The caller's handle is returned as it is.
+def _opened(stack: contextlib.ExitStack, src: Any) -> tuple[Any, bool]:
+    """Open a source of `convert` until `stack` ends; say whether its parameters are converted.
 
-    Raises ValueError for options that this source has no use for.
+    A handle of the caller, or the one whose `weights` these are, is returned as it is.
     """
-    trust, path, directory = digests
-    if trust is not None:
-        trust = bound(trust, path)
-        check_all(trust, str(path) if directory is None else trust.root)
-    opened = src
-    if not isinstance(src, TensorFile):
-        opened = open_or_import(src, limits, lossy=lossy, strict=strict, trust=trust)
-        if isinstance(opened, Words):
-            return opened
-        stack.enter_context(opened)
-    if lossy:
-        raise ValueError("lossy is True, expected False: only words of other programs have bytes to replace")
-    return opened
+    if isinstance(src, Weights):
+        return stored_model(src), True
+    if isinstance(src, TensorFile):
+        return src, False
+    opened = open_or_import(src)
+    return stack.enter_context(opened) if isinstance(opened, TensorFile) else opened, False
 
 
 def _placed(
@@ -340,7 +302,7 @@ def _placed(
     """
     if is_model and format_ not in NAMES and "." not in os.path.basename(target):
         target = target if os.path.lexists(target) else os.path.join(target, "")
-    if format_ is None and path is not None and is_folder(target) and not isinstance(opened, Words):
+    if format_ is None and path is not None and is_folder(target) and isinstance(opened, TensorFile):
         stored = FORMATS.get(opened.format)
         format_ = None if stored is None or stored.plan is None else stored.name
     return target, format_, _shards_at(target, format_, run)
@@ -365,7 +327,7 @@ def _raw(file: TensorFile, spec: Spec) -> list[str]:
     if not names:
         return []
     what = f"{counted(len(names), 'tensor')} of a quantised checkpoint, such as {quoted(names[0])}, copied as stored"
-    return [f"{what}: their codes are no values to a program that reads the target; --weights (weights=True) decodes"]
+    return [f"{what}: their codes are no values to its readers; f.weights (--weights) decodes them"]
 
 
 @contextlib.contextmanager
@@ -437,7 +399,7 @@ def losses(file: TensorFile, found: Format, align: int = 1) -> int | None:
 
     No tensor is read.
     """
-    spec = Spec(format=found.name, layout=found.layouts[0], align=align)
+    spec = Spec(format=found.name, output=Output(found.layouts[0], align=align if align > 1 else None))
     held = {False: found.dtypes[found.layouts[0]], True: found.schemes.get(found.layouts[0], frozenset())}
     places = list(named_rows(file))
     if not all(place.dtype.name in held[place.dtype.quantized] for _, place in places):
@@ -457,8 +419,6 @@ def _convert_file(
     spec: Spec,
     renamed: Mapping[str, str],
     progress: Callable[[int, int], None] | None,
-    *,
-    overwrite: bool,
 ) -> ConvertReport:
     """Convert a model to one file, with configuration and vocabulary of its directory."""
     preparer = Preparer(spec)
@@ -467,11 +427,12 @@ def _convert_file(
     if not made.tensors:
         warnings.append("there is no tensor to write")
     try:
-        size = write_plan(target, made.plan, progress=progress, overwrite=overwrite)
+        durable, overwrite = spec.output.durable, spec.output.overwrite
+        size = write_plan(target, made.plan, progress=progress, durable=durable, overwrite=overwrite)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
         raise error.located(path=name_of(file)) from None
-    if spec.align > 1:
-        warnings += unaligned_note(*unaligned(target, spec.align), spec.align)
+    if spec.output.align is not None:
+        warnings += unaligned_note(*unaligned(target, spec.output.align), spec.output.align)
     warnings += overflow_note(*preparer.overflow.total, spec.dtype)
     return ConvertReport(
         name_of(file),
@@ -486,64 +447,29 @@ def _convert_file(
     )
 
 
-@overload
+@names_moved
 def quantize(
     array: ArrayLike,
     scheme: str,
-    dst: None = None,
     *,
     block_size: int = 32,
     scale_type: str = "fp16",
     bits: float = 5.0,
     threads: int | None = None,
-    **training: Any,
-) -> QuantizedTensor: ...
-
-
-@overload
-def quantize(
-    array: Any,
-    scheme: str,
-    dst: str | bytes | os.PathLike[Any],
-    *,
-    block_size: int = 32,
-    scale_type: str = "fp16",
-    bits: float = 5.0,
-    threads: int | None = None,
-    executor: Executor | None = None,
-    manifest: str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> ConvertReport: ...
-
-
-def quantize(
-    array: Any,
-    scheme: str,
-    dst: str | bytes | os.PathLike[Any] | None = None,
-    *,
-    block_size: int = 32,
-    scale_type: str = "fp16",
-    bits: float = 5.0,
-    threads: int | None = None,
-    executor: Executor | None = None,
-    manifest: str | os.PathLike[str] | None = None,
-    **options: Any,
-) -> QuantizedTensor | ConvertReport:
-    """Quantise an array; or, with `dst`, a model.
+) -> QuantizedTensor:
+    """Quantise an array. A model is quantised by `convert`: ``convert(src, dst, quantize=scheme)``.
 
     Parameters
     ----------
-    array : array_like; with `dst`, str, os.PathLike or whatever else `convert` takes
+    array : array_like
         Real numbers, of any strides and byte order; taken as float32. Of any shape, of two dimensions for "pq".
     scheme : str
         "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
         int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
         found by a search. Or a type of GGUF's blocks, of which the last dimension is a multiple: "q4_0", "q4_1",
         "q5_0", "q5_1", "q8_0" (32 elements each, the bytes of gguf-py and llama.cpp), "iq4_nl", "mxfp4" (32 elements,
-        scales found by a search), "q2_k" to "q6_k" (256 elements, likewise). Or "pq": product quantisation. Upper case
-        and ``-`` for ``_`` mean the same.
-    dst : str, bytes or os.PathLike, optional
-        Write a quantised copy of a model there, by ``convert(array, dst, quantize=Quantize(scheme, ...), ...)``.
+        scales found by a search), "q2_k" to "q6_k" (256 elements, likewise). Or "pq": product quantisation, as
+        `weightmap.words.train_pq` does it by default. Upper case and ``-`` for ``_`` mean the same.
     block_size : int
         Elements per block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
     scale_type : str
@@ -551,16 +477,11 @@ def quantize(
     bits : float
         For "adaptive": bits per weight for codes and scales, 4.5 to 16. The mask takes 2 more bits per block.
     threads : int, optional
-        At most this many threads share the work, except for "pq". The result does not depend on it. By default one for
-        an array, for a model as many as `convert` takes.
-    executor, manifest
-        With `dst`: short for ``run=Run(executor, manifest=manifest)``.
-    **options
-        For "pq": see `weightmap.words.train_pq`. With `dst`: other arguments of `convert`, such as `run`.
+        At most this many threads share the work, except for "pq". The result does not depend on it. One by default.
 
     Returns
     -------
-    QuantizedTensor, or ConvertReport with `dst`
+    QuantizedTensor
 
     Raises
     ------
@@ -579,24 +500,12 @@ def quantize(
     array([[ 7.,  1.],
            [ 2., -8.]], dtype=float32)
     """
-    own: dict[str, Any] = {"block_size": block_size, "scale_type": scale_type, "bits": bits}
-    if dst is not None:
-        run = validated_run(options.pop("run", None), executor, manifest)
-        return convert(array, dst, quantize=Quantize(scheme, **own), run=run, threads=threads, **options)
-    if "run" in options or executor is not None or manifest is not None:
-        raise TypeError("run=, executor= and manifest= are for models of several files, with dst=")
-    if isinstance(array, (str, os.PathLike)):
-        raise TypeError(
-            f"array is the path {os.fspath(array)!r}, expected numbers; a model is quantised to a file, dst="
-        )
+    if isinstance(array, (str, os.PathLike, TensorFile)):
+        raise mistyped("array", array, "an array of numbers; of a model: convert(src, dst, quantize=...)")
+    threads = 1 if threads is None else as_threads(threads)
     scheme = scheme_named(scheme)
-    if options or scheme == "pq":
+    if scheme == "pq":
         from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
 
-        of_pq = [*inspect.signature(train_pq).parameters][1:]
-        if wrong := [name for name in options if name not in of_pq]:
-            raise unexpected("quantize", wrong, of_pq if scheme == "pq" else [*own, "threads"])
-        if scheme != "pq":
-            raise TypeError(f"{', '.join(options)}: for the scheme 'pq', and scheme is {scheme!r}")
-        return train_pq(array, **options)
-    return quantizing.quantize(array, scheme, **own, threads=1 if threads is None else as_threads(threads))
+        return train_pq(array)
+    return quantizing.quantize(array, scheme, block_size=block_size, scale_type=scale_type, bits=bits, threads=threads)

@@ -71,6 +71,8 @@ class Deal(NamedTuple):
         Those of the new index.
     dropped, warnings, layout
         As in the report.
+    files : dict
+        The open files of the source, by the names in tasks.
     folders : dict
         The absolute directories of source and target, as in tasks, each with the caller's spelling.
     """
@@ -83,6 +85,7 @@ class Deal(NamedTuple):
     dropped: list[tuple[str, str]]
     warnings: list[str]
     layout: str
+    files: Mapping[str, TensorFile]
     folders: dict[str, str]
 
 
@@ -92,10 +95,9 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
     Everything that can be checked without reading data is checked here, for all shards, before any file exists.
     """
     source = parts_of(file)[0]
-    if source.absolute is None:
-        raise ValueError(f"src is {name_of(file)}, expected a path: shards are read from files")
-    folder = folder_of(source.absolute)
-    files: Mapping[str, TensorFile] = file.shards or {called(source.absolute): file}
+    path = source.absolute or source.name
+    folder = folder_of(path)
+    files: Mapping[str, TensorFile] = file.shards or {called(path): file}
     where = where_of(file) or {name: shard for shard, part in files.items() for name in part}
     taken = {name: shard for name, shard in where.items() if spec.takes(name)}
     parts = _parts(files, taken, target, spec)
@@ -171,6 +173,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
         dropped,
         notes,
         made[0][2].layout,
+        files,
         {folder: os.path.dirname(name_of(file)), into: target.folder},
     )
 
@@ -180,7 +183,7 @@ def _parts(
 ) -> dict[str, str]:
     """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
     most, labels = spec.max_shard_size, dict(taken)
-    if spec.is_view:  # of several files, opened as one: pieces of a tensor may lie in more than one of them
+    if spec.is_view or spec.opening.deltas:  # of several files, opened as one: a tensor may lie in more than one
         for shard, part in files.items():
             labels |= {
                 name: f"{shard}/{row.source.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from weightmap.conversion.running import Manifest, Runner, digest, is_shared, ma
 from weightmap.conversion.tasks import ShardReport, convert_shard
 from weightmap.conversion.tensors import overflow_note, unaligned_note
 from weightmap.core.bytes.atomic import file_exists, remove_leftovers
-from weightmap.core.model.internals import name_of
+from weightmap.core.model.internals import name_of, parts_of
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.sharding import holding, write_index
 from weightmap.errors import ShardsError, counted, quoted
@@ -41,10 +42,10 @@ def convert_model(
     renamed: Mapping[str, str],
     run: Run,
     progress: Callable[[int, int], None] | None,
-    *,
-    overwrite: bool,
 ) -> ConvertReport:
     """Convert an open model to shards; `model` is its path within a Hugging Face directory, if it lies in one."""
+    if run.executor is not None and parts_of(file)[0].absolute is None:
+        raise ValueError(f"src is {name_of(file)}, expected a path: an executor opens files again")
     if run.world_size > 1 and run.manifest is None:
         raise ValueError("manifest= is needed by ranks: it says which shards the others have finished")
     if spec.threads is None and is_shared(run):
@@ -56,7 +57,7 @@ def convert_model(
         if model is not None and target.whole:
             dtype = None if spec.quantize is not None else spec.dtype
             along = Along(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
-        if not overwrite:
+        if not spec.output.overwrite:
             work.check_free()
         work.run()
         nbytes, warnings = work.finish(along)
@@ -117,7 +118,9 @@ class _Conversion:
     def _manifests(self) -> list[Manifest]:
         """Read the manifest of this rank, then those of the others."""
         made_for = digest(self._target.index_name, self._spec.result, len(self._deal.tasks))
-        return [Manifest(path, "convert", made_for, _RECORD, self._spec.limits) for path in manifests_of(self._run)]
+        return [
+            Manifest(path, "convert", made_for, _RECORD, self._spec.opening.limits) for path in manifests_of(self._run)
+        ]
 
     def _recorded(self, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
         """Return the records of finished shards by name."""
@@ -145,7 +148,10 @@ class _Conversion:
         try:
             runner = Runner(self._run, flush=self._flush, folders=self._deal.folders)
             weights = [self._deal.weights[task.number] for task in self.tasks]
-            runner.run(convert_shard, self.tasks, self._finished, weights)
+            convert = convert_shard
+            if self._run.executor is None:
+                convert = functools.partial(convert_shard, opened=self._deal.files)
+            runner.run(convert, self.tasks, self._finished, weights)
         finally:
             self._flush()
             with contextlib.suppress(OSError):
@@ -180,7 +186,7 @@ class _Conversion:
 
     def finish(self, along: Along | None) -> tuple[int, list[str]]:
         """Copy what goes along, and write the index, if no shard is missing; return the bytes of all, and warnings."""
-        target, tasks, align = self._target, self._deal.tasks, self._spec.align
+        target, tasks, align = self._target, self._deal.tasks, self._spec.output.alignment
         if self._run.world_size > 1:
             self.records = self._recorded(self._manifests()) | self.records
         values, tensors = (sum(counts) for counts in zip((0, 0), *self.overflown, strict=True))
@@ -192,7 +198,8 @@ class _Conversion:
         if along is not None:
             self.copied = along.copy()
         total = sum(record["tensor_bytes"] for record in self.records.values())
-        nbytes += write_index(target, self._deal.where, total, self._deal.metadata)
+        durable = self._spec.output.durable
+        nbytes += write_index(target, self._deal.where, total, self._deal.metadata, durable=durable)
         with contextlib.suppress(OSError):
             for folder, name in map(os.path.split, (target.index_name, *self.copied)):
                 remove_leftovers(os.path.join(target.folder, folder), [name])

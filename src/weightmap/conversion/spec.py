@@ -13,8 +13,9 @@ from weightmap.core.arguments import as_float, as_globs, as_integer, mistyped
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale_type_named
 from weightmap.core.formats import Format, by_name
 from weightmap.core.globs import listed, matches, takes
+from weightmap.core.model.saving import Output
 from weightmap.core.native import quantised
-from weightmap.core.options import Limits
+from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.core.quant.quantizing import folded, quantize, scheme_named
 from weightmap.core.quant.schemes import BLOCKED
 from weightmap.errors import EncodeError, QuantError, counted, quoted
@@ -125,20 +126,19 @@ class Spec:
     """The arguments of `weightmap.convert` that hold for every file of the new model."""
 
     format: str
-    layout: str | None = None
+    output: Output = field(default_factory=Output)
     include: Globs = None
     exclude: Globs = None
     dtype: str | None = None
     quantize: Quantize | None = None
-    align: int = 1
     max_shard_size: int | None = None
     threads: int | None = None
-    strict: bool = True
     weights: bool = False  # whether the tensors are parameters: see `TensorFile.weights`
     translated: bool = False  # whether names become llama.cpp's: see `weightmap.llama`
     shape: Shape | None = None  # of a model under llama.cpp's names, where types depend on them
     configured: bool = False  # whether a ``config.json`` lies beside the model
-    limits: Limits = field(default_factory=Limits)
+    # How the files of the source are opened, by whoever opens them again.
+    opening: Options = field(default_factory=lambda: Options(DEFAULT_LIMITS, private=True), repr=False, compare=False)
 
     @property
     def target_format(self) -> Format:
@@ -148,7 +148,8 @@ class Spec:
     @property
     def result(self) -> tuple[Any, ...]:
         """The arguments on which the bytes of the result depend."""
-        values = self.layout, self.include, self.exclude, self.dtype, self.quantize, self.align, self.max_shard_size
+        output = self.output.layout, self.output.alignment, self.output.checksums
+        values = *output, self.include, self.exclude, self.dtype, self.quantize, self.max_shard_size
         return (self.format, *values, self.configured, self.weights, self.translated)
 
     @property
@@ -175,8 +176,6 @@ class Spec:
 
     def check_globs(self, names: Collection[str], source: str) -> None:
         """Raise `EncodeError` for a glob that no tensor of a model matches, and for globs that leave none of them."""
-        if not names:
-            return
         how, count = self.quantize, counted(len(names), "tensor")
         given = {"include": self.include, "exclude": self.exclude}
         if how is not None:
@@ -185,7 +184,7 @@ class Spec:
             useless = [glob for glob in listed(globs) if not any(matches(name, glob) for name in names)]
             if useless:
                 raise EncodeError(f"{option} is {_spelt(useless)}, which matches none of {count}", path=source)
-        if not any(map(self.takes, names)):
+        if not any(map(self.takes, names)) and (names or self.include is not None):
             option = "include" if self.include == () else "exclude"
             raise EncodeError(f"{option} is {_spelt(given[option])}, which leaves none of {count}", path=source)
         chosen = None if how is None else how.include

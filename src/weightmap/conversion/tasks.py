@@ -16,19 +16,19 @@ from weightmap.core.model.internals import name_of, named_rows, sources_of
 from weightmap.core.model.opening import open_with
 from weightmap.core.model.sharding import plain_name, tensor_bytes
 from weightmap.core.model.single import is_index, open_file
-from weightmap.core.options import Options
 from weightmap.errors import FileChangedError, TensorFileError
 from weightmap.huggingface.along import is_whole
 from weightmap.huggingface.directory import read_directory
+from weightmap.llama.translating import without_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightmap.conversion.spec import Spec
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.model.file import TensorFile
     from weightmap.core.model.reports import QuantizedInfo
-    from weightmap.core.options import Limits
+    from weightmap.core.options import Options
     from weightmap.core.table.table import Row
     from weightmap.huggingface.directory import ModelDirectory
 
@@ -108,17 +108,20 @@ class ShardReport(NamedTuple):
     converted: bool
 
 
-def convert_shard(task: ShardTask) -> ShardReport:
-    """Write one shard, in this process or another one, unless it is there already."""
+def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = None) -> ShardReport:
+    """Write one shard unless it is there already: of files that this process has `opened`, or else opens."""
     path = os.path.join(task.target, plain_name(task.name, "name"))
     if task.done is not None and is_whole(path, *task.done):
         return ShardReport(task.number, *task.done, 0, 0, (0, 0), (), converted=False)
     spec = task.spec
     with contextlib.ExitStack() as stack:
-        files = [
-            stack.enter_context(open_rows(task.folder, piece, spec.limits, strict=spec.strict)) for piece in task.pieces
-        ]
-        if spec.is_view:
+        if opened is None:
+            files = [stack.enter_context(open_rows(task.folder, piece, spec.opening)) for piece in task.pieces]
+        else:
+            files = [opened[piece.name] for piece in task.pieces]
+            if spec.translated and task.number:
+                files = list(map(without_keys, files))
+        if spec.is_view and opened is None:
             files = [viewed(file, spec, with_keys=not task.number)[0] for file in files]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
@@ -132,20 +135,22 @@ def convert_shard(task: ShardTask) -> ShardReport:
             made.plan.write(sink)
 
         try:
-            size = write_plan(path, WritePlan(made.plan.size, write, exact=made.plan.exact))
+            plan = WritePlan(made.plan.size, write, exact=made.plan.exact)
+            size = write_plan(path, plan, durable=spec.output.durable)
         except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
             raise error.located(path=name_of(files[0])) from None
-    odd = unaligned(path, spec.align)[0] if spec.align > 1 else 0
+    align = spec.output.alignment
+    odd = unaligned(path, align)[0] if align > 1 else 0
     done = () if preparer.quantizer is None else tuple(preparer.quantizer.done)
     lost, nbytes = preparer.overflow.total, tensor_bytes(path)
     return ShardReport(task.number, size, summed[0].digest or 0, nbytes, odd, lost, done, converted=True)
 
 
-def open_rows(folder: str, piece: FileRows, limits: Limits, *, strict: bool = True) -> TensorFile:
+def open_rows(folder: str, piece: FileRows, options: Options) -> TensorFile:
     """Open a source file of a task. Raises `FileChangedError` if it has changed since the task was made."""
     path = inside(folder, plain_name(piece.name, "name"))
-    options = Options(limits, strict=strict, private=True)
-    file = open_with(path, options) if is_index(path) else open_file(path, path, options)
+    whole = is_index(path) or options.deltas
+    file = open_with(path, options) if whole else open_file(path, path, options)
     size, state = state_of(file)
     if (size, state) != (piece.size, piece.state):
         file.close()
@@ -157,10 +162,12 @@ def open_rows(folder: str, piece: FileRows, limits: Limits, *, strict: bool = Tr
 
 def state_of(file: TensorFile) -> tuple[int, int | str]:
     """Return size and time of modification of a file, or the tag of an object in a store; of several, all of these."""
-    states = [
-        source.identity[3] if source.store is None else str(source.identity[1] or source.identity[2])
-        for source in sources_of(file)
-    ]
+    states: list[int | str] = []
+    for source in sources_of(file):
+        if source.store is not None:
+            states.append(str(source.identity[1] or source.identity[2]))
+        else:
+            states.append(source.identity[3] if source.identity else 0)  # a buffer has no time
     return file.nbytes, states[0] if len(states) == 1 else ", ".join(map(str, states))
 
 

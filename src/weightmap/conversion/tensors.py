@@ -130,7 +130,7 @@ class Preparer:
         self.overflow: Overflow = Overflow()
         how = spec.quantize
         self.quantizer: Quantizer | None = None if how is None else Quantizer(how, spec.threads, spec.shape)
-        layout = choose_layout(self._format, spec.layout, None)
+        layout = choose_layout(self._format, spec.output.layout, None)
         self._held = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
         self._threads = cpus() if spec.threads is None else spec.threads
@@ -172,7 +172,7 @@ class Preparer:
             for key in own.keys & metadata.keys():
                 del metadata[key]
         try:
-            layout = choose_layout(found, spec.layout, metadata)
+            layout = choose_layout(found, spec.output.layout, metadata)
         except TensorFileError as error:
             raise error.located(path=target, format=found.name) from None
         try:
@@ -189,7 +189,9 @@ class Preparer:
         if found.embeddings is not None and file.format != found.name:
             tensors, named = _as_embeddings(packed, *found.embeddings)
             warnings += named
-        request = Request(tensors, layout, **extras, align=spec.align, part=numbers)
+        output = spec.output
+        extras |= {"checksums": output.checksums, "align": output.alignment}
+        request = Request(tensors, layout, **extras, part=numbers)
         return Prepared(plan_request(target, found, request), layout, packed, dropped, warnings)
 
     def _packed(
@@ -247,7 +249,7 @@ class Preparer:
 
 def check_total(file: TensorFile, spec: Spec, nbytes: int) -> None:
     """Raise `LimitError` for more bytes of tensors than may be copied of a model."""
-    spec.limits.check("max_copy_bytes", nbytes, "bytes of tensors to copy")
+    spec.opening.limits.check("max_copy_bytes", nbytes, "bytes of tensors to copy")
     check_made(file, "all tensors to copy", nbytes)
 
 

@@ -14,7 +14,7 @@ from weightmap.core.model.internals import detach_index, name_of, parts_of
 from weightmap.core.model.opening import open_privately
 from weightmap.core.model.reports import VerifyReport, in_common
 from weightmap.core.model.sharded import disagreements
-from weightmap.core.options import Limits, validated_limits
+from weightmap.core.options import Limits, Options, validated_limits
 from weightmap.errors import ShardsError, counted, quoted
 from weightmap.trust.checking import bound, check_all, compared
 
@@ -46,7 +46,8 @@ class VerifyTask(NamedTuple):
 
 def verify_shard(task: VerifyTask) -> VerifyReport:
     """Verify one file, in this process or another one."""
-    with open_rows(task.folder, task.piece, task.limits, strict=task.strict) as file:
+    options = Options(task.limits, strict=task.strict, private=True)
+    with open_rows(task.folder, task.piece, options) as file:
         return file.verify(threads=task.threads)
 
 

@@ -26,6 +26,17 @@ _OPEN |= {"direct": 'mode="direct"', "advise": "f.advise(...)", "deltas": "weigh
 MOVED: dict[str, dict[str, str]] = {
     "open": _OPEN,
     "save": _OUTPUT,
+    "convert": _OUTPUT
+    | {name: f"convert(wm.open(src, {name}=...), dst)" for name in ("strict", "limits", "trust", "config")}
+    | {
+        "overwrite": "output=Output(overwrite=False)",
+        "weights": "convert(wm.open(src).weights, dst)",
+        "verify": "wm.verify(dst) after convert",
+        "block_size": "quantize=Quantize(scheme, block_size=...)",
+    },
+    "quantize": dict.fromkeys(("dst", "include", "exclude"), "convert(src, dst, quantize=scheme)")
+    | dict.fromkeys(("executor", "manifest", "run"), "convert(src, dst, quantize=scheme, run=Run(...))")
+    | dict.fromkeys(("n_subquantizers", "n_bits", "projection", "seed"), "weightmap.words.train_pq"),
 }
 
 # Bounds for names from files: names compared with a missing one, and characters of the longest of them.

@@ -220,6 +220,6 @@ class ImportOptions(Options):
 
     importing = True
 
-    def __init__(self, limits: Limits, *, lossy: bool, strict: bool = True, trust: Any = None) -> None:
-        super().__init__(limits, private=True, strict=strict, rare=None if trust is None else Rare(trust=trust))
+    def __init__(self, limits: Limits, *, lossy: bool, strict: bool = True) -> None:
+        super().__init__(limits, private=True, strict=strict)
         self.lossy: bool = lossy

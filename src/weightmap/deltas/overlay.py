@@ -192,7 +192,7 @@ class OverlaidContent(Content):
         self.deltas = deltas
         self._of_deltas = tuple(source for delta in deltas for source in delta.sources)
         self.sources: tuple[Source, ...] = (*below.sources, *self._of_deltas)
-        for name in ("has_metadata", "checksums", "config", "tokenizer", "part"):
+        for name in ("has_metadata", "checksums", "config", "tokenizer", "part", "folder"):
             setattr(self, name, getattr(below, name))
         if below.load_vocab is not None:
             self.load_vocab = lambda: below.vocab

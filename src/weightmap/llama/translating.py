@@ -61,7 +61,7 @@ def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | 
         if settings is not None:
             raise EncodeError(
                 f"this is a quantised checkpoint: {os.path.basename(settings.path)} has {settings.where}",
-                remedy=Remedy("weights=True converts its parameters, {} keeps the stored tensors", "names", "keep"),
+                remedy=Remedy("f.weights has its parameters, {} keeps the stored tensors", "names", "keep"),
             ).located(path=source.name)
         return architecture
     if strictly:
@@ -145,6 +145,12 @@ def as_llama(
         table=table, load_metadata=lambda: metadata, has_metadata=True, vocab=None, config=None, tokenizer=None
     )
     return type(file)(source, file.format, result, options), notes
+
+
+def without_keys(file: TensorFile) -> TensorFile:
+    """Return a handle that `as_llama` made without its key-values, which only the first part of a model has."""
+    source, content, options = parts_of(file)
+    return type(file)(source, file.format, content.varied(load_metadata=dict), options)
 
 
 def check_complete_of(file: TensorFile, names: set[str]) -> None:

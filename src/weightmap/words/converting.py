@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
@@ -17,10 +17,10 @@ from weightmap.core.model.inputs import check_apart, check_not_read
 from weightmap.core.model.internals import name_of, named_rows, parts_of, warnings_of
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
-from weightmap.core.model.saving import choose, choose_layout, meant_by_suffix, plan_request
+from weightmap.core.model.saving import Output, choose, choose_layout, meant_by_suffix, plan_request
 from weightmap.core.model.sharding import sharded_target
 from weightmap.core.model.single import check_replaceable
-from weightmap.core.options import Limits, validated_limits
+from weightmap.core.options import DEFAULT_LIMITS, Limits, validated_limits
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.vocabulary import Vocabulary
 from weightmap.errors import (
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
     from weightmap.huggingface.directory import ModelDirectory
 
+_P = ParamSpec("_P")
 _FLOAT32 = DTYPES["float32"]
 
 
@@ -171,6 +172,17 @@ def convert(
             return report._replace(warnings=(*tolerated, *report.warnings))
 
 
+def with_lossy(function: Callable[_P, ConvertReport]) -> Callable[_P, ConvertReport]:
+    """Let `weightmap.convert` hand words to `convert` here, where the caller asks for ``lossy=True``."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> ConvertReport:
+        lossy = options.pop("lossy", False)
+        return convert(*args, **options, lossy=True) if lossy else function(*args, **options)  # type: ignore[arg-type]
+
+    return call
+
+
 def hand_over(
     opened: Any,
     directory: ModelDirectory | None,
@@ -189,7 +201,11 @@ def hand_over(
         if value is not None:
             msg = f"{name}= is not for word embeddings, which stay float32"
             raise ValueError(msg)
-    return convert_words(opened if of_words else from_file(opened, directory, *globs), target, target_record, **options)
+    if of_words:
+        return convert_words(opened, target, target_record, **options)
+    limits, tolerated = parts_of(opened)[2].limits, [f"tolerated in the source: {line}" for line in warnings_of(opened)]
+    report = convert_words(from_file(opened, directory, *globs), target, target_record, limits=limits, **options)
+    return report._replace(warnings=(*tolerated, *report.warnings))
 
 
 def target_format(target: str, format: str | None, layout: str | None) -> Format | Importer:
@@ -258,16 +274,16 @@ def convert_words(
     target_record: Format | Importer,
     *,
     source: str | None,
-    limits: Limits,
     progress: Callable[[int, int], None] | None,
-    layout: str | None = None,
-    align: int = 1,
-    overwrite: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+    output: Output | None = None,
     normalize: bool | None = None,
     subwords: str | None = None,
     pq: Pq | None = None,
 ) -> ConvertReport:
     """Write words to a file of any format: see `convert`."""
+    output = Output.of(output)
+    layout, align = output.layout, output.alignment
     limits.check("max_copy_bytes", words.nbytes, "bytes of rows to copy")
     words.sources[-1].check_size("all rows", words.nbytes)  # the last one has them
     if isinstance(target_record, Importer):
@@ -296,8 +312,8 @@ def convert_words(
         layout = choose_layout(target_record, layout, None)
         trainer = None if pq is None else _trainer(words, target, target_record, layout, pq)
         count = 1 if norms is None else 2
-        plan, warnings = _to_format(words, norms, target, target_record, trainer, layout, align)
-    size = write_plan(target, plan, progress=progress, overwrite=overwrite)
+        plan, warnings = _to_format(words, norms, target, target_record, trainer, layout, output)
+    size = write_plan(target, plan, progress=progress, durable=output.durable, overwrite=output.overwrite)
     done = () if trainer is None or trainer.info is None else (trainer.info,)
     return ConvertReport(
         source or words.path, target, target_record.name, layout, count, size, (), tuple(warnings), done
@@ -305,7 +321,7 @@ def convert_words(
 
 
 def _to_format(
-    words: Words, norms: Any, target: str, target_record: Format, trainer: Trainer | None, layout: str, align: int
+    words: Words, norms: Any, target: str, target_record: Format, trainer: Trainer | None, layout: str, output: Output
 ) -> tuple[WritePlan, list[str]]:
     """Return the plan of a file of `weightmap.open`, and warnings; `norms` are filled in while the rows are written."""
     payloads = [
@@ -324,11 +340,13 @@ def _to_format(
         warnings.append(f"{target_record.title} has no place for the vocabulary of {count}: left behind")
     vocab = words.vocab if "vocab" in carried else None
     metadata = words.metadata if target_record.embeddings is not None and words.metadata else None
+    request = Request(Tensors(payloads), layout, metadata, vocab, align=output.alignment)
+    request = request._replace(checksums=output.checksums)
     try:
-        plan = plan_request(target, target_record, Request(Tensors(payloads), layout, metadata, vocab, align=align))
+        plan = plan_request(target, target_record, request)
     except MissingDependencyError as error:  # words without metadata are still useful
         warnings.append(f"the options of the model were left behind: {error.what}")
-        plan = plan_request(target, target_record, Request(Tensors(payloads), layout, None, vocab, align=align))
+        plan = plan_request(target, target_record, request._replace(metadata=None))
     return plan, warnings
 
 

@@ -101,6 +101,8 @@ class Content:
         without the rest of that file.
     warnings : list of str
         Deviations tolerated by ``strict=False``.
+    folder : str or None
+        The directory that was opened, of which this is the model.
     """
 
     # Class attributes, since few formats set them and each assignment makes opening slower.
@@ -111,6 +113,7 @@ class Content:
     tokenizer: Any = None
     part: NumberedPart | None = None
     sources: tuple[Source, ...] = ()
+    folder: str | None = None
     sums: Callable[[Source], Sequence[Sum]] = staticmethod(lambda _: ())
 
     def __init__(

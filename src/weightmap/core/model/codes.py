@@ -154,7 +154,7 @@ def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None
     names, scales = codes_among(file, takes)
     if names:
         some = f"{counted(len(names), 'tensor')} such as {quoted(names[0])}, whose scales are {quoted(scales)}"
-        remedy = Remedy("{} takes the parameters", "weights", switch=True)
+        remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
         error = UnsupportedError(f"{what} would take codes for values: {some}", remedy=remedy)
         raise error.located(path=name_of(file))
 

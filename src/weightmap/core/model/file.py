@@ -246,7 +246,7 @@ class TensorFile(Mapping[str, Any]):
 
             check_open(self)
             model = as_parameters(self)
-            found = Weights(model)
+            found = Weights(model, self._shards)
             if model is not self:  # or the two would keep each other alive
                 self._weights = found
         return found

@@ -14,7 +14,7 @@ from weightmap.core.arguments import similar
 from weightmap.core.bytes.open_source import sibling_name
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import by_name
-from weightmap.core.options import check_expansion
+from weightmap.core.options import Options, check_expansion
 from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 
@@ -52,6 +52,18 @@ def names_of(file: Any) -> dict[Source, str]:
     first, *others = sources_of(file)
     own = first.absolute or ""
     return {first: sibling_name(own, own)} | {source: sibling_name(source.absolute or "", own) for source in others}
+
+
+def folder_opened(file: Any) -> str | None:
+    """Return the directory that a handle was opened on; None for one opened on a file or an index."""
+    folder: str | None = file._content.folder
+    return folder
+
+
+def opened_privately(file: Any) -> Options:
+    """Return options that open the files of a handle again, for a caller that hands out no tensors."""
+    options: Options = file._options
+    return Options(**options.keywords(mode=None, verify="header", private=True))
 
 
 def warnings_of(file: Any) -> list[str]:

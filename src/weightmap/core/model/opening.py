@@ -175,9 +175,9 @@ def open_stored(filename: Any, *, mode: Mode | None = None, private: bool = Fals
     return open_with(filename, Options(DEFAULT_LIMITS, mode=mode, private=private, rare=rare))
 
 
-def open_or_import(source: Any, limits: Limits, *, lossy: bool, strict: bool, trust: Any = None) -> Any:
+def open_or_import(source: Any, limits: Limits = DEFAULT_LIMITS, *, lossy: bool = False, strict: bool = True) -> Any:
     """Open a file for `convert`: return a `TensorFile` as `open_privately` does, or the `Words` of an importer."""
-    file = open_with(source, ImportOptions(limits, lossy=lossy, strict=strict, trust=trust))
+    file = open_with(source, ImportOptions(limits, lossy=lossy, strict=strict))
     return refuse_frames(file) if isinstance(file, TensorFile) else file
 
 

@@ -437,8 +437,9 @@ def open_directory(path: str, options: Options) -> TensorFile:
                 if type(file) is not TensorFile:  # the words of an importer
                     return file
                 file = open_parts(model_path, file, options) if parts_of(file)[1].part is not None else file
-                return _with_lines(file, odd, stale, options)
-            return _open_index(from_path(model_path, "copy"), model_path, options, whole=True)
+                file = _with_lines(file, odd, stale, options)
+            else:
+                file = _open_index(from_path(model_path, "copy"), model_path, options, whole=True)
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
             if type(path) is not str or find_model(path) == model_path:
                 raise
@@ -447,6 +448,9 @@ def open_directory(path: str, options: Options) -> TensorFile:
             if what is None or isinstance(error, TensorFileError):
                 raise
             raise NotRegularFileError(f"the model file of this directory is {what}", path=model_path) from None
+        else:
+            parts_of(file)[1].folder = path
+            return file
 
 
 def open_sharded(path: str, options: Options) -> TensorFile:
