@@ -15,7 +15,7 @@ MODULE := $(VENV)/.module
 MODEL  := $(VENV)/.model
 
 # The C sources; all but those in csrc/python are the kernels, which need no Python.
-C_SOURCES := $(wildcard csrc/*.c csrc/*.h csrc/*/*.c csrc/*/*.h csrc/build_ffi.py)
+C_SOURCES := $(wildcard csrc/*/*.c csrc/*/*.h csrc/build_ffi.py)
 KERNELS   := $(filter-out csrc/python/%,$(filter %.c,$(C_SOURCES)))
 # What clang-format lays out, with the style of .clang-format.
 C_LAID_OUT := $(filter %.c %.h,$(C_SOURCES)) $(wildcard tests/*/*.c fuzz/c/*.c fuzz/c/*.h benchmarks/*.c)

@@ -52,7 +52,7 @@ def branch_flags() -> list[str]:
 
 def make_ffi() -> FFI:
     """Return the FFI object that setuptools builds `weightmap._kernels` from."""
-    headers = [(ROOT / name).read_text(encoding="utf-8") for name in ("scans.h", "archives.h", "kernels.h")]
+    headers = [(ROOT / "core" / name).read_text(encoding="utf-8") for name in ("scans.h", "archives.h", "kernels.h")]
     ffi = FFI()
     ffi.cdef("\n".join(line for header in headers for line in header.splitlines() if not line.startswith("#")))
     # What C calls to read files that no descriptor reads: see native/access.py.
@@ -65,7 +65,7 @@ def make_ffi() -> FFI:
         link += [f"-fsanitize={SANITIZE}"]
     ffi.set_source(
         "weightmap._kernels",
-        '#include "kernels.h"',
+        '#include "core/kernels.h"',
         sources=sources(),
         include_dirs=["csrc"],
         depends=sorted(path.relative_to(ROOT.parent).as_posix() for path in ROOT.rglob("*.h")),

@@ -823,7 +823,7 @@ def _wm_differing_files(p: Place, size: int) -> Any:
             counts = np.minimum(np.uint64(104), np.uint64(size) - starts) // np.uint64(width)
             pairs, outcome = p.struct("wm_pairs"), p.struct("wm_outcome")
             pairs.a = pairs.b = file.fileno()
-            pairs.kind, pairs.n, pairs.most = kind, len(starts), 104
+            pairs.kind, pairs.n, pairs.max = kind, len(starts), 104
             pairs.from_a, pairs.from_b, pairs.counts = (
                 p.array(starts),
                 p.array(starts + np.uint64(size)),

@@ -1,5 +1,5 @@
 /* Values of codes by tables, and the decoding of groups, for NEON. */
-#include "../groups_value.h"
+#include "quant/groups_value.h"
 
 #if WM_ARM
 #include <arm_neon.h>
@@ -38,13 +38,13 @@ WM_INLINE nibbles_2 load_nibbles_2(const uint8_t *first, const uint8_t *second) 
 
 WM_INLINE line look_nibbles_2(nibbles_2 t, const uint8_t *codes, int high_first, int tables) {
     uint8x16_t at[2];
-    line found;
+    line result;
     split_nibbles(codes, high_first, at);
     for (int i = 0; i < 2; i++) {
         const uint8x16x2_t pairs = vzipq_u8(vqtbl1q_u8(t.of[i].val[0], at[i]), vqtbl1q_u8(t.of[i].val[1], at[i]));
-        found.val[2 * i] = pairs.val[0], found.val[2 * i + 1] = pairs.val[1];
+        result.val[2 * i] = pairs.val[0], result.val[2 * i + 1] = pairs.val[1];
     }
-    return found;
+    return result;
 }
 
 typedef uint8x16x4_t nibbles_4; /* byte k of each float */
@@ -55,18 +55,18 @@ WM_INLINE line look_nibbles_4(nibbles_4 t, const uint8_t *codes, int high_first)
     uint8_t both[16] = {0}, values[LANES * sizeof(float)];
     uint8x16_t at[2];
     uint8x16x4_t bytes;
-    line found;
+    line result;
     memcpy(both, codes, 8);
     split_nibbles(both, high_first, at);
     for (int k = 0; k < 4; k++) bytes.val[k] = vqtbl1q_u8(t.val[k], at[0]);
     vst4q_u8(values, bytes);
-    for (int i = 0; i < 4; i++) found.val[i] = vld1q_u8(values + 16 * i);
-    return found;
+    for (int i = 0; i < 4; i++) result.val[i] = vld1q_u8(values + 16 * i);
+    return result;
 }
 
-#include "../coded_lanes.h"
+#include "quant/coded_lanes.h"
 
-#include "../lookup.h"
+#include "quant/lookup.h"
 
-#include "../groups.h"
+#include "quant/groups.h"
 #endif

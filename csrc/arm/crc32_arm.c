@@ -9,13 +9,13 @@
  * crc32_arm_pmull folds as x86/crc32_fold.h does; two CRC instructions reduce the last 128 bits. It is the kernel for
  * Apple's cores, which have several units for multiplication.
  */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_ARM
 #include <arm_acle.h>
 #include <arm_neon.h>
 
-#include "../crc32_constants.h"
+#include "core/crc32_constants.h"
 
 #if defined(__clang__)
 #define TARGET WM_TARGET("crc,aes")

@@ -1,5 +1,5 @@
 /* Decodes ggml's blocks with NEON: see ggml_blocks.h. */
-#include "../ggml.h"
+#include "quant/ggml.h"
 
 #if WM_ARM
 #include <arm_neon.h>
@@ -17,17 +17,17 @@ WM_INLINE codes nibbles(const uint8_t *p) {
     return pair(vandq_u8(both, vdupq_n_u8(15)), vshrq_n_u8(both, 4));
 }
 WM_INLINE codes nibbles8(const uint8_t *p) {
-    const codes apart = nibbles(p);
-    return pair(vcombine_u8(vget_low_u8(apart.val[0]), vget_low_u8(apart.val[1])),
-                vcombine_u8(vget_high_u8(apart.val[0]), vget_high_u8(apart.val[1])));
+    const codes split = nibbles(p);
+    return pair(vcombine_u8(vget_low_u8(split.val[0]), vget_low_u8(split.val[1])),
+                vcombine_u8(vget_high_u8(split.val[0]), vget_high_u8(split.val[1])));
 }
 WM_INLINE codes of_words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
     return pair(vcombine_u8(vcreate_u8(a), vcreate_u8(b)), vcombine_u8(vcreate_u8(c), vcreate_u8(d)));
 }
 WM_INLINE codes field(codes c, int shift, int mask) {
     const int8x16_t up = vdupq_n_s8((int8_t)-shift);
-    const uint8x16_t wanted = vdupq_n_u8((uint8_t)mask);
-    return pair(vandq_u8(vshlq_u8(c.val[0], up), wanted), vandq_u8(vshlq_u8(c.val[1], up), wanted));
+    const uint8x16_t masks = vdupq_n_u8((uint8_t)mask);
+    return pair(vandq_u8(vshlq_u8(c.val[0], up), masks), vandq_u8(vshlq_u8(c.val[1], up), masks));
 }
 WM_INLINE codes add(codes a, codes b) { return pair(vaddq_u8(a.val[0], b.val[0]), vaddq_u8(a.val[1], b.val[1])); }
 WM_INLINE codes plus(codes c, int n) { return add(c, pair(vdupq_n_u8((uint8_t)n), vdupq_n_u8((uint8_t)n))); }
@@ -93,5 +93,5 @@ WM_INLINE void put_trits(float *out, int step, const uint8_t *p, int n, float d)
     }
 }
 
-#include "../ggml_blocks.h"
+#include "quant/ggml_blocks.h"
 #endif

@@ -1,7 +1,7 @@
 /* Converts halves to floats on arm64, eight at a time. FCVTL does what half.c spells out, and ignores the modes that flush
  * subnormal numbers to zero. No streaming stores: these CPUs notice that whole lines are written and do not read them.
  */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_ARM
 #include <arm_neon.h>

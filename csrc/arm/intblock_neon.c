@@ -4,7 +4,7 @@
  * brings both bytes into the 16-bit lane j. The lane is shifted up until the field's sign is its highest bit, and down
  * again: that leaves q, which is widened, converted and multiplied by the scale.
  */
-#include "../intblock.h"
+#include "quant/intblock.h"
 
 #if WM_ARM
 #include <arm_neon.h>
@@ -64,7 +64,7 @@ WM_INLINE void store(vector values, int half, uint8_t *out) {
     }
 }
 
-#include "../decode_block.h"
+#include "quant/decode_block.h"
 
 void narrow_arm_neon(const float *values, uint64_t n, uint8_t *out) {
     for (; n >= LANES; n -= LANES, values += LANES, out += 2 * LANES) {

@@ -1,5 +1,5 @@
 /* The search for scales, compiled for NEON: sixteen lanes are four registers. */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_ARM
 #include <arm_neon.h>
@@ -90,5 +90,5 @@ WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const wo
     }
 }
 
-#include "../quantize_block.h"
+#include "quant/quantize_block.h"
 #endif

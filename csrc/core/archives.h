@@ -123,8 +123,8 @@ enum {
 };
 /* Walks the result, and names every tensor and every other value by the keys and numbers on the way to it, joined by points.
  * wm_pickle_run has filled `out`. Without tensors and values (NULL) they are counted; with them `path` has room for the longest
- * name. At most `most` tensors, and most_names bytes of names. Returns 0, or -1 with *fault filled. */
-int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64_t most, uint64_t most_names,
+ * name. At most `max` tensors, and most_names bytes of names. Returns 0, or -1 with *fault filled. */
+int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64_t max, uint64_t most_names,
                    const wm_pickle_tensors *tensors, const wm_pickle_values *values, uint8_t *path, wm_pickle *out,
                    wm_fault *fault);
 /* Lists the next `count` storages, at most as many as are left: names[bounds[i], bounds[i+1]) is the prefix and the key of one, with

@@ -1,7 +1,7 @@
 /* Copies bytes of one file to another, in pieces that stay in the second-level cache. While one thread writes, which waits for the
  * lock of the new file, another one reads: copying 128 MiB within tmpfs takes 1.1 times as long as writing them, and 1.35 times by
  * one thread (Zen 5). The system's own ways to copy (copy_file_range, sendfile) take as long as one thread. */
-#include "internal.h"
+#include "core/internal.h"
 
 typedef struct {
     const wm_copied *in;
@@ -26,7 +26,7 @@ void wm_copy_range(const wm_copied *in, uint8_t *room, uint64_t room_size, int t
     if (in->piece == 0 || room_size < in->piece) return;
     if (in->from > INT64_MAX || in->to > INT64_MAX) return;
     if (in->size > INT64_MAX - in->from || in->size > INT64_MAX - in->to) return;
-    const uint64_t rooms = room_size / in->piece, wanted = threads < 1 ? 1 : (uint64_t)threads;
-    const int failed = wm_run_pieces(copy_piece, &w, in->size, in->piece, (int)(wanted < rooms ? wanted : rooms));
+    const uint64_t rooms = room_size / in->piece, needed = threads < 1 ? 1 : (uint64_t)threads;
+    const int failed = wm_run_pieces(copy_piece, &w, in->size, in->piece, (int)(needed < rooms ? needed : rooms));
     *outcome = failed < 0 ? (wm_outcome){WM_DONE, 0, 0} : w.failures[failed];
 }

@@ -1,6 +1,6 @@
 /* What this CPU has: features whose registers the operating system saves, the size of its cache, and how large outputs reach memory
  * fastest. */
-#include "internal.h"
+#include "core/internal.h"
 
 #if WM_X86
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -50,7 +50,7 @@ static uint32_t ask(void) {
  * replace a size that no CPU has. */
 static uint64_t cpu_cache(void) {
     const uint32_t caches = 0x8000001D;
-    const uint64_t least = (uint64_t)2 << 20, most = (uint64_t)256 << 20, usual = (uint64_t)32 << 20;
+    const uint64_t min = (uint64_t)2 << 20, max = (uint64_t)256 << 20, usual = (uint64_t)32 << 20;
     uint32_t r[4];
     cpuid(0x80000000, 0, r);
     if (r[EAX] < caches) return 0;
@@ -58,7 +58,7 @@ static uint64_t cpu_cache(void) {
         cpuid(caches, part, r);
         const uint32_t level = r[EAX] >> 5 & 7, line = (r[EBX] & 0xFFF) + 1, lines = (r[EBX] >> 12 & 0x3FF) + 1;
         const uint64_t ways = (r[EBX] >> 22) + 1, sets = (uint64_t)r[ECX] + 1, size = sets * ways * lines * line;
-        if (level == 3) return size < least || size > most ? usual : size;
+        if (level == 3) return size < min || size > max ? usual : size;
     }
     return usual;
 }
@@ -84,10 +84,10 @@ static uint64_t cpu_cache(void) { return 0; }
 /* Asked once: in a virtual machine each CPUID instruction may take 30 microseconds, five of them a hundredth of the time of the
  * import. */
 uint32_t wm_cpu_features(void) {
-    static uint32_t ATOMIC known;
-    const uint32_t asked = 1u << 31;
-    uint32_t features = known;
-    if (!features) known = features = ask() | asked;
+    static uint32_t ATOMIC cached;
+    const uint32_t detected = 1u << 31;
+    uint32_t features = cached;
+    if (!features) cached = features = ask() | detected;
     return features;
 }
 
@@ -109,17 +109,17 @@ uint32_t wm_cpu_features(void) {
 int wm_how_to_store(uint64_t input, uint64_t output) {
     const uint64_t both = add_capped(input, output), second_level = (uint64_t)1 << 20;
     if (both <= second_level) return WM_CACHED;
-    const uint64_t least = wm_stream_least();
-    return both >= least ? WM_STREAMED : both <= least / 3 ? WM_FETCHED : WM_CACHED;
+    const uint64_t min = wm_stream_least();
+    return both >= min ? WM_STREAMED : both <= min / 3 ? WM_FETCHED : WM_CACHED;
 }
 
 /* Asked at the first use, which the import is not. */
 uint64_t wm_stream_least(void) {
-    static uint64_t ATOMIC known;
-    uint64_t least = known;
-    if (least == 0) {
+    static uint64_t ATOMIC cached;
+    uint64_t min = cached;
+    if (min == 0) {
         const uint64_t cache = cpu_cache();
-        known = least = cache ? cache / 4 * 3 : UINT64_MAX;
+        cached = min = cache ? cache / 4 * 3 : UINT64_MAX;
     }
-    return least;
+    return min;
 }

@@ -30,8 +30,8 @@
  *
  * x86/crc32_fold.h explains the kernels for CPUs that multiply polynomials.
  */
-#include "crc32_constants.h"
-#include "internal.h"
+#include "core/crc32_constants.h"
+#include "core/internal.h"
 
 /* slices[k][b]: the register b after k + 1 zero bytes. It is the sum of what the bits of b leave, so the compiler makes
  * each table of eight constants: SUMS_n lists the sums of s and any of n constants, the highest bit first. */
@@ -62,9 +62,9 @@ static inline uint32_t take_few(uint32_t state, const uint8_t *data, size_t len)
 uint32_t crc32_portable(uint32_t state, const uint8_t *data, size_t len) {
     for (; len >= 16; data += 16, len -= 16) {
         /* Only the first four bytes wait for the register, so the others are summed before them. */
-        uint32_t rest = slice4(load_le32(data + 4), 8);
-        rest ^= slice4(load_le32(data + 8), 4) ^ slice4(load_le32(data + 12), 0);
-        state = rest ^ slice4(load_le32(data) ^ state, 12);
+        uint32_t tail = slice4(load_le32(data + 4), 8);
+        tail ^= slice4(load_le32(data + 8), 4) ^ slice4(load_le32(data + 12), 0);
+        state = tail ^ slice4(load_le32(data) ^ state, 12);
     }
     return take_few(state, data, len);
 }

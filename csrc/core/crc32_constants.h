@@ -1,4 +1,4 @@
-/* Written by `python csrc/gen_crc32.py`; do not edit. Constants of the CRC-32 kernels. */
+/* Written by `python csrc/core/gen_crc32.py`; do not edit. Constants of the CRC-32 kernels. */
 #ifndef WEIGHTMAP_CRC32_CONSTANTS_H
 #define WEIGHTMAP_CRC32_CONSTANTS_H
 

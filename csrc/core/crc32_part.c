@@ -2,7 +2,7 @@
  *
  * A file is read by pread, not mapped: one that is truncated meanwhile gives a short read instead of SIGBUS.
  */
-#include "internal.h"
+#include "core/internal.h"
 
 /* A thread is worth two mebibytes, and takes that many at a time. */
 static const uint64_t PIECE = 2 << 20;
@@ -73,13 +73,13 @@ void wm_crc32_of_part(const wm_summed *in, uint8_t *filled, uint64_t n_filled, u
     if (in->memory && (in->at > in->memory_size || in->size > in->memory_size - in->at)) return;
     if (!in->memory && room_size < WM_SUM_ROOM) return;
     const uint64_t rooms = in->memory ? WM_MAX_PARTS : room_size / WM_SUM_ROOM;
-    const int most = (uint64_t)(threads < 1 ? 1 : threads) < rooms ? threads : (int)rooms;
+    const int max = (uint64_t)(threads < 1 ? 1 : threads) < rooms ? threads : (int)rooms;
     const uint64_t each = ceil_div(in->size, WM_MAX_PARTS * PIECE) * PIECE;
-    w.piece = most > 1 ? each : in->size;
-    const int failed = wm_run_pieces(sum_piece, &w, in->size, w.piece, most);
+    w.piece = max > 1 ? each : in->size;
+    const int failed = wm_run_pieces(sum_piece, &w, in->size, w.piece, max);
     *outcome = failed < 0 ? (wm_outcome){WM_DONE, 0, 0} : w.failures[failed];
     for (uint64_t begin = 0; failed < 0 && begin < in->size; begin += w.piece) {
-        const uint64_t left = in->size - begin;
-        *crc = wm_crc32_combine(*crc, w.crcs[begin / w.piece], left < w.piece ? left : w.piece);
+        const uint64_t remaining = in->size - begin;
+        *crc = wm_crc32_combine(*crc, w.crcs[begin / w.piece], remaining < w.piece ? remaining : w.piece);
     }
 }

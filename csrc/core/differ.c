@@ -11,7 +11,7 @@
 #define TARGET
 #define NAME differ_portable
 #define WIDTH 2
-#include "differ_block.h"
+#include "core/differ_block.h"
 
 static uint64_t count_halves(const uint8_t *a, const uint8_t *b, uint64_t n) {
     uint16_t x[PIECE], y[PIECE], count = 0;
@@ -54,23 +54,23 @@ int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, d
             x.bytes[i] = one[i - i % size + size - 1 - i % size];
             y.bytes[i] = other[i - i % size + size - 1 - i % size];
         }
-        wm_apart found = all;
-        v->differ(native ? one : x.bytes, native ? other : y.bytes, m, size == 8, &found);
-        double sum = sum_of(found.squares);
+        wm_apart sums = all;
+        v->differ(native ? one : x.bytes, native ? other : y.bytes, m, size == 8, &sums);
+        double sum = sum_of(sums.squares);
         if (sum != sum && !all.nan) {
             if (native) memcpy(x.bytes, one, m * size), memcpy(y.bytes, other, m * size);
             level(one, other, m, size, width, x.bytes, y.bytes);
-            found = all;
-            v->differ(x.bytes, y.bytes, m, size == 8, &found);
-            sum = sum_of(found.squares);
-            found.nan = sum != sum;
+            sums = all;
+            v->differ(x.bytes, y.bytes, m, size == 8, &sums);
+            sum = sum_of(sums.squares);
+            sums.nan = sum != sum;
         }
-        found.count = all.count + (halves ? count_halves(one, other, m) : found.count - all.count);
-        all = found;
+        sums.count = all.count + (halves ? count_halves(one, other, m) : sums.count - all.count);
+        all = sums;
     }
-    double most = 0;
-    for (int k = 0; k < WM_APART; k++) most = all.most[k] > most ? all.most[k] : most;
+    double max = 0;
+    for (int k = 0; k < WM_APART; k++) max = all.max[k] > max ? all.max[k] : max;
     *squares = sum_of(all.squares);
-    *largest = all.nan ? *squares : most;
+    *largest = all.nan ? *squares : max;
     return (int64_t)all.count;
 }

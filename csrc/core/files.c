@@ -18,7 +18,7 @@
 #endif
 #endif
 
-#include "internal.h"
+#include "core/internal.h"
 
 #if defined(_WIN32)
 
@@ -44,7 +44,7 @@ int wm_unchanged(const wm_file *file) { return 1; }
 
 #else
 
-#define ASKED ((uint64_t)256 << 10)
+#define READ_AHEAD ((uint64_t)256 << 10)
 
 #ifndef MAP_NORESERVE
 #define MAP_NORESERVE 0
@@ -89,8 +89,8 @@ int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 #if defined(__linux__)
     /* A mapping without the kernel's read-ahead asks for it, in steps: the kernel reads no more at once than one request to
      * the disk holds, and drops the rest. (With read-ahead this would cost more than it gains.) */
-    for (uint64_t at = 0; scattered && at < size; at += ASKED) {
-        if (wm_will_need(map, map_size, offset + at, size - at < ASKED ? size - at : ASKED)) break;
+    for (uint64_t at = 0; scattered && at < size; at += READ_AHEAD) {
+        if (wm_will_need(map, map_size, offset + at, size - at < READ_AHEAD ? size - at : READ_AHEAD)) break;
     }
     /* 22 is MADV_POPULATE_READ, which older headers lack. A kernel without it says EINVAL, a sandbox that forbids it may say
      * ENOSYS or EPERM. A file that has become too short or unreadable gives EFAULT or EHWPOISON: advice would not help. */
@@ -127,8 +127,8 @@ int64_t wm_cached(int fd, uint64_t offset, uint64_t size) {
 }
 
 int64_t wm_file_system(int fd) {
-    struct statfs found;
-    return fstatfs(fd, &found) == 0 ? (int64_t)(uint32_t)found.f_type : -errno;
+    struct statfs status;
+    return fstatfs(fd, &status) == 0 ? (int64_t)(uint32_t)status.f_type : -errno;
 }
 
 void wm_begin_flush(int fd, uint64_t offset, uint64_t size) {
@@ -171,8 +171,9 @@ static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uin
     for (uint64_t i = 0; i < n;) {
         uint64_t begin = starts[i] / page * page, end = starts[i] + length;
         for (i++; i < n && starts[i] / page * page < end + gap && starts[i] + length > end; i++) end = starts[i] + length;
-        for (; begin < end; begin += ASKED) {
-            if (posix_fadvise(fd, (off_t)begin, (off_t)(end - begin < ASKED ? end - begin : ASKED), POSIX_FADV_WILLNEED))
+        for (; begin < end; begin += READ_AHEAD) {
+            if (posix_fadvise(fd, (off_t)begin, (off_t)(end - begin < READ_AHEAD ? end - begin : READ_AHEAD),
+                              POSIX_FADV_WILLNEED))
                 return;
         }
     }
@@ -186,14 +187,14 @@ uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t lengt
     if (length == 0 || length > INT64_MAX || (n && starts[n - 1] > INT64_MAX - length)) return 0;
     const uint64_t many = mul_capped(TIMES, length < page ? page : length);
     gap = gap < page ? page : gap < many ? gap : many;
-    uint64_t asked = batch(starts, n, length, page);
-    ask(fd, starts, asked, length, gap, page);
-    for (uint64_t i = 0, upto = 0; i < n; i++) {
-        if (i == upto) { /* the pages of the next batch are read while this one is copied */
-            const uint64_t more = batch(starts + asked, n - asked, length, page);
-            upto = asked;
-            ask(fd, starts + asked, more, length, gap, page);
-            asked += more;
+    uint64_t requested = batch(starts, n, length, page);
+    ask(fd, starts, requested, length, gap, page);
+    for (uint64_t i = 0, batch_end = 0; i < n; i++) {
+        if (i == batch_end) { /* the pages of the next batch are read while this one is copied */
+            const uint64_t more = batch(starts + requested, n - requested, length, page);
+            batch_end = requested;
+            ask(fd, starts + requested, more, length, gap, page);
+            requested += more;
         }
         uint64_t number;
         const uint64_t got = wm_read_at(&file, out + i * length, length, length, starts[i], &number);

@@ -7,7 +7,7 @@
  */
 #ifndef WEIGHTMAP_FLOATS_H
 #define WEIGHTMAP_FLOATS_H
-#include "internal.h"
+#include "core/internal.h"
 
 static inline float float_of_bits(uint32_t bits) {
     float f;

@@ -3,7 +3,7 @@
  * A step needs the result of the one before it and takes about four cycles, nearly all of them waiting. One name cannot be
  * hashed faster than that, but eight names side by side can, since a CPU starts a multiplication each cycle.
  */
-#include "internal.h"
+#include "core/internal.h"
 
 uint32_t wm_fnv1a32(const uint8_t *data, uint64_t len) { return fnv1a32_more(FNV_OFFSET_32, data, len); }
 

@@ -1,4 +1,4 @@
-"""Writes the constants of the CRC-32 kernels: `python csrc/gen_crc32.py` rewrites crc32_constants.h beside it.
+"""Writes the constants of the CRC-32 kernels: `python csrc/core/gen_crc32.py` rewrites crc32_constants.h beside it.
 
 A polynomial over GF(2) of degree below 32 is held *reflected*: bit 31 of the word is the coefficient of x^0, bit 0 that
 of x^31. Everything below follows from one operation, multiplication by x modulo P.
@@ -76,7 +76,7 @@ def header() -> str:
     """Return the text of crc32_constants.h."""
     halves = [half for row in powers() for half in (f"{{{words(row[:8])}", f"{words(row[8:])}}}")]
     lines = [
-        "/* Written by `python csrc/gen_crc32.py`; do not edit. Constants of the CRC-32 kernels. */",
+        "/* Written by `python csrc/core/gen_crc32.py`; do not edit. Constants of the CRC-32 kernels. */",
         "#ifndef WEIGHTMAP_CRC32_CONSTANTS_H",
         "#define WEIGHTMAP_CRC32_CONSTANTS_H",
         "",

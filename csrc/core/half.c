@@ -1,7 +1,7 @@
 /* Halves (float16, bfloat16) to floats: the entry points, and the conversions in plain C. floats.h draws the three types.
  * bfloat16 is the upper half of a float32, so its bits move up by 16; widen_half_bits converts a float16.
  */
-#include "floats.h"
+#include "core/floats.h"
 
 void f16_to_f32_portable(const uint8_t *in, float *out, uint64_t n, int storing) {
     for (uint64_t i = 0; i < n; i++) out[i] = widen_half(load_le16(in + 2 * i));

@@ -22,7 +22,7 @@
  * Prefetch. Home slots are scattered over memory. Names are hashed a chunk ahead, so the line of the name AHEAD names later
  * is prefetched and has arrived when its turn comes.
  */
-#include "internal.h"
+#include "core/internal.h"
 
 enum { LINE = 16, PROBES_MOST = 16 * LINE, COMPARES_MOST = 64, CHUNK = 1024, AHEAD = 16 };
 #define FREE 0xFFFFFFFFu
@@ -66,7 +66,7 @@ static int same_string(const strings *s, uint32_t number, const uint8_t *name, u
     return length == 0 || memcmp(s->data + begin, name, length) == 0;
 }
 
-enum { FOUND, MISSING, FLOOD };
+enum { PRESENT, MISSING, FLOOD };
 
 /* Walks from the home slot to the name (FOUND, *number is set) or to a free slot (MISSING, *slot is set). */
 static inline int probe(const strings *s, const uint32_t *slots, uint32_t hash, const uint8_t *name, uint64_t length,
@@ -80,7 +80,7 @@ static inline int probe(const strings *s, const uint32_t *slots, uint32_t hash, 
             if (entry == FREE) return MISSING;
             if ((entry ^ hash) & ~s->number_mask) continue;
             *number = entry & s->number_mask;
-            if (same_string(s, *number, name, length)) return FOUND;
+            if (same_string(s, *number, name, length)) return PRESENT;
             if (++compares > COMPARES_MOST) return FLOOD;
         }
     }
@@ -112,10 +112,10 @@ int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds
             if (i + AHEAD < count) PREFETCH(&slots[home_slot(hashes[i + AHEAD], capacity)]);
             uint64_t slot;
             uint32_t twin;
-            int found = probe(&s, slots, hashes[i], data + bounds[first + i], lengths[i], &slot, &twin);
-            if (found == MISSING) {
+            int outcome = probe(&s, slots, hashes[i], data + bounds[first + i], lengths[i], &slot, &twin);
+            if (outcome == MISSING) {
                 slots[slot] = (hashes[i] & ~s.number_mask) | (uint32_t)(first + i);
-            } else if (found == FOUND) {
+            } else if (outcome == PRESENT) {
                 if (!duplicates++) {
                     if (duplicate) *duplicate = first + i;
                     if (original) *original = twin;
@@ -134,7 +134,7 @@ int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds,
     uint64_t slot;
     uint32_t number;
     if (!describe(&s, data, len, bounds, n, gap, capacity)) return -1;
-    if (probe(&s, slots, wm_fnv1a32(name, name_len), name, name_len, &slot, &number) != FOUND) return -1;
+    if (probe(&s, slots, wm_fnv1a32(name, name_len), name, name_len, &slot, &number) != PRESENT) return -1;
     return number;
 }
 
@@ -154,7 +154,7 @@ int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds
             uint32_t number;
             out[first + i] = -1;
             if (i + AHEAD < count) PREFETCH(&slots[home_slot(hashes[i + AHEAD], capacity)]);
-            if (probe(&s, slots, hashes[i], name, lengths[i], &slot, &number) == FOUND) out[first + i] = number;
+            if (probe(&s, slots, hashes[i], name, lengths[i], &slot, &number) == PRESENT) out[first + i] = number;
         }
     }
     return 0;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kernels.h"
+#include "core/kernels.h"
 
 /* ---------------------------------------------------------------------------------------- architecture
  * A target attribute on each function compiles it for its instruction set, so no file needs flags of its own. MSVC has no
@@ -110,14 +110,14 @@ static inline int wm_fail(wm_fault *fault, int32_t code, uint64_t row, uint64_t 
     return -1;
 }
 
-/* Reads `least` to `most` bytes of a file from `at` on (read_at.c): by `read` if it is not NULL, else by pread. Returns the number of
- * bytes; if it is less than `least`, *error is an errno, or 0 at the end of the file. */
+/* Reads `min` to `max` bytes of a file from `at` on (read_at.c): by `read` if it is not NULL, else by pread. Returns the number of
+ * bytes; if it is less than `min`, *error is an errno, or 0 at the end of the file. */
 typedef struct {
     int fd;
     wm_read read;
     void *context;
 } wm_readable;
-uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t least, uint64_t most, uint64_t at, uint64_t *error);
+uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t min, uint64_t max, uint64_t at, uint64_t *error);
 /* Writes what is unwritten (quantize_file.c). Returns 0, or -1 and why. */
 int wm_write_now(const wm_unwritten *w, wm_outcome *f);
 
@@ -200,15 +200,15 @@ wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_
 /* quantize.c: quantises n finite floats by it, the last block whole. */
 void wm_quantize_finite(const wm_quantizing *how, uint64_t block, const float *x, uint64_t n, uint8_t *out, double *errors);
 
-/* Adds to `found` the differences between two arrays of n floats or, if `wide`, doubles: the number of elements with different bits,
+/* Adds to `sums` the differences between two arrays of n floats or, if `wide`, doubles: the number of elements with different bits,
  * the largest magnitude and the sum of squares, each in parts. A NaN makes the squares NaN and is ignored as a magnitude. */
 enum { WM_APART = 16 };
 typedef struct {
     uint64_t count;
-    double most[WM_APART], squares[WM_APART];
+    double max[WM_APART], squares[WM_APART];
     int nan; /* the caller's: whether elements that differ made the squares NaN */
 } wm_apart;
-typedef void wm_differ_fn(const void *a, const void *b, uint64_t n, int wide, wm_apart *found);
+typedef void wm_differ_fn(const void *a, const void *b, uint64_t n, int wide, wm_apart *sums);
 /* The sum of the squares of n floats, in float64. */
 typedef double wm_squares_fn(const float *x, uint64_t n);
 
@@ -302,12 +302,12 @@ enum { WM_MAX_PARTS = 64 };
 typedef int wm_piece_fn(void *context, int thread, uint64_t begin, uint64_t end);
 int wm_run_pieces(wm_piece_fn *run, void *context, uint64_t n, uint64_t piece, int threads);
 
-/* Divides the work [0, n) among at most `threads` threads (and WM_MAX_PARTS), as many as have at least `least` each: into up to
+/* Divides the work [0, n) among at most `threads` threads (and WM_MAX_PARTS), as many as have at least `min` each: into up to
  * eight parts for each, at most WM_MAX_PARTS, that begin at multiples of `align`. Calls run(context, part, begin, end) for each,
  * and returns the number of parts when all are done: 1 when dividing is not worth while.
  */
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
-int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads);
+int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t min, int threads);
 
 /* names.c: 0 when no two of n names are equal; or -1 with *fault: NAME_DUPLICATE, NAME_FLOOD, MEMORY. Name i is
  * names[position[step * i], position[step * i + 1]), and hash[i] its FNV-1a 32. Positions lie in private memory, since the

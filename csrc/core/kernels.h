@@ -12,9 +12,9 @@
  */
 #ifndef WEIGHTMAP_KERNELS_H
 #define WEIGHTMAP_KERNELS_H
-#include "scans.h"
+#include "core/scans.h"
 
-#include "archives.h"
+#include "core/archives.h"
 #endif
 
 /* ------------------------------------------------------------------------------------------ instruction sets
@@ -211,15 +211,15 @@ typedef struct {
  * been copied. */
 void wm_copy_range(const wm_copied *in, uint8_t *room, uint64_t room_size, int threads, wm_outcome *outcome);
 
-/* n pieces of two files: counts[i] numbers of a kind, at most `most` bytes (a multiple of 8), from bytes from_a[i] and from_b[i] on. */
+/* n pieces of two files: counts[i] numbers of a kind, at most `max` bytes (a multiple of 8), from bytes from_a[i] and from_b[i] on. */
 typedef struct {
     int a, b, kind;
     const uint64_t *from_a, *from_b, *counts;
-    uint64_t n, most;
+    uint64_t n, max;
 } wm_pairs;
 /* Compares them as wm_differing does: counts[i], found[2 * i] and found[2 * i + 1] become its results for piece i. A thread needs
- * 2 * most bytes of `room`, aligned to 8: `room` and `threads` limit the number of threads, and little work takes fewer. */
-void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *found, uint8_t *room, uint64_t room_size, int threads,
+ * 2 * max bytes of `room`, aligned to 8: `room` and `threads` limit the number of threads, and little work takes fewer. */
+void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *results, uint8_t *room, uint64_t room_size, int threads,
                         wm_outcome *outcome);
 
 /* -------------------------------------------------------------------------------------- checksum of a part of a file
@@ -370,11 +370,11 @@ int wm_adaptive_encode(const float *x, uint64_t n, int scale_type, uint64_t bloc
                        uint8_t *out, uint64_t out_size);
 
 /* ---------------------------------------------------------------------------------------------------- ranges */
-/* Joins n ranges, starts[i] to stops[i] of file files[i], in order of file and start, into reads: in place, with the bytes
- * wanted of each read, every byte once. Ranges that touch or overlap are one read; so are those that lie closer than `gap`, as
- * long as the read is at most `most` times its wanted bytes. Empty ranges are left out. Returns the number of reads. */
-uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint64_t *wanted, uint64_t n, uint64_t gap,
-                        double most);
+/* Joins n ranges, starts[i] to stops[i] of file files[i], in order of file and start, into reads, in place; sizes[i] becomes the
+ * bytes of ranges in read i, each counted once. Ranges that touch, overlap or lie closer than `gap` are one read, while it is at
+ * most `ratio` times their bytes. Empty ranges make no read. Returns the number of reads. */
+uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint64_t *sizes, uint64_t n, uint64_t gap,
+                        double ratio);
 
 /* --------------------------------------------------------------------------------------------------- staging
  * Pieces of a file, or with fd -1 of memory, to be copied to out[0, out_size): sizes[i] bytes from from[i] on, to to[i] on.

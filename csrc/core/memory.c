@@ -10,7 +10,7 @@
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* madvise */
 #endif
-#include "internal.h"
+#include "core/internal.h"
 
 #if defined(__linux__)
 #include <stdatomic.h>
@@ -29,7 +29,7 @@ static header *header_of(uint8_t *memory, uint64_t page) { return (header *)(voi
 
 static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
-static uint8_t *_Atomic spare;
+static uint8_t *_Atomic cached;
 
 static uint8_t *map_memory(uint64_t size, uint64_t page) {
     const uint64_t room = page + size + HUGE_PAGE;
@@ -52,11 +52,11 @@ void *wm_memory_new(uint64_t size) {
     const uint64_t page = page_size();
     if (size == 0 || size > (uint64_t)1 << 56) return NULL;
     size += (0 - size) % HUGE_PAGE;
-    uint8_t *const kept = atomic_exchange(&spare, NULL);
-    if (kept) {
-        const header *h = header_of(kept, page);
-        if (h->owner == getpid() && h->size >= size && h->size / 4 <= size) return kept;
-        unmap_memory(kept, page);
+    uint8_t *const reused = atomic_exchange(&cached, NULL);
+    if (reused) {
+        const header *h = header_of(reused, page);
+        if (h->owner == getpid() && h->size >= size && h->size / 4 <= size) return reused;
+        unmap_memory(reused, page);
     }
     return map_memory(size, page);
 }
@@ -69,7 +69,7 @@ void wm_memory_free(void *memory) {
     const header *h = header_of(freed, page);
     /* Fails when memory is locked. */
     if (h->owner == getpid() && h->size <= KEPT_MOST && madvise(freed, h->size, MADV_FREE) == 0)
-        freed = atomic_exchange(&spare, freed);
+        freed = atomic_exchange(&cached, freed);
 #endif
     if (freed) unmap_memory(freed, page);
 }

@@ -10,8 +10,8 @@
  */
 #include <stdlib.h>
 
-#include "internal.h"
-#include "utf8.h"
+#include "core/internal.h"
+#include "core/utf8.h"
 
 enum { PROBES = 64, AHEAD = 16 };
 
@@ -53,22 +53,22 @@ int wm_names_unique(const uint8_t *names, uint64_t n, const uint32_t *hash, cons
 }
 
 int wm_keys_unique(const uint8_t *data, uint64_t n, const uint32_t *position, wm_fault *fault) {
-    enum { FEW = 64 };
-    uint32_t few[FEW], *hash = few;
+    enum { LOCAL = 64 };
+    uint32_t local[LOCAL], *hash = local;
     if (n < 2) return 0;
     if (n >= UINT32_MAX / 8) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / 8);
-    if (n > FEW && !(hash = malloc(n * sizeof *hash))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, n * sizeof *hash, 0);
+    if (n > LOCAL && !(hash = malloc(n * sizeof *hash))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, n * sizeof *hash, 0);
     for (uint64_t i = 0; i < n; i++) hash[i] = wm_fnv1a32(data + position[2 * i], position[2 * i + 1] - position[2 * i]);
     int result = wm_names_unique(data, n, hash, position, 2, fault);
-    if (hash != few) free(hash);
+    if (hash != local) free(hash);
     return result;
 }
 
 int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *fault) {
-    enum { FEW = 64 };
-    uint32_t few[2 * FEW], *start = few;
+    enum { LOCAL = 64 };
+    uint32_t local[2 * LOCAL], *start = local;
     if (count > len / 4 || len >= UINT32_MAX) return wm_fail(fault, WM_FAULT_NAME_RANGE, len / 4, len, count, len / 4);
-    if (count > FEW && !(start = malloc(2 * count * sizeof *start)))
+    if (count > LOCAL && !(start = malloc(2 * count * sizeof *start)))
         return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, 2 * count * sizeof *start, 0);
     int result = -1;
     uint64_t pos = 0;
@@ -92,6 +92,6 @@ int wm_pairs_check(const uint8_t *data, uint64_t len, uint64_t count, wm_fault *
     }
     result = wm_keys_unique(data, count, start, fault);
 done:
-    if (start != few) free(start);
+    if (start != local) free(start);
     return result;
 }

@@ -5,14 +5,14 @@
  * enough and the bytes read for nothing stay in proportion:
  *
  *     for each run of ranges that touch:
- *         if it lies closer than `gap` to the last read, and that would be at most `most` times its wanted bytes:
+ *         if it lies closer than `gap` to the last read, and that would be at most `ratio` times its wanted bytes:
  *             extend the read
  *         else: begin another
  */
-#include "internal.h"
+#include "core/internal.h"
 
-uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint64_t *wanted, uint64_t n, uint64_t gap,
-                        double most) {
+uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint64_t *sizes, uint64_t n, uint64_t gap,
+                        double ratio) {
     uint64_t m = 0;
     for (uint64_t i = 0; i < n;) {
         uint32_t file = files[i];
@@ -22,17 +22,17 @@ uint64_t wm_join_ranges(uint32_t *files, uint64_t *starts, uint64_t *stops, uint
         for (; i < n && files[i] == file && starts[i] <= stop; i++)
             if (stops[i] > stop) stop = stops[i];
         if (m > 0 && files[m - 1] == file && start - stops[m - 1] < gap) {
-            uint64_t both = wanted[m - 1] + (stop - start);
-            if ((double)(stop - starts[m - 1]) <= most * (double)both) {
+            uint64_t both = sizes[m - 1] + (stop - start);
+            if ((double)(stop - starts[m - 1]) <= ratio * (double)both) {
                 stops[m - 1] = stop;
-                wanted[m - 1] = both;
+                sizes[m - 1] = both;
                 continue;
             }
         }
         files[m] = file;
         starts[m] = start;
         stops[m] = stop;
-        wanted[m] = stop - start;
+        sizes[m] = stop - start;
         m++;
     }
     return m;

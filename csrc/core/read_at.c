@@ -7,7 +7,7 @@
 #endif
 #include <errno.h>
 
-#include "internal.h"
+#include "core/internal.h"
 
 static int64_t read_some(const wm_readable *file, uint8_t *out, uint64_t count, uint64_t at) {
     if (file->read) {
@@ -22,11 +22,11 @@ static int64_t read_some(const wm_readable *file, uint8_t *out, uint64_t count, 
 #endif
 }
 
-uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t least, uint64_t most, uint64_t at, uint64_t *error) {
+uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t min, uint64_t max, uint64_t at, uint64_t *error) {
     uint64_t filled = 0;
     *error = 0;
-    while (filled < least) {
-        const int64_t got = read_some(file, out + filled, most - filled, at + filled);
+    while (filled < min) {
+        const int64_t got = read_some(file, out + filled, max - filled, at + filled);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) *error = (uint64_t)errno;
         if (got <= 0) break;

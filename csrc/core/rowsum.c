@@ -13,7 +13,7 @@
  */
 #include <math.h>
 
-#include "floats.h"
+#include "core/floats.h"
 
 enum { TOGETHER = 4, ROWS_AHEAD = 12, ROWS_A_THREAD = 4096 };
 

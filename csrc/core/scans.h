@@ -283,7 +283,7 @@ int wm_amb_walk(const wm_amb_section *section, const wm_columns *columns, wm_amb
 
 /* -------------------------------------------------------------------------------------------------------- GGUF
  * Scans the header of a GGUF file, of which data[0, len) has been read so far. The caller fills the first fields of a wm_gguf;
- * scans continue at `pos`. They return 0 at the end, 1 if they need more of the file (at least up to byte `wanted`), or -1 with
+ * scans continue at `pos`. They return 0 at the end, 1 if they need more of the file (at least up to byte `needed`), or -1 with
  * *fault filled. The bytes must be the same in every call.
  */
 enum { WM_GGUF_TYPES = 64, WM_GGUF_OTHERS = 128, WM_GGUF_NDIM = 4, WM_GGUF_KEY = 65535, WM_GGUF_DEPTH = 64 };
@@ -297,7 +297,7 @@ typedef struct {
     int32_t lax;               /* not 0: tensors may have types that the caller does not know */
     /* found */
     uint64_t n_keys; /* key-values so far; 0 at first */
-    uint64_t wanted;
+    uint64_t needed;
     uint64_t end; /* end of the last tensor info */
     uint64_t n_dims, names_len;
     uint64_t data_end; /* the largest end of a tensor */

@@ -3,7 +3,7 @@
  * choose() is the one place that says which features a variant needs, best first. It runs for every tier when the module is
  * loaded, with the features that both the tier and the CPU have: so it never chooses a variant that would fault.
  */
-#include "ggml.h"
+#include "quant/ggml.h"
 
 typedef struct {
     const char *name;

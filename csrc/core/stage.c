@@ -16,13 +16,13 @@
 #endif
 #endif
 
-#include "internal.h"
+#include "core/internal.h"
 
 enum {
-    STEP = 1 << 18,   /* bytes read before their checksum is computed: they are in the L2 cache of any CPU then */
-    NEAR = 4096,      /* runs that lie closer are read together */
-    TOGETHER = 32768, /* at most so many bytes, which fit on the stack of a thread everywhere */
-    LEAST = 1 << 18   /* bytes worth a thread */
+    STEP = 1 << 18,          /* bytes read before their checksum is computed: they are in the L2 cache of any CPU then */
+    MAX_GAP = 4096,          /* runs that lie closer are read together */
+    TOGETHER = 32768,        /* at most so many bytes, which fit on the stack of a thread everywhere */
+    BYTES_A_THREAD = 1 << 18 /* bytes worth a thread */
 };
 
 #if defined(_WIN32)
@@ -77,7 +77,7 @@ static uint64_t together(const wm_staging *s, uint64_t i, uint64_t last) {
     if (s->fd < 0) return 1;
     for (; i + n < last; n++) {
         const uint64_t begin = s->from[i + n], size = s->sizes[i + n];
-        if (begin < end || begin - end >= NEAR || size > TOGETHER || begin + size - s->from[i] > TOGETHER) break;
+        if (begin < end || begin - end >= MAX_GAP || size > TOGETHER || begin + size - s->from[i] > TOGETHER) break;
         end = begin + size;
     }
     return n;
@@ -122,7 +122,7 @@ int64_t wm_stage(const wm_staging *s, uint64_t n, uint32_t *crcs, int threads, i
         if (crcs) crcs[i] = 0; /* of no bytes */
     }
     *error = 0;
-    if (total) wm_run_parts(copy_part, &w, total, 1, LEAST, threads);
+    if (total) wm_run_parts(copy_part, &w, total, 1, BYTES_A_THREAD, threads);
     const uint64_t failed = atomic_load(&w.failed);
     if (failed == UINT64_MAX) return -1;
     *error = atomic_load(&w.error);
@@ -131,14 +131,15 @@ int64_t wm_stage(const wm_staging *s, uint64_t n, uint32_t *crcs, int threads, i
 
 int wm_prefer_node(uint8_t *memory, uint64_t size, int node) {
 #if defined(__linux__) && defined(SYS_mbind)
-    enum { PREFERRED = 1, MOVE = 2, MOST = 1024 }; /* of <numaif.h>, which is a package of its own */
-    unsigned long nodes[MOST / (8 * sizeof(long))] = {0};
-    if (node < 0 || node >= MOST - 1) return EINVAL;
+    enum { PREFERRED = 1, MOVE = 2, MAX_NODES = 1024 }; /* of <numaif.h>, which is a package of its own */
+    unsigned long nodes[MAX_NODES / (8 * sizeof(long))] = {0};
+    if (node < 0 || node >= MAX_NODES - 1) return EINVAL;
     nodes[(unsigned)node / (8 * sizeof *nodes)] = 1ul << (unsigned)node % (8 * sizeof *nodes);
     const uint64_t page = wm_page_size(), skip = (0 - (uint64_t)(uintptr_t)memory) % page;
     if (size <= skip) return 0;
-    return syscall(SYS_mbind, memory + skip, (size - skip) / page * page, PREFERRED, nodes, (unsigned long)MOST, MOVE) ? errno
-                                                                                                                       : 0;
+    return syscall(SYS_mbind, memory + skip, (size - skip) / page * page, PREFERRED, nodes, (unsigned long)MAX_NODES, MOVE)
+               ? errno
+               : 0;
 #else
     return ENOSYS;
 #endif

@@ -13,7 +13,7 @@
  * Every check compares a length with the bytes that are left, which cannot wrap around as a sum could. Each string takes at
  * least the bytes of its length, so a walk ends after len / width strings, whatever `count` says.
  */
-#include "internal.h"
+#include "core/internal.h"
 
 /* Walks the strings that lie whole in data[0, len), at most `count`; returns their bytes, and their number in *walked. */
 WM_INLINE uint64_t walk(const uint8_t *data, uint64_t len, uint64_t count, uint64_t width, uint64_t tail, uint32_t *bounds,
@@ -21,13 +21,13 @@ WM_INLINE uint64_t walk(const uint8_t *data, uint64_t len, uint64_t count, uint6
     uint64_t pos = 0, i = 0;
     for (; i < count; i++) {
         if (len - pos < width + tail) break;
-        const uint64_t least = pos + width + tail; /* known before the length is loaded, for which each turn waits */
+        const uint64_t min = pos + width + tail; /* known before the length is loaded, for which each turn waits */
         const uint8_t *p = data + pos;
         const uint64_t length = read_once(width == 2 ? load_le16(p) : width == 4 ? load_le32(p) : load_le64(p));
-        if (length > len - least) break;
+        if (length > len - min) break;
         if (bounds) bounds[i] = (uint32_t)(pos + width);
         if (indices) indices[i] = load_le64(p + width + length);
-        pos = least + length;
+        pos = min + length;
     }
     *walked = i;
     return pos;
@@ -35,8 +35,8 @@ WM_INLINE uint64_t walk(const uint8_t *data, uint64_t len, uint64_t count, uint6
 
 /* Bounds have 32 bits, and the last one lies `gap` bytes past the end: a string that they cannot express does not fit. */
 static uint64_t reach(uint64_t len, uint32_t gap, const uint32_t *bounds) {
-    uint64_t most = UINT32_MAX - gap;
-    return bounds && len > most ? most : len;
+    uint64_t max = UINT32_MAX - gap;
+    return bounds && len > max ? max : len;
 }
 
 int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int width, uint32_t *bounds) {

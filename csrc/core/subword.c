@@ -23,7 +23,7 @@
  * The texts come with their brackets. They are UTF-8, but nothing here depends on it: a character is a byte and the bytes
  * 0x80 to 0xBF behind it. So a lone surrogate, which Python's str may hold and UTF-8 may not, is a character too.
  */
-#include "internal.h"
+#include "core/internal.h"
 
 #define P1 FNV_PRIME_64
 #define P2 (P1 * P1)
@@ -74,14 +74,14 @@ static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
 }
 
 /* ------------------------------------------------------------------------------------------------- n-grams
- * Each function writes the rows of the n-grams that begin at p, of `most` down to min_n characters, to `rows` and returns how
+ * Each function writes the rows of the n-grams that begin at p, of `longest` down to min_n characters, to `rows` and returns how
  * many there are. Without room for all of them it writes none.
  */
-static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t most, uint64_t *rows,
+static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t longest, uint64_t *rows,
                             uint64_t room) {
-    const uint64_t count = most - s->min_n + 1;
+    const uint64_t count = longest - s->min_n + 1;
     if (count <= room)
-        for (uint64_t n = most; n >= s->min_n; n--) *rows++ = (hash_bucket(p, end, n) & (s->size - 1)) + s->first_row;
+        for (uint64_t n = longest; n >= s->min_n; n--) *rows++ = (hash_bucket(p, end, n) & (s->size - 1)) + s->first_row;
     return count;
 }
 
@@ -92,10 +92,10 @@ static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *charac
     const uint64_t mask = s->size - 1;
     uint64_t total = 0;
     for (uint64_t at = 0; n_characters - at >= s->min_n; at++) {
-        const uint64_t most = n_characters - at < s->max_n ? n_characters - at : s->max_n, count = most - s->min_n + 1;
+        const uint64_t longest = n_characters - at < s->max_n ? n_characters - at : s->max_n, count = longest - s->min_n + 1;
         if (total <= room && count <= room - total) {
             uint64_t *to = rows + total;
-            for (uint64_t n = most; n >= s->min_n; n--) {
+            for (uint64_t n = longest; n >= s->min_n; n--) {
                 uint64_t hash = begin_bucket(n);
                 for (uint64_t i = 0; i < n; i++) hash = add_character(hash, characters[at + i]);
                 *to++ = (hash & mask) + s->first_row;
@@ -107,26 +107,26 @@ static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *charac
 }
 
 /* The hash of an n-gram continues that of the next shorter one. */
-static uint64_t fasttext_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t most, uint64_t *rows,
+static uint64_t fasttext_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t longest, uint64_t *rows,
                               uint64_t room) {
-    const uint64_t count = most - s->min_n + 1;
+    const uint64_t count = longest - s->min_n + 1;
     if (count > room) return count;
     const uint32_t size = (uint32_t)s->size;
     uint32_t hash = FNV_OFFSET_32;
-    for (uint64_t n = 1; n <= most; n++) {
+    for (uint64_t n = 1; n <= longest; n++) {
         for (const uint8_t *next = next_character(p, end); p < next; p++)
             hash = (hash ^ (uint32_t)(int32_t)(int8_t)*p) * FNV_PRIME_32;
-        if (n >= s->min_n) rows[most - n] = hash % size + s->first_row;
+        if (n >= s->min_n) rows[longest - n] = hash % size + s->first_row;
     }
     return count;
 }
 
-static uint64_t explicit_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t most, uint64_t *rows,
+static uint64_t explicit_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t longest, uint64_t *rows,
                               uint64_t room) {
     const uint8_t *stop = p;
-    for (uint64_t n = 0; n < most; n++) stop = next_character(stop, end);
+    for (uint64_t n = 0; n < longest; n++) stop = next_character(stop, end);
     uint64_t count = 0;
-    for (uint64_t n = most; n >= s->min_n; n--) {
+    for (uint64_t n = longest; n >= s->min_n; n--) {
         const int64_t number = wm_index_lookup(s->ngrams, p, (uint64_t)(stop - p));
         if (number >= 0 && (uint64_t)number < s->n_indices) {
             if (count < room) rows[count] = s->indices[number] + s->first_row;
@@ -150,28 +150,28 @@ int64_t wm_subword_rows(const wm_subwords *s, const uint8_t *texts, uint64_t len
     for (uint64_t i = 0; i < n; i++) {
         if (bounds[i] > bounds[i + 1] || bounds[i + 1] > len) return -1;
         const uint8_t *p = texts + bounds[i], *end = texts + bounds[i + 1];
-        uint64_t left = 0; /* characters from p on */
+        uint64_t remaining = 0; /* characters from p on */
         if (s->kind == WM_SUBWORDS_BUCKET && end - p <= CHARACTERS) {
             uint32_t characters[CHARACTERS];
-            while (p < end) characters[left++] = take_character(&p, end);
+            while (p < end) characters[remaining++] = take_character(&p, end);
             const uint64_t room = total < cap ? cap - total : 0;
-            total += bucket_rows_of_text(s, characters, left, room ? rows + total : rows, room);
+            total += bucket_rows_of_text(s, characters, remaining, room ? rows + total : rows, room);
             row_bounds[i + 1] = total;
             continue;
         }
-        for (const uint8_t *q = p; q < end; q = next_character(q, end)) left++;
+        for (const uint8_t *q = p; q < end; q = next_character(q, end)) remaining++;
         uint64_t tried = 0;
-        for (; left >= s->min_n; left--, p = next_character(p, end)) {
-            const uint64_t most = left < s->max_n ? left : s->max_n, room = total < cap ? cap - total : 0;
-            tried += most - s->min_n + 1;
+        for (; remaining >= s->min_n; remaining--, p = next_character(p, end)) {
+            const uint64_t longest = remaining < s->max_n ? remaining : s->max_n, room = total < cap ? cap - total : 0;
+            tried += longest - s->min_n + 1;
             if (tried > WM_NGRAMS_MOST) return -2 - (int64_t)i;
             uint64_t *to = room ? rows + total : rows;
             if (s->kind == WM_SUBWORDS_BUCKET)
-                total += bucket_rows(s, p, end, most, to, room);
+                total += bucket_rows(s, p, end, longest, to, room);
             else if (s->kind == WM_SUBWORDS_FASTTEXT)
-                total += fasttext_rows(s, p, end, most, to, room);
+                total += fasttext_rows(s, p, end, longest, to, room);
             else
-                total += explicit_rows(s, p, end, most, to, room);
+                total += explicit_rows(s, p, end, longest, to, room);
         }
         row_bounds[i + 1] = total;
     }

@@ -16,8 +16,8 @@
  */
 #include <stdlib.h>
 
-#include "internal.h"
-#include "utf8.h"
+#include "core/internal.h"
+#include "core/utf8.h"
 
 #define LIMIT ((uint64_t)INT64_MAX)
 enum { RECORD = 32, HASH = 0, DTYPE = 4, NDIM = 5, LENGTH = 6, DIMS = 8, OFFSET = 24 };
@@ -201,8 +201,8 @@ done:
 /* ------------------------------------------------------------------------------------------------ columns in one call */
 int wm_columns_place(wm_columns *columns, uint64_t *memory, uint64_t words) {
     wm_columns *c = columns;
-    const uint64_t most = UINT32_MAX; /* no table has more of anything, so sums do not wrap */
-    if (c->cap > most || c->dims_cap > most || c->names_cap > most) return -1;
+    const uint64_t limit = UINT32_MAX; /* no table has more of anything, so sums do not wrap */
+    if (c->cap > limit || c->dims_cap > limit || c->names_cap > limit) return -1;
     uint64_t bytes = 8 * (c->dims_cap + 2 * c->cap) + 8 * (c->cap + 1) + 4 * c->cap + c->names_cap + c->cap;
     if (words < (bytes + 7) / 8) return -1;
     /* The widest values first, so that all are aligned. */
@@ -233,8 +233,8 @@ int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t 
         if (bad >= 0) return wm_fail(fault, WM_FAULT_NAME_UTF8, (uint64_t)bad, bounds[bad], 0, 0);
     }
     if (n == 0) return 0;
-    uint32_t lengths[CHUNK], few[CHUNK], *hashes = c->hashes ? c->hashes : few;
-    if (hashes == few && n > CHUNK && !(hashes = malloc(n * sizeof *hashes)))
+    uint32_t lengths[CHUNK], local[CHUNK], *hashes = c->hashes ? c->hashes : local;
+    if (hashes == local && n > CHUNK && !(hashes = malloc(n * sizeof *hashes)))
         return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, n * sizeof *hashes, 0);
     for (uint64_t first = 0; first < n; first += CHUNK) {
         const uint64_t count = n - first < CHUNK ? n - first : CHUNK;
@@ -243,7 +243,7 @@ int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t 
     }
     columns->hashed = hashes == c->hashes;
     int result = wm_names_unique(c->names, n, hashes, bounds, 1, fault);
-    if (hashes != c->hashes && hashes != few) free(hashes);
+    if (hashes != c->hashes && hashes != local) free(hashes);
     return result;
 }
 
@@ -262,10 +262,10 @@ int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_le
         if (n - row >= BLOCK && hashed) {
             for (int i = 0; i < BLOCK; i++) hit |= hashes[row + i] == hash;
         } else if (n - row >= BLOCK && at + PART <= name_len && name_len <= names_len) {
-            const uint64_t wanted = load_le64(name + at), last = names_len - at - PART;
+            const uint64_t target = load_le64(name + at), last = names_len - at - PART;
             for (int i = 0; i < BLOCK; i++) {
                 const uint64_t begin = bounds[row + i];
-                hit |= load_le64(names + at + (begin < last ? begin : last)) == wanted;
+                hit |= load_le64(names + at + (begin < last ? begin : last)) == target;
             }
         } else {
             hit = 1;
@@ -309,7 +309,7 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
     /* Blocks of sixteen rows without the wanted hash are skipped; in a block with a hit each row is compared. */
     enum { BLOCK = 16 };
     const uint8_t *names = index + n * RECORD;
-    const uint32_t wanted = wm_fnv1a32(name, name_len);
+    const uint32_t target = wm_fnv1a32(name, name_len);
     uint64_t names_len = len - n * RECORD, pos = 0;
     for (uint64_t row = 0; row < n; row += BLOCK) {
         uint64_t end = n - row < BLOCK ? n : row + BLOCK;
@@ -318,7 +318,7 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
             uint64_t sum = 0;
             uint32_t hit = 0;
             for (int i = 0; i < BLOCK; i++) {
-                hit |= load_le32(block + i * RECORD + HASH) == wanted;
+                hit |= load_le32(block + i * RECORD + HASH) == target;
                 sum += load_le16(block + i * RECORD + LENGTH);
             }
             if (!hit) {
@@ -328,7 +328,7 @@ int64_t wm_records_find(const uint8_t *index, uint64_t len, uint64_t n, const ui
         }
         for (uint64_t i = row; i < end; i++) {
             uint64_t word = load_le64(index + i * RECORD), size = word >> 48;
-            if ((uint32_t)word == wanted && size == name_len && pos <= names_len && size <= names_len - pos &&
+            if ((uint32_t)word == target && size == name_len && pos <= names_len && size <= names_len - pos &&
                 memcmp(names + pos, name, size) == 0)
                 return (int64_t)i;
             pos += size;

@@ -15,7 +15,7 @@
 #define SHARED
 #endif
 
-#include "internal.h"
+#include "core/internal.h"
 
 typedef struct {
     wm_piece_fn *run;
@@ -101,10 +101,10 @@ static int run_part(void *context, int thread, uint64_t begin, uint64_t end) {
     return 0;
 }
 
-int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t least, int threads) {
-    const uint64_t most = least ? n / least : n;
-    const uint64_t wanted = threads < 1 ? 1 : threads > WM_MAX_PARTS ? WM_MAX_PARTS : (uint64_t)threads;
-    const uint64_t count = wanted < most ? wanted : most;
+int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t min, int threads) {
+    const uint64_t max = min ? n / min : n;
+    const uint64_t asked_for = threads < 1 ? 1 : threads > WM_MAX_PARTS ? WM_MAX_PARTS : (uint64_t)threads;
+    const uint64_t count = asked_for < max ? asked_for : max;
     if (count < 2) {
         run(context, 0, 0, n);
         return 1;

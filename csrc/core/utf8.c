@@ -9,8 +9,8 @@
  * For a list of strings the OR runs over whole groups of strings with the lengths between them: a length below 128 has no
  * high bit either, and where a byte has one, the strings of its group are checked one by one.
  */
-#include "utf8.h"
-#include "word_bytes.h"
+#include "core/utf8.h"
+#include "core/word_bytes.h"
 
 /* The OR of 64 bytes as one word. Compilers make vector code of it. */
 static inline uint64_t or_of_64(const uint8_t *p) {

@@ -1,7 +1,7 @@
 /* Strict UTF-8. */
 #ifndef WEIGHTMAP_UTF8_H
 #define WEIGHTMAP_UTF8_H
-#include "internal.h"
+#include "core/internal.h"
 
 /* 1 when no byte of p[0, len) has its high bit set. */
 int wm_ascii(const uint8_t *p, uint64_t len);

@@ -1,5 +1,5 @@
 /* The variants in use. Kernels' callers ask here, and select.c, which knows every kernel, sets them when the module is loaded. */
-#include "internal.h"
+#include "core/internal.h"
 
 static const wm_variants *ATOMIC in_use;
 

@@ -6,7 +6,7 @@
  */
 #ifndef WEIGHTMAP_WORD_BYTES_H
 #define WEIGHTMAP_WORD_BYTES_H
-#include "internal.h"
+#include "core/internal.h"
 
 #define EVERY_BYTE_1 0x0101010101010101u
 #define EVERY_MARK 0x8080808080808080u

@@ -23,11 +23,11 @@
  */
 #include <stdlib.h>
 
-#include "internal.h"
+#include "core/internal.h"
 
 /* ROOM holds the longest header (a name of 65,535 bytes, 64 dimensions) and up to a page before and after. A window reads
  * LEAST bytes more than were asked for, and on to the end of their page. */
-enum { PAGE = 4096, LEAST = 96, ROOM = 65536 + 4 * PAGE };
+enum { PAGE = 4096, READ_AHEAD = 96, ROOM = 65536 + 4 * PAGE };
 enum { MAX_NDIM = 64, AFTER_DIMS = 9, QUANT_HEADER = 4, ALIGNMENT = 8 };
 enum { INT8 = 3, FIRST_QUANT = 4, BLOCKS = 6, ADAPTIVE = 8, DTYPES = 9, QUANTISED_INT8 = 9 };
 
@@ -53,13 +53,13 @@ static int fail(const walker *w, int32_t code, int32_t part, uint64_t at, uint64
     return 0;
 }
 
-/* Fills the window from `at` on with at least `least` and at most `most` bytes. */
-static int refill(walker *w, uint64_t at, uint64_t least, uint64_t most) {
+/* Fills the window from `at` on with at least `min` and at most `max` bytes. */
+static int refill(walker *w, uint64_t at, uint64_t min, uint64_t max) {
     uint64_t error;
     w->start = at;
     w->filled =
-        wm_read_at(&(wm_readable){w->section->fd, w->section->read, w->section->context}, w->buffer, least, most, at, &error);
-    return w->filled < least ? fail(w, WM_FAULT_AMB_READ, 0, at + w->filled, error, at + least) : 1;
+        wm_read_at(&(wm_readable){w->section->fd, w->section->read, w->section->context}, w->buffer, min, max, at, &error);
+    return w->filled < min ? fail(w, WM_FAULT_AMB_READ, 0, at + w->filled, error, at + min) : 1;
 }
 
 /* The `count` bytes of the file from `at` on, valid until the next call; NULL when they cannot be read. The caller knows that
@@ -68,9 +68,9 @@ static inline const uint8_t *view(walker *w, uint64_t at, uint64_t count) {
     const wm_amb_section *s = w->section;
     if (!w->buffer) return s->data + at;
     if (at < w->start || at - w->start > w->filled || count > w->filled - (at - w->start)) {
-        uint64_t last = at + count + LEAST, most = last - last % PAGE + PAGE - at;
-        if (most > s->end - at) most = s->end - at;
-        if (!refill(w, at, count, most)) return NULL;
+        uint64_t last = at + count + READ_AHEAD, max = last - last % PAGE + PAGE - at;
+        if (max > s->end - at) max = s->end - at;
+        if (!refill(w, at, count, max)) return NULL;
     }
     return w->buffer + (at - w->start);
 }
@@ -104,10 +104,10 @@ static int check_quantised(walker *w, const record *r, uint64_t n) {
     const uint8_t *header = view(w, r->data, QUANT_HEADER);
     if (!header) return 0;
     uint64_t type = header[0], block_size = load_le16(header + 1), scale_type = header[3], scale = scale_type ? 2 : 4;
-    uint64_t wanted = r->code - 2u; /* types 1 to 6 stand for dtypes 3 to 8 */
+    uint64_t by_dtype = r->code - 2u; /* types 1 to 6 stand for dtypes 3 to 8 */
     int32_t problem = 0, part = WM_AMB_QUANT_TYPE;
-    uint64_t actual = type, expected = wanted, at = r->data;
-    if (type != wanted) {
+    uint64_t actual = type, expected = by_dtype, at = r->data;
+    if (type != by_dtype) {
         problem = WM_FAULT_AMB_QUANT_TYPE;
     } else if (!fits_blocks(r->code, block_size)) {
         problem = WM_FAULT_AMB_BLOCK_SIZE, part = WM_AMB_BLOCK_SIZE, at += 1, actual = block_size;
@@ -116,11 +116,10 @@ static int check_quantised(walker *w, const record *r, uint64_t n) {
         problem = WM_FAULT_AMB_SCALE_TYPE, part = WM_AMB_SCALE_TYPE, at += 3, actual = scale_type, expected = 1;
     } else if (r->code == ADAPTIVE) {
         uint64_t blocks = ceil_div(n, block_size), mask = ceil_div(blocks, 4);
-        uint64_t least = add_capped(mask, mul_capped(blocks, scale + block_size / 2));
-        uint64_t most = add_capped(mask, mul_capped(blocks, 2 * block_size));
-        if (r->size - QUANT_HEADER < least || r->size - QUANT_HEADER > most)
-            problem = WM_FAULT_AMB_SCHEME_SIZE,
-            expected = add_capped(QUANT_HEADER, r->size - QUANT_HEADER < least ? least : most);
+        uint64_t min = add_capped(mask, mul_capped(blocks, scale + block_size / 2));
+        uint64_t max = add_capped(mask, mul_capped(blocks, 2 * block_size));
+        if (r->size - QUANT_HEADER < min || r->size - QUANT_HEADER > max)
+            problem = WM_FAULT_AMB_SCHEME_SIZE, expected = add_capped(QUANT_HEADER, r->size - QUANT_HEADER < min ? min : max);
     } else {
         expected = add_capped(QUANT_HEADER, scheme_bytes(bits_of(r->code), block_size, scale, n));
         if (r->size != expected) problem = WM_FAULT_AMB_SCHEME_SIZE;
@@ -154,28 +153,28 @@ static int check_data(walker *w, record *r) {
 
 /* Reads the header of the record at `pos`. Its name and dimensions are valid until the next view. */
 static int read_record(walker *w, record *r) {
-    uint64_t pos = w->pos, left = w->section->end - pos;
+    uint64_t pos = w->pos, remaining = w->section->end - pos;
     const uint8_t *p;
-    if (left < 2) return fail(w, WM_FAULT_AMB_END, WM_AMB_NAME_LENGTH, pos, left, 2);
+    if (remaining < 2) return fail(w, WM_FAULT_AMB_END, WM_AMB_NAME_LENGTH, pos, remaining, 2);
     if (!(p = view(w, pos, 2))) return 0;
     r->name_len = load_le16(p);
-    left -= 2;
-    if (left < r->name_len) return fail(w, WM_FAULT_AMB_END, WM_AMB_NAME, pos + 2, left, r->name_len);
+    remaining -= 2;
+    if (remaining < r->name_len) return fail(w, WM_FAULT_AMB_END, WM_AMB_NAME, pos + 2, remaining, r->name_len);
     uint64_t at = pos + 2 + r->name_len;
-    left -= r->name_len;
-    if (left < 1) return fail(w, WM_FAULT_AMB_END, WM_AMB_NDIM, at, left, 1);
+    remaining -= r->name_len;
+    if (remaining < 1) return fail(w, WM_FAULT_AMB_END, WM_AMB_NDIM, at, remaining, 1);
     if (!(p = view(w, pos, 3 + r->name_len))) return 0;
     r->ndim = p[2 + r->name_len];
     if (r->ndim > MAX_NDIM) return fail(w, WM_FAULT_TABLE_NDIM, WM_AMB_NDIM, at, r->ndim, MAX_NDIM);
     uint64_t dims = 4 * r->ndim;
-    at++, left--;
-    if (left < dims) return fail(w, WM_FAULT_AMB_END, WM_AMB_SHAPE, at, left, dims);
-    at += dims, left -= dims;
-    if (left < 1) return fail(w, WM_FAULT_AMB_END, WM_AMB_DTYPE, at, left, 1);
-    if (left < AFTER_DIMS) return fail(w, WM_FAULT_AMB_END, WM_AMB_DATA_SIZE, at + 1, left - 1, AFTER_DIMS - 1);
-    left -= AFTER_DIMS;
+    at++, remaining--;
+    if (remaining < dims) return fail(w, WM_FAULT_AMB_END, WM_AMB_SHAPE, at, remaining, dims);
+    at += dims, remaining -= dims;
+    if (remaining < 1) return fail(w, WM_FAULT_AMB_END, WM_AMB_DTYPE, at, remaining, 1);
+    if (remaining < AFTER_DIMS) return fail(w, WM_FAULT_AMB_END, WM_AMB_DATA_SIZE, at + 1, remaining - 1, AFTER_DIMS - 1);
+    remaining -= AFTER_DIMS;
     /* The header of the data too, where there may be one: so viewing it later does not move the window. */
-    uint64_t more = left < QUANT_HEADER ? left : QUANT_HEADER;
+    uint64_t more = remaining < QUANT_HEADER ? remaining : QUANT_HEADER;
     if (!(p = view(w, pos, at - pos + AFTER_DIMS + more))) return 0;
     r->name = p + 2;
     r->dims = p + (at - pos) - dims;
@@ -183,7 +182,7 @@ static int read_record(walker *w, record *r) {
     r->size = load_le64(r->dims + dims + 1);
     r->data = at + AFTER_DIMS;
     if (r->code >= DTYPES) return fail(w, WM_FAULT_TABLE_DTYPE, WM_AMB_DTYPE, at, r->code, DTYPES);
-    if (r->size > left) return fail(w, WM_FAULT_AMB_DATA, WM_AMB_DATA_SIZE, at + 1, r->size, left);
+    if (r->size > remaining) return fail(w, WM_FAULT_AMB_DATA, WM_AMB_DATA_SIZE, at + 1, r->size, remaining);
     return check_data(w, r);
 }
 
@@ -213,11 +212,11 @@ static int take(walker *w, const record *r) {
 /* Steps over the data and the padding behind it. */
 static int step(walker *w, const record *r) {
     const wm_amb_section *s = w->section;
-    uint64_t end = r->data + r->size, padding = (0 - (end - s->origin)) % ALIGNMENT, left = s->end - end;
-    if (left < padding) { /* the last record; some of its padding is missing */
-        if (!s->lax) return fail(w, WM_FAULT_AMB_UNPADDED, WM_AMB_PADDING, end, left, padding);
+    uint64_t end = r->data + r->size, padding = (0 - (end - s->origin)) % ALIGNMENT, remaining = s->end - end;
+    if (remaining < padding) { /* the last record; some of its padding is missing */
+        if (!s->lax) return fail(w, WM_FAULT_AMB_UNPADDED, WM_AMB_PADDING, end, remaining, padding);
         w->out->unpadded = end;
-        padding = left;
+        padding = remaining;
     }
     const uint8_t *p = padding ? view(w, end, padding) : NULL;
     if (padding && !p) return 0;

@@ -17,8 +17,8 @@
  */
 #include <stdlib.h>
 
-#include "internal.h"
-#include "utf8.h"
+#include "core/internal.h"
+#include "core/utf8.h"
 
 /* The fewest bytes of a tensor without its name, a name, a pair of the map, a pair of the metadata. */
 enum { TENSOR_LEAST = 4, NAME_LEAST = 1, ENTRY_LEAST = 2, PAIR_LEAST = 2, DTYPES = 15 };
@@ -52,19 +52,19 @@ static int fail(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t 
 
 /* Reads an integer of more than one byte. */
 static int read_wide(reader *r, uint64_t *value) {
-    uint64_t at = r->pos, least;
+    uint64_t at = r->pos, min;
     uint8_t first = r->data[at];
     if (first > 253) return fail(r, WM_FAULT_BIN_INTEGER, at, first, 253);
     unsigned size = 2u << (first - 251);
     if (r->len - at - 1 < size) return fail(r, WM_FAULT_BIN_END, at, r->len - at - 1, size);
     const uint8_t *p = r->data + at + 1;
     if (size == 2)
-        *value = load_le16(p), least = 251;
+        *value = load_le16(p), min = 251;
     else if (size == 4)
-        *value = load_le32(p), least = UINT64_C(1) << 16;
+        *value = load_le32(p), min = UINT64_C(1) << 16;
     else
-        *value = load_le64(p), least = UINT64_C(1) << 32;
-    if (*value < least && at < r->wide) r->wide = at;
+        *value = load_le64(p), min = UINT64_C(1) << 32;
+    if (*value < min && at < r->wide) r->wide = at;
     r->pos = at + 1 + size;
     return 1;
 }
@@ -78,11 +78,11 @@ static inline int read_integer(reader *r, uint64_t *value) {
     return 1;
 }
 
-/* Reads the count of things that take at least `least` bytes each. */
-static inline int read_count(reader *r, uint64_t least, uint64_t *count) {
+/* Reads the count of things that take at least `min` bytes each. */
+static inline int read_count(reader *r, uint64_t min, uint64_t *count) {
     uint64_t at = r->pos;
     if (!read_integer(r, count)) return 0;
-    return *count <= (r->len - r->pos) / least || fail(r, WM_FAULT_BIN_COUNT, at, *count, (r->len - r->pos) / least);
+    return *count <= (r->len - r->pos) / min || fail(r, WM_FAULT_BIN_COUNT, at, *count, (r->len - r->pos) / min);
 }
 
 /* Reads a string, which afterwards lies at data[pos - length]. */
@@ -223,9 +223,9 @@ static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensor
     c->bounds[n] = (uint32_t)out->names_len;
     out->end = r->pos;
     out->wide = r->wide;
-    uint64_t rest = r->pos;
-    while (rest < r->len && r->data[rest] == ' ') rest++;
-    out->complete = rest == r->len && r->len - r->pos < 8;
+    uint64_t tail = r->pos;
+    while (tail < r->len && r->data[tail] == ' ') tail++;
+    out->complete = tail == r->len && r->len - r->pos < 8;
 }
 
 /* How well a layout fits: the larger, the less likely by chance. From best to worst:
@@ -255,21 +255,21 @@ int wm_bintensors_scan(const uint8_t *header, uint64_t len, int layouts, const w
         for (int layout = SPEC; layout <= CURRENT; layout++) {
             if (!(layouts & layout)) continue;
             reader r = {.data = header, .len = len, .wide = len, .tolerant = tolerant};
-            wm_bintensors found;
-            read_header(&r, columns, layout, &found);
-            found.progress = progress(&r, &found);
-            found.part = r.faulty_part;
-            if (!tolerant && (r.fault.code != WM_FAULT_NONE || (layouts == (SPEC | CURRENT) && !found.complete))) continue;
-            if (!tolerant || out->layout == 0 || found.progress > out->progress) {
-                *out = found;
+            wm_bintensors candidate;
+            read_header(&r, columns, layout, &candidate);
+            candidate.progress = progress(&r, &candidate);
+            candidate.part = r.faulty_part;
+            if (!tolerant && (r.fault.code != WM_FAULT_NONE || (layouts == (SPEC | CURRENT) && !candidate.complete))) continue;
+            if (!tolerant || out->layout == 0 || candidate.progress > out->progress) {
+                *out = candidate;
                 *fault = r.fault;
             }
             if (!tolerant) return 0;
         }
     if (out->layout == SPEC && layouts & CURRENT) { /* reading the other layout has overwritten its columns */
         reader r = {.data = header, .len = len, .wide = len, .tolerant = 1};
-        wm_bintensors found;
-        read_header(&r, columns, SPEC, &found);
+        wm_bintensors candidate;
+        read_header(&r, columns, SPEC, &candidate);
     }
     return fault->code == WM_FAULT_NONE ? 0 : -1;
 }

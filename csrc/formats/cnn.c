@@ -9,7 +9,7 @@
  * wm_columns_check checks counts, order and ranges, as for every format. It allows empty tensors, which this format does
  * not have, so this scan refuses dimensions of 0.
  */
-#include "internal.h"
+#include "core/internal.h"
 
 enum { RECORD = 20, NAME_MOST = 32, DIMS = 4, HALF = 2 };
 

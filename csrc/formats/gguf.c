@@ -11,8 +11,8 @@
  * end of the file, or the caller's limit for a header. A count is compared with the bytes left up to there before it is used,
  * so a scan never takes more steps than there are bytes.
  */
-#include "internal.h"
-#include "utf8.h"
+#include "core/internal.h"
+#include "core/utf8.h"
 
 enum { STRING = 8, ARRAY = 9, BOOL = 7, TYPES = 13 };
 enum { TENSOR_LEAST = 20 }; /* bytes of an info, in any version */
@@ -26,7 +26,7 @@ typedef struct {
     uint64_t width; /* bytes of a length, count or dimension */
     int big;
     uint64_t row;    /* for faults */
-    uint64_t wanted; /* with MORE: the least number of bytes needed */
+    uint64_t needed; /* with MORE: the least number of bytes needed */
     wm_fault *fault;
 } reader;
 
@@ -39,7 +39,7 @@ static int wrong(reader *r, int32_t code, uint64_t at, uint64_t actual, uint64_t
 static int have(reader *r, uint64_t count) {
     if (count <= r->len - r->pos) return DONE;
     if (count > r->limit - r->pos) return wrong(r, WM_FAULT_GGUF_END, r->pos, r->limit - r->pos, count);
-    r->wanted = r->pos + count;
+    r->needed = r->pos + count;
     return MORE;
 }
 
@@ -70,7 +70,7 @@ static inline int string(reader *r, uint64_t *length) {
 }
 
 /* The fewest bytes of a value of a type. */
-static uint64_t least(const reader *r, uint64_t type) {
+static uint64_t min(const reader *r, uint64_t type) {
     return type == STRING ? r->width : type == ARRAY ? 4 + r->width : SIZES[type];
 }
 
@@ -82,11 +82,11 @@ static int truth(reader *r, uint64_t count) {
 
 /* With MORE: estimates the rest of a list from its first items, between `start` and `pos`, so that a long list is not read
  * piece by piece. */
-static void expect(reader *r, uint64_t start, uint64_t done, uint64_t count, uint64_t least) {
+static void expect(reader *r, uint64_t start, uint64_t done, uint64_t count, uint64_t min) {
     uint64_t each = done ? (r->pos - start) / done + 1 : 0;
-    uint64_t rest = (count - done) * (each > least ? each : least);
-    if (rest > r->limit - r->pos) rest = r->limit - r->pos;
-    if (r->wanted < r->pos + rest) r->wanted = r->pos + rest;
+    uint64_t tail = (count - done) * (each > min ? each : min);
+    if (tail > r->limit - r->pos) tail = r->limit - r->pos;
+    if (r->needed < r->pos + tail) r->needed = r->pos + tail;
 }
 
 /* Skips an array of strings. They are the bulk of a header, so the loop writes out what `string` does. */
@@ -123,7 +123,7 @@ static int items(reader *r, uint64_t type, uint64_t count) {
 
 /* Skips an array; for arrays of arrays a stack holds how many items each level has left. */
 static int array(reader *r) {
-    uint64_t left[WM_GGUF_DEPTH];
+    uint64_t remaining[WM_GGUF_DEPTH];
     int depth = 0;
     for (;;) {
         uint64_t at = r->pos, type, count;
@@ -133,15 +133,15 @@ static int array(reader *r) {
         at = r->pos;
         state = number(r, r->width, &count);
         if (state) return state;
-        if (count > (r->limit - r->pos) / least(r, type))
-            return wrong(r, WM_FAULT_GGUF_COUNT, at, count, (r->limit - r->pos) / least(r, type));
+        if (count > (r->limit - r->pos) / min(r, type))
+            return wrong(r, WM_FAULT_GGUF_COUNT, at, count, (r->limit - r->pos) / min(r, type));
         if (type == ARRAY && count) {
             if (depth == WM_GGUF_DEPTH) return wrong(r, WM_FAULT_GGUF_DEPTH, at, WM_GGUF_DEPTH + 1, WM_GGUF_DEPTH);
-            left[depth++] = count;
+            remaining[depth++] = count;
             continue;
         }
         if (type != ARRAY && (state = items(r, type, count))) return state;
-        while (depth && --left[depth - 1] == 0) depth--;
+        while (depth && --remaining[depth - 1] == 0) depth--;
         if (!depth) return DONE;
     }
 }
@@ -194,7 +194,7 @@ int wm_gguf_values(const uint8_t *data, uint64_t len, uint32_t *keys, uint64_t c
     while (g->n_keys < g->count) {
         if (g->n_keys >= cap) return wm_fail(fault, WM_FAULT_CAPACITY, g->n_keys, g->pos, g->count, cap);
         int state = key_value(&r, keys + 2 * g->n_keys);
-        g->wanted = r.wanted;
+        g->needed = r.needed;
         if (state) return state;
         g->pos = r.pos;
         r.row = ++g->n_keys;
@@ -253,11 +253,11 @@ static int tensor(reader *r, const wm_gguf_type *types, const wm_columns *c, wm_
     const uint64_t type_at = r->pos;
     if ((state = number(r, 4, &code))) return state;
     static const wm_gguf_type unknown = {1, 1};
-    const int known = code < WM_GGUF_TYPES && types[code].bytes;
+    const int is_known = code < WM_GGUF_TYPES && types[code].bytes;
     c->dtype[row] = (uint8_t)code;
-    if (!known && (state = other(r, (uint32_t)code, type_at, g, &c->dtype[row]))) return state;
-    if ((state = tensor_bytes(r, known ? &types[code] : &unknown, dims, ndim, at, &nbytes))) return state;
-    if (!known && nbytes) nbytes = 1;
+    if (!is_known && (state = other(r, (uint32_t)code, type_at, g, &c->dtype[row]))) return state;
+    if ((state = tensor_bytes(r, is_known ? &types[code] : &unknown, dims, ndim, at, &nbytes))) return state;
+    if (!is_known && nbytes) nbytes = 1;
     at = r->pos;
     if ((state = number(r, 8, &offset))) return state;
     if (offset > UINT64_MAX - nbytes) return wrong(r, WM_FAULT_TABLE_RANGE, at, offset, UINT64_MAX - nbytes);
@@ -282,7 +282,7 @@ int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types
         if (r.row >= columns->cap) return wm_fail(fault, WM_FAULT_CAPACITY, r.row, r.pos, g->n_tensors, columns->cap);
         int state = tensor(&r, types, columns, g);
         if (state == MORE) expect(&r, g->pos, r.row, g->n_tensors, TENSOR_LEAST);
-        g->wanted = r.wanted;
+        g->needed = r.needed;
         if (state) return state;
     }
     g->end = r.pos;

@@ -1,7 +1,7 @@
 /* JSON: strings, numbers, and skipping values. See json.h. */
-#include "json.h"
-#include "word_bytes.h"
-#include "utf8.h"
+#include "formats/json.h"
+#include "core/word_bytes.h"
+#include "core/utf8.h"
 
 /* The value of four hexadecimal digits at p, or -1. */
 static int32_t hex4(const wm_json *json, const uint8_t *p) {

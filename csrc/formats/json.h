@@ -6,7 +6,7 @@
  */
 #ifndef WEIGHTMAP_JSON_H
 #define WEIGHTMAP_JSON_H
-#include "internal.h"
+#include "core/internal.h"
 
 enum { WM_JSON_DEPTH = 64 }; /* how deep skipped objects and arrays may nest */
 

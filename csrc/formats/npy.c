@@ -5,7 +5,7 @@
  * A header is a literal of Python, so there are other ways to write the same; and there are other types. What is not exactly of
  * this form is left to the caller: an archive may have a million members, and nearly all of them are.
  */
-#include "internal.h"
+#include "core/internal.h"
 
 enum { FIRST = 128, PREFIX = 10, STORED = 0 };
 
@@ -18,9 +18,9 @@ typedef struct {
     int fortran;
 } header;
 
-static int skip(text *t, const char *wanted) {
-    const size_t n = strlen(wanted);
-    if ((size_t)(t->end - t->at) < n || memcmp(t->at, wanted, n)) return 0;
+static int skip(text *t, const char *expected) {
+    const size_t n = strlen(expected);
+    if ((size_t)(t->end - t->at) < n || memcmp(t->at, expected, n)) return 0;
     t->at += n;
     return 1;
 }
@@ -48,13 +48,13 @@ static int read_kind(text *t, uint64_t *kind, uint64_t *itemsize) {
 
 /* Reads a tuple of numbers, to its closing bracket; the shape times `bytes` is the size of the data. */
 static int read_shape(text *t, header *h, uint64_t bytes) {
-    uint64_t least = bytes; /* numpy multiplies the other dimensions of an empty array too */
+    uint64_t product = bytes; /* numpy multiplies the other dimensions of an empty array too */
     h->nbytes = bytes;
     for (h->ndim = 0; !skip(t, h->ndim == 1 ? ",)" : ")"); h->ndim++) { /* a tuple of one number ends with a comma */
         uint64_t dim;
         if (h->ndim == WM_NPY_NDIM || (h->ndim && !skip(t, ", ")) || !read_number(t, &dim)) return 0;
-        if (dim && least > (uint64_t)INT64_MAX / dim) return 0;
-        least *= dim ? dim : 1;
+        if (dim && product > (uint64_t)INT64_MAX / dim) return 0;
+        product *= dim ? dim : 1;
         h->nbytes *= dim;
         h->dims[h->ndim] = dim;
     }

@@ -21,9 +21,9 @@
  */
 #include <stdlib.h>
 
-#include "internal.h"
+#include "core/internal.h"
 
-enum { PAGE = 4096, LEAST = 96, PIECE = 65536, ROOM = PIECE + 4 * PAGE, NAME_MOST = 65535, DIMS_MOST = 64 };
+enum { PAGE = 4096, READ_AHEAD = 96, PIECE = 65536, ROOM = PIECE + 4 * PAGE, NAME_MOST = 65535, DIMS_MOST = 64 };
 enum { VARINT_MOST = 10, DIGITS_MOST = 18 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 /* The fields by their numbers in each message. */
@@ -84,10 +84,10 @@ static inline const uint8_t *view(walker *w, uint64_t at, uint64_t count) {
     const wm_onnx_file *f = w->file;
     if (!w->buffer) return f->data + at;
     if (at < w->start || at - w->start > w->filled || count > w->filled - (at - w->start)) {
-        uint64_t last = at + count + LEAST, most = last - last % PAGE + PAGE - at, error;
-        if (most > f->size - at) most = f->size - at;
+        uint64_t last = at + count + READ_AHEAD, max = last - last % PAGE + PAGE - at, error;
+        if (max > f->size - at) max = f->size - at;
         w->start = at;
-        w->filled = wm_read_at(&(wm_readable){f->fd, f->read, f->context}, w->buffer, count, most, at, &error);
+        w->filled = wm_read_at(&(wm_readable){f->fd, f->read, f->context}, w->buffer, count, max, at, &error);
         if (w->filled < count) return fail(w, WM_FAULT_ONNX_READ, at + w->filled, error, at + count), NULL;
     }
     return w->buffer + (at - w->start);
@@ -95,19 +95,20 @@ static inline const uint8_t *view(walker *w, uint64_t at, uint64_t count) {
 
 /* Reads a varint at *pos of a message that ends at `end`. */
 static inline int read_varint(walker *w, uint64_t *pos, uint64_t end, uint64_t *value) {
-    uint64_t at = *pos, left = end - at;
-    const uint8_t *p = view(w, at, left < VARINT_MOST ? left : VARINT_MOST);
+    uint64_t at = *pos, remaining = end - at;
+    const uint8_t *p = view(w, at, remaining < VARINT_MOST ? remaining : VARINT_MOST);
     if (!p) return 0;
-    if (left && p[0] < 0x80) return *value = p[0], *pos = at + 1, 1;
-    uint64_t found = 0;
-    for (unsigned i = 0; i < VARINT_MOST && i < left; i++) {
-        found |= (uint64_t)(p[i] & 0x7F) << 7 * i;
+    if (remaining && p[0] < 0x80) return *value = p[0], *pos = at + 1, 1;
+    uint64_t result = 0;
+    for (unsigned i = 0; i < VARINT_MOST && i < remaining; i++) {
+        result |= (uint64_t)(p[i] & 0x7F) << 7 * i;
         if (p[i] < 0x80) {
             if (i == VARINT_MOST - 1 && p[i] > 1) break; /* more than 64 bits */
-            return *value = found, *pos = at + i + 1, 1;
+            return *value = result, *pos = at + i + 1, 1;
         }
     }
-    return left < VARINT_MOST ? fail(w, WM_FAULT_ONNX_END, at, left, left + 1) : fail(w, WM_FAULT_ONNX_VARINT, at, 0, 0);
+    return remaining < VARINT_MOST ? fail(w, WM_FAULT_ONNX_END, at, remaining, remaining + 1)
+                                   : fail(w, WM_FAULT_ONNX_VARINT, at, 0, 0);
 }
 
 /* Reads the field at *pos of a message that ends at `end`. */
@@ -219,16 +220,16 @@ static int copy(walker *w, uint64_t begin, uint64_t end, uint8_t *out) {
 
 /* Reads the decimal number of an entry, up to 18 digits. */
 static int read_decimal(walker *w, uint64_t begin, uint64_t end, uint64_t *value) {
-    uint64_t size = end - begin, found = 0;
+    uint64_t size = end - begin, result = 0;
     const uint8_t *p = size && size <= DIGITS_MOST ? view(w, begin, size) : NULL;
     if (size && size <= DIGITS_MOST && !p) return 0;
     for (uint64_t i = 0; p && i < size; i++) {
         if (p[i] < '0' || p[i] > '9')
             p = NULL;
         else
-            found = 10 * found + (p[i] - '0');
+            result = 10 * result + (p[i] - '0');
     }
-    return *value = found, p ? 1 : fail(w, WM_FAULT_ONNX_DECIMAL, begin, size, DIGITS_MOST);
+    return *value = result, p ? 1 : fail(w, WM_FAULT_ONNX_DECIMAL, begin, size, DIGITS_MOST);
 }
 
 static int is_key(const uint8_t *key, uint64_t len, const char *name) {
@@ -412,8 +413,8 @@ static int read_tensor_as(walker *w, const wm_columns *c, const field *message, 
     while (pos < message->end)
         if (!read_field(w, &pos, message->end, &f) || !read_tensor_field(w, c, &f, t)) return 0;
     if (name) {
-        const field own = {.at = name->at, .number = NAME, .kind = BYTES, .begin = name->begin, .end = name->end};
-        if (!read_tensor_field(w, c, &own, t)) return 0;
+        const field named = {.at = name->at, .number = NAME, .kind = BYTES, .begin = name->begin, .end = name->end};
+        if (!read_tensor_field(w, c, &named, t)) return 0;
     }
     return take(w, c, t);
 }
@@ -608,13 +609,13 @@ static inline int put(uint8_t *out, uint64_t i, uint64_t value, uint64_t bits) {
 int wm_onnx_numbers(const uint8_t *data, uint64_t len, uint64_t number, uint64_t bits, uint64_t count, uint8_t *out,
                     wm_fault *fault) {
     const wm_onnx_file file = {.data = data, .size = len};
-    wm_onnx found = {0};
+    wm_onnx result = {0};
     walker walk, *w = &walk;
     uint64_t kind = kind_of(number), pos = 0, n = 0;
     int fine = 1;
     field f;
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    w->file = &file, w->out = &found, w->fault = fault, w->buffer = NULL;
+    w->file = &file, w->out = &result, w->fault = fault, w->buffer = NULL;
     if (bits == 6) memset(out, 0, ceil_div(6 * count, 8));
     while (fine && pos < len) {
         fine = read_field(w, &pos, len, &f);

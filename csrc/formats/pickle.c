@@ -23,7 +23,7 @@
  * entries that it takes out, then to run it, keeping only these. The pool gets the arguments of a call back, unless the memo or a
  * container holds them: of a tensor only its record and its storage's remain.
  */
-#include "pickle_calls.h"
+#include "formats/pickle_calls.h"
 
 /* Takes the last mark away, with all above it; *n values lay there, *first the lowest of them. */
 static int pop_mark(machine *m, uint64_t *first, uint64_t *n) {
@@ -78,11 +78,11 @@ static uint64_t memo_entry(machine *m, uint64_t i, int make) {
     for (; m->pages <= i / PAGE; m->pages++) m->arena[m->pages] = NOWHERE;
     const uint64_t page = m->arena[i / PAGE];
     if (page != NOWHERE || !make) return page == NOWHERE ? NOWHERE : page + i % PAGE * VALUE_WORDS;
-    const uint64_t made = take(m, PAGE * VALUE_WORDS);
-    if (made == NOWHERE) return NOWHERE;
-    memset(m->arena + made, 0, PAGE * VALUE_WORDS * sizeof *m->arena);
-    m->arena[i / PAGE] = made;
-    return made + i % PAGE * VALUE_WORDS;
+    const uint64_t fresh = take(m, PAGE * VALUE_WORDS);
+    if (fresh == NOWHERE) return NOWHERE;
+    memset(m->arena + fresh, 0, PAGE * VALUE_WORDS * sizeof *m->arena);
+    m->arena[i / PAGE] = fresh;
+    return fresh + i % PAGE * VALUE_WORDS;
 }
 
 /* Whether an entry of the memo, which has a page, is taken out anywhere: its kind is no MARK when it has been put in. */
@@ -98,7 +98,7 @@ static int remember(machine *m, uint64_t i) {
     if (entry == NOWHERE || !is_wanted(get(m, entry))) return 0;
     if (is_container(top(m, 0)) && make_container(m, m->stack) == NOWHERE) return -1;
     put(m, entry, top(m, 0));
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return 0;
 }
 
@@ -157,9 +157,9 @@ static int read_line(machine *m, value *line) {
     while (m->at < m->len) {
         if (reach(&m->in, m->at)) return -1;
         const uint8_t *here = m->in.slot + (m->at - m->in.first);
-        const uint64_t left = m->in.first + m->in.filled - m->at;
-        const uint8_t *end = memchr(here, '\n', left);
-        m->at += end ? (uint64_t)(end - here) + 1 : left;
+        const uint64_t remaining = m->in.first + m->in.filled - m->at;
+        const uint8_t *end = memchr(here, '\n', remaining);
+        m->at += end ? (uint64_t)(end - here) + 1 : remaining;
         if (!end) continue;
         if (m->at - 1 - begin > UINT32_MAX) return bad_stack(m);
         *line = (value){TEXT, (uint32_t)(m->at - 1 - begin), begin};
@@ -320,7 +320,7 @@ static int run_all(machine *m, wm_pickle *out) {
     m->pool = m->len / PAGE + 1; /* behind the directory of the memo, which has no more entries than the program bytes */
     if (m->words < m->pool) return fail(m, WM_FAULT_PICKLE_MEMORY, m->words, m->pool);
     if (find_wanted(m)) return -1;
-    m->kept = m->pool;
+    m->barrier = m->pool;
     for (int done = 0; !done;) {
         done = next(m) ? -1 : run(m, m->code);
         if (done < 0) return -1;

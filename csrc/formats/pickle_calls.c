@@ -1,6 +1,6 @@
 /* The names that a pickle program may call, and the result of each call. See pickle.c. */
-#include "pickle_calls.h"
-#include "pickle_values.h"
+#include "formats/pickle_calls.h"
+#include "formats/pickle_values.h"
 
 enum {
     ORDERED_DICT,
@@ -122,9 +122,9 @@ static int short_text(machine *m, value text, char out[NAME_MOST]) {
     return text.kind == TEXT && text.n <= NAME_MOST ? wm_pickle_copy(&m->in, text.at, text.n, (uint8_t *)out) : 0;
 }
 
-static int same(const char *text, value of, const char *wanted) {
-    const size_t n = strlen(wanted);
-    return of.n == n && memcmp(text, wanted, n) == 0;
+static int same(const char *text, value of, const char *expected) {
+    const size_t n = strlen(expected);
+    return of.n == n && memcmp(text, expected, n) == 0;
 }
 
 int wm_pickle_name(machine *m, value module, value name) {
@@ -140,7 +140,7 @@ int wm_pickle_name(machine *m, value module, value name) {
     if (at == NOWHERE) return -1;
     put(m, at, module);
     put(m, at + VALUE_WORDS, name);
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return push(m, ODD, WM_PICKLE_ODD_UNKNOWN, at);
 }
 
@@ -159,7 +159,7 @@ static void give_back(machine *m, value args) {
     for (uint64_t i = 0; i <= args.n; i++) {
         const value v = i < args.n ? get(m, args.at + i * VALUE_WORDS) : args;
         const int in_pool = is_container(v) || (v.kind == TUPLE && v.n);
-        if (in_pool && v.at >= m->kept && v.at < first) first = v.at;
+        if (in_pool && v.at >= m->barrier && v.at < first) first = v.at;
     }
     m->pool = first;
 }
@@ -209,7 +209,7 @@ int wm_pickle_storage(machine *m, value id) {
     else
         m->first_storage = at;
     m->last_storage = at;
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return push(m, STORAGE, 0, at);
 }
 
@@ -241,15 +241,15 @@ static int view_of(machine *m, value extra) {
 static int make_tensor(machine *m, value args, int role) {
     value part[7] = {{0, 0, 0}};
     uint64_t shape[NDIM_MOST], strides[NDIM_MOST];
-    const uint64_t least = role == REBUILD_V3 ? 7 : role == REBUILD_V2 ? 6 : 4;
-    if (args.n < least || args.n > least + 1) return bad_call(m);
-    for (uint64_t i = 0; i < least; i++) part[i] = get(m, args.at + i * VALUE_WORDS);
+    const uint64_t required = role == REBUILD_V3 ? 7 : role == REBUILD_V2 ? 6 : 4;
+    if (args.n < required || args.n > required + 1) return bad_call(m);
+    for (uint64_t i = 0; i < required; i++) part[i] = get(m, args.at + i * VALUE_WORDS);
     storage_record storage;
     if (part[0].kind != STORAGE || part[1].kind != INTEGER || part[1].at > INT64_MAX || !read_shape(m, part[2], shape) ||
         !read_shape(m, part[3], strides) || part[2].n != part[3].n || (role == REBUILD_V3 && part[6].kind != DTYPE))
         return bad_call(m);
     memcpy(&storage, m->arena + part[0].at, sizeof storage);
-    const int odd = args.n > least ? view_of(m, get(m, args.at + least * VALUE_WORDS)) : 0;
+    const int odd = args.n > required ? view_of(m, get(m, args.at + required * VALUE_WORDS)) : 0;
     if (odd) return odd < 0 ? -1 : leave_out(m, (uint32_t)odd, NOWHERE);
     uint32_t type = role == REBUILD_V3 ? part[6].n : storage.type;
     if (NAMES[type].role == UNTYPED || NAMES[type].role == ODD_STORAGE) return bad_call(m);
@@ -286,7 +286,7 @@ static int make_tensor(machine *m, value args, int role) {
     memcpy(m->arena + at, &record, sizeof record);
     memcpy(m->arena + at + TENSOR_WORDS, shape, ndim * sizeof *shape);
     if (strided) memcpy(m->arena + at + TENSOR_WORDS + ndim, strides, ndim * sizeof *strides);
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return push(m, TENSOR, 0, at);
 }
 
@@ -345,7 +345,7 @@ static int make_dtype(machine *m, value args) {
     if (at == NOWHERE) return -1;
     put(m, at, text);
     put(m, at + VALUE_WORDS, (value){BOOLEAN, 0, 0});
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return push(m, KIND, 0, at);
 }
 

@@ -1,7 +1,7 @@
 /* The calls of a pickle program: see pickle_calls.c. */
 #ifndef WEIGHTMAP_PICKLE_CALLS_H
 #define WEIGHTMAP_PICKLE_CALLS_H
-#include "pickle_machine.h"
+#include "formats/pickle_machine.h"
 
 int wm_pickle_name(machine *m, value module, value name);
 int wm_pickle_storage(machine *m, value id);

@@ -7,15 +7,15 @@
  */
 #include <stdlib.h>
 
-#include "pickle_keys.h"
+#include "formats/pickle_keys.h"
 
-enum { PROBES_MOST = 1024, PLACE_BITS = 40, PIECE = 256, FEW = 64, NESTED = 4 };
+enum { PROBES_MOST = 1024, PLACE_BITS = 40, PIECE = 256, LOCAL = 64, NESTED = 4 };
 #define PLACES (((uint64_t)1 << PLACE_BITS) - 1)
 
 typedef struct {
     reader *in;
     const uint64_t *arena;
-    uint64_t bytes, most; /* of keys that were looked at */
+    uint64_t bytes, limit; /* of keys that were looked at */
 } keys;
 
 /* A value as Python compares it: truth values and whole floats count as the equal integers. */
@@ -39,7 +39,7 @@ static uint64_t mix(uint64_t hash, uint64_t more) {
 }
 
 /* Counts the bytes looked at. Returns 0, or the fault when they exceed the bound. */
-static int spend(keys *k, uint64_t bytes) { return (k->bytes += bytes) > k->most ? WM_FAULT_PICKLE_NAMES : 0; }
+static int spend(keys *k, uint64_t bytes) { return (k->bytes += bytes) > k->limit ? WM_FAULT_PICKLE_NAMES : 0; }
 
 /* Adds a value to a hash. Returns 0, a fault, or -1. */
 static int add_hash(keys *k, value v, unsigned depth, uint64_t *hash) {
@@ -94,18 +94,18 @@ static int enter(keys *k, uint64_t place, uint64_t *table, uint64_t slots) {
     return failed;
 }
 
-int wm_pickle_keys(reader *in, const uint64_t *arena, container c, uint64_t step, uint64_t *bytes, uint64_t most) {
-    keys k = {in, arena, *bytes, most};
-    uint64_t few[FEW] = {0};
+int wm_pickle_keys(reader *in, const uint64_t *arena, container c, uint64_t step, uint64_t *bytes, uint64_t limit) {
+    keys k = {in, arena, *bytes, limit};
+    uint64_t local[LOCAL] = {0};
     const uint64_t slots = c.count / step / 2 * 3 + 3;
     if (slots > UINT32_MAX || c.last > PLACES / 2) return WM_FAULT_MEMORY;
-    uint64_t *const table = slots <= FEW ? few : calloc((size_t)slots, sizeof *table);
+    uint64_t *const table = slots <= LOCAL ? local : calloc((size_t)slots, sizeof *table);
     int failed = table ? 0 : WM_FAULT_MEMORY;
     for (uint64_t at = c.first; at && !failed; at = arena[at]) {
         for (uint64_t i = 0; i < arena[at + 1] && !failed; i += step) /* a chunk has whole pairs */
             failed = enter(&k, at + CHUNK_WORDS + i * VALUE_WORDS, table, slots);
     }
-    if (table != few) free(table);
+    if (table != local) free(table);
     *bytes = k.bytes;
     return failed;
 }

@@ -1,7 +1,7 @@
 /* The pickle machine: its values, its arena, and its stack. See pickle.c. */
 #ifndef WEIGHTMAP_PICKLE_MACHINE_H
 #define WEIGHTMAP_PICKLE_MACHINE_H
-#include "pickle_read.h"
+#include "formats/pickle_read.h"
 
 enum {
     MARK,    /* at: where on the stack the mark below it is */
@@ -70,7 +70,7 @@ typedef struct {
     uint8_t code;         /* that opcode */
     uint64_t *arena, words;
     uint64_t pool, stack; /* the first free word, and the top of the stack; the stack ends with the arena */
-    uint64_t kept;        /* everything below this word of the pool stays */
+    uint64_t barrier;     /* everything below this word of the pool stays */
     uint64_t mark;        /* the place of the last mark on the stack; `words` if there is none */
     uint64_t memo_used, puts,
         pages; /* entries of the memo, how often one was put in, and pages of its directory that are cleared */
@@ -154,7 +154,7 @@ static inline uint64_t add_chunk(machine *m, uint64_t list, uint64_t n) {
     c.last = at;
     c.count += n;
     memcpy(m->arena + list, &c, sizeof c);
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return at + CHUNK_WORDS;
 }
 

@@ -1,7 +1,7 @@
 /* Reads the program of a pickle. See pickle_read.c. */
 #ifndef WEIGHTMAP_PICKLE_READ_H
 #define WEIGHTMAP_PICKLE_READ_H
-#include "internal.h"
+#include "core/internal.h"
 
 /* A program is read through slots of SLOT bytes, which pread fills: it need not lie in memory, and the file may change or shrink
  * meanwhile. Over memory, one slot is all of it. */
@@ -11,7 +11,7 @@ typedef struct {
     const uint8_t *slot; /* the bytes [first, first + filled) of the program */
     uint64_t first, filled;
     uint8_t *room; /* of all slots; NULL over memory */
-    uint64_t held[SLOTS];
+    uint64_t loaded[SLOTS];
     wm_fault *fault;
     int broken; /* a read failed, and filled the fault */
 } reader;

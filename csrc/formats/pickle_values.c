@@ -1,6 +1,6 @@
 /* Everyday Python objects beside the tensors of a checkpoint: sets, counters, namespaces, arrays of numpy.
  * See pickle.c. */
-#include "pickle_values.h"
+#include "formats/pickle_values.h"
 
 /* Copies the values of a list, tuple, set or dictionary to the container that is the top. */
 static int copy_all(machine *m, value from) {
@@ -14,9 +14,9 @@ static int copy_all(machine *m, value from) {
         return 0;
     }
     for (uint64_t at = c.first; at; at = m->arena[at]) {
-        const uint64_t n = m->arena[at + 1], made = add_chunk(m, to, n);
-        if (made == NOWHERE) return -1;
-        memcpy(m->arena + made, m->arena + at + CHUNK_WORDS, n * sizeof(value));
+        const uint64_t n = m->arena[at + 1], chunk = add_chunk(m, to, n);
+        if (chunk == NOWHERE) return -1;
+        memcpy(m->arena + chunk, m->arena + at + CHUNK_WORDS, n * sizeof(value));
     }
     return 0;
 }
@@ -37,7 +37,7 @@ int wm_pickle_new_array(machine *m) {
     const uint64_t at = take(m, (uint64_t)ARRAY_PARTS * VALUE_WORDS);
     if (at == NOWHERE) return -1;
     memset(m->arena + at, 0, ARRAY_PARTS * sizeof(value));
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return push(m, ARRAY, 0, at);
 }
 
@@ -62,7 +62,7 @@ static int set_parts(machine *m, uint64_t at, value shape, value kind, int fortr
     const value parts[ARRAY_PARTS] = {shape, kind, {BOOLEAN, 0, (uint64_t)fortran}, raw};
     const value none = {ODD, WM_PICKLE_ODD_ARRAY, NOWHERE};
     memcpy(m->arena + at, odd ? &none : parts, odd ? sizeof none : sizeof parts);
-    m->kept = m->pool;
+    m->barrier = m->pool;
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* Everyday Python objects beside tensors: see pickle_values.c. */
 #ifndef WEIGHTMAP_PICKLE_VALUES_H
 #define WEIGHTMAP_PICKLE_VALUES_H
-#include "pickle_machine.h"
+#include "formats/pickle_machine.h"
 
 int wm_pickle_collect(machine *m, uint32_t kind, value from);
 int wm_pickle_update(machine *m, value from);

@@ -1,14 +1,14 @@
 /* The result of a pickle program: tensors and values with their names. See pickle.c. */
-#include "pickle_keys.h"
+#include "formats/pickle_keys.h"
 
 /* Members of containers that are walked: one for each byte of the program, and these. */
-enum { DEPTH = 128, SPARE = 4096 };
+enum { DEPTH = 128, EXTRA_VISITS = 4096 };
 
 /* A container that is being walked: its next value, how many are left in its chunk and in all, the next chunk, and where its name
  * ends in the path. */
 typedef struct {
     uint32_t kind;
-    uint64_t self, at, here, left, next, number, path_len;
+    uint64_t self, at, here, remaining, next, number, path_len;
 } level;
 
 typedef struct {
@@ -18,7 +18,7 @@ typedef struct {
     const wm_pickle_tensors *tensors; /* NULL: they are counted */
     const wm_pickle_values *values;
     uint8_t *path; /* NULL where both are counted */
-    uint64_t path_len, visited, most, most_names;
+    uint64_t path_len, visited, max, most_names;
     uint64_t keys; /* bytes of keys that were compared */
     wm_fault *fault;
 } walker;
@@ -66,9 +66,9 @@ static int add_key(walker *w, value key) {
     if (key.kind == NONE) return add(w, "None", 4), 0;
     if (key.kind == BOOLEAN) return key.at ? add(w, "True", 4) : add(w, "False", 5), 0;
     const int negative = key.at >> 63 != 0;
-    uint64_t rest = negative ? 0 - key.at : key.at;
-    do digits[--i] = (char)('0' + rest % 10);
-    while (rest /= 10);
+    uint64_t magnitude = negative ? 0 - key.at : key.at;
+    do digits[--i] = (char)('0' + magnitude % 10);
+    while (magnitude /= 10);
     if (negative) digits[--i] = '-';
     return add(w, digits + i, sizeof digits - i), 0;
 }
@@ -91,7 +91,7 @@ static int emit_tensor(walker *w, value v) {
     const uint64_t i = out->n_tensors++;
     tensor_record tensor;
     memcpy(&tensor, w->arena + v.at, sizeof tensor);
-    if (i >= w->most) return walk_fail(w, WM_FAULT_CAPACITY, i + 1, w->most);
+    if (i >= w->max) return walk_fail(w, WM_FAULT_CAPACITY, i + 1, w->max);
     const int strided = (tensor.dtype & WM_PICKLE_STRIDED) != 0;
     if (w->tensors) {
         const wm_columns *c = w->tensors->columns;
@@ -179,9 +179,9 @@ static int emit_value(walker *w, value v) {
 
 /* The fault of a container nested too deep: within itself, or not. */
 static int too_deep(const walker *w, const level *levels, value v) {
-    int found = 0;
-    for (uint64_t i = 0; i < DEPTH; i++) found |= levels[i].kind == v.kind && levels[i].self == v.at;
-    return walk_fail(w, found ? WM_FAULT_PICKLE_CYCLE : WM_FAULT_PICKLE_DEEP, DEPTH + 1, DEPTH);
+    int repeated = 0;
+    for (uint64_t i = 0; i < DEPTH; i++) repeated |= levels[i].kind == v.kind && levels[i].self == v.at;
+    return walk_fail(w, repeated ? WM_FAULT_PICKLE_CYCLE : WM_FAULT_PICKLE_DEEP, DEPTH + 1, DEPTH);
 }
 
 static level enter(const walker *w, value v) {
@@ -197,7 +197,7 @@ static value step(const walker *w, level *l) {
         l->at = l->next + CHUNK_WORDS, l->here = c.count, l->next = c.next;
     }
     const value v = word(w, l->at);
-    l->at += VALUE_WORDS, l->here--, l->left--;
+    l->at += VALUE_WORDS, l->here--, l->remaining--;
     return v;
 }
 
@@ -215,7 +215,7 @@ static int walk(walker *w, uint64_t len) {
     uint64_t depth = 0;
     wm_pickle *out = w->out;
     value v = word(w, out->root);
-    if (out->n_storages > w->most) return walk_fail(w, WM_FAULT_CAPACITY, out->n_storages, w->most);
+    if (out->n_storages > w->max) return walk_fail(w, WM_FAULT_CAPACITY, out->n_storages, w->max);
     out->n_tensors = out->n_dims = out->names_len = out->n_values = out->value_names_len = out->n_strided = out->n_retyped = 0;
     if (w->tensors) w->tensors->columns->bounds[0] = w->tensors->columns->dim_bounds[0] = 0;
     if (w->values) w->values->bounds[0] = 0;
@@ -227,10 +227,10 @@ static int walk(walker *w, uint64_t len) {
         } else if (v.kind == TENSOR ? emit_tensor(w, v) : emit_value(w, v)) {
             return -1;
         }
-        while (depth && !levels[depth - 1].left) depth--;
+        while (depth && !levels[depth - 1].remaining) depth--;
         if (!depth) return 0;
         /* A container that many others hold is walked as often: of "laughs" that double at each level there is no end. */
-        if (w->visited++ > len + SPARE) return walk_fail(w, WM_FAULT_PICKLE_LAUGHS, w->visited, len + SPARE);
+        if (w->visited++ > len + EXTRA_VISITS) return walk_fail(w, WM_FAULT_PICKLE_LAUGHS, w->visited, len + EXTRA_VISITS);
         level *l = &levels[depth - 1];
         value key = {INTEGER, 0, l->number++};
         if (l->kind == DICT || l->kind == OBJECT) key = step(w, l);
@@ -244,7 +244,7 @@ static int walk(walker *w, uint64_t len) {
     }
 }
 
-int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64_t most, uint64_t most_names,
+int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64_t max, uint64_t most_names,
                    const wm_pickle_tensors *tensors, const wm_pickle_values *values, uint8_t *path, wm_pickle *out,
                    wm_fault *fault) {
     walker w = {.arena = arena,
@@ -252,7 +252,7 @@ int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64
                 .tensors = tensors,
                 .values = values,
                 .path = path,
-                .most = most,
+                .max = max,
                 .most_names = most_names,
                 .fault = fault};
     if (wm_pickle_open(&w.in, source, fault)) return -1;

@@ -9,7 +9,7 @@
  * Keys may have escapes, any order and any white space. Writers use one spelling, so that is tried first, by comparing a few
  * bytes; any other spelling is parsed as a string.
  */
-#include "json.h"
+#include "formats/json.h"
 
 enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL_KEYS = 7, DIMS_MOST = 255, DTYPE_BYTES = 16 };
 
@@ -121,7 +121,7 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
     const wm_json *json = &s->json;
     uint8_t *free_bytes = scratch(s, name_len);
     uint64_t count = 0;
-    int seen = 0;
+    int present = 0;
     if (!(p = json_token(json, p, '{'))) return NULL;
     p = json_space(json, p);
     if (!json_at(json, p, '}')) {
@@ -129,8 +129,8 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
             const uint8_t *at = p;
             int key;
             if (!(p = read_key(s, p, free_bytes, &key))) return NULL;
-            if (seen & key) return json_fail(json, WM_FAULT_JSON_KEY, at);
-            seen |= key;
+            if (present & key) return json_fail(json, WM_FAULT_JSON_KEY, at);
+            present |= key;
             if (key == 0) {
                 if (s->undefined_keys++ == 0) s->undefined_at = (uint64_t)(at - json->text);
                 p = wm_json_skip(json, p, free_bytes);
@@ -148,7 +148,7 @@ static const uint8_t *read_tensor(scan *s, const uint8_t *p, uint64_t name_len) 
         }
     }
     if (!(p = json_token(json, p, '}'))) return NULL;
-    if (seen != ALL_KEYS) return json_fail(json, WM_FAULT_JSON_MISSING, p);
+    if (present != ALL_KEYS) return json_fail(json, WM_FAULT_JSON_MISSING, p);
     s->n_dims += count;
     return p;
 }

@@ -18,7 +18,7 @@
  */
 #include <stdlib.h>
 
-#include "internal.h"
+#include "core/internal.h"
 
 enum { CENTRAL = 46, LOCAL = 30, ENCRYPTED = 1, LATER = 8, UTF8 = 0x800, HEADER_ROOM = LOCAL + 2 * 65535 };
 enum { WIDE_FIELD = 1, NAME_FIELD = 0x7075 };
@@ -104,15 +104,15 @@ static int check_header(const scan *s, const uint8_t *c, const extent *e, uint64
     if (e->stored > room - extra_len)
         return fail(s, WM_FAULT_ZIP_RANGE, 0, e->stored > UINT64_MAX - begin ? UINT64_MAX : begin + e->stored, end);
     *data = begin;
-    extent own = {stored, size, 0};
+    extent local = {stored, size, 0};
     if (stored == WIDE || size == WIDE) {
         h = look(s, e->offset + LOCAL + name_len, extra_len);
         if (!h) return -1;
-        if (!widen(h, extra_len, &own)) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 0, 0);
+        if (!widen(h, extra_len, &local)) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 0, 0);
     }
-    if ((flags & LATER) && !crc && !own.stored && !own.size) return 0;
-    const int known = crc == load_le32(c + 16) || ((flags & LATER) && !crc);
-    if (!known || own.stored != e->stored || own.size != e->size) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 1, 0);
+    if ((flags & LATER) && !crc && !local.stored && !local.size) return 0;
+    const int same_crc = crc == load_le32(c + 16) || ((flags & LATER) && !crc);
+    if (!same_crc || local.stored != e->stored || local.size != e->size) return fail(s, WM_FAULT_ZIP_HEADER, e->offset, 1, 0);
     return 0;
 }
 
@@ -123,10 +123,10 @@ static int walk(scan *s, const uint8_t *central, uint64_t len, const wm_zip_entr
         const uint64_t i = s->row;
         if (len - at < CENTRAL || load_le32(central + at) != 0x02014b50) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, 0, 0);
         const uint8_t *c = central + at;
-        const uint64_t name_len = load_le16(c + 28), extra_len = load_le16(c + 30), left = len - at - CENTRAL;
+        const uint64_t name_len = load_le16(c + 28), extra_len = load_le16(c + 30), remaining = len - at - CENTRAL;
         const uint64_t whole = name_len + extra_len + load_le16(c + 32);
         extent e = {load_le32(c + 20), load_le32(c + 24), load_le32(c + 42)};
-        if (whole > left) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, whole, left);
+        if (whole > remaining) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, whole, remaining);
         if (!widen(c + CENTRAL + name_len, extra_len, &e)) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, 0, 0);
         if (load_le16(c + 8) & ENCRYPTED) return fail(s, WM_FAULT_ZIP_ENCRYPTED, at, 0, 0);
         const int reason = ambiguous(c, name_len, extra_len);
@@ -162,9 +162,9 @@ int wm_zip_order(const wm_zip_entries *entries, const uint64_t *order, uint64_t 
         const int is_directory = i == entries->count;
         const uint64_t row = is_directory || !order ? i : order[i], begin = is_directory ? end : entries->offset[row];
         if (begin < last) return wm_fail(fault, WM_FAULT_ZIP_OVERLAP, row, begin, begin, last);
-        const uint64_t left = begin - last;
-        const int descriptor = later && left >= 12 && left <= 24 && left % 4 == 0;
-        if (left && !descriptor && !gap) gap = left, gap_at = last;
+        const uint64_t remaining = begin - last;
+        const int descriptor = later && remaining >= 12 && remaining <= 24 && remaining % 4 == 0;
+        if (remaining && !descriptor && !gap) gap = remaining, gap_at = last;
         if (is_directory) break;
         last = entries->data[row] + entries->stored[row], later = entries->later[row];
     }

@@ -14,7 +14,7 @@
 #endif
 #include <Python.h>
 
-#include "../internal.h"
+#include "core/internal.h"
 
 /* Releasing and taking the lock costs more than a kernel needs for this many bytes. */
 enum { KEEP_GIL_BELOW = 8192 };

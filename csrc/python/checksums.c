@@ -1,5 +1,5 @@
 /* crc32, fnv1a32 and fnv1a64 of any buffer. For a short one they take as long as zlib.crc32. */
-#include "builtin.h"
+#include "python/builtin.h"
 
 /* Sets the arguments given by name, whose values are args[0], args[1], ... 0, or -1 with an exception. */
 static int take_keywords(PyObject *kwnames, PyObject *const *args, PyObject **data, PyObject **value, PyObject **threads) {

@@ -3,7 +3,7 @@
  * The structs are those of dlpack.h, versions 0.x and 1.x: https://dmlc.github.io/dlpack/latest. A consumer takes one out of its
  * capsule, whose name it changes, and calls `deleter` when it is done, from any thread and perhaps without the lock of Python.
  */
-#include "builtin.h"
+#include "python/builtin.h"
 
 #include <stdlib.h>
 #include <string.h>

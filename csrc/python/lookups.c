@@ -2,7 +2,7 @@
  * three, and through cffi these calls would be a third of its time. What the functions read was built and touched by this
  * process, so they keep the lock.
  */
-#include "builtin.h"
+#include "python/builtin.h"
 
 #include <structmember.h>
 
@@ -28,9 +28,9 @@ static PyMemberDef state_members[] = {
 
 /* unchanged(): see wm_unchanged in kernels.h. A server may take its time to answer, so it lets go of the lock. */
 static PyObject *unchanged(PyObject *self, PyObject *unused) {
-    int found;
-    Py_BEGIN_ALLOW_THREADS found = wm_unchanged(&((const state *)self)->file);
-    Py_END_ALLOW_THREADS return PyLong_FromLong(found);
+    int same;
+    Py_BEGIN_ALLOW_THREADS same = wm_unchanged(&((const state *)self)->file);
+    Py_END_ALLOW_THREADS return PyLong_FromLong(same);
 }
 
 static PyMethodDef state_methods[] = {{"unchanged", unchanged, METH_NOARGS, "unchanged()"}, {NULL, NULL, 0, NULL}};
@@ -52,9 +52,9 @@ static PyObject *file_state(PyObject *module, PyObject *args) {
     }
     errno = error;
     if (error) return PyErr_SetFromErrno(PyExc_OSError);
-    state *made = (state *)PyType_GenericAlloc(state_type, 0);
-    if (made) made->file = file;
-    return (PyObject *)made;
+    state *object = (state *)PyType_GenericAlloc(state_type, 0);
+    if (object) object->file = file;
+    return (PyObject *)object;
 }
 
 /* What a function keeps: a copy of the struct, and the Python objects that own its memory. */
@@ -64,12 +64,12 @@ typedef struct {
         wm_index index;
         wm_table table;
     } of;
-} kept;
-static const char KEPT[] = "weightmap._kernels.kept";
+} binding;
+static const char BINDING[] = "weightmap._kernels.kept";
 static PyObject *loaded_name;
 
 static void release(PyObject *capsule) {
-    kept *k = PyCapsule_GetPointer(capsule, KEPT);
+    binding *k = PyCapsule_GetPointer(capsule, BINDING);
     Py_DECREF(k->keep);
     free(k);
 }
@@ -85,22 +85,22 @@ static PyObject *function_over(PyMethodDef *function, size_t size, PyObject *con
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "an address of 0");
         return NULL;
     }
-    kept *k = malloc(sizeof *k);
-    PyObject *capsule = k ? PyCapsule_New(k, KEPT, release) : PyErr_NoMemory();
+    binding *k = malloc(sizeof *k);
+    PyObject *capsule = k ? PyCapsule_New(k, BINDING, release) : PyErr_NoMemory();
     if (!capsule) {
         free(k);
         return NULL;
     }
     k->keep = Py_NewRef(args[1]);
     memcpy(&k->of, address, size);
-    PyObject *made = PyCFunction_NewEx(function, capsule, NULL);
+    PyObject *object = PyCFunction_NewEx(function, capsule, NULL);
     Py_DECREF(capsule);
-    return made;
+    return object;
 }
 
 /* find(text): the number of the string equal to `text`, or -1 */
 static PyObject *find(PyObject *self, PyObject *text) {
-    const kept *k = PyCapsule_GetPointer(self, KEPT);
+    const binding *k = PyCapsule_GetPointer(self, BINDING);
     Py_ssize_t len = 0;
     const char *utf8 = PyUnicode_Check(text) ? PyUnicode_AsUTF8AndSize(text, &len) : NULL;
     if (utf8) return PyLong_FromLongLong(wm_index_lookup(&k->of.index, (const uint8_t *)utf8, (uint64_t)len));
@@ -119,7 +119,7 @@ static PyObject *finder(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
 /* place(i): see Table.place in index/table.py; None for a row that Python must look at. The first of the objects kept are the
  * dtypes by code. */
 static PyObject *place(PyObject *self, PyObject *number) {
-    const kept *k = PyCapsule_GetPointer(self, KEPT);
+    const binding *k = PyCapsule_GetPointer(self, BINDING);
     const wm_table *table = &k->of.table;
     wm_row row;
     if (wm_row_check(table, PyLong_AsUnsignedLongLong(number), &row, NULL)) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -153,11 +153,11 @@ static PyMethodDef functions[] = {
 };
 
 int wm_python_lookups(void) {
-    PyGILState_STATE held = PyGILState_Ensure();
+    PyGILState_STATE gil = PyGILState_Ensure();
     state_type = (PyTypeObject *)PyType_FromSpec(&state_spec);
     if (!state_type) PyErr_Clear();
     loaded_name = PyUnicode_InternFromString("loaded");
     const int failed = !state_type || !loaded_name || add_functions(functions) ? -1 : 0;
-    PyGILState_Release(held);
+    PyGILState_Release(gil);
     return failed;
 }

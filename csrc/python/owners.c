@@ -7,7 +7,7 @@
 #if !defined(_WIN32) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* unlinkat */
 #endif
-#include "builtin.h"
+#include "python/builtin.h"
 
 #include <structmember.h>
 
@@ -28,17 +28,17 @@
 /* args[0](*args[1:]), or args[0](first, *args[1:]) unless `first` is NULL. */
 static PyObject *call(PyObject *first, PyObject *const *args, Py_ssize_t n) {
     const Py_ssize_t before = first ? 0 : 1;
-    PyObject *rest = PyTuple_New(n - before), *result = NULL;
-    if (rest && first) PyTuple_SetItem(rest, 0, Py_NewRef(first));
-    for (Py_ssize_t i = 1; rest && i < n; i++) PyTuple_SetItem(rest, i - before, Py_NewRef(args[i]));
-    if (rest) result = PyObject_Call(args[0], rest, NULL);
-    Py_XDECREF(rest);
+    PyObject *arguments = PyTuple_New(n - before), *result = NULL;
+    if (arguments && first) PyTuple_SetItem(arguments, 0, Py_NewRef(first));
+    for (Py_ssize_t i = 1; arguments && i < n; i++) PyTuple_SetItem(arguments, i - before, Py_NewRef(args[i]));
+    if (arguments) result = PyObject_Call(args[0], arguments, NULL);
+    Py_XDECREF(arguments);
     return result;
 }
 
-static int too_few(const char *function, Py_ssize_t n, Py_ssize_t least) {
-    if (n >= least) return 0;
-    PyErr_Format(PyExc_TypeError, "%s() takes at least %zd arguments", function, least);
+static int too_few(const char *function, Py_ssize_t n, Py_ssize_t required) {
+    if (n >= required) return 0;
+    PyErr_Format(PyExc_TypeError, "%s() takes at least %zd arguments", function, required);
     return 1;
 }
 
@@ -258,8 +258,8 @@ static character *copy_name(PyObject *path) {
 static PyObject *temporary_create(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     temporary *t = (temporary *)self;
     character *name = NULL;
-    enum { NAME, FOLDER, FUNCTION, LEAST };
-    if (too_few("create", n_args, LEAST)) return NULL;
+    enum { NAME, FOLDER, FUNCTION, REQUIRED };
+    if (too_few("create", n_args, REQUIRED)) return NULL;
     if (t->name || (args[FOLDER] != Py_None && !PyLong_Check(args[FOLDER]))) {
         PyErr_SetString(PyExc_ValueError, t->name ? "it has a name already" : "folder is not a descriptor");
         return NULL;

@@ -17,7 +17,7 @@
  * plan for finding blocks: sizes once checked stay consistent. A change of scales and codes changes values, but every value
  * is still written.
  */
-#include "intblock.h"
+#include "quant/intblock.h"
 
 enum { INT4 = WM_INT4, INT5 = WM_INT5, HALF = WM_HALF, WRONG = WM_WRONG, KINDS = WM_KINDS };
 enum { CHUNK = 2048, ELEMENTS_A_THREAD = 1 << 20 };

@@ -8,7 +8,7 @@
  * alone that may save as much for their bytes as the last step that fits, and float16 is measured where the error as int5 allows
  * for that. Both lie in the room until the kinds are known.
  */
-#include "intblock.h"
+#include "quant/intblock.h"
 
 enum { INT4 = WM_INT4, INT5 = WM_INT5, HALF = WM_HALF, CHUNK = 512 };
 enum { ELEMENTS_OF_A_PIECE = 1 << 14, LEAST_BLOCK = 8 }; /* the second-level cache holds a piece */
@@ -39,7 +39,7 @@ static void write_halves(const float *x, uint64_t n, uint8_t *out) {
 /* The errors of blocks as float16. Many are rounded at once: short ones would be read from memory before they are there. */
 static void measure_halves(const float *x, uint64_t n, uint64_t block, double *errors) {
     double sums[8] = {0};
-    uint64_t left = block; /* of the block that sums are of */
+    uint64_t remaining = block; /* of the block that sums are of */
     for (uint64_t m; n; n -= m) {
         uint8_t halves[2 * CHUNK];
         float back[CHUNK];
@@ -47,13 +47,13 @@ static void measure_halves(const float *x, uint64_t n, uint64_t block, double *e
         write_halves(x, m, halves);
         wm_variants_in_use()->f16_to_f32(halves, back, m, 0);
         for (uint64_t i = 0, part; i < m; i += part, x += part) {
-            part = left < m - i ? left : m - i;
+            part = remaining < m - i ? remaining : m - i;
             add_squares(x, back + i, part, sums);
-            left -= part;
-            if (left && part < n - i) continue;
+            remaining -= part;
+            if (remaining && part < n - i) continue;
             *errors++ = sum_of(sums);
             memset(sums, 0, sizeof sums);
-            left = block;
+            remaining = block;
         }
     }
 }
@@ -72,7 +72,7 @@ typedef struct {
     wm_quantizing how[2];
     uint64_t sizes[WM_KINDS], prices[STEPS]; /* bytes of a block of each kind, and of each step */
     double *errors;                          /* by kind; as one that is not measured, as the best that is */
-    double least;                            /* no step of a lower rate is taken */
+    double lowest;                           /* no step of a lower rate is taken */
     step *steps;
     uint8_t *data[2], *kinds;  /* until they are chosen, how far each block is measured */
     int64_t bad[WM_MAX_PARTS]; /* for each thread, the element that is not finite */
@@ -124,7 +124,7 @@ static int measure_more(void *context, int thread, uint64_t begin, uint64_t end)
     const work *w = context;
     const wm_quantizing *const how = &w->how[INT5];
     double *const four = w->errors, *const five = four + w->blocks, *const half = five + w->blocks;
-    const double least_four = w->least * (double)w->prices[TO_FIVE], least_five = w->least * (double)w->prices[FROM_FIVE];
+    const double least_four = w->lowest * (double)w->prices[TO_FIVE], least_five = w->lowest * (double)w->prices[FROM_FIVE];
     uint32_t which[ELEMENTS_OF_A_PIECE / LEAST_BLOCK + 1];
     uint64_t whole = 0;
     for (uint64_t b = begin; b < end; b++) {
@@ -200,7 +200,7 @@ static uint64_t divide(const work *w, step *steps, uint64_t n, uint64_t *price) 
 }
 
 /* Moves the steps that come first, and fit, to the front; returns where they end, at the next one. */
-static step *fit(const work *w, step *next, const step *end, uint64_t *left) {
+static step *fit(const work *w, step *next, const step *end, uint64_t *remaining) {
     /* Where a step and all before it fit, they stay in front; else the search goes on among those before it. */
     for (step *until = next + (end - next); next < until;) {
         step *const middle = next + (until - next) / 2, swapped = *middle;
@@ -208,53 +208,54 @@ static step *fit(const work *w, step *next, const step *end, uint64_t *left) {
         uint64_t price = 0;
         const uint64_t before = divide(w, next, (uint64_t)(until - next), &price);
         price += price_of(w, next + before);
-        if (price > *left) {
+        if (price > *remaining) {
             until = next + before;
             continue;
         }
-        *left -= price;
+        *remaining -= price;
         next += before + 1;
     }
     return next;
 }
 
 /* Takes steps in order for as long as they fit; and of those behind, up to FEW that are cheap enough for what is left. */
-static void choose(const work *w, step *end, uint64_t left) {
-    enum { FEW = 64 };
-    step few[FEW], *next = fit(w, w->steps, end, &left);
+static void choose(const work *w, step *end, uint64_t remaining) {
+    enum { CANDIDATES = 64 };
+    step candidates[CANDIDATES], *next = fit(w, w->steps, end, &remaining);
     memset(w->kinds, INT4, w->blocks);
     for (const step *s = w->steps; s < next; s++) take_step(w, s);
-    unsigned held = 0;
+    unsigned count = 0;
     for (; next < end; next++) {
-        if (price_of(w, next) > left || (held == FEW && !comes_before(next, &few[FEW - 1]))) continue;
-        unsigned at = held < FEW ? held++ : FEW - 1;
-        for (; at && comes_before(next, &few[at - 1]); at--) few[at] = few[at - 1];
-        few[at] = *next;
+        if (price_of(w, next) > remaining || (count == CANDIDATES && !comes_before(next, &candidates[CANDIDATES - 1])))
+            continue;
+        unsigned at = count < CANDIDATES ? count++ : CANDIDATES - 1;
+        for (; at && comes_before(next, &candidates[at - 1]); at--) candidates[at] = candidates[at - 1];
+        candidates[at] = *next;
     }
-    for (unsigned i = 0; i < held; i++) {
-        const uint64_t price = price_of(w, &few[i]);
-        if (price > left || *kind_of(w, &few[i]) != from_kind[few[i].at % 4]) continue;
-        take_step(w, &few[i]);
-        left -= price;
+    for (unsigned i = 0; i < count; i++) {
+        const uint64_t price = price_of(w, &candidates[i]);
+        if (price > remaining || *kind_of(w, &candidates[i]) != from_kind[candidates[i].at % 4]) continue;
+        take_step(w, &candidates[i]);
+        remaining -= price;
     }
 }
 
 /* A rate that the last step that fits will hardly fall below, by a sample: int5 leaves a quarter of the error of int4. */
-static double guess_least(const work *w, uint64_t left) {
+static double guess_least(const work *w, uint64_t remaining) {
     const uint64_t every = w->blocks / 4096 + 1;
     step *end = w->steps;
     for (uint64_t b = 0; b < w->blocks; b += every) *end++ = (step){w->errors[b] / (double)w->prices[TO_FIVE], 4 * b + TO_FIVE};
-    left /= every;
-    const step *const next = fit(w, w->steps, end, &left);
+    remaining /= every;
+    const step *const next = fit(w, w->steps, end, &remaining);
     return next < end ? 0.72 * next->rate : 0;
 }
 
 /* Whether steps to int5 of the least rate do not use up what is left: steps of a lower rate may then be taken. */
-static int too_few(const work *w, uint64_t steps, uint64_t left) {
+static int too_few(const work *w, uint64_t steps, uint64_t remaining) {
     uint64_t price = 0;
     for (const step *s = w->steps; s < w->steps + steps; s++)
-        price += s->at % 4 == TO_FIVE && s->rate >= w->least ? w->prices[TO_FIVE] : 0;
-    return w->least > 0 && price < left;
+        price += s->at % 4 == TO_FIVE && s->rate >= w->lowest ? w->prices[TO_FIVE] : 0;
+    return w->lowest > 0 && price < remaining;
 }
 
 static uint64_t size_of(const work *w) {
@@ -269,25 +270,25 @@ int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t 
     work w = work_of(x, n, scale_type, block_size, room);
     if (budget / w.sizes[INT4] < w.blocks) return -1;
     for (int kind = INT4; kind <= INT5; kind++) w.how[kind] = wm_quantizing_of(4 + kind, scale_type, block_size, w.sizes[kind]);
-    const uint64_t piece = ELEMENTS_OF_A_PIECE / block_size + 1, left = budget - w.blocks * w.sizes[INT4];
+    const uint64_t piece = ELEMENTS_OF_A_PIECE / block_size + 1, remaining = budget - w.blocks * w.sizes[INT4];
     const int failed = wm_run_pieces(measure_four, &w, w.blocks, piece, threads);
     if (failed >= 0) return -2 - w.bad[failed];
-    w.least = guess_least(&w, left);
+    w.lowest = guess_least(&w, remaining);
     uint64_t steps = 0;
-    for (int round = 0; round == 0 || too_few(&w, steps, left); round++) {
-        if (round) w.least = round < 4 ? 0.8 * w.least : 0;
+    for (int round = 0; round == 0 || too_few(&w, steps, remaining); round++) {
+        if (round) w.lowest = round < 4 ? 0.8 * w.lowest : 0;
         wm_run_pieces(measure_more, &w, w.blocks, piece, threads);
         steps = list_steps(&w);
     }
-    choose(&w, w.steps + steps, left);
-    double least = 0;
-    for (uint64_t b = 0; b < w.blocks; b++) least += w.errors[w.kinds[b] * w.blocks + b];
+    choose(&w, w.steps + steps, remaining);
+    double lowest = 0;
+    for (uint64_t b = 0; b < w.blocks; b++) lowest += w.errors[w.kinds[b] * w.blocks + b];
     for (int kind = INT4; kind <= HALF; kind++) {
         if (budget / w.sizes[kind] < w.blocks) continue;
         double error = 0;
         for (uint64_t b = 0; b < w.blocks; b++) error += w.errors[(uint64_t)kind * w.blocks + b];
-        if (error >= least) continue;
-        least = error;
+        if (error >= lowest) continue;
+        lowest = error;
         memset(w.kinds, kind, w.blocks);
     }
     return (int64_t)size_of(&w);

@@ -1,6 +1,6 @@
 /* Rounding of LANES values, for the loops of lookup.h and groups.h. A file defines TARGET, SUFFIX, and round_halves(values, to), which
  * rounds LANES floats to float16, before it includes this one. */
-#include "coded_value.h"
+#include "quant/coded_value.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF

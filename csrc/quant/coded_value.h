@@ -1,7 +1,7 @@
 /* Values of codes: what all variants of lookup.h and groups.h share. */
 #ifndef WEIGHTMAP_CODED_VALUE_H
 #define WEIGHTMAP_CODED_VALUE_H
-#include "floats.h"
+#include "core/floats.h"
 
 enum { LANES = 16, LINE = 64 }; /* values that are rounded together, and bytes of values that are looked up together */
 enum { AS_FLOAT32 = 0, AS_FLOAT16 = 1, AS_BFLOAT16 = 2 };

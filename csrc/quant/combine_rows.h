@@ -1,7 +1,7 @@
 /* The product of vectors with a square matrix, for product quantisation (pq.c). */
 #ifndef WEIGHTMAP_COMBINE_ROWS_H
 #define WEIGHTMAP_COMBINE_ROWS_H
-#include "internal.h"
+#include "core/internal.h"
 
 /* The template of all variants, of which the compiler makes vector code. In full:
  *

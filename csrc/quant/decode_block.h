@@ -137,11 +137,11 @@ TARGET WM_INLINE uint8_t *decode_one(const wm_runs *runs, int bits, int half, in
         out = close_writer(&w, half, 1);
     }
     codes += whole * step;
-    for (uint64_t left = runs->len - whole * LANES; left; codes += step) {
-        const unsigned n = left < LANES ? (unsigned)left : LANES;
+    for (uint64_t remaining = runs->len - whole * LANES; remaining; codes += step) {
+        const unsigned n = remaining < LANES ? (unsigned)remaining : LANES;
         decode_few(&d, codes, n, bits, half, out);
         out += n * value_bytes(half);
-        left -= n;
+        remaining -= n;
     }
     return out;
 }
@@ -215,7 +215,8 @@ TARGET WM_INLINE uint64_t decode_kinds(wm_mixed *blocks, int scale_type, int hal
     const uint8_t scale_steps[WM_KINDS] = {(uint8_t)scale_bytes(scale_type), (uint8_t)scale_bytes(scale_type), 0, 0};
     wm_mixed m = *blocks;
     const kinds_decoder kinds = make_kinds();
-    for (uint64_t left = wm_mixed_within(&m, LOAD); left; left = --left ? left : wm_mixed_within(&m, LOAD)) {
+    for (uint64_t remaining = wm_mixed_within(&m, LOAD); remaining;
+         remaining = --remaining ? remaining : wm_mixed_within(&m, LOAD)) {
         const int kind = wm_kind_at(m.mask, m.next);
         if (kind == WM_WRONG || !scale_is_finite(m.scales, scale_type)) break;
         const kind_decoder d = make_kind(&kinds, kind, m.scales, scale_type);

@@ -3,7 +3,7 @@
  * A variant decodes whole blocks (wm_ggml_fn). This file does the rest for all variants: ranges that begin or end within a block,
  * output as float16, and stores that bypass the caches if the output begins within a line.
  */
-#include "ggml.h"
+#include "quant/ggml.h"
 
 /* ------------------------------------------------------------------------------------------------- portable C */
 #define TARGET
@@ -54,17 +54,17 @@ static inline void put_sum(float *out, codes c, float s, float x, float t, float
 }
 
 static inline void put_trits(float *out, int step, const uint8_t *p, int n, float d) {
-    uint8_t left[16];
-    memcpy(left, p, sizeof left);
+    uint8_t remaining[16];
+    memcpy(remaining, p, sizeof remaining);
     for (int k = 0; k < n; k++)
         for (int i = 0; i < 16; i++) {
-            const int thrice = 3 * left[i];
+            const int thrice = 3 * remaining[i];
             out[step * k + i] = number(d * (float)((thrice >> 8) - 1));
-            left[i] = (uint8_t)thrice;
+            remaining[i] = (uint8_t)thrice;
         }
 }
 
-#include "ggml_blocks.h"
+#include "quant/ggml_blocks.h"
 
 /* Portable C has no stores that bypass the caches. */
 void ggml_streamed_portable(int type, const uint8_t *b, uint64_t n, float *out, int storing) {
@@ -179,22 +179,22 @@ static void decode_part(void *context, int part, uint64_t begin, uint64_t end) {
     sink s = {.out = w->out + begin * value_bytes(w->half), .half = w->half, .storing = w->storing, .values = values};
     open_sink(&s);
     for (uint64_t at = w->first + begin, stop = w->first + end, n; at < stop; at += n) {
-        const uint64_t offset = at % elements, left = stop - at;
+        const uint64_t offset = at % elements, remaining = stop - at;
         const uint8_t *const b = w->data + at / elements * bytes;
         uint64_t free;
         float *const to = room(&s, &free);
-        if (offset || left < elements) { /* a part of a block */
+        if (offset || remaining < elements) { /* a part of a block */
             float whole[WM_GGML_MOST];
-            n = left < elements - offset ? left : elements - offset;
+            n = remaining < elements - offset ? remaining : elements - offset;
             wm_variants_in_use()->ggml(w->type, b, 1, whole, WM_CACHED);
             memcpy(to, whole + offset, n * sizeof *to);
         } else if (streams(&s) && !s.waiting) {
-            n = left / elements * elements;
-            wm_variants_in_use()->ggml_streamed(w->type, b, left / elements, (float *)(void *)s.out, WM_STREAMED);
+            n = remaining / elements * elements;
+            wm_variants_in_use()->ggml_streamed(w->type, b, remaining / elements, (float *)(void *)s.out, WM_STREAMED);
             s.out += n * sizeof(float);
             continue;
         } else {
-            const uint64_t blocks = (left < free ? left : free) / elements;
+            const uint64_t blocks = (remaining < free ? remaining : free) / elements;
             for (uint64_t k = 0; streams(&s) && k < blocks * bytes; k += 64) PREFETCH(b + 2 * WM_AHEAD + k);
             wm_variants_in_use()->ggml(w->type, b, blocks, to, streams(&s) ? WM_CACHED : w->storing);
             n = blocks * elements;

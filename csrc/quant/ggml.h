@@ -4,7 +4,7 @@
  */
 #ifndef WEIGHTMAP_GGML_H
 #define WEIGHTMAP_GGML_H
-#include "intblock.h"
+#include "quant/intblock.h"
 
 /* X(name, its number in a file, elements of a block, bytes of a block, whether the scales of block b are finite) */
 #define WM_GGML_TYPES(X)                                                   \

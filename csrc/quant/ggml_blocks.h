@@ -34,7 +34,7 @@
  *
  * `shift`, `mask`, `value` and `n` are constants once loops are unrolled.
  */
-#include "ggml.h"
+#include "quant/ggml.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -135,10 +135,10 @@ static inline uint64_t less_32(uint64_t bytes) { return ((bytes | BYTES(128)) - 
 
 DECODER(q2_k) {
     float s[16], m[16];
-    const float d = half_at(b + 80), least = -half_at(b + 82);
+    const float d = half_at(b + 80), min = -half_at(b + 82);
     const uint64_t first = load_le64(b), second = load_le64(b + 8);
     products(s, first & BYTES(15), second & BYTES(15), d, d);
-    products(m, first >> 4 & BYTES(15), second >> 4 & BYTES(15), least, least);
+    products(m, first >> 4 & BYTES(15), second >> 4 & BYTES(15), min, min);
     put_quarters(out, b + 16, s, m);
     put_quarters(out + 128, b + 48, s + 8, m + 8);
 }
@@ -370,9 +370,9 @@ DECODER(iq1_s) {
 
 /* Four numbers of three bits, of each of two numbers of 16 bits: one in a byte. */
 static inline uint64_t four_threes(uint32_t w) {
-    const uint64_t apart = (w & 0xFFFF) | (uint64_t)(w >> 16) << 32;
-    return (apart & 0x0000000700000007) | (apart << 5 & 0x0000070000000700) | (apart << 10 & 0x0007000000070000) |
-           (apart << 15 & 0x0700000007000000);
+    const uint64_t spread = (w & 0xFFFF) | (uint64_t)(w >> 16) << 32;
+    return (spread & 0x0000000700000007) | (spread << 5 & 0x0000070000000700) | (spread << 10 & 0x0007000000070000) |
+           (spread << 15 & 0x0700000007000000);
 }
 
 DECODER(iq1_m) {

@@ -3,8 +3,8 @@
  * A code book lists points: groups of eight or four values, each of three or eight levels. The levels of a point are the digits
  * of a number, lowest first, and points are sorted by it. So a book is a set of numbers, stored as a bitmap.
  */
-#include "ggml.h"
-#include "word_bytes.h"
+#include "quant/ggml.h"
+#include "core/word_bytes.h"
 
 wm_grids wm_ggml_grids;
 
@@ -129,8 +129,8 @@ WM_INLINE void fill(const uint64_t *points, size_t words, const uint8_t *levels,
     for (unsigned i = 0; i < n_groups; i++)
         for (unsigned k = 0, number = i; k < group; k++, number /= n_levels) groups[i][k] = levels[number % n_levels];
     for (size_t w = 0; w < words; w++)
-        for (uint64_t rest = points[w]; rest; rest &= rest - 1) {
-            unsigned number = (unsigned)w * 64 + lowest_bit(rest);
+        for (uint64_t bits = points[w]; bits; bits &= bits - 1) {
+            unsigned number = (unsigned)w * 64 + lowest_bit(bits);
             for (unsigned k = 0; k < digits; k += group, number /= n_groups, out += group)
                 memcpy(out, groups[number % n_groups], group);
         }

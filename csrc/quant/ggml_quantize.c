@@ -1,7 +1,7 @@
 /* Quantises arrays to ggml's blocks, in parallel, and measures the error of each block; ggml_quantize.h does one block. */
 #define TARGET
 #define NAME ggml_quantize_portable
-#include "ggml_quantize.h"
+#include "quant/ggml_quantize.h"
 
 enum { ELEMENTS_OF_A_PIECE = 1 << 14 };
 

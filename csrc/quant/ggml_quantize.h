@@ -9,7 +9,7 @@
  *      float16 is fitted to all codes, and the neighbours are tried again.
  * Each lane sums element after element, so the bytes do not depend on the width of registers.
  */
-#include "ggml.h"
+#include "quant/ggml.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -19,9 +19,9 @@ enum { LANES = 16, GROUPS = 16 };
 
 /* ---------------------------------------------------------------------------------------------- q4_0 to q8_0 */
 static inline void put16(uint8_t *out, uint16_t value) { out[0] = (uint8_t)value, out[1] = (uint8_t)(value >> 8); }
-static inline float clamp(float v, float least, float most) {
-    v = v < least ? least : v; /* two steps: compilers make vector code of them */
-    return v > most ? most : v;
+static inline float clamp(float v, float min, float max) {
+    v = v < min ? min : v; /* two steps: compilers make vector code of them */
+    return v > max ? max : v;
 }
 /* Clamps to the range of float16. */
 static inline float in_half(float v) { return clamp(v, -65504, 65504); }
@@ -41,21 +41,21 @@ static inline void pack(const uint32_t q[32], int bits, uint8_t *out) {
 
 /* Magnitudes are compared as integers, of which compilers make vector code. */
 TARGET WM_INLINE uint32_t largest_magnitude(const float *x) {
-    uint32_t most = 0;
+    uint32_t max = 0;
     for (int i = 0; i < 32; i++) {
         const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
-        most = magnitude > most ? magnitude : most;
+        max = magnitude > max ? magnitude : max;
     }
-    return most;
+    return max;
 }
 
 /* d * (q - half): the element of largest magnitude, of equals the first, gets code 0. */
 TARGET WM_INLINE void quantize_signed(const float *x, int bits, uint8_t *out) {
     const float half = (float)(1 << (bits - 1));
-    const uint32_t most = largest_magnitude(x);
+    const uint32_t max = largest_magnitude(x);
     uint32_t q[32];
     int first = 0;
-    while ((bits_of_float(x[first]) & 0x7FFFFFFF) != most) first++;
+    while ((bits_of_float(x[first]) & 0x7FFFFFFF) != max) first++;
     const float d = in_half(x[first] / -half), inverse = inverse_of(d);
     for (int i = 0; i < 32; i++) q[i] = (uint32_t)(int)clamp(x[i] * inverse + (half + 0.5f), 0, 2 * half - 1);
     put16(out, narrow_float(d));
@@ -65,26 +65,26 @@ TARGET WM_INLINE void quantize_signed(const float *x, int bits, uint8_t *out) {
 /* Integers in the order of floats, and back; -0 comes before 0. */
 static inline int32_t ordered(int32_t bits) { return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1); }
 
-/* d * q + m: the least element gets code 0, the largest one the largest code. */
+/* d * q + m: the smallest element gets code 0, the largest one the largest code. */
 TARGET WM_INLINE void quantize_range(const float *x, int bits, uint8_t *out) {
-    const float most = (float)((1 << bits) - 1);
+    const float max = (float)((1 << bits) - 1);
     int32_t low = INT32_MAX, high = INT32_MIN;
     uint32_t q[32];
     for (int i = 0; i < 32; i++) {
         const int32_t at = ordered((int32_t)bits_of_float(x[i]));
         low = at < low ? at : low, high = at > high ? at : high;
     }
-    float least = float_of_bits((uint32_t)ordered(low)), largest = float_of_bits((uint32_t)ordered(high));
-    if (least == 0) { /* the first zero counts, whatever its sign */
+    float min = float_of_bits((uint32_t)ordered(low)), largest = float_of_bits((uint32_t)ordered(high));
+    if (min == 0) { /* the first zero counts, whatever its sign */
         int first = 0;
         while (x[first] != 0) first++;
-        largest = largest == 0 ? x[first] : largest, least = x[first];
+        largest = largest == 0 ? x[first] : largest, min = x[first];
     }
-    least = in_half(least);
-    const float d = clamp((largest - least) / most, 0, 65504), inverse = inverse_of(d);
-    for (int i = 0; i < 32; i++) q[i] = (uint32_t)(int)clamp((x[i] - least) * inverse + 0.5f, 0, most);
+    min = in_half(min);
+    const float d = clamp((largest - min) / max, 0, 65504), inverse = inverse_of(d);
+    for (int i = 0; i < 32; i++) q[i] = (uint32_t)(int)clamp((x[i] - min) * inverse + 0.5f, 0, max);
     put16(out, narrow_float(d));
-    put16(out + 2, narrow_float(least));
+    put16(out + 2, narrow_float(min));
     pack(q, bits, out + 4);
 }
 
@@ -114,11 +114,11 @@ static inline float twice_fp4(float a) {
 /* Two powers of two are tried: with the first the largest element may be clipped from below 8 to 6, which is the choice of
  * gguf-py; with the second none is. */
 TARGET static void quantize_mxfp4(const float *x, uint8_t *out) {
-    const uint32_t most = largest_magnitude(x);
+    const uint32_t max = largest_magnitude(x);
     memset(out, 0, 17);
-    const int first = most >> 23 > 2 ? (int)(most >> 23) - 2 : 0;
-    float found[32];
-    double least = -1;
+    const int first = max >> 23 > 2 ? (int)(max >> 23) - 2 : 0;
+    float result[32];
+    double min = -1;
     for (int e = first; e < first + 2 && e < 253; e++) { /* from 253 on, code 7 is infinite */
         const double d = (double)float_of_bits(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23), inverse = 1 / d;
         float code[32];
@@ -130,11 +130,11 @@ TARGET static void quantize_mxfp4(const float *x, uint8_t *out) {
             const double difference = magnitude - d * (double)code[i];
             error += difference * difference;
         }
-        if (least < 0 || error < least) least = error, out[0] = (uint8_t)e, memcpy(found, code, sizeof found);
+        if (min < 0 || error < min) min = error, out[0] = (uint8_t)e, memcpy(result, code, sizeof result);
     }
     for (int i = 0; i < 32; i++) {
         static const uint8_t code_of[13] = {0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7};
-        const uint8_t code = code_of[(int)found[i]];
+        const uint8_t code = code_of[(int)result[i]];
         out[1 + i % 16] |= (uint8_t)((x[i] < 0 && code ? code | 8 : code) << i / 16 * 4);
     }
 }
@@ -145,23 +145,23 @@ static inline float whole(float v) { return (v + 12582912.0f) - 12582912.0f; }
 
 /* Multiplies n elements by a power of two that brings the largest near 1, so that no square overflows or vanishes; returns it. */
 TARGET WM_INLINE float unit_of(const float *x, int n, float *y) {
-    uint32_t most = 0;
+    uint32_t max = 0;
     for (int i = 0; i < n; i++) {
         const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
-        most = magnitude > most ? magnitude : most;
+        max = magnitude > max ? magnitude : max;
     }
-    const int field = most ? 253 - (int)(most >> 23) : 127;
+    const int field = max ? 253 - (int)(max >> 23) : 127;
     const float unit = float_of_bits((uint32_t)(field < 1 ? 1 : field > 254 ? 254 : field) << 23);
     for (int i = 0; i < n; i++) y[i] = x[i] * unit;
     return unit;
 }
 
-/* A way to quantise a super-block: its scale d and minimum `least`, in units, and the numbers of each group. */
+/* A way to quantise a super-block: its scale d and minimum `min`, in units, and the numbers of each group. */
 typedef struct {
     uint16_t d_bits, least_bits;
-    float d, least;
+    float d, min;
     float scale[GROUPS], minimum[GROUPS]; /* the best of each group: value = scale * q - minimum */
-    float s[GROUPS], m[GROUPS];           /* the integers it gets: value = d * s * q - least * m */
+    float s[GROUPS], m[GROUPS];           /* the integers it gets: value = d * s * q - min * m */
     double error;
 } plan;
 
@@ -211,16 +211,16 @@ TARGET WM_INLINE float scale_of_16(const float *y, float lowest, float highest, 
     const float by_extreme = -1 / extreme;
     for (int k = 0; k < LANES; k++) inverse[k] = (from + step * (float)k) * by_extreme;
     for (int round = 0; round < 2; round++) {
-        float yq[LANES] = {0}, qq[LANES] = {0}, found[LANES];
+        float yq[LANES] = {0}, qq[LANES] = {0}, result[LANES];
         for (int i = 0; i < 16; i++)
             for (int k = 0; k < LANES; k++) {
                 const float q = whole(clamp(y[i] * inverse[k], lowest, highest));
                 yq[k] += y[i] * q;
                 qq[k] += q * q;
             }
-        for (int k = 0; k < LANES; k++) found[k] = yq[k] * yq[k] / (qq[k] > 0 ? qq[k] : 1);
-        const int k = largest_of(found);
-        if (found[k] > gain) gain = found[k], best = yq[k] / qq[k];
+        for (int k = 0; k < LANES; k++) result[k] = yq[k] * yq[k] / (qq[k] > 0 ? qq[k] : 1);
+        const int k = largest_of(result);
+        if (result[k] > gain) gain = result[k], best = yq[k] / qq[k];
         for (int j = 0; j < LANES; j++) inverse[j] = yq[j] != 0 ? qq[j] / yq[j] : inverse[j];
     }
     return best;
@@ -230,17 +230,17 @@ TARGET WM_INLINE float scale_of_16(const float *y, float lowest, float highest, 
  * largest element the code from + step * k for k < 16. For codes with the sums q1 and qq (of squares), and with yq and y1 of the
  * elements, scale and minimum are (n yq - y1 q1) / det and (q1 yq - qq y1) / det. */
 TARGET WM_INLINE void fit(const float *y, int n, float highest, float from, float step, float *scale, float *minimum) {
-    float least = 0, most = y[0], inverse[LANES], offset[LANES], y1 = 0, best = -1;
+    float min = 0, max = y[0], inverse[LANES], offset[LANES], y1 = 0, best = -1;
     for (int i = 0; i < n; i++) {
-        least = y[i] < least ? y[i] : least;
-        most = y[i] > most ? y[i] : most;
+        min = y[i] < min ? y[i] : min;
+        max = y[i] > max ? y[i] : max;
         y1 += y[i];
     }
-    *scale = 0, *minimum = -least;
-    if (!(most > least)) return;
-    const float by_range = 1 / (most - least);
+    *scale = 0, *minimum = -min;
+    if (!(max > min)) return;
+    const float by_range = 1 / (max - min);
     if (!is_finite(by_range)) return;
-    for (int k = 0; k < LANES; k++) offset[k] = -least, inverse[k] = (from + step * (float)k) * by_range;
+    for (int k = 0; k < LANES; k++) offset[k] = -min, inverse[k] = (from + step * (float)k) * by_range;
     for (int round = 0; round < 3; round++) {
         float q1[LANES] = {0}, qq[LANES] = {0}, yq[LANES] = {0}, s[LANES], m[LANES], gain[LANES];
         for (int i = 0; i < n; i++)
@@ -268,10 +268,10 @@ TARGET WM_INLINE void fit(const float *y, int n, float highest, float from, floa
     }
 }
 
-/* Gives each group the integers of least error near its best scale and minimum, for the plan's d and least; sums the error. */
+/* Gives each group the integers of least error near its best scale and minimum, for the plan's d and min; sums the error. */
 TARGET static void round_groups(plan *p, const float *y, int groups, int n, float lowest, float highest, float s_least,
                                 float s_most, float m_most) {
-    const float by_d = p->d != 0 ? 1 / p->d : 0, by_least = p->least != 0 ? 1 / p->least : 0;
+    const float by_d = p->d != 0 ? 1 / p->d : 0, by_least = p->min != 0 ? 1 / p->min : 0;
     p->error = 0;
     for (int g = 0; g < groups; g++) {
         float s[LANES], m[LANES], scale[LANES], offset[LANES], error[LANES];
@@ -280,7 +280,7 @@ TARGET static void round_groups(plan *p, const float *y, int groups, int n, floa
         for (int k = 0; k < LANES; k++) { /* three scales by five minimums; or seven scales */
             s[k] = clamp(wish + (float)(m_most > 0 ? k % 3 - 1 : k % 7 - 3), s_least, s_most);
             m[k] = m_most > 0 ? clamp(base + (float)(k / 3 % 5 - 2), 0, m_most) : 0;
-            scale[k] = p->d * s[k], offset[k] = p->least * m[k];
+            scale[k] = p->d * s[k], offset[k] = p->min * m[k];
         }
         errors_of(y + g * n, n, scale, offset, lowest, highest, error);
         int best = 0;
@@ -291,36 +291,35 @@ TARGET static void round_groups(plan *p, const float *y, int groups, int n, floa
     }
 }
 
-/* Fits d and least to all codes of a plan by least squares; returns 0 if there is no such fit. */
-TARGET static int refit(const plan *p, const float *y, int groups, int n, float lowest, float highest, double *d,
-                        double *least) {
+/* Fits d and min to all codes of a plan by least squares; returns 0 if there is no such fit. */
+TARGET static int refit(const plan *p, const float *y, int groups, int n, float lowest, float highest, double *d, double *min) {
     double aa = 0, ab = 0, bb = 0, ay = 0, by = 0;
     for (int g = 0; g < groups; g++) {
         float q[32], q1 = 0, qq = 0, yq = 0, y1 = 0;
-        codes_of(y + g * n, n, p->d * p->s[g], p->least * p->m[g], lowest, highest, q);
+        codes_of(y + g * n, n, p->d * p->s[g], p->min * p->m[g], lowest, highest, q);
         for (int i = 0; i < n; i++) q1 += q[i], qq += q[i] * q[i], yq += y[g * n + i] * q[i], y1 += y[g * n + i];
         const double s = (double)p->s[g], m = (double)p->m[g];
         aa += s * s * (double)qq, ab -= s * m * (double)q1, bb += m * m * n, ay += s * (double)yq, by -= m * (double)y1;
     }
     const double det = aa * bb - ab * ab;
     if (det > 0 && bb > 0) {
-        *d = (ay * bb - by * ab) / det, *least = (by * aa - ay * ab) / det;
-        if (*least >= 0) return 1;
+        *d = (ay * bb - by * ab) / det, *min = (by * aa - ay * ab) / det;
+        if (*min >= 0) return 1;
     }
-    *d = aa > 0 ? ay / aa : 0, *least = 0;
+    *d = aa > 0 ? ay / aa : 0, *min = 0;
     return aa > 0;
 }
 
 /* The best of plans that begin with these values of d, refined. */
-TARGET static plan best_plan(const plan *wishes, const double *starts, int count, double least, const float *y, float unit,
+TARGET static plan best_plan(const plan *wishes, const double *starts, int count, double min, const float *y, float unit,
                              int groups, int n, float lowest, float highest, float s_least, float s_most, float m_most) {
     plan best = *wishes;
     best.error = -1;
     for (int start = 0; start < count; start++) {
-        double d = starts[start], offset = least;
+        double d = starts[start], offset = min;
         for (int round = 0; round < 2; round++) {
             plan p = *wishes;
-            p.d = stored(d, unit, &p.d_bits), p.least = stored(offset, unit, &p.least_bits);
+            p.d = stored(d, unit, &p.d_bits), p.min = stored(offset, unit, &p.least_bits);
             round_groups(&p, y, groups, n, lowest, highest, s_least, s_most, m_most);
             if (best.error < 0 || p.error < best.error) best = p;
             if (!refit(&p, y, groups, n, lowest, highest, &d, &offset)) break;
@@ -343,7 +342,7 @@ TARGET WM_INLINE plan plan_signed(const float *y, float unit, float lowest, floa
     return best_plan(&p, starts, 2, 0, y, unit, 16, 16, lowest, highest, s_least, s_most, 0);
 }
 
-/* The plan of a super-block of groups of n elements with minimums; its d and least are 0 for zeros alone. */
+/* The plan of a super-block of groups of n elements with minimums; its d and min are 0 for zeros alone. */
 TARGET WM_INLINE plan plan_range(const float *y, float unit, int n, float highest, float from, float step, float s_most) {
     float scale = 0, minimum = 0;
     plan p = {.error = 0};
@@ -360,7 +359,7 @@ TARGET WM_INLINE plan plan_range(const float *y, float unit, int n, float highes
 TARGET static void write_codes(const plan *p, const float *y, int n, float lowest, float highest, int more, uint8_t q[256]) {
     float codes[32];
     for (int g = 0; g < 256 / n; g++) {
-        codes_of(y + n * g, n, p->d * p->s[g], p->least * p->m[g], lowest, highest, codes);
+        codes_of(y + n * g, n, p->d * p->s[g], p->min * p->m[g], lowest, highest, codes);
         for (int i = 0; i < n; i++) q[n * g + i] = (uint8_t)((int)codes[i] + more);
     }
 }
@@ -460,13 +459,13 @@ static inline float iq4_nearest(float v) {
 
 TARGET static void quantize_iq4_nl(const float *x, uint8_t *out) {
     float y[32], extreme = 0, best = 0;
-    double least = -1;
+    double min = -1;
     const float unit = unit_of(x, 32, y);
     memset(out, 0, 2);
     for (int i = 0; i < 32; i++) extreme = (y[i] < 0 ? -y[i] : y[i]) > (extreme < 0 ? -extreme : extreme) ? y[i] : extreme;
     const float by_extreme = extreme != 0 ? 1 / extreme : 0;
     for (int sign = 0; sign < 2 && extreme != 0; sign++) { /* the largest element may get the lowest value, or the highest */
-        float inverse[LANES], d[LANES] = {0}, best_gain = 0, found = 0;
+        float inverse[LANES], d[LANES] = {0}, best_gain = 0, result = 0;
         for (int k = 0; k < LANES; k++) inverse[k] = (sign ? 105.0f + (float)k : -119.0f - (float)k) * by_extreme;
         for (int round = 0; round < 3; round++) {
             float yv[LANES] = {0}, vv[LANES] = {0}, gain[LANES];
@@ -478,18 +477,18 @@ TARGET static void quantize_iq4_nl(const float *x, uint8_t *out) {
                 }
             for (int k = 0; k < LANES; k++) gain[k] = yv[k] * yv[k] / vv[k], d[k] = yv[k] / vv[k];
             const int k = largest_of(gain);
-            if (gain[k] > best_gain) best_gain = gain[k], found = d[k];
+            if (gain[k] > best_gain) best_gain = gain[k], result = d[k];
             for (int j = 0; j < LANES; j++) inverse[j] = d[j] != 0 ? 1 / d[j] : inverse[j];
         }
         uint16_t bits;
-        const float scale = stored((double)found, unit, &bits);
+        const float scale = stored((double)result, unit, &bits);
         const float by_scale = scale != 0 && is_finite(1 / scale) ? 1 / scale : 0;
         double error = 0;
         for (int i = 0; i < 32; i++) {
             const float e = y[i] - scale * iq4_nearest(y[i] * by_scale);
             error += (double)e * (double)e;
         }
-        if (least < 0 || error < least) least = error, best = by_scale, put16(out, bits);
+        if (min < 0 || error < min) min = error, best = by_scale, put16(out, bits);
     }
     memset(out + 2, 0, 16);
     for (int i = 0; i < 32; i++) {

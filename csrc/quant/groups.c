@@ -1,6 +1,6 @@
 /* Integers of checkpoints with scales and zero points of groups: the entry point, and single elements. groups.h has
  * the loops. */
-#include "groups_value.h"
+#include "quant/groups_value.h"
 
 enum { ELEMENTS_A_THREAD = 1 << 20, SMALL = 4 << 20 /* bytes */ };
 
@@ -57,10 +57,10 @@ static int in_runs(const uint32_t *group, uint64_t columns) {
 int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int packing, const uint32_t *group, uint64_t columns,
                      const float *scales, const float *zeros, uint64_t n_scales, uint64_t rows, int type, uint8_t *out,
                      uint64_t out_size, int threads) {
-    enum { MOST = 1u << 31 };
+    enum { MAX_ROWS = 1u << 31 };
     if (bits < 1 || bits > 8) return -1;
     if (packing != ALONG_COLUMNS && packing != ALONG_ROWS) return -1;
-    if (type < AS_FLOAT32 || type > AS_BFLOAT16 || rows > MOST || columns > MOST) return -1;
+    if (type < AS_FLOAT32 || type > AS_BFLOAT16 || rows > MAX_ROWS || columns > MAX_ROWS) return -1;
     if (packing == ALONG_ROWS ? bits != 4 || rows % 8 : columns * (uint64_t)bits % 32) return -1;
     const uint64_t codes = packing == ALONG_ROWS ? columns * (rows / 8) : columns * (uint64_t)bits / 32 * rows;
     const uint64_t bytes = type == AS_FLOAT32 ? 4 : 2;
@@ -78,7 +78,7 @@ int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int pa
     const int streaming = runs && aligned && streams(words_size, out_size);
     static const float values[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     wm_grouped w = {words, group, scales, zeros, values, out, rows, columns, bits, packing, type, runs, streaming};
-    const uint64_t least = ELEMENTS_A_THREAD / columns;
-    wm_run_parts(run_part, &w, rows, TILE, least > TILE ? least : TILE, threads);
+    const uint64_t rows_a_thread = ELEMENTS_A_THREAD / columns;
+    wm_run_parts(run_part, &w, rows, TILE, rows_a_thread > TILE ? rows_a_thread : TILE, threads);
     return 0;
 }

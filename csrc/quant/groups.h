@@ -20,7 +20,7 @@
  * A file includes lookup.h before this one. It defines, where it has registers of more than 16 bytes, TURNED as their bytes, and
  * turned, load_turned, store_turned, interleave and pair_nibbles as below: these work on each 16 bytes alone.
  */
-#include "groups_value.h"
+#include "quant/groups_value.h"
 
 /* Registers of 16 bytes, which every x86-64 (SSE2) and arm64 (NEON) has: the elements of two in turns, elements of 1, 2, 4 or 8 bytes,
  * from the lower half or the upper one. */
@@ -64,9 +64,9 @@ WM_INLINE lane load_lane(const uint8_t *from) {
 }
 WM_INLINE void store_lane(uint8_t *to, lane a) { memcpy(to, &a, sizeof a); }
 WM_INLINE lane interleave_lanes(lane a, lane b, int bytes, int upper) {
-    lane found;
-    for (int i = 0; i < 16; i++) found.byte[i] = (i / bytes % 2 ? b : a).byte[8 * upper + i / (2 * bytes) * bytes + i % bytes];
-    return found;
+    lane result;
+    for (int i = 0; i < 16; i++) result.byte[i] = (i / bytes % 2 ? b : a).byte[8 * upper + i / (2 * bytes) * bytes + i % bytes];
+    return result;
 }
 #endif
 
@@ -97,10 +97,10 @@ enum { RUNS = 4, PARTS = 4, STEPS = RUNS * PARTS, ROWS = TILE / STEPS, PIECES = 
 enum { SLOTS = 16 * TILE /* bytes of the codes of a run */, COPIED = 8, AHEAD = 40 /* columns */ };
 
 /* Two rounds of interleaving: register k has element number i, and so register i element number k. */
-TARGET WM_INLINE void interleave_four(const turned a[4], int bytes, uint8_t *to, uint64_t apart) {
+TARGET WM_INLINE void interleave_four(const turned a[4], int bytes, uint8_t *to, uint64_t distance) {
     turned b[4];
     for (int i = 0; i < 4; i++) b[i] = interleave(a[i / 2], a[i / 2 + 2], bytes, i % 2);
-    for (uint64_t i = 0; i < 4; i++) store_turned(to + apart * i, interleave(b[i / 2], b[i / 2 + 2], bytes, i % 2));
+    for (uint64_t i = 0; i < 4; i++) store_turned(to + distance * i, interleave(b[i / 2], b[i / 2 + 2], bytes, i % 2));
 }
 
 /* The 32 codes of output o by AWQ go to the 16 bytes of slot slot_by_rows(o). */

@@ -1,7 +1,7 @@
 /* What all variants of the decoding of groups share: see groups.h. */
 #ifndef WEIGHTMAP_GROUPS_VALUE_H
 #define WEIGHTMAP_GROUPS_VALUE_H
-#include "coded_value.h"
+#include "quant/coded_value.h"
 
 enum { TILE = 128, RUN = 32 }; /* outputs that are decoded together, and columns */
 enum { ALONG_COLUMNS = 0, ALONG_ROWS = 1 };

@@ -7,7 +7,7 @@
  * negative NaN on x86 and a positive one on arm64. So a NaN in the result is always 0x7FC00000: every variant leaves runs
  * whose scale is NaN or infinite to the portable one, which sees to that.
  */
-#include "intblock.h"
+#include "quant/intblock.h"
 
 enum {
     CHUNK = 2048,               /* elements in the buffer: 8 KiB */
@@ -109,13 +109,13 @@ void wm_decode_runs(wm_sink *sink, const wm_runs *runs) {
 /* In turn: the rest of a block, whole blocks, the beginning of one. */
 void wm_decode_range(wm_sink *sink, const wm_runs *runs, uint64_t at, uint64_t stop) {
     while (at < stop) {
-        const uint64_t block = at / runs->len, offset = at % runs->len, left = stop - at;
+        const uint64_t block = at / runs->len, offset = at % runs->len, remaining = stop - at;
         wm_runs part = *runs;
         part.scales += block * runs->scale_stride;
         part.codes += block * runs->stride;
-        uint64_t n = left < runs->len - offset ? left : runs->len - offset;
-        if (offset == 0 && left >= runs->len) {
-            part.runs = left / runs->len;
+        uint64_t n = remaining < runs->len - offset ? remaining : runs->len - offset;
+        if (offset == 0 && remaining >= runs->len) {
+            part.runs = remaining / runs->len;
             wm_decode_runs(sink, &part);
             n = part.runs * runs->len;
         } else if (offset % 8) { /* up to the next code that begins on a byte */
@@ -136,9 +136,9 @@ void wm_sink_done(const wm_sink *sink) { end_streaming(sink->storing == WM_STREA
 
 /* ------------------------------------------------------------------------------------------- entry points */
 int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n) {
-    const uint64_t most = (uint64_t)1 << 56;
+    const uint64_t max = (uint64_t)1 << 56;
     if ((bits != 4 && bits != 5 && bits != 8) || (scale_type != WM_SCALE_FP32 && scale_type != WM_SCALE_FP16)) return -1;
-    if (n > most || (block_size && !block_is_legal(bits, block_size))) return -1;
+    if (n > max || (block_size && !block_is_legal(bits, block_size))) return -1;
     const uint64_t scale = scale_bytes(scale_type);
     if (block_size == 0) return (int64_t)(scale + code_bytes(bits, n));
     return (int64_t)(ceil_div(n, block_size) * (scale + code_bytes(bits, block_size)));

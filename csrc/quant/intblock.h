@@ -10,7 +10,7 @@
  */
 #ifndef WEIGHTMAP_INTBLOCK_H
 #define WEIGHTMAP_INTBLOCK_H
-#include "floats.h"
+#include "core/floats.h"
 
 enum { WM_SCALE_FP32 = 0, WM_SCALE_FP16 = 1 }; /* as AMB numbers them */
 
@@ -65,10 +65,10 @@ static inline int wm_kind_at(const uint8_t *mask, uint64_t block) { return mask[
  * and a scale also for a block without one. */
 static inline uint64_t wm_mixed_within(const wm_mixed *m, uint64_t load) {
     if (m->codes > m->end || m->scales > m->scales_end || (uint64_t)(m->end - m->codes) < load) return 0;
-    const uint64_t codes = ((uint64_t)(m->end - m->codes) - load) / (2 * m->len), left = m->last - m->next;
+    const uint64_t codes = ((uint64_t)(m->end - m->codes) - load) / (2 * m->len), remaining = m->last - m->next;
     const uint64_t scales = (uint64_t)(m->scales_end - m->scales) / scale_bytes(m->scale_type);
     const uint64_t fit = codes < scales ? codes : scales;
-    return fit < left ? fit : left;
+    return fit < remaining ? fit : remaining;
 }
 
 /* The output of one thread: where its next element goes, and as what. */

@@ -4,7 +4,7 @@
  * of the formula for every code, and types of codes differ in their tables alone. Tables are made where they are used: for as many
  * blocks as the first-level cache holds, then for these the rows are looked up one by one.
  */
-#include "groups_value.h"
+#include "quant/groups_value.h"
 
 #include <stdlib.h>
 
@@ -18,11 +18,11 @@ static inline void round_halves(const float *values, uint8_t *to) {
 #define SUFFIX portable
 #define NIBBLES 0
 #define BYTES 0
-#include "coded_lanes.h"
+#include "quant/coded_lanes.h"
 
-#include "lookup.h"
+#include "quant/lookup.h"
 
-#include "groups.h"
+#include "quant/groups.h"
 
 /* Bytes of tables that are made together; and rows that are looked up together, so that each table is loaded into registers once for
  * them: few, for memory is read and written fastest where it lies in few streams. */
@@ -58,17 +58,17 @@ static int numbers_of(const float *values) {
 static void run_rows(void *context, int part, uint64_t begin, uint64_t end) {
     const work *w = context;
     const wm_variants *kernels = wm_variants_in_use();
-    const uint64_t table_bytes = (uint64_t)w->row.bytes << w->row.bits, most = TABLES / table_bytes, width = w->row.width;
-    uint64_t made[TABLES / 8];
-    uint8_t *const memory = (uint8_t *)made;
+    const uint64_t table_bytes = (uint64_t)w->row.bytes << w->row.bits, together = TABLES / table_bytes, width = w->row.width;
+    uint64_t words[TABLES / 8];
+    uint8_t *const memory = (uint8_t *)words;
     begin += w->before, end += w->before;
     for (uint64_t first = begin, last; first < end; first = last) { /* the rows of a block */
         last = (first / w->height + 1) * w->height;
         last = last < end ? last : end;
-        for (uint64_t b = 0, c = 0; c < w->columns; b += most, c += most * width) {
+        for (uint64_t b = 0, c = 0; c < w->columns; b += together, c += together * width) {
             const uint64_t block = first / w->height * w->across + b;
             wm_looked row = w->row;
-            row.n = w->columns - c < most * width ? w->columns - c : most * width;
+            row.n = w->columns - c < together * width ? w->columns - c : together * width;
             skip_blocks(&row, block);
             if (!row.which) {
                 wm_tabled tables = w->tables;
@@ -102,10 +102,10 @@ int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_firs
               uint64_t columns, uint64_t before, uint64_t height, uint64_t width, const float *values, const float *scales,
               const float *zeros, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor, int type,
               uint8_t *out, uint64_t out_size, int threads) {
-    enum { MOST = 1u << 31, NUMBERS = 256 };
+    enum { MAX_ROWS = 1u << 31, NUMBERS = 256 };
     const uint64_t longest = (uint64_t)1 << 48;
     if ((bits != 4 && bits != 8) || before >= height || width == 0 || type < AS_FLOAT32 || type > AS_BFLOAT16) return -1;
-    if (rows > MOST || row_bytes > longest || columns > longest || height > longest) return -1;
+    if (rows > MAX_ROWS || row_bytes > longest || columns > longest || height > longest) return -1;
     const uint64_t bytes = coded_bytes(type), needed = bits == 8 ? columns : ceil_div(columns, 2);
     if (out_size % bytes || (rows && out_size / bytes / rows != columns) || out_size / bytes != rows * columns) return -1;
     if (out_size == 0) return 0; /* there may be no pointers */
@@ -134,11 +134,11 @@ int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_firs
         w.tables.out = every, w.row.tables = every;
         wm_variants_in_use()->tables(&w.tables);
     }
-    const uint64_t each = rows == 1 ? width : columns, least = ELEMENTS_A_THREAD / each;
+    const uint64_t each = rows == 1 ? width : columns, rows_a_thread = ELEMENTS_A_THREAD / each;
     if (rows == 1) /* two blocks have whole bytes */
-        wm_run_parts(run_blocks, &w, across, 2, least > 2 ? least : 2, threads);
+        wm_run_parts(run_blocks, &w, across, 2, rows_a_thread > 2 ? rows_a_thread : 2, threads);
     else
-        wm_run_parts(run_rows, &w, rows, height < rows ? height : 1, least > 1 ? least : 1, threads);
+        wm_run_parts(run_rows, &w, rows, height < rows ? height : 1, rows_a_thread > 1 ? rows_a_thread : 1, threads);
     free(every);
     return 0;
 }

@@ -18,7 +18,7 @@
  * Codes lie in a mapped file that may change while they are read. Each is loaded once (volatile keeps the compiler from
  * loading it again), compared with n_centroids, and used as loaded.
  */
-#include "combine_rows.h"
+#include "quant/combine_rows.h"
 
 enum { ROWS_A_THREAD = 1 << 14 };
 
@@ -74,8 +74,8 @@ static int is_product(uint64_t a, uint64_t b, uint64_t size) { return b ? size %
 
 /* Whether the arrays have the sizes that the numbers call for. */
 static int is_whole(const wm_pq *pq) {
-    const uint64_t most = (uint64_t)1 << 30, dims = pq->pieces * pq->width;
-    if (pq->pieces > most || pq->width > most || pq->n_centroids > most || dims > most) return 0;
+    const uint64_t max = (uint64_t)1 << 30, dims = pq->pieces * pq->width;
+    if (pq->pieces > max || pq->width > max || pq->n_centroids > max || dims > max) return 0;
     return is_product(pq->n_rows, pq->pieces, pq->codes_size) && is_product(dims, pq->n_centroids, pq->codebooks_size) &&
            (!pq->projection || pq->projection_size == dims * dims) && (!pq->norms || pq->norms_size == pq->n_rows);
 }
@@ -92,8 +92,8 @@ int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint
     work w = {.pq = pq, .rows = rows, .first = first, .out = out, .scratch = scratch};
     if (threads > WM_MAX_PARTS) threads = WM_MAX_PARTS;
     if (pq->projection && room && threads > 1 && (uint64_t)threads > n_scratch / room) threads = (int)(n_scratch / room);
-    const uint64_t least = pq->projection ? ROWS_A_THREAD / 64 : ROWS_A_THREAD;
-    const int failed = wm_run_pieces(decode_piece, &w, count, least, threads);
+    const uint64_t min = pq->projection ? ROWS_A_THREAD / 64 : ROWS_A_THREAD;
+    const int failed = wm_run_pieces(decode_piece, &w, count, min, threads);
     return failed < 0 ? -1 : w.bad[failed];
 }
 

@@ -1,7 +1,7 @@
 /* Quantisation: the division into blocks and among threads. quantize_block.h searches the scale of a block. */
 #include <math.h>
 
-#include "internal.h"
+#include "core/internal.h"
 
 #define TARGET
 #define NAME quantize_portable
@@ -135,7 +135,7 @@ static void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const words
     for (int k = 0; k < 2; k++) correlate_sixteen(y, pairs, inverse[k], bits, &yq[k], &qq[k]);
 }
 
-#include "quantize_block.h"
+#include "quant/quantize_block.h"
 
 /* The grid: codes, whole or not, to try for the extreme one of n elements, half of them negative. They grow geometrically from
  * 0.55 to 1.2 of the largest code. Beyond that code the element is clipped; among many elements it pays to go further, since
@@ -182,13 +182,13 @@ static void encode_blocks(const work *w, uint64_t first, uint64_t blocks, uint64
 }
 
 static void encode_part(const work *w, uint64_t begin, uint64_t end) {
-    const uint64_t left = w->n - begin * w->block, whole = w->block ? left / w->block : 1;
+    const uint64_t remaining = w->n - begin * w->block, whole = w->block ? remaining / w->block : 1;
     const uint64_t full = whole < end - begin ? whole : end - begin;
     encode_blocks(w, begin, full, w->block);
     if (full == end - begin) return;
     /* The last block: codes past the last element are 0. */
     memset(w->out + (end - 1) * w->how.stride, 0, w->how.stride);
-    encode_blocks(w, end - 1, 1, left - full * w->block);
+    encode_blocks(w, end - 1, 1, remaining - full * w->block);
 }
 
 int64_t wm_first_not_finite(const float *x, uint64_t n) {
@@ -217,8 +217,8 @@ void wm_quantize_finite(const wm_quantizing *how, uint64_t block, const float *x
 
 static int encode_checked(void *context, int thread, uint64_t begin, uint64_t end) {
     work *w = context;
-    const uint64_t first = begin * w->block, left = w->n - first, all = (end - begin) * w->block;
-    const int64_t bad = wm_first_not_finite(w->x + first, left < all ? left : all);
+    const uint64_t first = begin * w->block, remaining = w->n - first, all = (end - begin) * w->block;
+    const int64_t bad = wm_first_not_finite(w->x + first, remaining < all ? remaining : all);
     if (bad >= 0) return w->bad[thread] = (int64_t)first + bad, -1;
     encode_part(w, begin, end);
     return 0;

@@ -23,7 +23,7 @@
  */
 #include <float.h>
 
-#include "intblock.h"
+#include "quant/intblock.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -114,13 +114,13 @@ static inline float neighbour(float scale, int up, int scale_type) {
 
 /* The first element of largest magnitude, with its sign. */
 TARGET static float extreme_of(const float *x, uint64_t n) {
-    uint32_t most = 0;
+    uint32_t max = 0;
     for (uint64_t i = 0; i < n; i++) {
         const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
-        most = magnitude > most ? magnitude : most;
+        max = magnitude > max ? magnitude : max;
     }
     for (uint64_t i = 0; i < n; i++)
-        if ((bits_of_float(x[i]) & 0x7FFFFFFF) == most) return x[i];
+        if ((bits_of_float(x[i]) & 0x7FFFFFFF) == max) return x[i];
     return 0;
 }
 
@@ -134,15 +134,15 @@ TARGET static float search_scale(const float *x, uint64_t n, float extreme, cons
     if (n > SAMPLE) some.stride = n / SAMPLE, some.n = n / some.stride;
 
     float grid[WM_GRID], inverse[LANES], scale[LANES], best = 0;
-    double yq[LANES], qq[LANES], gain[LANES], error[LANES], least = -1;
+    double yq[LANES], qq[LANES], gain[LANES], error[LANES], min = -1;
     for (int k = 0; k < LANES; k++) gain[k] = -1, inverse[k] = 0;
     const float of_one = 1 / (extreme * unit);
     for (int k = 0; k < WM_GRID; k++) grid[k] = codes[k] * of_one;
     for (int g = 0; g < GRID; g++) {
         correlate(&some, grid + g * LANES, yq, qq);
         for (int k = 0; k < LANES; k++) {
-            const double found = qq[k] > 0 ? yq[k] * yq[k] / qq[k] : 0;
-            if (found > gain[k]) gain[k] = found, inverse[k] = yq[k] != 0 ? (float)(qq[k] / yq[k]) : grid[g * LANES + k];
+            const double value = qq[k] > 0 ? yq[k] * yq[k] / qq[k] : 0;
+            if (value > gain[k]) gain[k] = value, inverse[k] = yq[k] != 0 ? (float)(qq[k] / yq[k]) : grid[g * LANES + k];
         }
     }
     correlate(&all, inverse, yq, qq);
@@ -155,7 +155,7 @@ TARGET static float search_scale(const float *x, uint64_t n, float extreme, cons
         for (int k = 0; k < LANES; k++) scaled[k] = scale[k] * unit;
         measure(&all, scaled, error);
         for (int k = 0; k < LANES; k++)
-            if (least < 0 || error[k] < least) least = error[k], best = scale[k];
+            if (min < 0 || error[k] < min) min = error[k], best = scale[k];
         for (int k = 0; k < LANES; k++) scale[k] = best; /* for the second round */
         scale[0] = stored((double)extreme / (double)all.lowest, scale_type);
         scale[1] = stored((double)extreme / (double)all.highest, scale_type);
@@ -193,7 +193,7 @@ TARGET static double write_codes(const float *x, uint64_t n, float scale, int bi
     return error;
 }
 
-#include "quantize_lanes.h"
+#include "quant/quantize_lanes.h"
 
 TARGET static void put_scale(uint8_t *out, float scale, int scale_type) {
     const uint32_t raw = scale_type == WM_SCALE_FP16 ? narrow_float(scale) : bits_of_float(scale);
@@ -214,7 +214,7 @@ TARGET WM_INLINE void finish_block(const wm_quantizing *w, const float *x, uint6
 
 TARGET void NAME(const wm_quantizing *w, const float *x, const uint32_t *which, uint64_t blocks, uint64_t n, uint8_t *out,
                  double *errors) {
-    const int lanes_fit = w->bits <= 5 && n % 8 == 0 && n <= MOST;
+    const int lanes_fit = w->bits <= 5 && n % 8 == 0 && n <= MAX_BLOCK;
     uint64_t next = 0;
     for (; !lanes_fit && next < blocks; next++) {
         const uint64_t b = which ? which[next] : next;
@@ -245,7 +245,7 @@ TARGET void NAME(const wm_quantizing *w, const float *x, const uint32_t *which, 
             else
                 begin_search(&searches[g], w);
         }
-        search_groups(searches, groups, w, next < blocks ? FEW : 0);
+        search_groups(searches, groups, w, next < blocks ? PARK_BELOW : 0);
         for (int g = 0; g < groups; g++) {
             const uint64_t first = (uint64_t)g * LANES;
             end_search(&searches[g], w, scales[g]);

@@ -14,13 +14,13 @@
 #include <unistd.h>
 #endif
 
-#include "floats.h"
-#include "intblock.h"
+#include "core/floats.h"
+#include "quant/intblock.h"
 
 enum {
-    LEAST = 1 << 14, /* elements of a piece: a third of a millisecond */
-    MOST = 1 << 16,  /* as float32 a quarter of the L2 cache of CPUs with a small one, such as Zen 4 */
-    PIECES = 16,     /* rather so many pieces, so that threads end at almost the same time */
+    MIN_PIECE = 1 << 14, /* elements of a piece: a third of a millisecond */
+    MAX_PIECE = 1 << 16, /* as float32 a quarter of the L2 cache of CPUs with a small one, such as Zen 4 */
+    PIECES = 16,         /* rather so many pieces, so that threads end at almost the same time */
     LINE = 64
 };
 
@@ -55,7 +55,7 @@ static int divide(work *w) {
         w->unit = as->block_size, w->unit_bytes = (uint64_t)size;
     }
     uint64_t piece = in->n / PIECES;
-    piece = piece < LEAST ? LEAST : piece > MOST ? MOST : piece;
+    piece = piece < MIN_PIECE ? MIN_PIECE : piece > MAX_PIECE ? MAX_PIECE : piece;
     w->piece = ceil_div(piece, w->unit) * w->unit;
     w->pieces = ceil_div(in->n, w->piece);
     if (w->piece > in->n) w->piece = in->n; /* one piece: a small room is enough */
@@ -144,7 +144,7 @@ static double sum_of(const double *values, uint64_t n) {
 }
 
 static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f) {
-    const uint64_t first = number * w->piece, left = w->in->n - first, n = left < w->piece ? left : w->piece;
+    const uint64_t first = number * w->piece, remaining = w->in->n - first, n = remaining < w->piece ? remaining : w->piece;
     const uint64_t blocks = ceil_div(n, w->unit);
     uint8_t *const out = w->out + first / w->unit * w->unit_bytes;
     double *const errors = (double *)(void *)(room + w->raw_room + lines(4 * w->piece));
@@ -197,9 +197,9 @@ void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out
     if (as->type < 0) w.how = wm_quantizing_of(as->bits, as->scale_type, w.unit, w.unit_bytes);
     w.room = room + skip;
     const uint64_t jobs = w.pieces + (w.earlier != NULL);
-    uint64_t most = threads < 1 ? 1 : (uint64_t)threads;
-    most = most > w.pieces ? w.pieces : most;
-    most = most > rooms ? rooms : most;
-    const int failed = wm_run_pieces(do_job, &w, jobs, 1, (int)most);
+    uint64_t max = threads < 1 ? 1 : (uint64_t)threads;
+    max = max > w.pieces ? w.pieces : max;
+    max = max > rooms ? rooms : max;
+    const int failed = wm_run_pieces(do_job, &w, jobs, 1, (int)max);
     *outcome = failed < 0 ? (wm_outcome){WM_DONE, 0, 0} : w.failures[failed];
 }

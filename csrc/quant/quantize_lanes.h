@@ -43,23 +43,23 @@
  *                     words_pair(a, b): the lowest sixteen bits of a and those of b above them
  *   correlate_lanes   sum(y q) and sum(q q) for two inverse scales in each lane, as floats
  */
-enum { MOST = 256 }; /* elements of a block: sums stay below 2^28 */
-enum { GROUPS = 2 }; /* the steps of one do not wait for those of the other */
+enum { MAX_BLOCK = 256 }; /* elements of a block: sums stay below 2^28 */
+enum { GROUPS = 2 };      /* the steps of one do not wait for those of the other */
 /* When so few of sixteen searches go on, they are parked, until there are enough of them to go on together. */
-enum { FEW = 3, MOST_PARKED = GROUPS * (LANES + FEW) };
+enum { PARK_BELOW = 3, MOST_PARKED = GROUPS * (LANES + PARK_BELOW) };
 /* An inverse scale of ONE gives the extreme element the lowest code. */
 #define ONE 16384.0f
-#define BEYOND 65536.0f /* all inverse scales */
+#define UNREACHED 65536.0f /* all inverse scales */
 #define TOLERANCE 0.0002f
 /* Codes may fit so well that the last bits of the scale matter, as those of integers or of a single element that is not 0. A
  * block whose error is a smaller part of its squares is left to search_scale. */
 #define LEAST_PART 0x1p-12f
 
 typedef struct {
-    float x[MOST][LANES];
-    uint32_t y[MOST / 2][LANES]; /* two int16 each */
-    float factor[LANES];         /* y = x * factor; 0 for a block that is left to search_scale */
-    float squares[LANES];        /* sum(y y) */
+    float x[MAX_BLOCK][LANES];
+    uint32_t y[MAX_BLOCK / 2][LANES]; /* two int16 each */
+    float factor[LANES];              /* y = x * factor; 0 for a block that is left to search_scale */
+    float squares[LANES];             /* sum(y y) */
     uint64_t n;
     int bits;
 } sixteen;
@@ -69,9 +69,9 @@ typedef struct {
 } attempt;
 
 /* Positions are inverse scales. All from `at` to BOTTOM, or to where the other one is, are yet to be ruled out, but for those
- * from `near` down to `far`. */
+ * from `upper` down to `far`. */
 typedef struct {
-    lanes at, near, far, next; /* the position of the next attempt */
+    lanes at, upper, far, next; /* the position of the next attempt */
 } walker;
 
 typedef struct {
@@ -105,15 +105,15 @@ TARGET static void load_sixteen(sixteen *s, const float *x, const uint64_t *at, 
     const float *rows[LANES];
     for (uint64_t k = 0; k < LANES; k++) rows[k] = x + at[k < blocks ? k : blocks - 1] * s->n;
     for (uint64_t i = 0; i < s->n; i += 8) lanes_transpose(rows, i, s->x + i);
-    lanes extreme = lanes_all(0), most = lanes_all(0);
+    lanes extreme = lanes_all(0), peak = lanes_all(0);
     for (uint64_t i = 0; i < s->n; i++) {
         const lanes v = lanes_load(s->x[i]), magnitude = lanes_magnitude(v);
-        extreme = lanes_pick(magnitude, most, v, extreme);
-        most = lanes_max(magnitude, most);
+        extreme = lanes_pick(magnitude, peak, v, extreme);
+        peak = lanes_max(magnitude, peak);
     }
     /* From 2^-40 to 2^40, so that squares are normal floats. */
-    const lanes fits = lanes_pick(lanes_all(0x1p-40f), most, lanes_all(0),
-                                  lanes_pick(most, lanes_all(0x1p40f), lanes_all(0), lanes_all(32767)));
+    const lanes fits = lanes_pick(lanes_all(0x1p-40f), peak, lanes_all(0),
+                                  lanes_pick(peak, lanes_all(0x1p40f), lanes_all(0), lanes_all(32767)));
     const lanes factor = lanes_div(fits, lanes_pick(fits, lanes_all(0), extreme, lanes_all(1)));
     lanes squares = lanes_all(0);
     for (uint64_t i = 0; i < s->n; i += 2) {
@@ -160,15 +160,15 @@ TARGET WM_INLINE void prepare_search(search *s, const sixteen *block, uint64_t b
 
 TARGET WM_INLINE void begin_search(search *s, const wm_quantizing *w) {
     const sixteen *const block = s->block;
-    const lanes none = lanes_all(0), unsearched = lanes_all(-BEYOND), squares = lanes_load(block->squares);
+    const lanes none = lanes_all(0), unsearched = lanes_all(-UNREACHED), squares = lanes_load(block->squares);
     /* The extreme element at the lowest and at the highest code. */
     const float highest = (float)((1 << (block->bits - 1)) - 1);
     attempt a[2];
     try_lanes(block, block->bits, lanes_all(-ONE), lanes_all(inverse_of(block->bits, highest)), a);
     s->now.best = better_lanes(a[1], a[0]);
     const lanes root = lanes_sqrt(lanes_max(lanes_sub(squares, s->now.best.gain), lanes_all(1)));
-    const lanes left = lanes_max(lanes_sub(lanes_all(32767), root), lanes_all(16384)); /* of the extreme element */
-    const lanes top = lanes_min(lanes_div(lanes_all(ONE * 32767), left), lanes_all(w->top));
+    const lanes remaining = lanes_max(lanes_sub(lanes_all(32767), root), lanes_all(16384)); /* of the extreme element */
+    const lanes top = lanes_min(lanes_div(lanes_all(ONE * 32767), remaining), lanes_all(w->top));
     const lanes begin = lanes_pick(squares, none, top, unsearched), step = lanes_mul(root, lanes_all(0.1f));
     const lanes other = lanes_mul(begin, lanes_all(highest / (highest + 1)));
     s->now.negative = (walker){begin, unsearched, none, lanes_whole(lanes_sub(begin, step))};
@@ -182,8 +182,8 @@ TARGET static void park_search(parked *p, const search *s, const uint64_t *at, f
     lanes now[NUMBERS];
     memcpy(now, &s->now, sizeof now);
     for (int i = 0; i < NUMBERS; i++) lanes_store(numbers[i], now[i]);
-    for (uint32_t left = s->going; left; left &= left - 1) {
-        const uint32_t k = (bits_of_float((float)(left & (0 - left))) >> 23) - 127; /* the lowest bit */
+    for (uint32_t remaining = s->going; remaining; remaining &= remaining - 1) {
+        const uint32_t k = (bits_of_float((float)(remaining & (0 - remaining))) >> 23) - 127; /* the lowest bit */
         for (int i = 0; i < NUMBERS; i++) p->numbers[i][p->count] = numbers[i][k];
         p->at[p->count++] = at[k];
         scales[k] = 1;
@@ -208,16 +208,16 @@ TARGET WM_INLINE lanes explained_by(const search *s) {
 TARGET WM_INLINE lanes rule_out(const search *s, walker *v, float sign, attempt a, lanes explained) {
     /* r^2 of E(m) = sum(y y) - 2 (UNIT / m) yq + (UNIT / m)^2 qq, without a division. An r of 2 or more, which rounding may take
      * away, leads past whole numbers. */
-    const lanes m = v->next, most = lanes_mul(m, explained), cross = lanes_mul(a.yq, s->of_yq);
-    const lanes linear = lanes_mul(m, sign < 0 ? lanes_add(most, cross) : lanes_sub(most, cross));
+    const lanes m = v->next, peak = lanes_mul(m, explained), cross = lanes_mul(a.yq, s->of_yq);
+    const lanes linear = lanes_mul(m, sign < 0 ? lanes_add(peak, cross) : lanes_sub(peak, cross));
     const lanes radius = lanes_sqrt(lanes_max(lanes_add(linear, lanes_mul(a.qq, s->of_qq)), lanes_all(4)));
-    const lanes up = lanes_add(m, radius), down = lanes_sub(m, radius), none = lanes_all(-BEYOND);
-    const lanes joined = lanes_min(down, lanes_pick(v->near, down, v->far, v->at));
-    const lanes near = lanes_pick(v->near, down, none, v->near); /* after the two intervals joined */
-    v->near = lanes_pick(v->at, up, up, near);
+    const lanes up = lanes_add(m, radius), down = lanes_sub(m, radius), none = lanes_all(-UNREACHED);
+    const lanes joined = lanes_min(down, lanes_pick(v->upper, down, v->far, v->at));
+    const lanes upper = lanes_pick(v->upper, down, none, v->upper); /* after the two intervals joined */
+    v->upper = lanes_pick(v->at, up, up, upper);
     v->far = lanes_pick(v->at, up, down, v->far);
     v->at = lanes_pick(v->at, up, v->at, joined);
-    return lanes_min(lanes_mul(radius, lanes_all(0.6f)), lanes_mul(lanes_sub(v->at, v->near), lanes_all(0.5f)));
+    return lanes_min(lanes_mul(radius, lanes_all(0.6f)), lanes_mul(lanes_sub(v->at, v->upper), lanes_all(0.5f)));
 }
 
 /* The position of the next attempt, a whole number; a walker that has ended tries the last again. */
@@ -232,15 +232,15 @@ TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w, int bits) {
     try_lanes(s->block, bits, lanes_negative(a->next), b->next, tried);
     s->now.best = better_lanes(better_lanes(tried[0], tried[1]), s->now.best);
     const lanes explained = explained_by(s); /* a lane that is left ends at once */
-    const lanes goal = lanes_pick(explained, lanes_all(MOST_EXPLAINED), lanes_all(BEYOND), explained);
+    const lanes goal = lanes_pick(explained, lanes_all(MOST_EXPLAINED), lanes_all(UNREACHED), explained);
     const lanes step = rule_out(s, a, -1, tried[0], goal), far = rule_out(s, b, 1, tried[1], goal);
     /* From where no code is clamped, on to BOTTOM: from there positions are negative. */
     const lanes clip = lanes_all(inverse_of(bits, (float)(1 << (bits - 1)) - 0.5f));
     const lanes jumps = lanes_pick(clip, b->at, b->at, none);
     b->at = lanes_pick(jumps, none, lanes_negative(bottom), b->at);
-    b->near = lanes_pick(jumps, none, lanes_all(-BEYOND), b->near);
-    const lanes left = lanes_negative(b->at);
-    a->next = next_of(a, step, lanes_max(bottom, left));
+    b->upper = lanes_pick(jumps, none, lanes_all(-UNREACHED), b->upper);
+    const lanes remaining = lanes_negative(b->at);
+    a->next = next_of(a, step, lanes_max(bottom, remaining));
     b->next = next_of(b, lanes_pick(jumps, none, lanes_all(0.05f * ONE), far), lanes_negative(a->at));
     set_going(s);
 }
@@ -257,28 +257,28 @@ TARGET WM_INLINE void end_search(const search *s, const wm_quantizing *w, float 
     lanes_store(scales, lanes_pick(explained_by(s), lanes_all(MOST_EXPLAINED), none, fits));
 }
 
-static inline int more_than(uint32_t which, int few) {
-    for (; few; few--) which &= which - 1;
+static inline int more_than(uint32_t which, int limit) {
+    for (; limit; limit--) which &= which - 1;
     return which != 0;
 }
 
-TARGET WM_INLINE void search_by(search *s, int groups, const wm_quantizing *w, int few, int bits) {
+TARGET WM_INLINE void search_by(search *s, int groups, const wm_quantizing *w, int limit, int bits) {
     for (int more = 1; more;) {
         more = 0;
         for (int g = 0; g < groups; g++) {
-            if (!more_than(s[g].going, few)) continue;
+            if (!more_than(s[g].going, limit)) continue;
             step_search(&s[g], w, bits);
             more = 1;
         }
     }
 }
 
-/* Searches until no more than `few` lanes of each go on. The number of bits is a constant for the compiler. */
-TARGET static void search_groups(search *s, int groups, const wm_quantizing *w, int few) {
+/* Searches until no more than `limit` lanes of each go on. The number of bits is a constant for the compiler. */
+TARGET static void search_groups(search *s, int groups, const wm_quantizing *w, int limit) {
     if (w->bits == 4)
-        search_by(s, groups, w, few, 4);
+        search_by(s, groups, w, limit, 4);
     else
-        search_by(s, groups, w, few, 5);
+        search_by(s, groups, w, limit, 5);
 }
 
 /* Writes the codes of blocks, and their errors: eight codes are `bits` bytes. Those of a scale of 0 are still to be written. */

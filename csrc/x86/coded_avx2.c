@@ -1,5 +1,5 @@
 /* Values of codes by tables, and the decoding of groups, compiled for AVX2 and F16C. */
-#include "../groups_value.h"
+#include "quant/groups_value.h"
 
 #if WM_X86
 #include <immintrin.h>
@@ -122,19 +122,19 @@ TARGET WM_INLINE void scale_codes(const uint8_t *codes, uint64_t n, float scale,
  * are the same in every binade. */
 TARGET WM_INLINE void shift_exponents(nibbles_2 t, const uint8_t *codes, int lines, uint64_t ahead, const uint8_t *table,
                                       uint8_t *out, int streaming) {
-    const __m256i least = _mm256_set1_epi8(8), exponent = _mm256_set1_epi8(0x78), nan = _mm256_set1_epi8(0x7F);
-    __m256i c[4], most = _mm256_setzero_si256();
+    const __m256i min = _mm256_set1_epi8(8), exponent = _mm256_set1_epi8(0x78), nan = _mm256_set1_epi8(0x7F);
+    __m256i c[4], max = _mm256_setzero_si256();
     for (int i = 0; i < lines; i++) {
         if (i % 2 == 0) PREFETCH(codes + 32 * i + ahead);
         c[i] = _mm256_permute4x64_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(codes + 32 * i)), 0xD8);
-        most = _mm256_max_epu8(most, _mm256_and_si256(c[i], nan));
+        max = _mm256_max_epu8(max, _mm256_and_si256(c[i], nan));
     }
-    if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(most, nan))) {
+    if (_mm256_movemask_epi8(_mm256_cmpeq_epi8(max, nan))) {
         wm_look_up_some(codes, 8, 0, 0, 32 * (uint64_t)lines, table, 2, out);
         return;
     }
     for (int i = 0; i < lines; i++, out += LINE) {
-        const __m256i above = _mm256_subs_epu8(_mm256_and_si256(c[i], exponent), least), none = _mm256_setzero_si256();
+        const __m256i above = _mm256_subs_epu8(_mm256_and_si256(c[i], exponent), min), none = _mm256_setzero_si256();
         const __m256i at = _mm256_sub_epi8(_mm256_and_si256(c[i], nan), above);
         const __m256i low = _mm256_shuffle_epi8(t.low, at);
         const __m256i high = _mm256_xor_si256(_mm256_shuffle_epi8(t.high, at), _mm256_andnot_si256(nan, c[i]));
@@ -187,9 +187,9 @@ TARGET WM_INLINE turned pair_nibbles(turned a, turned b, int high) {
                 : _mm256_or_si256(_mm256_and_si256(a, low), _mm256_and_si256(_mm256_slli_epi16(b, 4), upper));
 }
 
-#include "../coded_lanes.h"
+#include "quant/coded_lanes.h"
 
-#include "../lookup.h"
+#include "quant/lookup.h"
 
-#include "../groups.h"
+#include "quant/groups.h"
 #endif

@@ -1,5 +1,5 @@
 /* Values of codes by tables, and the decoding of groups, compiled for AVX-512. */
-#include "../groups_value.h"
+#include "quant/groups_value.h"
 
 #if WM_X86
 #include <immintrin.h>
@@ -102,9 +102,9 @@ TARGET WM_INLINE turned pair_nibbles(turned a, turned b, int high) {
                 : _mm512_ternarylogic_epi32(a, _mm512_slli_epi16(b, 4), low, 0xE4);
 }
 
-#include "../coded_lanes.h"
+#include "quant/coded_lanes.h"
 
-#include "../lookup.h"
+#include "quant/lookup.h"
 
-#include "../groups.h"
+#include "quant/groups.h"
 #endif

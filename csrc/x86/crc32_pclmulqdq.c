@@ -1,8 +1,8 @@
 /* CRC-32 by PCLMULQDQ, a block in a register of 16 bytes: see crc32_fold.h. */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
-#include "crc32_x86.h"
+#include "x86/crc32_x86.h"
 
 #define KERNEL crc32_x86_pclmulqdq
 #define TARGET WM_TARGET("sse4.2,pclmul")
@@ -18,5 +18,5 @@ TARGET WM_INLINE vector begin(vector x, uint32_t state) { return _mm_xor_si128(x
 TARGET WM_INLINE vector fold(vector x, vector next, vector k) { return fold_block(x, next, k); }
 TARGET WM_INLINE __m128i one_block(vector x) { return x; }
 
-#include "crc32_fold.h"
+#include "x86/crc32_fold.h"
 #endif

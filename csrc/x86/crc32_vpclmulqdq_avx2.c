@@ -2,10 +2,10 @@
  *
  * WEIGHTMAP_EMULATE_VPCLMULQDQ replaces the instruction by two PCLMULQDQ, to test the kernel on a CPU without it.
  */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
-#include "crc32_x86.h"
+#include "x86/crc32_x86.h"
 
 #define KERNEL crc32_x86_vpclmulqdq_avx2
 #if defined(WEIGHTMAP_EMULATE_VPCLMULQDQ)
@@ -34,5 +34,5 @@ TARGET WM_INLINE __m128i one_block(vector x) {
     return fold_block(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1), FOLD(1));
 }
 
-#include "crc32_fold.h"
+#include "x86/crc32_fold.h"
 #endif

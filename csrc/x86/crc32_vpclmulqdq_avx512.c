@@ -2,10 +2,10 @@
  *
  * WEIGHTMAP_EMULATE_VPCLMULQDQ replaces the instruction by four PCLMULQDQ, to test the kernel on a CPU without it.
  */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
-#include "crc32_x86.h"
+#include "x86/crc32_x86.h"
 
 #define KERNEL crc32_x86_vpclmulqdq_avx512
 #if defined(WEIGHTMAP_EMULATE_VPCLMULQDQ)
@@ -38,5 +38,5 @@ TARGET WM_INLINE __m128i one_block(vector x) {
     return fold_block(even, odd, FOLD(1));
 }
 
-#include "crc32_fold.h"
+#include "x86/crc32_fold.h"
 #endif

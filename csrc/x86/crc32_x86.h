@@ -1,8 +1,8 @@
 /* Shared by the CRC-32 kernels of x86-64: folding a block of 128 bits. crc32_fold.h explains it. */
 #include <immintrin.h>
 
-#include "../crc32_constants.h"
-#include "../internal.h"
+#include "core/crc32_constants.h"
+#include "core/internal.h"
 
 #define FOLD(n) _mm_set_epi64x((int64_t)CRC32_FOLD_##n##_HIGH, (int64_t)CRC32_FOLD_##n##_LOW)
 

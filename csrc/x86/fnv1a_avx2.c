@@ -1,10 +1,10 @@
 /* FNV-1a 32 of many names, in eight groups of eight lanes (AVX2): see fnv1a_x86.h. There are no masks, so a blend keeps the
  * hash of a lane whose name has ended.
  */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
-#include "fnv1a_x86.h"
+#include "x86/fnv1a_x86.h"
 
 #define TARGET WM_TARGET("avx2,popcnt")
 enum { LANES = 8, GROUPS = BATCH / LANES };
@@ -69,7 +69,7 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
             __m256 longer = _mm256_castsi256_ps(_mm256_cmpgt_epi32(length[g], position));
             unfinished |= (uint64_t)_mm256_movemask_ps(longer) << LANES * g;
         }
-        if (_mm_popcnt_u64(unfinished) < FEW || room - at < BLOCK) break;
+        if (_mm_popcnt_u64(unfinished) < MIN_LANES || room - at < BLOCK) break;
         hash_block(names, (uint32_t)at, length, longest, 1, hash);
     }
     for (int g = 0; g < GROUPS; g++) _mm256_storeu_si256((__m256i *)(out + LANES * g), hash[g]);

@@ -1,8 +1,8 @@
 /* FNV-1a 32 of many names, in four groups of sixteen lanes (AVX-512): see fnv1a_x86.h. */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
-#include "fnv1a_x86.h"
+#include "x86/fnv1a_x86.h"
 
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,popcnt")
 enum { LANES = 16, GROUPS = BATCH / LANES };
@@ -66,9 +66,9 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
         hash[g] = _mm512_set1_epi32((int)FNV_OFFSET_32);
         length[g] = _mm512_loadu_si512((const void *)(lengths + LANES * g));
     }
-    __m512i least = _mm512_min_epu32(_mm512_min_epu32(length[0], length[1]), _mm512_min_epu32(length[2], length[3]));
-    __m512i most = _mm512_max_epu32(_mm512_max_epu32(length[0], length[1]), _mm512_max_epu32(length[2], length[3]));
-    uint32_t shortest = _mm512_reduce_min_epu32(least), longest = _mm512_reduce_max_epu32(most);
+    __m512i min = _mm512_min_epu32(_mm512_min_epu32(length[0], length[1]), _mm512_min_epu32(length[2], length[3]));
+    __m512i max = _mm512_max_epu32(_mm512_max_epu32(length[0], length[1]), _mm512_max_epu32(length[2], length[3]));
+    uint32_t shortest = _mm512_reduce_min_epu32(min), longest = _mm512_reduce_max_epu32(max);
 
     /* The end of the blocks that may be loaded. Positions stay below 2^31; finish_names takes the rest of longer names. */
     uint64_t end = room < INT32_MAX ? room : INT32_MAX;
@@ -83,7 +83,7 @@ TARGET static void hash_batch(const uint8_t *const *names, const uint32_t *lengt
         if (shortest >= at + BLOCK) {
             hash_block(names, at, next_at, length, longest, 0, words[i], words[i ^ 1], hash);
         } else {
-            if (_mm_popcnt_u64(longer_than(length, at)) < FEW) break;
+            if (_mm_popcnt_u64(longer_than(length, at)) < MIN_LANES) break;
             hash_block(names, at, next_at, length, longest, 1, words[i], words[i ^ 1], hash);
         }
     }

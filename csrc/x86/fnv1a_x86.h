@@ -14,9 +14,9 @@
  */
 #include <immintrin.h>
 
-#include "../internal.h"
+#include "core/internal.h"
 
-enum { BATCH = 64, BLOCK = 16, WORDS = BLOCK / 4, FEW = 8 };
+enum { BATCH = 64, BLOCK = 16, WORDS = BLOCK / 4, MIN_LANES = 8 };
 
 /* Notes where n <= BATCH names begin, and returns where the next one does. */
 WM_INLINE const uint8_t *locate_names(const uint8_t *first, const uint32_t *lengths, uint32_t gap, uint64_t n,

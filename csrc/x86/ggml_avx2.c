@@ -1,5 +1,5 @@
 /* Decodes ggml's blocks with AVX2: see ggml_blocks.h. ggml_avx2_streamed.c includes this file too. */
-#include "../ggml.h"
+#include "quant/ggml.h"
 
 #if WM_X86
 #define TARGET WM_TARGET("avx2,f16c")
@@ -11,7 +11,7 @@
 #define STORE _mm256_storeu_ps
 #endif
 #define ODD ggml_portable
-#include "ggml_codes.h"
+#include "x86/ggml_codes.h"
 
 /* 255 where a bit is set. */
 TARGET WM_INLINE codes where_set(uint32_t word) {
@@ -70,7 +70,7 @@ TARGET WM_INLINE void put_trits(float *out, int step, const uint8_t *p, int n, f
     }
 }
 
-#include "../ggml_blocks.h"
+#include "quant/ggml_blocks.h"
 
 #if !defined(STREAMED)
 TARGET void stream_x86_avx2(const float *values, float *out, uint64_t lines) {

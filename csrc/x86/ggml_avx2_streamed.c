@@ -1,3 +1,3 @@
 /* The decoders of ggml_avx2.c with stores past the caches. */
 #define STREAMED
-#include "ggml_avx2.c"
+#include "x86/ggml_avx2.c"

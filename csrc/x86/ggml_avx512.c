@@ -1,11 +1,11 @@
 /* Decodes ggml's blocks with AVX-512: see ggml_blocks.h. */
-#include "../ggml.h"
+#include "quant/ggml.h"
 
 #if WM_X86
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,f16c")
 #define SUFFIX x86_avx512
 #define ODD ggml_portable
-#include "ggml_codes.h"
+#include "x86/ggml_codes.h"
 
 TARGET WM_INLINE codes negate(codes c, uint32_t word) { return _mm256_mask_sub_epi8(c, word, _mm256_setzero_si256(), c); }
 
@@ -77,7 +77,7 @@ TARGET WM_INLINE void put_trits(float *out, int step, const uint8_t *p, int n, f
         _mm512_storeu_ps(out + step * k, _mm512_permutexvar_ps(_mm512_mulhi_epu16(c, three), t));
 }
 
-#include "../ggml_blocks.h"
+#include "quant/ggml_blocks.h"
 
 TARGET void stream_x86_avx512(const float *values, float *out, uint64_t lines) {
     for (; lines; lines--, values += 16, out += 16) _mm512_stream_ps(out, _mm512_loadu_ps(values));

@@ -8,8 +8,8 @@ TARGET WM_INLINE codes load32(const uint8_t *p) { return _mm256_loadu_si256((con
 
 TARGET WM_INLINE codes nibbles(const uint8_t *p) {
     const __m128i both = load16(p);
-    const __m256i apart = _mm256_inserti128_si256(_mm256_castsi128_si256(both), _mm_srli_epi16(both, 4), 1);
-    return _mm256_and_si256(apart, _mm256_set1_epi8(15));
+    const __m256i split = _mm256_inserti128_si256(_mm256_castsi128_si256(both), _mm_srli_epi16(both, 4), 1);
+    return _mm256_and_si256(split, _mm256_set1_epi8(15));
 }
 
 TARGET WM_INLINE codes nibbles8(const uint8_t *p) {

@@ -1,8 +1,8 @@
 /* Compiles ggml_quantize.h for AVX2: the compiler maps its lanes onto wider registers. */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
 #define TARGET WM_TARGET("avx2")
 #define NAME ggml_quantize_x86_avx2
-#include "../ggml_quantize.h"
+#include "quant/ggml_quantize.h"
 #endif

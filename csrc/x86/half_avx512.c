@@ -1,11 +1,11 @@
 /* Halves to floats (AVX-512): see half_x86.h. A few elements are converted under a mask: those outside are neither read nor
  * written.
  */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
 #define TARGET WM_TARGET("avx512f,avx512bw,avx512dq,avx512vl,f16c")
-#include "half_x86.h"
+#include "x86/half_x86.h"
 
 TARGET WM_INLINE void convert_few(const uint8_t *in, float *out, uint64_t n, int kind) {
     while (n) {

@@ -3,7 +3,7 @@
  * Field j of eight begins at bit (bits * j) % 8 of byte bits * j / 8 and lies within two bytes. A shuffle brings both bytes to
  * lane j. Shifting the lane up until the field's sign is its highest bit, and down again, leaves q, to convert and multiply.
  */
-#include "../intblock.h"
+#include "quant/intblock.h"
 
 #if WM_X86
 #include <immintrin.h>
@@ -133,7 +133,7 @@ TARGET WM_INLINE vector decode_kind(const kind_decoder *d, const uint8_t *codes,
     return _mm256_blendv_ps(products, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)halves)), d->halves);
 }
 
-#include "../decode_block.h"
+#include "quant/decode_block.h"
 
 TARGET void narrow_x86_avx2(const float *values, uint64_t n, uint8_t *out) {
     for (; n >= LANES; n -= LANES, values += LANES, out += 2 * LANES)

@@ -5,7 +5,7 @@
  * then converts and multiplies. It remains to bring field j into the lowest bits of lane j: the field begins at bit
  * (bits * j) % 8 of byte bits * j / 8 and lies within two bytes, so a shuffle brings both to the lane, which is then shifted.
  */
-#include "../intblock.h"
+#include "quant/intblock.h"
 
 #if WM_X86
 #include <immintrin.h>
@@ -158,5 +158,5 @@ TARGET WM_INLINE vector decode_kind(const kind_decoder *d, const uint8_t *codes,
     return _mm512_mask_mov_ps(products, d->halves, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)halves)));
 }
 
-#include "../decode_block.h"
+#include "quant/decode_block.h"
 #endif

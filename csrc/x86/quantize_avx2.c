@@ -1,5 +1,5 @@
 /* The search for scales, compiled for AVX2: sixteen lanes are two registers. */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
 #include <immintrin.h>
@@ -24,7 +24,7 @@ TARGET WM_INLINE lanes lanes_sqrt(lanes a) { return (lanes){_mm256_sqrt_ps(a.low
 TARGET WM_INLINE lanes lanes_load(const float *from) { return (lanes){_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
 TARGET WM_INLINE void lanes_store(float *to, lanes a) { _mm256_storeu_ps(to, a.low), _mm256_storeu_ps(to + 8, a.high); }
 TARGET WM_INLINE lanes lanes_all(float value) { return (lanes){_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
-#include "transpose_avx2.h"
+#include "x86/transpose_avx2.h"
 TARGET WM_INLINE void lanes_transpose(const float *const rows[16], uint64_t at, float (*to)[16]) {
     transpose_eight(rows, at, to[0]);
     transpose_eight(rows + 8, at, to[0] + 8);
@@ -84,5 +84,5 @@ TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, c
     }
 }
 
-#include "../quantize_block.h"
+#include "quant/quantize_block.h"
 #endif

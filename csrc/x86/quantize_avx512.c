@@ -1,5 +1,5 @@
 /* The search for scales, compiled for AVX-512: sixteen lanes are one register. */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
 #include <immintrin.h>
@@ -18,7 +18,7 @@ TARGET WM_INLINE lanes lanes_div(lanes a, lanes b) { return _mm512_div_ps(a, b);
 TARGET WM_INLINE lanes lanes_sqrt(lanes a) { return _mm512_sqrt_ps(a); }
 TARGET WM_INLINE lanes lanes_min(lanes a, lanes b) { return _mm512_min_ps(a, b); }
 TARGET WM_INLINE lanes lanes_max(lanes a, lanes b) { return _mm512_max_ps(a, b); }
-#include "transpose_avx2.h"
+#include "x86/transpose_avx2.h"
 TARGET WM_INLINE void lanes_transpose(const float *const rows[16], uint64_t at, float (*to)[16]) {
     transpose_eight(rows, at, to[0]);
     transpose_eight(rows + 8, at, to[0] + 8);
@@ -56,5 +56,5 @@ TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, c
     for (int k = 0; k < 2; k++) yq[k] = _mm512_cvtepi32_ps(a[k]), qq[k] = _mm512_cvtepi32_ps(b[k]);
 }
 
-#include "../quantize_block.h"
+#include "quant/quantize_block.h"
 #endif

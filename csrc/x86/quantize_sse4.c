@@ -1,5 +1,5 @@
 /* The search for scales, compiled for SSE4: sixteen lanes are four registers. */
-#include "../internal.h"
+#include "core/internal.h"
 
 #if WM_X86
 #include <smmintrin.h>
@@ -93,5 +93,5 @@ TARGET WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, c
     }
 }
 
-#include "../quantize_block.h"
+#include "quant/quantize_block.h"
 #endif

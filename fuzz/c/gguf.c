@@ -45,8 +45,8 @@ static result scan(const uint8_t *data, uint64_t size, uint64_t len, wm_gguf ggu
         }
         free(piece);
         if (r.state != 1) break;
-        CHECK(r.gguf.wanted > len && r.gguf.wanted <= size);
-        len = r.gguf.wanted;
+        CHECK(r.gguf.needed > len && r.gguf.needed <= size);
+        len = r.gguf.needed;
     }
     free(keys);
     return r;

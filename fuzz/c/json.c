@@ -1,7 +1,7 @@
 /* The reader of JSON text, whatever stands in it: a string, a number, and stepping over a value. */
-#include "json.h"
+#include "formats/json.h"
 #include "target.h"
-#include "utf8.h"
+#include "core/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     wm_fault fault = {0};

@@ -1,6 +1,6 @@
 /* The pairs of keys and values of an EMBD file's metadata: their number in two bytes, then the pairs. */
 #include "target.h"
-#include "utf8.h"
+#include "core/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     input in = {data, size};

@@ -2,7 +2,7 @@
  * walked, checked, and an index of hashes is built over it in which every string has to be found; one of finalfusion's lists,
  * with and without indices, is walked over the same bytes. */
 #include "target.h"
-#include "utf8.h"
+#include "core/utf8.h"
 
 static void check_index(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap) {
     uint64_t capacity = 1, duplicate = 0, original = 0;

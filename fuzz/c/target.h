@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "core/internal.h"
 
 /* A broken promise ends the run, and the fuzzer keeps the input. */
 #define CHECK(condition)                                                            \

@@ -1,5 +1,5 @@
 /* UTF-8, against a reader of one character after another that is written from the standard's table of ranges. */
-#include "utf8.h"
+#include "core/utf8.h"
 #include "target.h"
 
 static int by_definition(const uint8_t *p, uint64_t len) {

@@ -1,4 +1,4 @@
-# The compiled module as cffi makes it; csrc/kernels.h tells what `lib` holds.
+# The compiled module as cffi makes it; csrc/core/kernels.h tells what `lib` holds.
 from collections.abc import Callable
 from typing import Any, TypeVar, TypeVarTuple
 

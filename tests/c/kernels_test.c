@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ggml.h"
-#include "groups_value.h"
-#include "intblock.h"
+#include "quant/ggml.h"
+#include "quant/groups_value.h"
+#include "quant/intblock.h"
 
 static int failures;
 
@@ -762,7 +762,7 @@ static void test_files(void) {
 
         static int64_t different[PIECES];
         static double found[2 * PIECES];
-        const uint64_t compare_size = 2 * pairs.most * (uint64_t)threads;
+        const uint64_t compare_size = 2 * pairs.max * (uint64_t)threads;
         uint8_t *const compare_room = aligned_alloc(64, compare_size);
         if (!compare_room) exit(2);
         wm_differing_files(&pairs, different, found, compare_room, compare_size, threads, &outcome);

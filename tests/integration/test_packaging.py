@@ -61,7 +61,7 @@ def wheel(once):
 def test_the_source_distribution_is_complete(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {"LICENSE", "README.md", "Makefile", "pyproject.toml", "setup.py", "csrc/build_ffi.py", "csrc/kernels.h"}
+    wanted = {"LICENSE", "README.md", "Makefile", "pyproject.toml", "setup.py", "csrc/build_ffi.py"}
     wanted |= {"tests/integration/test_packaging.py", "benchmarks/conftest.py", "requirements/model.txt", *SOURCES}
     assert wanted <= names
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc")) or name.startswith((".venv", "build"))]

@@ -3,7 +3,7 @@
 Each program decodes `_BLOCK` elements; an element finds its block, the block's scale and its own code by bytes, since
 blocks begin at any address. The values of neighbours come out of the same lines of the cache.
 
-Three things keep the bits those of csrc/intblock.c and csrc/ggml_blocks.h:
+Three things keep the bits those of csrc/quant/intblock.c and csrc/quant/ggml_blocks.h:
 
 * A product and the sum after it are rounded separately. Compilers for GPUs fuse them into one instruction that rounds
   once; launches with ``enable_fp_fusion=False`` forbid that.

@@ -74,8 +74,8 @@ def _check_keys(archive: Archive) -> None:
 class _Members:
     """The arrays of an archive.
 
-    C reads headers as numpy writes them (csrc/npy.c). This class reads all others: of deflated members, of other types,
-    and headers that numpy would not write.
+    C reads headers as numpy writes them (csrc/formats/npy.c). This class reads all others: of deflated members, of
+    other types, and headers that numpy would not write.
     """
 
     def __init__(self, archive: Archive, source: Source, options: Options, warnings: list[str]) -> None:

@@ -727,7 +727,7 @@ class PickleStorages:
     item : ndarray of uint8, shape (n,)
         Bytes of an element.
     type : ndarray of uint8, shape (n,)
-        The code of its type: see csrc/pickle_calls.c.
+        The code of its type: see csrc/formats/pickle_calls.c.
     """
 
     __slots__ = ("at", "bounds", "item", "names", "nbytes", "type")
@@ -1038,7 +1038,7 @@ def row_rules(rules: Any) -> Any:
 
 
 class Rows:
-    """The rows of a table, each checked by C: see wm_row_check in csrc/scans.h.
+    """The rows of a table, each checked by C: see wm_row_check in csrc/core/scans.h.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Names, shapes and places of tensors. Every range that a file declares is validated here and nowhere else.
 
-`Rules` holds a format's demands on every row; csrc/table.c checks them.
+`Rules` holds a format's demands on every row; csrc/core/table.c checks them.
 """
 
 from __future__ import annotations

@@ -323,12 +323,12 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
     scan = scans.GGUFHeader(limit, at, n_values, n_tensors, version, big=big, lax=not options.strict)
     data: bytes | bytearray = head[:limit]
     while (end := scan.values(data)) is False:
-        data = _extended(source, data, scan.wanted, limit)
+        data = _extended(source, data, scan.needed, limit)
     if end is not True:
         check(end, scan, data, source, options, TYPES, of_tensors=False)
     columns, end = scan.tensors(data, _NATIVE, n_tensors)
     while end is False:
-        data = _extended(source, data, scan.wanted, limit)
+        data = _extended(source, data, scan.needed, limit)
         columns, end = scan.tensors(data, _NATIVE, n_tensors)
     if end is not True:
         check(end, scan, data, source, options, TYPES, of_tensors=True)

@@ -12,7 +12,7 @@ A model is one message of protobuf, ``ModelProto``, as onnx.proto of ONNX 1.23 (
                  4 float_data | 5 int32_data | 6 string_data | 7 int64_data | 10 double_data | 11 uint64_data
                  9 raw_data | 13 external_data: {1 key | 2 value}
 
-csrc/onnx.c documents how fields are encoded, and walks them.
+csrc/formats/onnx.c documents how fields are encoded, and walks them.
 
 Data
 ----

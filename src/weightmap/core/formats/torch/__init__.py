@@ -1,11 +1,11 @@
 """PyTorch checkpoints `.pt .pth .bin .ckpt`, read only: nothing in the file is executed, torch is not needed.
 
 `torch.save` writes a pickle, a program that makes the saved object, with the bytes of tensors ("storages") beside it.
-Here a machine in C runs that program without making objects (csrc/pickle.c). It knows the opcodes that `torch.save`
-writes and a fixed list of names, each with a meaning of its own; any other name is an `UnsupportedError` that gives
-it, such as ``os.system``, and says what to save in its place. With ``strict=False`` the values of such a name are left
-out instead, which `verify` warns of by name, and the rest is there; a file with nothing left is refused. Nothing is
-imported by name and nothing is called. Memo, stack and depth are bounded.
+Here a machine in C (csrc/formats/pickle.c) runs that program without making objects. It knows the opcodes of
+`torch.save` and a fixed list of names, each with a meaning of its own; any other name is an `UnsupportedError` that
+gives it, such as ``os.system``, and says what to save in its place. With ``strict=False`` the values of such a name are
+left out instead, which `verify` warns of by name, and the rest is there; a file with nothing left is refused. Nothing
+is imported by name and nothing is called. Memo, stack and depth are bounded.
 
 Layouts
 -------

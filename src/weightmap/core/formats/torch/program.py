@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightmap.core.native.scans import Pickle, PickleValues
     from weightmap.core.options import Options
 
-# By the codes of csrc/pickle_calls.c.
+# By the codes of csrc/formats/pickle_calls.c.
 DTYPE_NAMES = (
     *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
     *("complex64", "complex128", "uint16", "uint32", "uint64"),
