@@ -16,7 +16,7 @@ from tests.places import FORMAT_TESTS, ROOT, suite
 TESTS = (
     FORMAT_TESTS,
     *map(suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "align")),
-    *map(suite, ("writer_bounds", "framed_headers", "read_only_format", "strict_json", "strings")),
+    *map(suite, ("writer_bounds", "framed_headers", "read_only_format", "strict_json")),
     "tests/plans/test_plan_run.py::test_nothing_is_handed_out_before_it_is_verified",
     "tests/plans/test_plan_run.py::test_entries_of_archives_are_verified_one_by_one",
     "tests/plans/test_plan_reads.py",

@@ -41,7 +41,7 @@ def _threads() -> set[int]:
 
 def _name(thread: int) -> str | None:
     """The name of a thread; None without one, as of those that `_thread` starts."""
-    known = threading._active.get(thread)  # type: ignore[attr-defined]
+    known = threading._active.get(thread)
     return known.name if known else None
 
 
@@ -53,7 +53,7 @@ def _processes() -> set[int]:
     except ChildProcessError:
         return set()
     # Both are started at their first use, and serve all that comes later.
-    kept = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
+    kept = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
     found = set()
     for task in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # of a thread that has ended
@@ -65,7 +65,7 @@ def _settings() -> dict[str, Any]:
     os.umask(mask := os.umask(0o77))
     # pytest, torch and jax have variables of their own.
     own = (b"PYTEST_CURRENT_TEST", b"TORCH", b"TF_", b"TPU_")
-    environment = {name: value for name, value in os.environ._data.items() if not name.startswith(own)}  # type: ignore[attr-defined]
+    environment = {name: value for name, value in os.environ._data.items() if not name.startswith(own)}
     return {
         "the instruction set": kernels.isa(),
         "the working directory": os.getcwd(),  # noqa: PTH109 - Path takes ten times as long

@@ -171,7 +171,7 @@ def in_one_item(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Non
 
         signature = inspect.signature(test)
         fixtures = [parameter for name, parameter in signature.parameters.items() if name not in given]
-        run.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        run.__signature__ = signature.replace(parameters=fixtures)
         return run
 
     return decorate

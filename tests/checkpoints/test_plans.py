@@ -46,29 +46,6 @@ def test_parts_of_every_scheme(tmp_path):
     each(EXAMPLES, check)
 
 
-@pytest.mark.parametrize("model", ["awq_shards", "gptq4_v2_shards", "ct_pack4_asym_shards", "bnb_nf4_nested", "gptoss"])
-def test_whole_models(model):
-    """Without wants, the ranks together have every parameter once."""
-    with wm.open(TRUTH / model) as f:
-        for how in ("map", "read"):
-            found = {}
-            for rank in range(3):
-                plan = wm.plan(f, rank=rank, world_size=3, weights=True)
-                part = dict(plan.run(how))
-                assert set(part) == set(plan.names)
-                assert len(plan) == len(part)
-                assert not part.keys() & found.keys()
-                found |= part
-            assert found.keys() == set(f.weights)
-            for name, value in found.items():
-                assert isinstance(value, wm.QuantizedTensor) == isinstance(f.weights[name], wm.QuantizedTensor)
-                assert np.asarray(value).tobytes() == np.asarray(f.weights[name]).tobytes()
-        names = [name for name in f.weights if "q_proj" in name]
-        assert sorted(name for name, _ in wm.plan(f, names, weights=True).run()) == sorted(names)
-        chosen = wm.plan(f, lambda info: "norm" in info.name, weights=True)
-        assert all("norm" in name for name in chosen.names)
-
-
 def test_reads_are_the_rows_of_each_piece(tmp_path):
     """Of pieces that lie row by row, and of their scales, exactly the bytes of rows 8 to 11; of the others all."""
 

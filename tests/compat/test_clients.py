@@ -7,7 +7,6 @@ and random, and nothing is fetched.
 import contextlib
 import importlib
 import os
-import pickle
 import warnings
 
 import numpy as np
@@ -302,37 +301,3 @@ def test_quantised_tensors_are_decoded(sharded, tmp_path):
         for name, tensor in loaded.state_dict().items():
             assert torch.equal(tensor, torch.from_numpy(file.read(name, np.float32))), name
     assert loaded.dtype is torch.float32
-
-
-def test_torch_loads_its_own_files(tmp_path):
-    """Within the block, `torch.load` loads PyTorch's own files as before, errors and all; afterwards it is itself."""
-    before = torch.load
-    torch.save({"x": torch.ones(2), "n": 3}, tmp_path / "a.pt")
-    torch.save({"x": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    wm.save(tmp_path / "a.amb", {"x": np.full(2, 5, np.float32)})
-    (tmp_path / "empty.pt").write_bytes(b"")
-    (tmp_path / "text.pt").write_bytes(b"no tensors at all")
-    with compat.patched(), compat.patched():
-        assert torch.load is torch.serialization.load is not before
-        assert torch.load(tmp_path / "a.pt", "cpu", weights_only=True)["n"] == 3
-        assert torch.load(tmp_path / "a.pt", map_location=lambda storage, _: storage)["n"] == 3
-        assert torch.load(tmp_path / "old.pt", mmap=False)["x"].tolist() == [1, 1]
-        with (tmp_path / "a.pt").open("rb") as file:
-            assert torch.load(file)["n"] == 3
-        for where in (None, "cpu", torch.device("cpu"), {"cuda:0": "cpu"}, lambda storage, _: storage):
-            state = torch.load(str(tmp_path / "a.amb"), where, weights_only=True)
-            assert state["x"].tolist() == [5, 5]
-        state["x"][0] = 7  # and the file stays
-        assert torch.load(tmp_path / "a.amb", map_location="meta")["x"].is_meta
-        for name, error in (
-            ("none.pt", FileNotFoundError),
-            ("empty.pt", EOFError),
-            ("text.pt", pickle.UnpicklingError),
-        ):
-            with pytest.raises(error):
-                torch.load(tmp_path / name)
-            with pytest.raises(error):
-                before(tmp_path / name)
-    assert torch.load is torch.serialization.load is before
-    with pytest.raises(pickle.UnpicklingError):
-        torch.load(tmp_path / "a.amb")

@@ -14,9 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
-import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.deltas.delta_files import digests, model, stepped, write_model
@@ -26,7 +24,6 @@ import weightmap as wm
 from weightmap import deltas
 from weightmap.core.model import sharding
 from weightmap.core.remote_options import Remote
-from weightmap.deltas import publishing
 from weightmap.remote.fetching import Access
 from weightmap.remote.stores import location_of
 
@@ -123,36 +120,6 @@ def prepare(at):
         shutil.rmtree(at / name, ignore_errors=True)
     shutil.copytree(at / "base", at / "local")
     shutil.copy(at / "base" / "model.safetensors", at / "alone.safetensors")
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_an_interrupt_while_the_first_thread_starts(monkeypatch, late):
-    """No work begins after it, and nothing has a part in the work any more, even if the thread has not begun yet."""
-    begun, started = [], []
-
-    def work():
-        begun.append(True)
-        yield 1
-
-    def start(function, _):
-        started.append(function)
-        if not late:
-            real(function, ())
-        raise Interruption
-
-    real = publishing._thread.start_new_thread
-    monkeypatch.setattr(publishing, "_thread", SimpleNamespace(start_new_thread=start))
-    given = [work() for _ in range(3)]
-    watched = [weakref.ref(each) for each in given]
-    with pytest.raises(Interruption):
-        publishing.exhaust(given, 2, lambda _: None)
-    count = len(begun)
-    given.clear()
-    gc.collect()
-    assert [each() for each in watched] == [None] * 3
-    if late:
-        started[0]()
-    assert len(begun) == count == (0 if late else count)
 
 
 @pytest.mark.parametrize("way", WAYS)

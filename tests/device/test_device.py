@@ -1,10 +1,7 @@
 """Loading to a device, on one that does its work as late as it may: what arrives, what is read, and how it ends."""
 
-import errno
-import fcntl
 import gc
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -322,59 +319,6 @@ def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
     for name, weight in weights.items():
         assert_same(found[name], as_on_the_host(weight, dtype))
     assert device.count("allocate") == pieces + (device.count("change") > 0)
-
-
-def cold(path):
-    """Write a file to its disk, and let the system forget its pages. Skips where there is no telling."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if cached(path) > path.stat().st_size // 20:
-        pytest.skip("the system keeps the pages of this file")
-    return path
-
-
-def cached(path):
-    with wm.open(path) as file:
-        return sum(resident for resident, _ in file.residency().values())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has O_DIRECT")
-@pytest.mark.parametrize("refuses", [None, errno.EINVAL, errno.EPERM])
-@pytest.mark.parametrize("name", ["a.safetensors", "a.weights"])
-def test_a_cold_file_is_read_past_the_page_cache(tmp_path, monkeypatch, name, refuses):
-    """Whole blocks go straight into a slot; heads and tails do not, and nothing does where the system refuses."""
-    tensors = {f"w{i}": numbers(1_500_000 + 13 * i) for i in range(4)} | {"tiny": numbers(3)}
-    path = _saved(tmp_path / name, tensors)
-    total = sum(array.nbytes for array in tensors.values())
-    direct, real = [], files.stage
-
-    def stage(source, pieces, *args, **named):
-        if isinstance(source, int) and fcntl.fcntl(source, fcntl.F_GETFL) & os.O_DIRECT:
-            if refuses:
-                return 0, refuses
-            direct.append(int(pieces[2].sum()))
-        return real(source, pieces, *args, **named)
-
-    monkeypatch.setattr(files, "stage", stage)
-    for staging in (Staging(2, 5 << 20), None):
-        cold(path)
-        direct.clear()
-        with wm.plan(path) as plan:
-            for tensor, value in load(plan, FakeDevice(), verify=True, group=7 << 20, staging=staging):
-                assert_same(value, tensors[tensor])
-        if refuses:
-            assert not direct
-            continue
-        if not direct:
-            pytest.skip("this file system has no O_DIRECT")
-        assert sum(direct) > 0.99 * total
-        assert cached(path) < 0.05 * total
-    with wm.plan(path) as plan:  # and what is in memory is read from there
-        plan.warm()
-        direct.clear()
-        assert dict(load(plan, FakeDevice())).keys() == tensors.keys()
-    assert not direct
 
 
 def test_a_slot_waits_for_the_copies_out_of_it(tmp_path, monkeypatch):

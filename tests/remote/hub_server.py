@@ -11,11 +11,10 @@ from urllib.parse import unquote
 
 from tests.support import HANG
 
-__all__ = ["STALL", "Asked", "Hub", "git_hash", "sha256"]
+__all__ = ["Asked", "Hub", "git_hash", "sha256"]
 
 # Larger files are stored elsewhere, as LFS files are.
 SMALL = 600
-STALL = -1
 
 
 @functools.lru_cache(1024)
@@ -52,17 +51,13 @@ class Hub:
         Repositories whose conditions nobody has accepted.
     faults : dict of str to list of (int, dict)
         By kind of request: status and headers for the next ones.
-        The status 0 cuts the body in half, and `STALL` answers nothing before the test ends; None is no fault.
+        The status 0 cuts the body in half; None is no fault.
     together : threading.Barrier or None
         What the first requests for bytes of large files wait for.
     held_from : int or None
         Requests for bytes of large files from there on wait for `released`.
-    renamed : dict of str to str
-        Repositories that are called otherwise now.
     listings : dict of str to bytes
         By repository, what it answers in place of the list of its files.
-    prefix : str
-        What stands before every path, as of a mirror.
     """
 
     def __init__(self):
@@ -71,12 +66,9 @@ class Hub:
         self.gated: set[str] = set()
         self.faults: dict[str, list[tuple[int, dict[str, str]] | None]] = defaultdict(list)
         self.together: threading.Barrier | None = None
-        self.first = 1  # requests for bytes that wait for nobody
         self.held_from: int | None = None
         self.released = threading.Event()
-        self.renamed: dict[str, str] = {}
         self.listings: dict[str, bytes] = {}
-        self.prefix = ""
         self.signed = 0  # how often addresses expired
         self.etags: dict[str, str] = {}  # other digests for files than their own
         self.spoilt: set[str] = set()  # digests of files whose bytes are wrong
@@ -87,8 +79,8 @@ class Hub:
             server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
             server.daemon_threads, server.request_queue_size = True, 256
             server.socket.listen(256)
-            server.hub = self  # type: ignore[attr-defined]
-            server.handle_error = lambda *_: None  # type: ignore[method-assign]
+            server.hub = self
+            server.handle_error = lambda *_: None
             self._servers.append(server)
         self.url, self.data_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
@@ -107,10 +99,8 @@ class Hub:
             faults = self.faults[what]
             fault = faults.pop(0) if faults else None
             number = sum(asked.what == "data" for asked in self.asked)
-        if self.together is not None and what == "data" and self.first < number <= self.first + self.together.parties:
+        if self.together is not None and what == "data" and 1 < number <= 1 + self.together.parties:
             self.together.wait(HANG)
-        if fault is not None and fault[0] == STALL:
-            self.released.wait(HANG)
         return fault
 
     def count(self, what):
@@ -136,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     @property
     def hub(self):
         """What is served."""
-        return self.server.hub  # type: ignore[attr-defined, no-any-return]
+        return self.server.hub
 
     def log_message(self, *_):
         """Print nothing."""
@@ -185,16 +175,7 @@ class _Front(_Handler):
     def do_GET(self):
         """Answer about a repository, or redirect to the bytes of a file."""
         hub, path = self.hub, unquote(self.path.partition("?")[0])
-        if not path.startswith(f"{hub.prefix}/"):
-            hub.take("elsewhere", path, 0, self.headers.get("Authorization"))
-            self.answer(404)
-            return
-        path = path.removeprefix(hub.prefix).strip("/")
-        for old, new in hub.renamed.items():
-            if f"{old}/" in f"{path}/":
-                hub.take("renamed", path, 0, self.headers.get("Authorization"))
-                self.answer(307, Location=f"{hub.prefix}/{path.replace(old, new)}")
-                return
+        path = path.strip("/")
         if path.startswith(("api/models/", "api/datasets/", "api/spaces/")):
             name, _, revision = path.removeprefix("api/").removeprefix("models/").partition("/revision/")
             self._about(name, revision or "main")

@@ -220,7 +220,7 @@ def test_a_login_for_a_host(proxy, objects, monkeypatch, tmp_path):
     with Server(objects) as server:
         handler = server._server.RequestHandlerClass
 
-        class Noting(handler):  # type: ignore[misc, valid-type]
+        class Noting(handler):
             def do_GET(self):  # noqa: N802 - the name that the library asks for
                 seen.append((self.headers["Host"], self.headers.get("Authorization")))
                 super().do_GET()

@@ -2,17 +2,13 @@
 
 import os
 import sys
-from collections import Counter
-from pathlib import Path
 
 import pytest
 from tests import builders
 from tests.fuzz import worker
 from tests.fuzz.__main__ import campaign
-from tests.fuzz.anatomy import TEXT, Edit
-from tests.fuzz.corpus import FORMATS, SHARDED, seeds
-from tests.fuzz.exercise import outcome
-from tests.fuzz.mutate import anatomies, mutant, sealed
+from tests.fuzz.corpus import FORMATS, SHARDED
+from tests.fuzz.mutate import mutant
 
 # Mutants of each format; `make test-all` tries MANY, and `make fuzz` millions.
 COUNT = int(os.environ.get("WEIGHTMAP_FUZZ", "2000"))
@@ -50,48 +46,3 @@ def test_a_forbidden_outcome_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "error_of", lambda *_, **__: {}["a bug"])
     assert worker.run("amb", 7, 2, bytearray(8), tmp_path) == {"failed": 2}
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [mutant("amb", k).files[""] for k in (7, 8)]
-
-
-@every_format
-def test_a_number_is_always_the_same_mutant(format):
-    first = [mutant(format, number) for number in range(300)]
-    assert first == [mutant(format, number) for number in range(300)]
-    assert len({str(found) for found in first}) > 250
-
-
-def test_a_model_in_shards_is_written_as_its_mutant_has_it(tmp_path):
-    """The opened folder has every file of the mutant, though only one of them is written again."""
-    sources = worker.Sources(tmp_path)
-    opened = Counter[str]()
-    for number in range(60):
-        found = mutant("sharded", number)
-        place = Path(sources.of(found)[0])
-        opened[found.opened] += 1
-        folder = place.parent if found.opened else place
-        assert place.name == (found.opened or folder.name)
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == found.files
-    assert min(opened["model.safetensors.index.json"], opened[""]) > 10
-    assert len(list(tmp_path.iterdir())) == 3
-
-
-@every_format
-def test_files_are_taken_apart_and_put_together(format):
-    """The anatomy of a file has its fields where they are: without an edit, it is the file, and most of it is read."""
-    for data, anatomy in zip(seeds(format), anatomies(format), strict=True):
-        assert anatomy.apply([], follow=True) == data
-        assert all(0 <= begin <= end <= len(data) for begin, end, _ in (*anatomy.fields, *anatomy.items))
-
-
-@pytest.mark.filterwarnings("ignore::weightmap.errors.ModelWarning")  # for a part alone
-@pytest.mark.parametrize("format", [name for name in FORMATS if any(TEXT in found.alike for found in anatomies(name))])
-def test_lengths_follow(format):
-    refused, tried = [], 0
-    for anatomy in anatomies(format):
-        for begin, _, kind in anatomy.fields:
-            if kind == TEXT:
-                data = sealed(format, anatomy.apply([Edit(begin, begin, b"xyz")], follow=True))
-                found = outcome(memoryview(data), data, format=format, strict=False)
-                tried += 1
-                refused += [f"byte {begin}: {found}"] * bool(found)
-    assert tried > 5
-    assert len(refused) < 0.1 * tried, f"has every length and offset its span in the anatomy? {refused}"

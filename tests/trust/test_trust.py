@@ -7,7 +7,6 @@ import pickle
 import shutil
 import subprocess
 import threading
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -457,34 +456,3 @@ def test_lists_are_written_as_sha256sum_does(tmp_path):
     wm.convert(tmp_path, tmp_path / "new/", output=wm.Output(sha256sums=True))
     wm.verify(tmp_path / "new", trust="recorded")
     assert "config.json" in (tmp_path / "new" / "SHA256SUMS").read_text()
-
-
-def test_the_sums_of_modelexpress_name_the_tensor(tmp_path):
-    """Its full versions have Adler-32 of each tensor in `__metadata__`, and in the index which sum it is."""
-    tensors = {f"t{n}": np.full(1000, n, np.float32) for n in range(4)}
-    for number in range(2):
-        own = {name: tensors[name] for name in (f"t{2 * number}", f"t{2 * number + 1}")}
-        found = {name: f"{zlib.adler32(array.tobytes()):08x}" for name, array in own.items()}
-        wm.save(tmp_path / f"m{number}.safetensors", own, metadata=found)
-    index = {
-        "metadata": {"checksum_format": "adler32"},
-        "weight_map": {name: f"m{int(name[1]) // 2}.safetensors" for name in tensors},
-    }
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    digests = {path.name: f"sha256:{sha256(path)}" for path in tmp_path.glob("*.*")}
-    report = wm.verify(tmp_path)
-    assert "m1.safetensors: adler32 of every tensor" in report.checks
-    assert report.structure_only is None
-    path = tmp_path / "m1.safetensors"
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-    with pytest.raises(wm.ChecksumError, match=r"m1\.safetensors: adler32 of tensor 't3'"):
-        wm.verify(tmp_path)
-    for mode in MODES:
-        refused(tmp_path, digests, "adler32 of tensor 't3' is wrong, and this is not the file", mode=mode)
-    index["metadata"]["delta_encoding"] = "xor"  # then the sums are of other bytes
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    wm.verify(path)
-    with pytest.raises(wm.UnsupportedError, match="this is a delta"):
-        wm.verify(tmp_path)

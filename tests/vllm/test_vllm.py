@@ -11,12 +11,9 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from tests.device_support import FakeDevice
 
 import weightmap as wm
-from weightmap.device import load
 from weightmap.errors import (
-    ChecksumError,
     LayoutError,
     NotRegularFileError,
     TruncatedError,
@@ -268,43 +265,6 @@ def test_damaged_and_missing_shards_are_our_errors(registered, tmp_path):
     path.unlink()
     with pytest.raises(LayoutError, match=r"model-7\.safetensors"):
         list(loader()._get_weights_iterator(Source(str(tmp_path))))
-
-
-@pytest.mark.parametrize("extra", [{}, {"mode": "mmap"}, {"mode": "copy"}, {"mode": "sealed"}, {"gpu": True}], ids=str)
-@pytest.mark.parametrize("where", [0, 2, 3])
-def test_a_flipped_bit_ends_the_load_before_its_last_tensor(registered, tmp_path, monkeypatch, extra, where):
-    """Without a setting, where the format has a checksum; also in an expert of another rank. Settings turn it off."""
-    names = [f"m.experts.{number}.w" for number in range(4)]
-    path = tmp_path / "model.weights"
-    wm.save(path, arrays(*names))
-    with wm.open(path) as file:
-        at = file.info(names[where]).offset + 5
-    data = bytearray(path.read_bytes())
-    data[at] ^= 4
-    path.write_bytes(data)
-    extra = dict(extra)
-    gpu = extra.pop("gpu", False)
-    monkeypatch.setattr(ours, "load_plan", lambda plan, where, **named: load(plan, FakeDevice(), **named))
-    monkeypatch.setattr(ours, "_GROUP", 1)
-    parameter = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda" if gpu else "cpu"))
-    model = types.SimpleNamespace(parameters=lambda: [parameter])
-
-    def handed_out(**settings):
-        made = loader(**extra, **settings)
-        made.local_expert_ids = {0, 1, 2}
-        made.load_weights(model, types.SimpleNamespace(quantization=None))
-        for name, _ in made._get_weights_iterator(Source(str(tmp_path))):
-            found.append(name)
-
-    for settings in ({}, {"verify": "full"}):
-        found = []
-        with pytest.raises(ChecksumError, match=r"model\.weights: stored CRC-32 of the tensor data"):
-            handed_out(**settings)
-        assert found == names[:2]
-    for setting in ("header", "none"):
-        found = []
-        handed_out(verify=setting)
-        assert found == names[:3]
 
 
 def test_sglang_uses_it_where_the_configuration_says_so(registered, tmp_path):
