@@ -96,16 +96,15 @@ def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
         Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
         (GloVe), a dense fastText model: as `weightmap.words.convert` does by default.
     dst : str, bytes or os.PathLike
-        A path, or an address in a store without `run`, written atomically, as by `save`; never that of the source,
-        which would lose what is left out. A directory (one that exists, a path that ends in a slash, or, from a model
-        directory, a name without a suffix) or an ``*.index.json`` gets numbered shards, one for each file of the source
-        that has tensors to write; scales go to the shard of their weights. It must not hold such a model yet. From a
-        Hugging Face directory, or a file or index in a folder with a ``config.json``, to a directory, configuration,
-        tokenizer, chat template, licence, code (``*.py`` next to a ``config.json``) and the modules of
-        sentence-transformers are copied as files, before the index, so that it is one again; no file there is replaced,
-        and with a path that names a file nothing is copied.
-        transformers, vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads
-        directories of all formats within `weightmap.compat.patched`.
+        A path, or (without `run`) an address in a store, written atomically, as by `save`; never the source itself. A
+        directory (one that exists, a path that ends in a slash, or, from a model directory, a name without a suffix) or
+        an ``*.index.json`` gets numbered shards, one for each file of the source that has tensors to write; scales go
+        to the shard of their weights. It must not hold such a model yet. A Hugging Face directory (or a file or index
+        in a folder with a ``config.json``) that is written to a directory becomes one again: configuration, tokenizer,
+        chat template, licence, code (``*.py`` next to a ``config.json``) and the modules of sentence-transformers are
+        copied, before the index. No file there is replaced; a target that names a file gets no copies. transformers,
+        vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads directories of all
+        formats within `weightmap.compat.patched`.
     format : str, optional
         Format of the target; by default its suffix decides, and a directory gets the format of the source.
         "word2vec", "text", "textdims" and "fasttext" take a vocabulary and the matrix of its rows; the other formats
@@ -121,7 +120,7 @@ def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
         out of its range become infinite, in float8_e4m3fn NaN; the report's warnings count them. With `quantize`, this
         does not apply to tensors that are quantised before or after; without, the ``dtype`` (``torch_dtype``) in a
         copied ``config.json`` becomes this type too, unless that is a float8: transformers and vLLM load a
-        model in the type that stands there. Without `dtype`, a conversion between AMB and GGUF turns int4_block into
+        model in that type. Without `dtype`, a conversion between AMB and GGUF turns int4_block into
         q4_0, int5_block into q5_0, int8 into q8_0, and back: the same integers and scales, without decoding. The
         report says so; if blocks or scales do not allow it, so does the error.
     quantize : Quantize or str, optional
@@ -135,9 +134,9 @@ def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
         For GGUF. "auto": a model directory of Hugging Face, or an index in one, of an architecture that docs/gguf.md
         lists gets llama.cpp's names, keys and tokenizer (extra ``[gguf]``); others keep their names, and a warning says
         that llama.cpp will not load the file. "llama.cpp": another architecture is an EncodeError, and one file of
-        weights in a folder with a ``config.json`` is translated, too. "keep": names are never translated. Where they
-        are, `include`, `exclude`, `rename` and `quantize` take llama.cpp's names; what it could not run rightly is an
-        EncodeError before a file is created.
+        weights in a folder with a ``config.json`` is translated, too. "keep": names are never translated. With
+        translation, `include`, `exclude`, `rename` and `quantize` take llama.cpp's names, and a model that llama.cpp
+        would refuse or compute wrongly is an EncodeError before a file is created.
     max_shard_size : int or str, optional
         Most bytes of tensors per shard, such as ``"5GB"`` or ``"4GiB"``. Larger shards of the source are split; a
         larger tensor gets its own shard. `dst` may be a file, too: a model that does not fit into it becomes shards and
@@ -149,15 +148,14 @@ def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
     run : Run, optional
         How the shards of a model are distributed: to an executor or to ranks, with a manifest of finished ones.
     threads : int, optional
-        At most this many threads share the work of quantising, and two of them that of copying; by default one for each
-        CPU of this process.
+        At most this many threads quantise, and at most two of them copy; by default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target; for shards in bytes of the source.
 
     Returns
     -------
     ConvertReport
-        Its `warnings` name all that was left behind or could not be kept.
+        Its `warnings` name everything omitted or changed.
 
     Raises
     ------
@@ -167,10 +165,9 @@ def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
         since every program that reads such a model knows these numbers. Also when globs leave no tensor, or
         choose none to quantise, and for two tensors of one name.
     TargetError
-        When a sharded target exists, its directory has another model under a usual name, or another run is writing it,
-        or the manifest is that of another run; when the place of a copied file has one of other content; when the
-        target exists, with ``Output(overwrite=False)``; or when it is the source, by whatever path, or a shard, the
-        index or another file of it.
+        When a sharded target exists, its directory has another model under a usual name, another run is writing it, or
+        the manifest belongs to another run; when a file to copy exists there with other content; when the target
+        exists, with ``Output(overwrite=False)``; or when it is the source, by whatever path, or one of its files.
     ShardsError
         When several shards failed, with `keep_going`; or when the executor did.
     FormatError, MissingDependencyError, OSError
@@ -178,8 +175,8 @@ def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
 
     Notes
     -----
-    Checksums of tensors in the source are not compared, and the target gets new ones: damage then looks sound. `verify`
-    the source before, and the target after.
+    The source's checksums are not compared, and the target gets new ones, so damage would look sound: `verify` the
+    source before, and the target after.
 
     Examples
     --------
