@@ -268,6 +268,10 @@ CASES = {
         *("m.safetensors", model(), "m.weights", "names='llama.cpp'", converting(), []),
         *(converting(names="llama.cpp"), "convert", ("--names", "llama.cpp")),
     ),
+    "codes without scales": Case(
+        *("awq", codes, "m.safetensors", "f.weights", weights_of),
+        *(["--weights"], converting(dtype="float16"), "convert", ("--dtype", "float16")),
+    ),
     "a type of GGUF that is not known": Case(
         *("m.gguf", unknown_type, "", "open(..., strict=False)", lambda source, _: wm.open(source, strict=False)),
         *(["--lenient"], lambda source, _: wm.open(source), "inspect"),
@@ -327,7 +331,7 @@ def test_every_remedy_is_taken():
         if name in ELSEWHERE:
             suite = (ROOT / "tests" / ELSEWHERE[name]).read_text(encoding="utf-8")
             assert f"{name}=" in suite, place
-        elif option not in {"lenient", "max_shard_size", "layout", "weights", "trust"}:
+        elif option not in {"lenient", "max_shard_size", "layout", "trust"}:
             assert f"{name}=" in taken or f"--{name}" in taken, place
 
 
