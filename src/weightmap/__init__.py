@@ -166,6 +166,7 @@ hooks.open_location.register("weightmap.remote.remote", "open_location")
 hooks.write_to_address.register("weightmap.remote.uploading", "write_to_address")
 hooks.trust_in.register("weightmap.trust.checking", "bound")
 hooks.overlay.register("weightmap.deltas.overlay", "overlay")
+hooks.weights_of.register("weightmap.checkpoints.handle", "weights_of")
 hooks.importers.register("weightmap.words.importers", "every")
 
 

@@ -135,7 +135,7 @@ class Remedy(NamedTuple):
 # Options that another function has, or that an argument holds.
 _HELD = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
 _HELD |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
-_HELD |= {"strict": "open(..., {})", "trust": "open(..., {})"}
+_HELD |= {"strict": "open(..., {})", "trust": "open(..., {})", "weights": "f.weights"}
 
 
 def _in_python(remedy: Remedy) -> str:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.arguments import mistyped
+from weightmap.checkpoints.handle import Weights
+from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.model.internals import check_copied, is_remote
-from weightmap.core.model.opening import open as open_model
+from weightmap.core.model.opening import as_handle
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError
 from weightmap.plans.planning import plan
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.opening import Model
 
 __all__ = ["load_file", "read_sharded", "to_jax"]
 
@@ -59,13 +61,14 @@ def to_jax(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any = None) ->
     return jax.device_put(dense if dense.dtype.isnative else dense.astype(dense.dtype.newbyteorder("=")), device)
 
 
-def load_file(path: Any, sharding: Any = None) -> dict[str, Any]:
+@names_moved
+def load_file(path: Model, sharding: Any = None) -> dict[str, Any]:
     """Return the tensors of a file as arrays of jax.
 
     Parameters
     ----------
-    path : str or os.PathLike
-        Anything that `weightmap.open` takes.
+    path : TensorFile, or anything that `weightmap.open` takes
+        A handle stays open; ``f.weights`` are decoded to the model's type.
     sharding : jax.sharding.Sharding, or mapping or function of names to one, optional
         Where the parts of each array go; each device's part is read alone. None, or a name missing in the mapping,
         means the device where jax puts arrays.
@@ -84,8 +87,8 @@ def load_file(path: Any, sharding: Any = None) -> dict[str, Any]:
     """
     _jax()
     choose = _chooser(sharding)
-    with open_model(path) as file:
-        if is_remote(file):
+    with as_handle(path, private=False) as file:
+        if is_remote(file) and not isinstance(file, Weights):
             return _fetched(file, {name: choose(name) for name in file})
         return {
             name: to_jax(_viewed(file, name)) if wanted is None else read_sharded(file, name, wanted)

@@ -263,7 +263,7 @@ def tensors(
             if any(map(_LLAMA_CPP.match, names)):
                 expected = "those of Hugging Face, such as model.layers.0.input_layernorm.weight"
                 raise UnsupportedError("names of tensors", path=path, actual="those of llama.cpp", expected=expected)
-            reads = plan(file, names, local_rank=local[0], local_world=local[1])
+            reads = plan(file, names, local_rank=local[0], local_world_size=local[1])
             together = exchange if exchange is not None and _agree(exchange, _outline(reads)) else None
             # A rank reads by many threads anyway on the way to a device: what others read, too, is brought in by turns.
             if together is None and settings.threads != 0 and mode in {"mmap", "cow"} and (local[1] > 1 or not away):

@@ -1,4 +1,4 @@
-"""`convert`, `diff` and `verify` with weights=True: parameters instead of stored tensors."""
+"""`convert`, `diff` and `verify` of `f.weights`: parameters instead of stored tensors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_directory_becomes_a_plain_model(tmp_path):
             assert len(g.shards) == 2
             for name in g:
                 assert g[name].tobytes() == np.asarray(f.weights[name]).tobytes()
-    assert wm.diff(TRUTH / "awq_shards", target, weights=True).equal
+    assert wm.diff(wm.open(TRUTH / "awq_shards").weights, wm.open(target).weights).equal
 
 
 def test_options_of_convert(tmp_path):
@@ -92,7 +92,7 @@ def test_diff_has_the_error_of_each_parameter(tmp_path):
     (tmp_path / "original").mkdir()
     path = tmp_path / "original" / "model.safetensors"
     path.write_bytes(st.build({NAME: stored(original)}))
-    [found] = wm.diff(path, quantised, weights=True).changed
+    [found] = wm.diff(wm.open(path).weights, wm.open(quantised).weights).changed
     with wm.open(quantised) as f:
         decoded = f.weights[NAME].dequantize().astype(np.float64)
     error = original.astype(np.float64) - decoded
@@ -100,20 +100,20 @@ def test_diff_has_the_error_of_each_parameter(tmp_path):
     assert found.rms == pytest.approx(np.sqrt((error**2).mean()))
     assert found.relative == pytest.approx(np.sqrt((error**2).sum() / (original.astype(np.float64) ** 2).sum()))
     assert found.worst_row == 3
-    assert wm.diff(quantised, quantised, weights=True).equal
+    assert wm.diff(wm.open(quantised).weights, wm.open(quantised).weights).equal
     assert wm.diff(quantised, quantised).equal
 
 
 def test_verify_checks_pieces(tmp_path):
-    """A sound file whose pieces make no parameter passes verify, and fails it with weights=True."""
-    report = wm.verify(TRUTH / "awq_gemm", weights=True)
+    """A sound file whose pieces make no parameter passes verify, and fails it as `f.weights`."""
+    report = wm.verify(wm.open(TRUTH / "awq_gemm").weights)
     assert any("parameters" in check for check in report.checks)
     damaged = TRUTH / "malformed" / "gptq_gidx_high"
     assert wm.verify(damaged).checks
     with pytest.raises(wm.FormatError, match="g_idx"):
-        wm.verify(damaged, weights=True)
+        wm.verify(wm.open(damaged).weights)
     sharded = shutil.copytree(TRUTH / "awq_shards", tmp_path / "sharded")
-    report = wm.verify(sharded, weights=True, run=wm.Run(ThreadPoolExecutor(2)))
+    report = wm.verify(wm.open(sharded).weights, run=wm.Run(ThreadPoolExecutor(2)))
     assert any("parameters" in check for check in report.checks)
 
 
@@ -368,7 +368,7 @@ def test_fused_experts_become_a_plain_model(tmp_path):
         example = EXAMPLES[name]()
         folder = tmp_path / name
         example.write(folder)
-        assert any("parameter" in check for check in wm.verify(folder, weights=True).checks)
+        assert any("parameter" in check for check in wm.verify(wm.open(folder).weights).checks)
         wm.convert(wm.open(folder).weights, f"{folder} plain/")
         assert json.loads((tmp_path / f"{name} plain" / "config.json").read_text(encoding="utf-8")) == {
             "dtype": "bfloat16"

@@ -1,4 +1,4 @@
-"""`plan` with weights=True: parameters, of whose pieces only what decodes the wanted rows is read."""
+"""`plan` of `f.weights`: parameters, of whose pieces only what decodes the wanted rows is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_parts_of_every_scheme(tmp_path):
             ]
             for key in [*keys, wm.shard(whole, 0, 1, 2), wm.shard("w", -1, 0, 2)]:
                 for how in ("map", "read"):
-                    plan = wm.plan(f, {example.name: key}, weights=True)
+                    plan = wm.plan(f.weights, {example.name: key})
                     [(found, part)] = plan.run(how)
                     index = key.of(whole.shape) if isinstance(key, type(wm.shard("w", 0, 0, 1))) else key
                     wanted = whole if key is ... else whole[index]
@@ -53,7 +53,7 @@ def test_reads_are_the_rows_of_each_piece(tmp_path):
         example = EXAMPLES[name]()
         path = example.write(tmp_path / name)
         with wm.open(path) as f:
-            plan = wm.plan(f, {example.name: np.s_[8:12]}, weights=True, gap=0, max_over_read=1)
+            plan = wm.plan(f.weights, {example.name: np.s_[8:12]}, gap=0, max_over_read=1)
             wanted = []
             for info in f.infos():
                 count = info.shape[0] if len(info.shape) == 2 else 1
@@ -88,10 +88,10 @@ def test_what_plans_refuse(tmp_path):
             ([(example.name, 0), (example.name, 1)], wm.PlanError),
         ):
             with pytest.raises(error):
-                wm.plan(f, wants, weights=True)
+                wm.plan(f.weights, wants)
     (tmp_path / "config.json").unlink()
     with wm.open(tmp_path / "model.safetensors") as f, pytest.raises(wm.UnsupportedError, match="not said"):
-        wm.plan(f, weights=True)
+        wm.plan(f.weights)
     wm.save(tmp_path / "model.safetensors", {"a": np.ones(2, np.float32)})
     with wm.open(tmp_path / "model.safetensors") as f:
-        assert wm.plan(f, weights=True).names == tuple(f)
+        assert wm.plan(f.weights).names == tuple(f)

@@ -68,9 +68,9 @@ def test_codes_that_nothing_explains(tmp_path, name):
     with wm.open(path) as f:
         for use in (
             lambda: f.weights,
-            lambda: wm.plan(f, weights=True),
-            lambda: wm.verify(path, weights=True),
-            lambda: wm.diff(path, path, weights=True),
+            lambda: wm.plan(f.weights),
+            lambda: wm.verify(wm.open(path).weights),
+            lambda: wm.diff(wm.open(path).weights, wm.open(path).weights),
             lambda: wm.convert(wm.open(path).weights, tmp_path / "x.safetensors"),
             lambda: wm.convert(wm.open(path).weights, tmp_path / "x.gguf"),
         ):
@@ -264,7 +264,7 @@ def test_integers_without_scales(tmp_path):
             with pytest.raises(wm.FormatError, match=r"'up.weight' is .*int\d+, and its scales are missing"):
                 f.weights["up.weight"]
         for use in (
-            lambda: wm.verify(path, weights=True),
+            lambda: wm.verify(wm.open(path).weights),
             lambda: wm.convert(wm.open(path).weights, tmp_path / "x.safetensors"),
         ):
             with pytest.raises(wm.FormatError, match=r"up\.weight"):

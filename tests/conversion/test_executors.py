@@ -250,7 +250,7 @@ def test_a_manifest_longer_than_limits_allow(model, tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text(" " * 1_000_000)
     with pytest.raises(wm.LimitError, match="size of the manifest"):
-        wm.verify(model, limits=wm.Limits(max_header_bytes=500_000), run=wm.Run(manifest=path))
+        wm.verify(wm.open(model, limits=wm.Limits(max_header_bytes=500_000)), run=wm.Run(manifest=path))
 
 
 def test_a_manifest_of_other_arguments(model, tmp_path):

@@ -313,7 +313,7 @@ def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
     largest = max(weight.size for weight in weights.values()) * (4 if dtype else 2)
     group = None if together is None else together * largest
     device = FakeDevice()
-    with wm.plan(path, weights=True) as plan:
+    with wm.plan(wm.open(path).weights) as plan:
         found = dict(load(plan, device, dtype=dtype, group=group, staging=Staging(2, 1 << 14)))
     assert list(found) == list(weights)
     for name, weight in weights.items():

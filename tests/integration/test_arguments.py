@@ -113,7 +113,7 @@ WRONG = [
     (lambda f: wm.diff(f.model, f.model, rtol="0.1"), "rtol must be a number, not str"),
     (lambda f: wm.diff(f.model, f.model, atol=[1]), "atol must be a number, not list"),
     (lambda f: f.plan(rank="1"), "rank must be an integer, not str"),
-    (lambda f: f.plan(local_world=None), "local_world must be an integer, not NoneType"),
+    (lambda f: f.plan(local_world_size=None), "local_world_size must be an integer, not NoneType"),
     (lambda f: f.plan(gap=1.5), "gap must be an integer, not float"),
     (lambda f: f.plan(max_over_read="1.1"), "max_over_read must be a number, not str"),
     (lambda f: f.plan().warm("2"), "threads must be an integer, not str"),

@@ -41,7 +41,7 @@ PARTS = {
     "dlpack": set(),
     "hub": {"remote"},
     "huggingface": {"checkpoints"},
-    "jax": {"plans"},
+    "jax": {"checkpoints", "plans"},
     "llama": {"checkpoints", "huggingface"},
     "plans": {"checkpoints", "conversion"},
     "pool": {"checkpoints", "plans"},
@@ -54,7 +54,7 @@ PARTS = {
 }
 # Methods of the core that import their part in one line.
 HOOKED = {
-    "core.model.file": {"checkpoints", "plans", "pool", "words"},
+    "core.model.file": {"plans", "pool", "words"},
     "core.model.internals": {"words"},
     "core.model.saving": {"trust"},
 }

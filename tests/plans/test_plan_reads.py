@@ -250,7 +250,7 @@ def test_wrong_wants_are_one_clear_error(path, wants, error, message):
         ({"rank": 2, "world_size": 2}, "rank is 2, expected 0 to 1, as world_size is 2"),
         ({"rank": -1, "world_size": 2}, "rank is -1"),
         ({"world_size": 0}, "world_size is 0, expected at least 1"),
-        ({"local_rank": 1}, "local_rank is 1, expected 0 to 0, as local_world is 1"),
+        ({"local_rank": 1}, "local_rank is 1, expected 0 to 0, as local_world_size is 1"),
         ({"gap": -1}, "gap is -1"),
         ({"chunk": 0}, "chunk is 0, expected at least 1"),
         ({"budget": 0}, "budget is 0, expected at least 1"),

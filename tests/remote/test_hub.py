@@ -520,7 +520,7 @@ def test_what_repositories_share_has_its_digest(hub):
     assert hub.count("data") == requests
     for mode in ("mmap", "copy"):
         assert equal(wm.load(snapshot, trust="recorded", mode=mode))
-    assert "SHA-256 of 4 files" in wm.verify(snapshot, trust="recorded").scope
+    assert "SHA-256 of 4 files" in wm.verify(wm.open(snapshot, trust="recorded")).scope
     with wm.open(f"hf://{NAME}") as cached:
         assert {source.digest for source in sources_of(cached)} >= {
             sha256(files[name]) for name in files if "-of-" in name

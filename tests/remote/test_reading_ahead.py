@@ -158,10 +158,10 @@ def test_several_requests_are_under_way(call, objects, url, tmp_path):
 QUANTISED = {
     "items": lambda url, _: [(name, w.dequantize()) for name, w in wm.open(url).weights.items()],
     "values": lambda url, _: [w.dequantize() for w in wm.open(url).weights.values()],
-    "plan": lambda url, _: list(wm.plan(url, weights=True).run()),
+    "plan": lambda url, _: list(wm.plan(wm.open(url).weights).run()),
     "convert": lambda url, tmp: converted(wm.open(url).weights, tmp).items(),
     "pool": pooled_weights,
-    "diff": lambda url, tmp: wm.diff(url, tmp / "model.safetensors", weights=True).equal,
+    "diff": lambda url, tmp: wm.diff(wm.open(url).weights, wm.open(tmp / "model.safetensors").weights).equal,
 }
 
 

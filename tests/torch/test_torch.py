@@ -99,15 +99,13 @@ def test_load_file_past_the_page_cache(tmp_path, weights):
             return sum(found.resident for found in file.residency().values())
 
     before = cached()
-    found = wm.torch.load_file(path, direct=True, weights=weights)
+    found = wm.torch.load_file(wm.open(path, mode="direct").weights if weights else wm.open(path, mode="direct"))
     assert cached() - before < 1 << 20
     assert list(found) == list(tensors)
     path.write_bytes(b"")
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor)
         found[name] += 1
-    with pytest.raises(TypeError, match="direct=True goes with a path"):
-        wm.torch.load_file(path, plan=object(), direct=True)
 
 
 @pytest.mark.parametrize("index", [np.s_[1], np.s_[1:, ::2], np.s_[-2:], np.s_[::-1, ::-2], np.s_[1, 2]], ids=repr)
@@ -373,16 +371,16 @@ def test_parameters_of_a_quantised_checkpoint_are_tensors_of_its_own_type(name):
         for key, (one, value) in wanted.items()
     }
     for verify in (False, True):
-        found = wm.torch.load_file(CHECKPOINTS / name, weights=True, verify=verify)
+        found = wm.torch.load_file(wm.open(CHECKPOINTS / name).weights, verify=verify)
         assert expected.keys() <= found.keys()
         for key, tensor in expected.items():
             assert (found[key].dtype, found[key].shape) == (tensor.dtype, tensor.shape), key
             assert bits(found[key]) == bits(tensor), key
     module = _Holding(found)
-    wm.torch.load_into(module, CHECKPOINTS / name, weights=True)
+    wm.torch.load_into(module, wm.open(CHECKPOINTS / name).weights)
     assert {key: bits(value) for key, value in module.state_dict().items()} == {k: bits(v) for k, v in found.items()}
     shapes = {key: (value.dtype, value.shape) for key, value in found.items()}
-    with wm.plan(CHECKPOINTS / name, weights=True) as plan:
+    with wm.plan(wm.open(CHECKPOINTS / name).weights) as plan:
         assert sorted(dict(load_plan(plan, "meta"))) == sorted(plan.names)
-    elsewhere = wm.torch.load_file(CHECKPOINTS / name, "meta", weights=True)
+    elsewhere = wm.torch.load_file(wm.open(CHECKPOINTS / name).weights, "meta")
     assert {key: (value.dtype, value.shape) for key, value in elsewhere.items()} == shapes

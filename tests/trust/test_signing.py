@@ -214,12 +214,14 @@ def test_a_model_is_opened_by_its_signature(model, keys):
     for mode in ("mmap", "copy", "sealed"):
         with wm.open(model, trust=given(bundle, keys), mode=mode) as file:
             assert file["w"][3] == 3
-    assert wm.verify(model, trust=given(bundle, keys)).checks[0] == f"SHA-256 of 3 files as signed in '{bundle}'"
+    assert (
+        wm.verify(wm.open(model, trust=given(bundle, keys))).checks[0] == f"SHA-256 of 3 files as signed in '{bundle}'"
+    )
     with pytest.raises(wm.TrustError, match="signature does not hold: Key mismatch"):
         wm.open(model, trust=trust.signature(bundle, key=keys / "other.pub"))
     changed_file(model, bundle, random.Random(2))
     with pytest.raises(wm.TrustError, match="its digest is"):
-        wm.verify(model, trust=given(bundle, keys))
+        wm.verify(wm.open(model, trust=given(bundle, keys)))
     with pytest.raises(FileNotFoundError):
         wm.open(model, trust=trust.signature(model / "none.sig", key=keys / "own.pub"))
     with pytest.raises(FileNotFoundError):

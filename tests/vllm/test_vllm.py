@@ -204,7 +204,7 @@ def test_experts_of_other_ranks_are_not_read(registered, tmp_path):
     ("extra", "message"),
     [
         ({"thread": 1, "treads": 2}, "'thread', 'treads'; load format weightmap knows mode, verify, threads"),
-        ({"mode": "map"}, "mode is 'map', expected one of mmap, cow, copy, sealed"),
+        ({"mode": "map"}, "mode is 'map', expected one of mmap, cow, copy, sealed, direct"),
         ({"verify": True}, "verify is True, expected one of header, full, none"),
         ({"threads": -1}, "threads is -1, expected a number, 0 for none"),
         ({"threads": True}, "threads is True"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,10 +25,10 @@ from weightmap.core.quant.schemes import BITS
 from weightmap.core.ranges import Range
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.table import Row, ViewTable
-from weightmap.errors import FormatError, TensorFileError, counted, escape, quoted
+from weightmap.errors import FormatError, TensorFileError, counted, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -52,38 +51,6 @@ TRAINING = re.compile(
 _WHOLE = ".scale"
 
 
-class Weights(Mapping[str, Any]):
-    """The parameters of a model: see `TensorFile.weights`."""
-
-    __slots__ = ("_model", "_shards")
-
-    def __init__(self, model: Any, shards: Mapping[str, Any]) -> None:
-        self._model, self._shards = model, shards
-
-    def __getitem__(self, name: str) -> Any:
-        return self._model[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._model
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._model)
-
-    def __len__(self) -> int:
-        return len(self._model)
-
-    def values(self) -> ValuesView[Any]:
-        """Return a view of all parameters, in file order."""
-        return self._model.values()  # type: ignore[no-any-return]
-
-    def items(self) -> ItemsView[str, Any]:
-        """Return a view of all pairs of name and parameter, in file order."""
-        return self._model.items()  # type: ignore[no-any-return]
-
-    def __repr__(self) -> str:
-        return f"<Weights of {escape(repr(self._model))}>"
-
-
 def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes = _NOTHING) -> Any:
     """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
 
@@ -92,6 +59,7 @@ def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes
     Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter; `UnsupportedError`
     for a scheme that is recognised and not decoded.
     """
+    file = getattr(file, "stored", file)  # of parameters
     check_index(file)
     source, content, options = parts_of(file)
     try:
@@ -104,15 +72,6 @@ def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
     return type(file)(source, file.format, content.varied(table=table), options)
-
-
-def stored_model(weights: Weights) -> Any:
-    """Return a handle on the stored tensors of these parameters, whose files the first handle closes."""
-    model = weights._model  # noqa: SLF001 - which users do not need
-    source, content, options = parts_of(model)
-    if isinstance(content.table, _Parameters):
-        content = content.varied(table=content.table._stored)  # noqa: SLF001 - as above
-    return type(model)(source, model.format, content, options, weights._shards)  # noqa: SLF001 - as above
 
 
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:
@@ -128,8 +87,13 @@ def storage_of(row: Row) -> tuple[str, int, str, int] | None:
 def stored_rows(file: Any) -> Iterator[tuple[TensorInfo, Row]]:
     """Yield the entry of every parameter, with the scheme and the bytes in which it is stored, and its row."""
     for name, row in zip(file, rows_of(file), strict=True):
-        info, how = row.info(name), storage_of(row)
-        yield info if how is None else info._replace(dtype=how[0], nbytes=how[3]), row
+        yield stored_info(name, row), row
+
+
+def stored_info(name: str, row: Row) -> TensorInfo:
+    """Return the entry of a parameter, with the scheme and the bytes in which it is stored."""
+    info, how = row.info(name), storage_of(row)
+    return info if how is None else info._replace(dtype=how[0], nbytes=how[3])
 
 
 class Weight(NamedTuple):

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from weightmap.cli.outcome import (
     UsageError,
     error_document,
     failed,
+    opened,
     reason,
     status_of_verify,
     suggest_lenient,
@@ -79,16 +81,9 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
         start = time.perf_counter()
         document: dict[str, object] = {"path": path}
         try:
-            with show.progress_bar(f"verify {os.path.basename(os.path.normpath(path))}") as progress:
-                report = wm.verify(
-                    path,
-                    strict=not args.lenient,
-                    progress=progress,
-                    run=run,
-                    threads=args.threads,
-                    weights=args.weights,
-                    trust=args.trusted,
-                )
+            name = os.path.basename(os.path.normpath(path))
+            with opened(args, path, args.trusted) as file, show.progress_bar(f"verify {name}") as progress:
+                report = wm.verify(file, progress=progress, run=run, threads=args.threads)
         except (TensorFileError, OSError, MemoryError) as error:
             suggest_lenient(args, error, path)
             worst = max(worst, status_of_verify(error))
@@ -178,8 +173,9 @@ def diff(args: argparse.Namespace) -> int:
         tolerance = getattr(args, name)
         if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
             raise UsageError(f"--{name} is {tolerance:g}, expected a finite number of at least 0")
-    options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "weights", "rtol", "atol")}
-    report = wm.diff(args.a, args.b, **options)
+    options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "rtol", "atol")}
+    with opened(args, args.a) as a, opened(args, args.b) as b:
+        report = wm.diff(a, b, **options)
     if args.json:
         show.emit_json(
             {
@@ -268,10 +264,11 @@ def report(args: argparse.Namespace) -> int:
     if not args.out.lower().endswith(".html"):
         raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .html")
     start = time.perf_counter()
-    with show.progress_bar(f"report {Path(args.file).name}") as progress:
-        damage = write_page(
-            args.out, args.file, args.other, verify=not args.no_verify, weights=args.weights, progress=progress
-        )
+    with ExitStack() as stack:
+        a = stack.enter_context(opened(args, args.file))
+        b = None if args.other is None else stack.enter_context(opened(args, args.other))
+        progress = stack.enter_context(show.progress_bar(f"report {Path(args.file).name}"))
+        damage = write_page(args.out, a, b, verify=not args.no_verify, progress=progress)
     took = time.perf_counter() - start
     size = Path(args.out).stat().st_size
     if args.json:

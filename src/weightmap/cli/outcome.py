@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightmap.cli import show
 from weightmap.core.model.opening import open_privately
@@ -23,8 +24,10 @@ from weightmap.errors import (
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
+
+    from weightmap.core.model.file import TensorFile
 
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
 INTERRUPTED = 130  # 128 + SIGINT, a shell's status for a program that the signal ended
@@ -87,6 +90,13 @@ def suggest_lenient(args: argparse.Namespace | None, error: BaseException, sourc
         if not strict:
             error.remedy = Remedy("{} tolerates this", "lenient")
         return
+
+
+@contextlib.contextmanager
+def opened(args: argparse.Namespace, path: str, trust: Any = None) -> Iterator[TensorFile]:
+    """Open a model as the options say: with ``--lenient`` tolerantly, with ``--weights`` its parameters."""
+    with open_privately(path, strict=not getattr(args, "lenient", False), trust=trust) as file:
+        yield file.weights if args.weights else file
 
 
 def failed(path: str, why: str) -> str:

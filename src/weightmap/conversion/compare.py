@@ -7,21 +7,22 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.checkpoints.weights import as_parameters
+from weightmap.checkpoints.handle import Weights
 from weightmap.conversion.extras import dropped_because, file_metadata, token_keys
 from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, read_at_all, tensor_diffs
-from weightmap.core.bytes.open_source import is_directory, path_of
+from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
 from weightmap.core.formats._metadata import equal
-from weightmap.core.model.file import TensorFile
-from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, name_of
-from weightmap.core.model.opening import open_privately
+from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of
+from weightmap.core.model.opening import as_handle
 from weightmap.errors import counted, quoted
 from weightmap.huggingface import directory as hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
 
 
@@ -58,13 +59,13 @@ class DiffReport(NamedTuple):
         return not (self.only_in_a or self.only_in_b or self.changed or self.metadata or self.vocab)
 
 
+@names_moved
 def diff(
-    a: Any,
-    b: Any,
+    a: Model,
+    b: Model,
     *,
     tensors_only: bool = False,
     by_value: bool = False,
-    weights: bool = False,
     rtol: float | None = None,
     atol: float | None = None,
 ) -> DiffReport:
@@ -76,16 +77,15 @@ def diff(
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
-        Bytes are content, never a path. A model directory counts with its tensor files, and with the configuration and
+        Bytes are content, never a path. ``f.weights`` are compared by value: of a model and its quantised copy,
+        `TensorDiff` has the error of each parameter. A handle stays open.
+        A model directory counts with its tensor files, and with the configuration and
         vocabulary that `convert` would take along, if the other side has them.
     tensors_only : bool
         Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
     by_value : bool
         Compare numbers, not bits: tensors of one shape with equal values do not differ, whatever their dtypes, and
         quantised ones count by their decoded values. 0 equals -0, and NaN equals NaN.
-    weights : bool
-        Compare the parameters of quantised checkpoints, as `TensorFile.weights` has them, by value: of a model and its
-        quantised copy, `TensorDiff` has the error of each parameter.
     rtol, atol : float, optional
         Compare by value, and let an element differ by up to ``atol + rtol * abs(b)``, as `numpy.isclose` does; each is
         0 if only the other is given. An infinity equals only itself.
@@ -108,13 +108,17 @@ def diff(
     2.0
     """
     tolerance = Tolerance.of(rtol, atol)
-    wanted = tolerance if by_value or weights or rtol is not None or atol is not None else None
     with contextlib.ExitStack() as stack:
-        sides = [_side(source, stack, weights=weights) for source in (a, b)]
-        for side in sides:
-            check_unchanged(side.file)
-            detach_index(side.file)
-        return _diff(sides[0], sides[1], tensors_only=tensors_only, tolerance=wanted, rows=weights)
+        files = [stack.enter_context(as_handle(source)) for source in (a, b)]
+        for file in files:
+            check_unchanged(file)
+            detach_index(file)
+        weights = any(isinstance(file, Weights) for file in files)
+        by_value = by_value or weights or rtol is not None or atol is not None
+        sides = [_Side(file, folder_opened(file)) for file in files]
+        return _diff(
+            sides[0], sides[1], tensors_only=tensors_only, tolerance=tolerance if by_value else None, rows=weights
+        )
 
 
 class _Side:
@@ -190,15 +194,6 @@ class _Side:
             if self.format is None or layout not in self.format.dtypes
             else dropped_because(name, place, self.format, layout)
         )
-
-
-def _side(source: Any, stack: contextlib.ExitStack, *, weights: bool) -> _Side:
-    if isinstance(source, TensorFile):
-        return _Side(as_parameters(source) if weights else source, None)
-    path = path_of(source)
-    folder = path if path is not None and is_directory(path) else None
-    file = stack.enter_context(open_privately(source))
-    return _Side(as_parameters(file) if weights else file, folder)
 
 
 def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None, rows: bool) -> DiffReport:

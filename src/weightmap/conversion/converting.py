@@ -6,7 +6,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.checkpoints.weights import Weights, storage_of, stored_model
+from weightmap.checkpoints.handle import Weights, stored_model
+from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating

@@ -5,24 +5,25 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.checkpoints.weights import as_parameters
+from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, share_of, validated_run
 from weightmap.conversion.tasks import FileRows, open_rows, state_of
-from weightmap.core.arguments import as_threads, check_progress
+from weightmap.core.arguments import as_threads, check_progress, names_moved
 from weightmap.core.bytes.open_source import called, folder_of, inside
-from weightmap.core.model.internals import detach_index, name_of, parts_of
-from weightmap.core.model.opening import open_privately
+from weightmap.core.model.internals import name_of, parts_of
+from weightmap.core.model.opening import as_handle
 from weightmap.core.model.reports import VerifyReport, in_common
 from weightmap.core.model.sharded import disagreements
-from weightmap.core.options import Limits, Options, validated_limits
-from weightmap.errors import ShardsError, counted, quoted
-from weightmap.trust.checking import bound, check_all, compared
+from weightmap.core.options import Limits, Options
+from weightmap.errors import ShardsError, quoted
+from weightmap.trust.checking import check_all, compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
 
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.opening import Model
+    from weightmap.core.options import Limits
 
 # The fields of a manifest's records.
 _RECORD = {"format": str, "layout": str, "checks": list, "warnings": list, "nbytes": int, "structure_only": str}
@@ -51,40 +52,30 @@ def verify_shard(task: VerifyTask) -> VerifyReport:
         return file.verify(threads=task.threads)
 
 
+@names_moved
 def verify(
-    source: Any,
+    source: Model,
     *,
-    strict: bool = True,
-    limits: Limits | None = None,
-    progress: Callable[[int, int], None] | None = None,
     run: Run | None = None,
-    executor: Executor | None = None,
-    manifest: str | os.PathLike[str] | None = None,
     threads: int | None = None,
-    weights: bool = False,
-    trust: Any = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Open a model and verify it: read every byte once, and check it against the stored checksums.
+    """Verify a model: read every byte once, and check it against the stored checksums.
 
     Parameters
     ----------
-    source, strict, limits
-        As for `open`.
-    progress : callable, optional
-        Called as ``progress(done, total)``, in bytes.
+    source : TensorFile, or whatever else `open` takes
+        A handle stays open. Of ``f.weights``, the stored tensors must also make the parameters. Of a directory that was
+        opened with ``trust=``, every file is compared with its digest, the ones that no tensor lies in too: what is
+        listed has to be there, what is there has to be listed.
     run : Run, optional
         How the files of a model are distributed. Its manifest records sound files: a later run skips them unless their
         size or time has changed.
-    executor, manifest
-        Short for ``run=Run(executor, manifest=manifest)``.
     threads : int, optional
         At most this many share the reading of a file; by default one for each CPU of this process, and one for a task
         of an executor or of ranks.
-    weights : bool
-        Also check that the stored tensors of a quantised checkpoint make its parameters, as `TensorFile.weights` does.
-    trust : optional
-        As for `open`; of a directory, every file in it is compared before, the ones that no tensor lies in too: what is
-        listed has to be there, what is there has to be listed.
+    progress : callable, optional
+        Called as ``progress(done, total)``, in bytes.
 
     Returns
     -------
@@ -96,7 +87,7 @@ def verify(
     ChecksumError, FormatError, OSError
         As from `TensorFile.verify`.
     TrustError
-        With `trust`, for a file that is not the one that was meant.
+        For a file that has another digest than it was opened with.
     TargetError
         When the manifest is that of another run.
     ShardsError
@@ -109,30 +100,25 @@ def verify(
     >>> wm.verify("model.weights").scope
     'structure and checksums'
     """
-    run = validated_run(run, executor, manifest)
+    run = validated_run(run)
     check_progress(progress)
     threads = None if threads is None else as_threads(threads)
-    limits = validated_limits(limits)
-    trusted: str | None = None
-    if trust is not None:
-        trust = bound(trust, source)
-        names = check_all(trust, os.fspath(source), threads=threads)
-        trusted = compared(trust, names)
-    with open_privately(source, strict=strict, limits=limits, trust=trust) as file:
-        parameters = as_parameters(file) if weights else None
-        if parameters is not None:
-            detach_index(parameters)
-            parts_of(parameters)[1].table.check()
+    with as_handle(source) as model:
+        file, options = stored_model(model), parts_of(model)[2]
+        trust, compared_files = options.trust, None
+        if trust is not None:
+            compared_files = compared(trust, check_all(trust, trust.opened, threads=threads))
         if run == Run():
             report = file.verify(progress=progress, threads=threads)
         else:
             threads = 1 if threads is None and is_shared(run) else threads
-            report = _verify_files(file, run, progress, strict=strict, limits=limits, threads=threads)
-        if parameters is not None:
-            report = report._replace(checks=(*report.checks, counted(len(parameters), "parameter")))
-        if trusted is None:
+            report = _verify_files(file, run, progress, strict=options.strict, limits=options.limits, threads=threads)
+        if isinstance(model, Weights):
+            report = model.verified(report)
+        if compared_files is None:
             return report
-        return report._replace(checks=(trusted, *report.checks), structure_only=None, digests=trusted)
+        checks = (compared_files, *report.checks)
+        return report._replace(checks=checks, structure_only=None, digests=compared_files)
 
 
 def _verify_files(

@@ -37,6 +37,19 @@ MOVED: dict[str, dict[str, str]] = {
     "quantize": dict.fromkeys(("dst", "include", "exclude"), "convert(src, dst, quantize=scheme)")
     | dict.fromkeys(("executor", "manifest", "run"), "convert(src, dst, quantize=scheme, run=Run(...))")
     | dict.fromkeys(("n_subquantizers", "n_bits", "projection", "seed"), "weightmap.words.train_pq"),
+    "verify": {name: f"verify(wm.open(source, {name}=...))" for name in ("strict", "limits", "trust")}
+    | {name: f"run=Run({name}=...)" for name in ("executor", "manifest")}
+    | {"weights": "verify(wm.open(source).weights)"},
+    "diff": {"weights": "diff(wm.open(a).weights, wm.open(b).weights)"},
+    "plan": {"weights": "plan(wm.open(source).weights)", "trust": "plan(wm.open(source, trust=...))"}
+    | {"world": "world_size=", "local_world": "local_world_size="},
+    "load_file": {
+        "weights": "load_file(wm.open(path).weights)",
+        "trust": 'load_file(wm.open(path, mode="copy", trust=...))',
+        "direct": 'load_file(wm.open(path, mode="direct"))',
+    },
+    "load_into": {"weights": "load_into(module, wm.open(path).weights)"},
+    "write_report": {"weights": "write_report(out, wm.open(a).weights)"},
 }
 
 # Bounds for names from files: names compared with a missing one, and characters of the longest of them.

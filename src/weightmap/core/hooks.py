@@ -57,5 +57,7 @@ write_to_address = Hook("writing to an address")
 trust_in = Hook("trust=")
 # A handle with deltas laid over it.
 overlay = Hook("laying deltas over a model")
+# The parameters of a model as a handle.
+weights_of = Hook("f.weights")
 # The importers of files that no format recognises.
 importers = Hook("importing word vectors", absent=())

@@ -23,10 +23,9 @@ from weightmap.core.dtypes import DTYPES
 from weightmap.core.formats import Payload, Request, Tensors, by_name
 from weightmap.core.model.internals import dense_rows, name_of, rows_of, sources_of
 from weightmap.core.model.listing import CHECKSUMS, new_sum
-from weightmap.core.model.opening import open_with
+from weightmap.core.model.opening import as_handle
 from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
 from weightmap.core.native import access
-from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
 from weightmap.deltas.tree import Tree
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
 
 # `DeltaReport`: what publishing, applying or pulling did.
@@ -185,8 +185,6 @@ class _Crew:
             self._fail(error)
 
 
-# Files are read by pread: their bytes are compared, not handed out.
-_READING = Options(DEFAULT_LIMITS, private=True)
 # Bytes of a frame that are written at once: pieces of a sparse one are small, and many.
 _SPOOLED = 1 << 18
 # Levels of zstd.
@@ -194,8 +192,8 @@ _LEVELS = range(1, 23)
 
 
 def publish(
-    base: Any,
-    new: Any,
+    base: Model,
+    new: Model,
     directory: str | os.PathLike[str],
     *,
     version: int,
@@ -215,7 +213,8 @@ def publish(
 
     Parameters
     ----------
-    base, new : whatever `weightmap.open` takes
+    base, new : TensorFile, or whatever else `weightmap.open` takes
+        Handles stay open.
         The model before, which receivers have as `base_version`, and the model after. Their shards may differ. Tensors
         are compared byte by byte.
     directory : str or os.PathLike
@@ -305,7 +304,7 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
     number, before, full = job.version, job.base_version, job.full
     target = ShardTarget(os.path.join(folder, ""), version_name(number), "model", ".safetensors")
     final, hidden = (os.path.join(folder, name.format(version_name(number))) for name in ("{}", ".{}.tmp"))
-    with open_with(job.base, _READING) as old, open_with(job.new, _READING) as now:
+    with as_handle(job.base) as old, as_handle(job.new) as now:
         os.makedirs(folder, exist_ok=True)
         with holding(target):
             if os.path.lexists(final):

@@ -24,6 +24,8 @@ from weightmap.errors import PlanError, TensorFileError, counted, quoted
 from weightmap.plans.delivery import Sums, check_when
 from weightmap.plans.pages import ask_for, cached_in
 from weightmap.plans.planning import ParameterPlan
+from weightmap.plans.planning import plan as make_plan
+from weightmap.plans.read_plan import ReadPlan
 from weightmap.plans.wants import at_least
 
 if TYPE_CHECKING:
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
+    from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
     from weightmap.device._slots import Backend, Event, Exchange, Slot
     from weightmap.device._transfers import Piece
     from weightmap.plans.delivery import Check
-    from weightmap.plans.read_plan import ReadPlan
 
 # Longest run that one thread takes, in bytes
 _MAX_RUN_BYTES = 1 << 20
@@ -643,7 +645,7 @@ def _divided(transfers: list[AnyTransfer], limit: int | None, sums: Sums | None)
 
 
 def load(
-    plan: ReadPlan,
+    plan: ReadPlan | Model,
     backend: Backend,
     *,
     dtype: str | None = None,
@@ -656,9 +658,9 @@ def load(
 
     Parameters
     ----------
-    plan : ReadPlan
-        What to load; parts of tensors are read alone. Parameters (``weights=True``) are decoded by the CPU, and every
-        rank reads its own.
+    plan : ReadPlan, or a model: a handle or whatever else `weightmap.open` takes
+        What to load; parts of tensors are read alone. Parameters (``f.weights``) are decoded by the CPU, and every rank
+        reads its own.
     backend : Backend
     dtype : str, optional
         The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
@@ -690,6 +692,11 @@ def load(
     PlanError, UnsupportedError, QuantError
         As from `ReadPlan.run` and `Staging.checked`, and for types that the device lacks.
     """
+    if not isinstance(plan, ReadPlan):
+        with make_plan(plan) as reads:
+            options: dict[str, Any] = {"group": group, "staging": staging, "exchange": exchange}
+            yield from load(reads, backend, dtype=dtype, verify=verify, **options)
+        return
     check_when(verify)
     group = None if group is None else at_least(1, "group", group)
     check_unchanged(plan.file)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.checkpoints.weights import Pieces, as_parameters
-from weightmap.core.arguments import as_float
+from weightmap.checkpoints.handle import stored_model
+from weightmap.checkpoints.weights import Pieces
+from weightmap.core.arguments import as_float, names_moved
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import name_of, not_found, parts_of
-from weightmap.core.model.opening import open as open_model
+from weightmap.core.model.opening import as_handle
 from weightmap.core.table import INT64_MAX
 from weightmap.errors import PlanError, TensorFileError, quoted
 from weightmap.plans.read_plan import PlanOptions, ReadPlan
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
     from weightmap.plans.residency import Spans
+    from weightmap.plans.wants import Wants
 
 # `ParameterPlan`: a plan of parameters, which reads the parts of their pieces that decode what is wanted.
 
@@ -98,7 +102,7 @@ class _Names:
 
 
 class ParameterPlan(ReadPlan):
-    """A plan of the parameters of a quantised checkpoint: see `weightmap.plan`, ``weights=True``.
+    """A plan of the parameters of a quantised checkpoint: see `weightmap.plan`.
 
     `reads` and byte counts are those of the stored tensors. `run` yields a parameter with the last of its pieces.
     """
@@ -167,27 +171,28 @@ def _chosen(spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -
             yield names[number], key
 
 
+@names_moved
 def plan(
-    source: Any,
-    wants: Any = None,
+    source: Model,
+    wants: Wants = None,
     *,
     rank: int = 0,
     world_size: int = 1,
     local_rank: int = 0,
-    local_world: int = 1,
+    local_world_size: int = 1,
     gap: int = 64 << 10,
     max_over_read: float | None = None,
     chunk: int = 16 << 20,
     budget: int | None = None,
-    weights: bool = False,
-    trust: Any = None,
 ) -> ReadPlan:
     """Plan which bytes of a model to read, and in which order.
 
     Parameters
     ----------
     source : TensorFile, or what `open` takes
-        A handle stays yours; anything else is opened, and closed with the plan.
+        A handle stays open; anything else is opened, and closed with the plan. Of ``f.weights``, only what decodes the
+        rows that are wanted is planned of the stored tensors. An index gives decoded elements, of the model's type;
+        each parameter may have one, and `ReadPlan.run` takes neither `into` nor `cut`.
     wants : optional
         * None: every tensor, or with `world_size` this rank's part of them: whole tensors, dealt out by bytes;
         * names of tensors, or a predicate on `TensorInfo`;
@@ -198,7 +203,7 @@ def plan(
           quantised tensor whole blocks are read.
     rank, world_size : int
         This reader and the number of readers. With `wants`, which are those of *this* rank, nothing is divided.
-    local_rank, local_world : int
+    local_rank, local_world_size : int
         The same among the readers on this machine, which divide the work of `ReadPlan.warm`.
     gap : int
         Wanted ranges less than this many bytes apart become one read. From a disk, smaller gaps within a tensor, such
@@ -212,13 +217,6 @@ def plan(
     budget : int, optional
         Bytes of memory that `ReadPlan.warm` and `ReadPlan.run` may fill; by default what memory and control group
         leave, divided among the local readers.
-    weights : bool
-        Plan the parameters of a quantised checkpoint, as `TensorFile.weights` has them: of their stored tensors, only
-        what decodes the rows that are wanted. An index gives decoded elements, of the model's type. Each parameter may
-        have one index; `ReadPlan.run` takes neither `into` nor `cut`.
-    trust : optional
-        As for `open`, of a source that is opened here: whole files are hashed, whatever is wanted of them. Pass a
-        handle in mode "copy" or "sealed" to be handed out the very bytes that were hashed.
 
     Returns
     -------
@@ -242,36 +240,34 @@ def plan(
     (('w',), 32, 32)
     """
     number, count = checked_rank(rank, world_size)
-    local_rank, local_world = checked_rank(local_rank, local_world, ("local_rank", "local_world"))
+    local_rank, local_world_size = checked_rank(local_rank, local_world_size, ("local_rank", "local_world_size"))
     ratio = None if max_over_read is None else as_float("max_over_read", max_over_read)
     if ratio is not None and not 1 <= ratio < math.inf:
         raise PlanError("max_over_read", field="max_over_read", actual=ratio, expected="a finite number, at least 1")
-    owned = not isinstance(source, TensorFile)
     options = PlanOptions(
         rank=number,
         world_size=count,
         local_rank=local_rank,
-        local_world=local_world,
+        local_world_size=local_world_size,
         gap=at_least(0, "gap", gap),
         max_over_read=ratio,
         chunk=min(at_least(1, "chunk", chunk), INT64_MAX),  # the reads of columns count in 64 bits
         budget=None if budget is None else at_least(1, "budget", budget),
-        owned=owned,
+        owned=not isinstance(source, TensorFile),
         divided=wants is None and count > 1,
     )
-    if not owned and trust is not None:
-        raise ValueError("trust= is for a source that is opened here: open the handle with it")
-    file = open_model(source, trust=trust) if owned else source
-    try:
-        spans = spans_of(file)
-        model = as_parameters(file) if weights else file
-        if model is not file:
-            return ParameterPlan(spans, model, wants, options)
-        numbers, indices = (divided(spans, number, count), {}) if wants is None else resolve_wants(spans, wants)
-        return ReadPlan(spans, numbers, indices, options)
-    except BaseException as error:
-        if owned:
-            file.close()
-        if isinstance(error, TensorFileError):
-            raise error.located(path=name_of(file)) from None
-        raise
+    with ExitStack() as stack:
+        model = stack.enter_context(as_handle(source, private=False))
+        stored = stored_model(model)
+        spans = spans_of(stored)
+        try:
+            if parts_of(model)[1].table is not parts_of(stored)[1].table:
+                reads: ReadPlan = ParameterPlan(spans, model, wants, options)
+            elif wants is None:
+                reads = ReadPlan(spans, divided(spans, number, count), {}, options)
+            else:
+                reads = ReadPlan(spans, *resolve_wants(spans, wants), options)
+        except TensorFileError as error:
+            raise error.located(path=name_of(model)) from None
+        stack.pop_all()  # the plan closes what was opened here
+        return reads

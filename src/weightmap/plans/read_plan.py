@@ -58,7 +58,7 @@ class PlanOptions:
     rank: int
     world_size: int
     local_rank: int
-    local_world: int
+    local_world_size: int
     gap: int
     max_over_read: float | None
     chunk: int
@@ -77,7 +77,7 @@ class ReadPlan:
     ----------
     file : TensorFile
         The model.
-    rank, world_size, local_rank, local_world, gap, max_over_read, chunk, budget
+    rank, world_size, local_rank, local_world_size, gap, max_over_read, chunk, budget
         As given, or the defaults.
     """
 
@@ -88,7 +88,7 @@ class ReadPlan:
         self.rank: int = options.rank
         self.world_size: int = options.world_size
         self.local_rank: int = options.local_rank
-        self.local_world: int = options.local_world
+        self.local_world_size: int = options.local_world_size
         self.gap: int = options.gap
         self.max_over_read: float = options.max_over_read or _MAX_OVER_READ
         # How the runs of one tensor are joined: as all ranges are, or wherever a request takes longer than the gap.
@@ -195,7 +195,7 @@ class ReadPlan:
         if self.budget is not None:
             return self.budget
         available = headroom().limit
-        return None if available is None else available // self.local_world
+        return None if available is None else available // self.local_world_size
 
     def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the bytes of all reads into the page cache, and wait for them.
@@ -223,7 +223,7 @@ class ReadPlan:
         check_unchanged(self.file)
         reads = (self._files, self._starts, self._stops)
         if not self._divided:
-            reads = share(reads, self.local_rank, self.local_world)
+            reads = share(reads, self.local_rank, self.local_world_size)
         return warm(self._spans.sources, reads, self.chunk, self._bound(), threads, progress)
 
     def run(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from itertools import count, repeat
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from weightmap.errors import PlanError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import EllipsisType
 
     from numpy.typing import NDArray
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 MAX_RUNS = 1 << 24
+
+
+# Which elements of a tensor, and which tensors: what `weightmap.plan` takes.
+Index: TypeAlias = "int | slice | EllipsisType | Shard | tuple[int | slice | EllipsisType, ...] | None"
+Wants: TypeAlias = (
+    "str | Iterable[str] | Iterable[tuple[str, Index]] | Mapping[str, Index] | Callable[[TensorInfo], object] "
+    "| Shard | None"
+)
 
 
 class Axis(NamedTuple):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.checkpoints.weights import Weight, as_parameters, stored_rows, weight_of_model
+from weightmap.checkpoints.handle import stored_model
+from weightmap.checkpoints.weights import Weight, stored_rows, weight_of_model
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.conversion.spec import Quantize
 from weightmap.conversion.tensor_diffs import has_numbers
@@ -307,14 +308,13 @@ class Survey(NamedTuple):
     per_tensor: int
 
 
-def survey(
-    file: TensorFile, *, verify: bool, weights: bool = False, progress: Callable[[int, int], None] | None
-) -> Survey:
+def survey(model: TensorFile, *, verify: bool, progress: Callable[[int, int], None] | None) -> Survey:
     """Survey a model; `progress` gets bytes read and bytes in all, first of the verification.
 
-    With `weights`, its parameters, as in `TensorFile.weights`. Raises `FormatError` if then pieces make none.
+    Of ``f.weights``, its parameters. Raises `FormatError` if then pieces make none.
     """
-    entries = [(info, row.dense) for info, row in (stored_rows(as_parameters(file)) if weights else _stored(file))]
+    file = stored_model(model)
+    entries = [(info, row.dense) for info, row in stored_rows(model)]
     infos = [info for info, _ in entries]
     max_elements = budget(len(infos))
     before = file.nbytes if verify else 0

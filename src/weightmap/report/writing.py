@@ -6,13 +6,12 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.checkpoints.weights import as_parameters
+from weightmap.core.arguments import names_moved
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.model.file import TensorFile
 from weightmap.core.model.inputs import check_not_read
-from weightmap.core.model.internals import name_of
-from weightmap.core.model.opening import open_privately
+from weightmap.core.model.internals import folder_opened, name_of
+from weightmap.core.model.opening import as_handle
 from weightmap.report.comparing import comparison
 from weightmap.report.model import model_page
 from weightmap.report.pair import pair_page
@@ -21,14 +20,17 @@ from weightmap.report.survey import survey
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.opening import Model
 
+
+@names_moved
 def write_report(
-    out: Any,
-    a: Any,
-    b: Any = None,
+    out: str | os.PathLike[str],
+    a: Model,
+    b: Model | None = None,
     *,
     verify: bool = True,
-    weights: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> bool:
     """Write a page about a model, or about how two models differ.
@@ -42,11 +44,10 @@ def write_report(
     out : path
         The page; replaced in one step.
     a, b : TensorFile or anything that `weightmap.open` takes
-        With `b`, the page compares both.
+        With `b`, the page compares both. Of ``f.weights`` it shows or compares parameters; the map of the file has the
+        stored tensors. A handle stays open.
     verify : bool
         Read the whole file and check it, as `TensorFile.verify` does; not for two models.
-    weights : bool
-        Show or compare parameters, as in `TensorFile.weights`, not stored tensors; the map of the file has the latter.
     progress : callable, optional
         ``progress(done, total)``, in bytes.
 
@@ -62,37 +63,31 @@ def write_report(
     MissingDependencyError
         Without the package vl-convert-python, in the extra ``[report]``.
     """
-    return write_page(out, a, b, verify=verify, weights=weights, progress=progress) is None
+    return write_page(out, a, b, verify=verify, progress=progress) is None
 
 
 def write_page(
-    out: Any, a: Any, b: Any, *, verify: bool, weights: bool = False, progress: Callable[[int, int], None] | None
+    out: Any, a: Model, b: Model | None, *, verify: bool, progress: Callable[[int, int], None] | None
 ) -> str | None:
     """Write a page as `write_report` does; return why verification failed, or None."""
     target = os.fsdecode(os.fspath(out))
     with contextlib.ExitStack() as stack:
         sources = (a,) if b is None else (a, b)
-        files = [
-            source if isinstance(source, TensorFile) else stack.enter_context(open_privately(source))
-            for source in sources
-        ]
+        files = [stack.enter_context(as_handle(source)) for source in sources]
         for file in files:
             check_not_read(file, target)
-        names = [_name(source, file) for source, file in zip(sources, files, strict=True)]
+        names = [_name(file) for file in files]
         damage = None
         if b is None:
-            surveyed = survey(files[0], verify=verify, weights=weights, progress=progress)
+            surveyed = survey(files[0], verify=verify, progress=progress)
             damage = surveyed.damage
             page = model_page(names[0], surveyed)
         else:
-            files = [as_parameters(file) for file in files] if weights else files
             page = pair_page(names, [file.nbytes for file in files], comparison(files[0], files[1], progress))
     write_plan(target, WritePlan(len(page), lambda sink: sink.write(page)))
     return damage
 
 
-def _name(source: Any, file: TensorFile) -> str:
+def _name(file: TensorFile) -> str:
     """Return what a page calls a model: a directory by its own path, not by that of its index."""
-    if isinstance(source, str | os.PathLike) and os.path.isdir(source):
-        return os.fsdecode(os.fspath(source))
-    return name_of(file)
+    return folder_opened(file) or name_of(file)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.checkpoints.weights import as_parameters
-from weightmap.core.arguments import mistyped
+from weightmap.checkpoints.handle import Weights
+from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_copied, dense_row, is_remote
-from weightmap.core.model.opening import open as open_model
+from weightmap.core.model.opening import as_handle
 from weightmap.core.model.single import mode_of
 from weightmap.plans.planning import ParameterPlan
 from weightmap.plans.planning import plan as make_plan
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.opening import Model
+    from weightmap.plans.read_plan import ReadPlan
     from weightmap.typing import Mode
 
 _OCTET = np.dtype(np.uint8)
@@ -32,25 +34,24 @@ def writable_mode() -> Mode:
     return "cow" if mode_of(None) in {"mmap", "cow"} else "copy"
 
 
+@names_moved
 def load_file(
-    path: Any,
-    device: str | int = "cpu",
+    path: Model,
+    device: Any = "cpu",
     *,
-    plan: Any = None,
+    plan: ReadPlan | None = None,
     verify: bool = False,
     dtype: Any = None,
-    weights: bool = False,
-    trust: Any = None,
-    direct: bool = False,
 ) -> dict[str, Any]:
     """Return the tensors of a file.
 
     Parameters
     ----------
-    path : str or os.PathLike
-        Anything that `weightmap.open` takes.
+    path : TensorFile, or anything that `weightmap.open` takes
+        A handle stays open; of ``f.weights``, parameters are decoded to the model's own type.
     device : str, int or torch.device
-        On the CPU, tensors share the pages of the file and are writable, but never change it. To any other device
+        On the CPU, tensors share the pages of the file and are writable, but never change it; of a handle in mode
+        "mmap" or "sealed", which are read-only, they are copies. To any other device
         `weightmap.device` copies them: the tensors of a file share one piece of memory there, and quantised ones are
         decoded there, if Triton is installed.
     plan : ReadPlan, optional
@@ -61,14 +62,6 @@ def load_file(
     dtype : torch.dtype, optional
         The type of floating-point and quantised tensors. Default: the file's type, and float32 for quantised ones.
         Devices other than the CPU do the conversion.
-    weights : bool
-        Return the parameters of a quantised checkpoint, decoded to the model's own type, as in `TensorFile.weights`,
-        instead of its stored tensors. A plan is made with ``weights=True`` itself.
-    trust : optional
-        As for `weightmap.open`, which says what is hashed. The file is read into memory, and the tensors are made of
-        the bytes that were hashed, on the way to a device too.
-    direct : bool
-        Read past the page cache into memory, as `weightmap.open` does.
 
     Returns
     -------
@@ -81,7 +74,7 @@ def load_file(
         As `weightmap.open`. On devices also for a file that is truncated or written to meanwhile.
     UnsupportedError
         torch has no such device, or lacks the type of a tensor; with `dtype`, for a quantised checkpoint whose codes
-        would be converted without their scales: ``weights=True`` has its parameters.
+        would be converted without their scales: ``f.weights`` has its parameters.
     MissingDependencyError
         torch is not installed.
     """
@@ -89,12 +82,6 @@ def load_file(
     if where.type == "cpu" and dtype is not None and not isinstance(dtype, imported_torch().dtype):
         raise mistyped("dtype", dtype, "a torch.dtype")
     if plan is not None:
-        if trust is not None:
-            raise TypeError("trust= goes with a path: open the file of a plan with it")
-        if direct:
-            raise TypeError("direct=True goes with a path")
-        if weights:
-            raise TypeError("weights=True goes with plan= no further than weightmap.plan(..., weights=True)")
         if not hasattr(plan, "run"):
             raise mistyped("plan", plan, "a weightmap.ReadPlan")
         if where.type != "cpu":
@@ -107,9 +94,9 @@ def load_file(
                 check_copied(plan.file, name, array.nbytes)
             tensors[name] = to_torch(array)
         return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
-    copies = trust is not None or direct
-    mode: Mode | None = "copy" if copies else writable_mode() if where.type == "cpu" else None
-    with open_model(path, mode="direct" if direct else mode, trust=trust) as file:
+    mode = writable_mode() if where.type == "cpu" else None
+    with as_handle(path, mode=mode, private=False) as file:
+        weights = isinstance(file, Weights)
         _check_cast(file, () if weights else file, dtype)
         if weights:
             tensors = _parameters(file, where, verify=verify)
@@ -131,12 +118,11 @@ def _check_cast(file: TensorFile, names: Iterable[str], dtype: Any) -> None:
         check_computable(file, set(names).__contains__, "dtype=")
 
 
-def _parameters(file: TensorFile, device: Any, *, verify: bool) -> dict[str, Any]:
+def _parameters(model: TensorFile, device: Any, *, verify: bool) -> dict[str, Any]:
     """Return the parameters of a checkpoint, which the CPU decodes, on a device."""
-    model = as_parameters(file)
     if not verify and device.type == "cpu":
         return shared(model)
-    tensors = dict(make_plan(file, weights=True).run("map", verify=True)) if verify else model
+    tensors = dict(make_plan(model).run("map", verify=True)) if verify else model
     if device.type != "cpu":
         return {name: to_device(tensors[name], device) for name in model}
     return {name: read_tensor(model, name, tensors[name]) for name in model}

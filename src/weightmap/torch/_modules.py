@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weightmap.checkpoints.weights import as_parameters
-from weightmap.core.arguments import as_globs, mistyped
+from weightmap.checkpoints.handle import Weights
+from weightmap.core.arguments import as_globs, mistyped, names_moved
 from weightmap.core.globs import listed, matches, takes
 from weightmap.core.model.codes import check_readable
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
-from weightmap.core.model.opening import open as open_model
+from weightmap.core.model.opening import as_handle
 from weightmap.core.model.saving import check_module, from_torch
 from weightmap.core.ranges import Range
 from weightmap.device import Loader
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import Globs
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.opening import Model
 
 
 # Bytes of a file asked for ahead.
@@ -39,16 +40,16 @@ class StateError(TensorFileError, RuntimeError):
     """The tensors of a file do not fit a module; the module is unchanged."""
 
 
+@names_moved
 def load_into(
     module: Any,
-    path: Any,
+    path: Model,
     *,
     prefix: str = "",
     include: str | Sequence[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     strict: bool = True,
     assign: bool = False,
-    weights: bool = False,
 ) -> Any:
     """Fill the parameters and buffers of a module with the tensors of a file.
 
@@ -59,8 +60,9 @@ def load_into(
     ----------
     module : torch.nn.Module
         On any device. Tensors outside the CPU are filled by `weightmap.device`, which converts values there.
-    path : str or os.PathLike
-        Anything that `weightmap.open` takes. Tied parameters need only one tensor in the file.
+    path : TensorFile, or anything that `weightmap.open` takes
+        A handle stays open; ``f.weights`` fills from the parameters of a quantised checkpoint.
+        Tied parameters need only one tensor in the file.
     prefix : str
         Read only tensors whose name begins so, and take this off: a checkpoint of training has the module's tensors
         below a key, ``prefix="model."``.
@@ -73,9 +75,7 @@ def load_into(
     assign : bool
         Put tensors into the module instead of copying their values: in place of tensors on the CPU and the device
         "meta", tensors share the file's pages and are writable, but never change it. They keep the file's types, and
-        tied ones stay tied.
-    weights : bool
-        Fill from the parameters of a quantised checkpoint, as in `TensorFile.weights`, not from its stored tensors.
+        tied ones stay tied. Of a handle in mode "mmap" or "sealed" they are copies.
 
     Returns
     -------
@@ -93,17 +93,17 @@ def load_into(
     """
     check_module("module", module)
     targets = {name: value for name, value in module.state_dict(keep_vars=True).items() if hasattr(value, "device")}
-    with open_model(path, mode=writable_mode()) as file:
-        model = as_parameters(file) if weights else file
+    with as_handle(path, mode=writable_mode(), private=False) as file:
+        weights = isinstance(file, Weights)
         try:
-            chosen = _module_names(model, prefix, as_globs("include", include), rename)
+            chosen = _module_names(file, prefix, as_globs("include", include), rename)
         except StateError as error:
             raise error.located(path=file.path) from None
         if not (weights or assign):
             for name, row in named_rows(file):
                 if (target := targets.get(chosen.get(name, ""))) is not None:
                     check_readable(file, name, row, str(target.dtype).removeprefix("torch."))
-        stored = shared(model, chosen)
+        stored = shared(file, chosen)
         file_path = file.path
     state = {chosen[name]: tensor for name, tensor in stored.items()}
     names = _names_of(stored)
@@ -117,7 +117,7 @@ def load_into(
     if weights or all(tensor.device.type in {"cpu", "meta"} for tensor in targets.values()):
         _finish(module, state, names, targets, None, assign=assign)
     else:
-        with open_model(path) as file:  # and no mapping of it is touched
+        with as_handle(path, private=False) as file:  # and no mapping of it is touched
             _finish(module, state, names, targets, file, assign=assign)
     return result
 

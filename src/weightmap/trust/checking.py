@@ -82,6 +82,7 @@ class Trust:
         signed: bool = False,
     ) -> None:
         self.root = root
+        self.opened = root  # the file or folder that was opened
         self.digests = digests
         self._siblings = siblings
         self._ignored = ignored
@@ -201,6 +202,12 @@ class _Sum:
 
 def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
     """Return the digests that `trust` of `weightmap.open` gives for the files of a model."""
+    digests = _digests_of(trust, source, deltas)
+    digests.opened = os.path.abspath(os.fspath(source))
+    return digests
+
+
+def _digests_of(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
     path = path_of(source)
     if path is None or type(path) is not str:
         raise UnsupportedError(_NOT_BY_PATH, path=None if path is None else str(path))

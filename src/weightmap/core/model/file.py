@@ -6,6 +6,7 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core import hooks
 from weightmap.core.bytes.descriptor import ADVICE
 from weightmap.core.model.internals import (
     Closed,
@@ -112,7 +113,7 @@ class TensorFile(Mapping[str, Any]):
         self._shards = shards
         self._metadata: Mapping[str, Any] | None = None
         self._embeddings: Embeddings | bool | None = False
-        self._weights: Mapping[str, Any] | None = None
+        self._weights: TensorFile | None = None
         self.format: str = format_
         self.layout: str = content.layout
 
@@ -220,8 +221,11 @@ class TensorFile(Mapping[str, Any]):
         return embeddings_of(self)
 
     @property
-    def weights(self) -> Mapping[str, Any]:
-        """The parameters of the model, under the names of the unquantised model: a read-only mapping, in file order.
+    def weights(self) -> TensorFile:
+        """The parameters of the model, under the names of the unquantised model: a handle like this one.
+
+        Whatever takes a handle takes this one: ``wm.convert(f.weights, "model.gguf")``. `info` has the scheme and the
+        stored bytes of a parameter. It shares the files of this handle: closing one closes both.
 
         Where a checkpoint stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
         scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), it is one `QuantizedTensor` over views of these, which may
@@ -240,16 +244,11 @@ class TensorFile(Mapping[str, Any]):
             that no configuration explains: no stored piece is shown as a parameter.
         ClosedError
         """
-        found = self._weights
-        if found is None:
-            from weightmap.checkpoints.weights import Weights, as_parameters  # noqa: PLC0415 - for quantised checkpoints
-
+        weights = self._weights
+        if weights is None:
             check_open(self)
-            model = as_parameters(self)
-            found = Weights(model, self._shards)
-            if model is not self:  # or the two would keep each other alive
-                self._weights = found
-        return found
+            weights = self._weights = hooks.weights_of(self)
+        return weights
 
     def info(self, name: str) -> TensorInfo:
         """Return name, dtype, shape, offset and size of a tensor, without touching its data.

@@ -5,19 +5,21 @@ from __future__ import annotations
 import copyreg
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightmap.core import hooks
 from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.bytes.open_source import from_path, path_of, sibling_path, take_over
 from weightmap.core.formats import by_name
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.internals import identities, parts_of
+from weightmap.core.model.internals import check_open, identities, parts_of
 from weightmap.core.model.single import INDEX_SUFFIX, is_index, open_file, open_opened, refuse_frames
 from weightmap.core.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, Rare, validated_limits
 from weightmap.errors import FileChangedError, UnknownFormatError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from typing import Unpack
 
     from numpy.typing import NDArray
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from weightmap.core.remote_options import Remote
     from weightmap.typing import Advice, Mode, ModelSource, OpenOptions, Trusted, Verify
 
+# What functions take that read a model.
+Model: TypeAlias = "ModelSource | TensorFile"
 _VERIFY = ("none", "header", "full")
 
 
@@ -161,6 +165,23 @@ def options_of(
             config = os.path.abspath(config)
         rare = Rare(deltas, config, None if trust is None else hooks.trust_in(trust, source, deltas))
     return Options(limits, format=format, mode=mode, verify=verify, strict=strict, rare=rare)
+
+
+def as_handle(source: Model, *, mode: Mode | None = None, private: bool = True) -> AbstractContextManager[TensorFile]:
+    """Return a handle on a model for a ``with`` statement: a handle of the caller stays open at its end.
+
+    Parameters
+    ----------
+    source : TensorFile or whatever else `open` takes
+    mode : str, optional
+        As for `open`, of a source that is opened here.
+    private : bool
+        Whether the tensors of such a source are handed out to nobody: see `Source.private`.
+    """
+    if isinstance(source, TensorFile):
+        check_open(source)
+        return nullcontext(source)
+    return open_privately(source) if private else open(source, mode=mode)
 
 
 def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:

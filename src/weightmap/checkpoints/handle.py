@@ -1,0 +1,114 @@
+"""`Weights`: the parameters of a model as a handle."""
+
+from __future__ import annotations
+
+import copyreg
+from typing import TYPE_CHECKING, Any
+
+from weightmap.checkpoints.weights import Pieces, as_parameters, stored_info, stored_rows
+from weightmap.core.model.file import TensorFile
+from weightmap.core.model.internals import detach_index, parts_of, row_of
+from weightmap.errors import counted, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightmap.core.model.reports import VerifyReport
+    from weightmap.core.table.table import Table, TensorInfo
+
+
+class Weights(TensorFile):
+    """The parameters of a model, as a handle on its files: see `TensorFile.weights`.
+
+    Parameters
+    ----------
+    stored : TensorFile
+        A handle on the stored tensors.
+    table : Table, optional
+        The parameters; the stored tensors where the model is not quantised.
+    """
+
+    __slots__ = ("stored",)
+
+    def __init__(self, stored: TensorFile, table: Table | None = None) -> None:
+        source, content, options = parts_of(stored)
+        varied = content if table is None else content.varied(table=table)
+        super().__init__(source, stored.format, varied, options)
+        # Not the handle itself: the two would keep each other alive.
+        self.stored = TensorFile(source, stored.format, content, options, stored._shards)  # noqa: SLF001
+
+    @property
+    def weights(self) -> Weights:
+        """These parameters."""
+        return self
+
+    def info(self, name: str) -> TensorInfo:
+        """Return name, scheme or dtype, shape, offset and stored size of a parameter: see `TensorFile.info`."""
+        return stored_info(name, row_of(self, name))
+
+    def infos(self) -> list[TensorInfo]:
+        """Return the `TensorInfo` of every parameter, in file order."""
+        return [info for info, _ in stored_rows(self)]
+
+    def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:
+        """Verify the stored tensors, as `TensorFile.verify` does, and that they make the parameters."""
+        return self.verified(self.stored.verify(progress=progress, threads=threads))
+
+    def verified(self, report: VerifyReport) -> VerifyReport:
+        """Check that the stored tensors, which this report is about, make the parameters; return a longer report."""
+        detach_index(self)
+        self._table.check()
+        return report._replace(checks=(*report.checks, counted(len(self), "parameter")))
+
+    def prefetch(self, names: str | Sequence[str] | None = None) -> None:
+        """Bring the stored tensors of these parameters into memory: see `TensorFile.prefetch`."""
+        self.stored.prefetch(self._stored_names(names))
+
+    def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the resident and all stored bytes of each parameter: see `TensorFile.residency`."""
+        total = {}
+        for name in [names] if isinstance(names, str) else list(self if names is None else names):
+            parts = [*self.stored.residency(self._stored_names(name)).values()]
+            resident, nbytes = (sum(column) for column in zip(*parts, strict=True))
+            total[name] = parts[0]._replace(resident=resident, nbytes=nbytes)
+        return total
+
+    def release(self, names: str | Sequence[str] | None = None) -> int:
+        """Give the pages of the stored tensors of these parameters back: see `TensorFile.release`."""
+        return self.stored.release(self._stored_names(names))
+
+    def _stored_names(self, names: str | Sequence[str] | None) -> list[str] | None:
+        """Return the names of the stored tensors of parameters; None for all."""
+        if names is None:
+            return None
+        stored = list[str]()
+        for name in [names] if isinstance(names, str) else names:
+            pieces = row_of(self, name).geometry
+            stored += [piece for piece, _ in pieces.rows.values()] if isinstance(pieces, Pieces) else [name]
+        return stored
+
+    def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Any:
+        """Return a pool of the model, which takes names of parameters too: see `TensorFile.pool`."""
+        return self.stored.pool(budget, direct=direct, threads=threads)
+
+    def close(self) -> None:
+        """Release the files, also for the handle that has these weights."""
+        super().close()
+        self.stored.close()
+
+    def __repr__(self) -> str:
+        return f"<Weights of {escape(repr(self.stored))}>"
+
+
+def stored_model(file: TensorFile) -> TensorFile:
+    """Return the handle on the stored tensors: of parameters their own, else the handle itself."""
+    return file.stored if isinstance(file, Weights) else file
+
+
+def weights_of(file: TensorFile) -> Weights:
+    """Return a handle on the parameters of a model, quantised or not: see `TensorFile.weights`."""
+    model = as_parameters(file)
+    return Weights(file, None if model is file else parts_of(model)[1].table)
+
+
+copyreg.pickle(Weights, lambda weights: (weights_of, (weights.stored,)))
