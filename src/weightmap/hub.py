@@ -17,9 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from weightmap.core.arguments import as_globs, check_progress
+from weightmap.core.arguments import as_globs, check_progress, takes
 from weightmap.core.bytes.open_source import path_of
-from weightmap.core.globs import takes
 from weightmap.core.remote_options import Remote
 from weightmap.errors import AddressError, ChecksumError, RemoteError, quoted
 from weightmap.remote.hub import Entry, HubStore

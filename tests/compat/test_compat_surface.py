@@ -194,7 +194,7 @@ BOXES = [
 @pytest.mark.parametrize("gap", [0, 1 << 7, 1 << 30])
 @in_one_item("index", BOXES)
 def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
-    monkeypatch.setattr("weightmap.compat._pread._GAP", gap)
+    monkeypatch.setattr("weightmap.compat._safe_open._GAP", gap)
     values = np.arange(4 * 3 * 40, dtype=np.int32).reshape(4, 3, 40)
     ours.save_file({"before": np.zeros(3, np.int8), "a": values}, tmp_path / "m")
     for backend in ("mmap", "pread"):

@@ -9,12 +9,11 @@ import weightmap as wm
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make distributed-test")
 
-
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint import HuggingFaceStorageWriter  # noqa: E402
 
-from weightmap.dcp import WeightmapStorageReader, _work  # noqa: E402
-from weightmap.dcp._work import TensorMetadata  # noqa: E402
+from weightmap.dcp import WeightmapStorageReader, _reader  # noqa: E402
+from weightmap.dcp._reader import TensorMetadata  # noqa: E402
 from weightmap.torch import StateError, load_file  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -99,14 +98,14 @@ def test_memory_of_a_load_is_a_few_chunks(way, tmp_path):
     wm.save(tmp_path / "m.amb", {"w": wm.quantize(normal((256, 1024)).array, "int4_block")})
     wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
     seen = []
-    real = _work.to_torch
+    real = _reader.to_torch
 
     def watch(array, **options):
         seen.append(array.nbytes)
         return real(array, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_work, "to_torch", watch)
+        patch.setattr(_reader, "to_torch", watch)
         for suffix in ("amb", "safetensors"):
             load({"w": torch.zeros(256, 1024)}, tmp_path / f"m.{suffix}", how=way, chunk=16 << 10)
         # Views of a mapping take no memory, and so are not cut.

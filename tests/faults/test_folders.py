@@ -8,7 +8,7 @@ from tests.llama import models
 from tests.points import EACH, Interrupter
 
 import weightmap as wm
-from weightmap.core.bytes.scratch import scratch_folder
+from weightmap.core.bytes.atomic import scratch_folder
 
 # Of a generator or a reference that is going away: such an exception is lost, and so is a signal's.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

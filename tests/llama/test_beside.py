@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap.llama.special import Special, chat_template, merges_of_model
-from weightmap.llama.tokenizers import Files
+from weightmap.llama.tokenizers import Files, Special, chat_template, merges_of_model
 
 from . import models
 from .models import config_of, tensors_of, write

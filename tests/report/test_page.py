@@ -17,8 +17,8 @@ from tests.support import sparse
 import weightmap as wm
 from weightmap import cli
 from weightmap.report import write_report
+from weightmap.report.charts import OUTSIDE
 from weightmap.report.comparing import comparison
-from weightmap.report.layers import OUTSIDE
 from weightmap.report.page import library
 from weightmap.report.survey import SCHEMES, alignment, numbers_of, survey
 

@@ -14,7 +14,7 @@ import weightmap as wm
 from weightmap import cli
 from weightmap.core.quant.product import ProductQuantized
 from weightmap.core.table.subwords import Subwords
-from weightmap.words import search as similarity
+from weightmap.words import embeddings as similarity
 from weightmap.words.embeddings import Embeddings
 
 # Test data of the finalfusion projects, which is theirs: used where it lies, if it does.

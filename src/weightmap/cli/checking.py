@@ -24,7 +24,7 @@ from weightmap.cli.outcome import (
     status_of_verify,
     suggest_lenient,
 )
-from weightmap.core.amounts import sizes
+from weightmap.core.arguments import sizes
 from weightmap.errors import TensorFileError, quoted
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from weightmap.cli.arguments import (
     text,
 )
 from weightmap.cli.outcome import OK, UsageError, reason
-from weightmap.core.amounts import sizes
+from weightmap.core.arguments import sizes
 from weightmap.core.dtypes import FLOATING, SHORT
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.opening import open_privately

@@ -11,7 +11,7 @@ from weightmap.checkpoints.weights import weight_of_model
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_lenient, add_threads, text
 from weightmap.cli.outcome import OK, reason
-from weightmap.core.amounts import brief, size
+from weightmap.core.arguments import brief, size
 from weightmap.core.model.opening import open_privately
 from weightmap.errors import counted
 

@@ -15,11 +15,10 @@ from weightmap.checkpoints.weights import TRAINING, as_parameters, storage_of, s
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_lenient, add_weights, text
 from weightmap.cli.outcome import OK, UsageError, reason
-from weightmap.core.amounts import brief, sizes
+from weightmap.core.arguments import brief, sizes, takes
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import numpy_dtype
-from weightmap.core.globs import takes
 from weightmap.core.lazy import later
 from weightmap.core.model.inputs import check_not_read
 from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of

@@ -9,7 +9,7 @@ from weightmap import deltas
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_threads
 from weightmap.cli.outcome import OK, UsageError
-from weightmap.core.amounts import size
+from weightmap.core.arguments import size
 from weightmap.core.model.sharding import bytes_of_size
 from weightmap.errors import counted
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from weightmap.conversion.packing import nothing
 from weightmap.conversion.spec import quantize_options, quantize_zeros
+from weightmap.core.arguments import matches
 from weightmap.core.bytes.memory import room
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
 from weightmap.core.formats import Filled, Payload, listed
-from weightmap.core.globs import matches
 from weightmap.core.model.reports import QuantizedInfo
 from weightmap.core.native import access, quantised
 from weightmap.core.native.access import Failed

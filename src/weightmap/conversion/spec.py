@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from weightmap.checkpoints.repacking import REPACKED, TargetTypes
-from weightmap.core.arguments import as_float, as_globs, as_integer, mistyped
+from weightmap.core.arguments import as_float, as_globs, as_integer, listed, matches, mistyped, takes
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale_type_named
 from weightmap.core.formats import Format, by_name
-from weightmap.core.globs import listed, matches, takes
 from weightmap.core.model.saving import Output
 from weightmap.core.native import quantised
 from weightmap.core.options import DEFAULT_LIMITS, Options

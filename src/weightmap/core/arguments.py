@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -9,8 +10,60 @@ from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
+from weightmap.errors import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# Counts of bytes for people.
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def _scaled(nbytes: float) -> str:
+    """Return a count in the largest unit of which it has one: ``"86.7 MiB"``; empty below a KiB."""
+    amount, unit = float(nbytes), ""
+    for larger in _UNITS:
+        if amount < 1023.95:  # more would be written as 1,024.0
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:,.1f} {unit}" if unit else ""
+
+
+def brief(nbytes: int) -> str:
+    """Return a count in as few characters as people need: ``"512 B"``, ``"86.7 MiB"``."""
+    return _scaled(nbytes) or f"{nbytes} B"
+
+
+def size(nbytes: int) -> str:
+    """Return a count in words: ``"512 bytes"``, ``"86.7 MiB"``."""
+    return _scaled(nbytes) or counted(nbytes, "byte")
+
+
+def sizes(nbytes: int) -> str:
+    """Return a count in words, exact and short: ``"512 bytes"``, ``"90,868,376 bytes (86.7 MiB)"``."""
+    short = _scaled(nbytes)
+    return f"{nbytes:,} bytes ({short})" if short else counted(nbytes, "byte")
+
+
+# ----------------------------------------------------------------------------------------------------
+# Names that match globs: what `include` and `exclude` mean.
+
+
+def matches(name: str, globs: str | Sequence[str]) -> bool:
+    """Say whether a name matches one of these globs. Upper and lower case differ."""
+    return any(fnmatch.fnmatchcase(name, glob) for glob in listed(globs))
+
+
+def takes(name: str, include: Globs, exclude: Globs) -> bool:
+    """Say whether a name matches an `include` (None: any name does) and no `exclude`."""
+    return (include is None or matches(name, include)) and not (exclude and matches(name, exclude))
+
+
+def listed(globs: Globs) -> tuple[str, ...]:
+    """Return globs as a tuple, an empty one for None."""
+    return () if globs is None else (globs,) if isinstance(globs, str) else tuple(globs)
+
 
 Globs: TypeAlias = str | Sequence[str] | None
 

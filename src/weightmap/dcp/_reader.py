@@ -2,23 +2,313 @@
 
 from __future__ import annotations
 
+import math
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 
+from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.opening import open as open_model
-from weightmap.dcp._work import TensorMetadata, Unreadable, Work
-from weightmap.errors import counted
+from weightmap.core.model.saving import PAIRS
+from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError, counted, quoted
 from weightmap.plans.planning import plan as make_plan
 from weightmap.plans.read_plan import reads_of
+from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of
+from weightmap.torch import StateError, to_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator
 
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.table.table import Row
+    from weightmap.plans.read_plan import ReadPlan
+
+# One rank's slices of a model: the pieces that a plan reads, and their destinations.
+
+# The tensors of a model as torch lists those of a checkpoint.
+
+
+class Kind(NamedTuple):
+    """How a file's tensor appears in torch.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+    shape : tuple of int
+        In elements of that type.
+    octets : bool
+        Whether `weightmap` returns it as bytes, an array of one dimension.
+    decoded : bool
+        Whether it is quantised in the file.
+    swapped : bool
+        Whether it is big-endian in the file.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+    octets: bool = False
+    decoded: bool = False
+    swapped: bool = False
+
+    @classmethod
+    def of(cls, row: Row) -> Kind:
+        name, shape = row.dtype.name, row.shape
+        if row.dtype.quantized:
+            return cls(torch.float32, shape, decoded=True)
+        if not row.dtype.packed:
+            dtype = getattr(torch, name, None)
+            if not isinstance(dtype, torch.dtype):
+                raise UnsupportedError("data type", expected="one that torch has", actual=name)
+            return cls(dtype, shape, swapped=row.dtype.swapped)
+        pairs = getattr(torch, PAIRS, None)
+        if name == "float4_e2m1fn" and pairs is not None and shape and shape[-1] % 2 == 0:
+            return cls(pairs, (*shape[:-1], shape[-1] // 2), octets=True)
+        return cls(torch.uint8, (row.nbytes,), octets=True)
+
+
+class TensorMetadata(Mapping[str, Any]):
+    """The metadata of all tensors, each made at its first use: a model may have half a million.
+
+    Parameters
+    ----------
+    file : TensorFile
+    names : mapping of str to str
+        The file's names for some names of the state dict.
+    """
+
+    def __init__(self, file: TensorFile, names: Mapping[str, str]) -> None:
+        self.file, self._names = file, names
+        # Those used so far.
+        self._rows: dict[str, tuple[str, Row, Kind]] = {}
+        for name in names.values():
+            if name not in file:
+                raise not_found(file, name)
+
+    def __getitem__(self, name: str) -> TensorStorageMetadata:
+        try:
+            kind = self.lookup(name)[2]
+        except TensorNotFoundError:
+            raise KeyError(name) from None
+        size = torch.Size(kind.shape)
+        whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+        return TensorStorageMetadata(TensorProperties(dtype=kind.dtype), size, [whole])
+
+    def lookup(self, name: str) -> tuple[str, Row, Kind]:
+        """Return the file's name for a tensor, its place, and its form in torch."""
+        entry = self._rows.get(name)
+        if entry is None:
+            stored = self._names.get(name, name)
+            row = row_of(self.file, stored)
+            try:
+                entry = self._rows[name] = stored, row, Kind.of(row)
+            except TensorFileError as error:
+                raise error.located(path=name_of(self.file), format=self.file.format) from None
+        return entry
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names or name in self.file
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.file
+        yield from (name for name in self._names if name not in self.file)
+
+    def __len__(self) -> int:
+        return len(self.file) + sum(name not in self.file for name in self._names)
+
+
+class Unreadable(Mapping[str, Any]):
+    """The metadata of a model that could not be opened: asking for anything raises the error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def _fail(self, *_: object) -> NoReturn:
+        raise self._error
+
+    __getitem__ = __contains__ = __iter__ = __len__ = _fail
+
+
+class _Item:
+    """A slice that torch requests, and the number of its missing elements."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        self.starts, self.sizes = tuple(item.storage_offsets), tuple(item.lengths)
+        self.target: Any = None
+        self.missing = math.prod(self.sizes)
+
+
+class _Part(NamedTuple):
+    """A slice of a tensor of the file, and all requests for it."""
+
+    name: str
+    kind: Kind
+    # Whether the file stores the tensor's own bytes.
+    plain: bool
+    items: list[_Item]
+
+
+class _Want(NamedTuple):
+    """A slice, or a piece of one, as the plan delivers it."""
+
+    part: _Part
+    box: tuple[slice, ...]
+    # Its pieces still to come, as indices of the tensor; none before it is cut.
+    pieces: deque[tuple[slice, ...]]
+    # Arrays per piece
+    arrays: int = 1
+
+
+class Work:
+    """A rank's wants for `weightmap.plan`, and their destinations.
+
+    Parameters
+    ----------
+    tensors : TensorMetadata
+    planner : LoadPlanner
+    items : iterable of ReadItem
+    chunk : int
+        Bytes of a piece that needs memory besides its slice.
+
+    Attributes
+    ----------
+    wants : list of (str, index)
+    parts : dict
+        The slices by their bytes: slices of several names over the same bytes are one.
+    """
+
+    def __init__(self, tensors: TensorMetadata, planner: Any, items: Any, chunk: int) -> None:
+        self._planner, self._chunk = planner, chunk
+        self.parts: dict[Any, _Part] = {}
+        self._empty: list[_Item] = []
+        for request in items:
+            if request.type != LoadItemType.TENSOR:
+                what, path = f"{quoted(request.storage_index.fqn)} of the state dict", name_of(tensors.file)
+                raise StateError(what, path=path, actual="not a tensor", expected="one: models have no more")
+            self._add(_Item(request), *tensors.lookup(request.storage_index.fqn))
+        self.wants: list[tuple[str, Any]] = []
+        # The pieces that the plan delivers of each tensor, in order.
+        self._wants: dict[str, deque[_Want]] = {}
+        # The tensor that the next piece can be read into.
+        self._place: Any = None
+        for part in self.parts.values():
+            self._ask(part)
+
+    def _add(self, item: _Item, name: str, row: Row, kind: Kind) -> None:
+        if 0 in item.sizes:
+            self._empty.append(item)
+            return
+        same: Any = name
+        in_file = row.geometry is None
+        if in_file:
+            same = (row.source.name, row.offset, row.nbytes, row.dtype.name, row.shape)  # as of tied tensors
+        key = same, item.starts, item.sizes
+        part = self.parts.get(key)
+        if part is None:
+            plain = in_file and not (kind.octets or kind.swapped or kind.decoded)
+            part = self.parts[key] = _Part(name, kind, plain, [])
+        part.items.append(item)
+
+    def _ask(self, part: _Part) -> None:
+        """Note the wants of a slice: all of it, if a plan takes that many runs."""
+        starts, sizes, kind = part.items[0].starts, part.items[0].sizes, part.kind
+        wants = self._wants.setdefault(part.name, deque())
+        each = max(self._chunk // kind.dtype.itemsize, 1)
+        whole = sizes == kind.shape and math.prod(sizes) <= each and not kind.decoded
+        for box in boxes(starts, sizes, each if kind.octets else MAX_RUNS):
+            keys: list[Any] = [... if whole or not box else box]
+            if kind.octets:
+                what = f"tensor {quoted(part.name)}"
+                runs, length = runs_of(axes_of(box, kind.shape, what), kind.shape, what)
+                keys = [slice(start, start + length) for start in runs.tolist()]
+            self.wants += [(part.name, key) for key in keys]
+            wants.append(_Want(part, box, deque([box] if kind.octets or keys[0] is ... else ()), len(keys)))
+
+    def run(self, plan: ReadPlan, how: str, *, verify: bool) -> None:
+        """Read everything, and copy it to where it belongs."""
+        for item in self._empty:
+            self._planner.commit_tensor(item.item, self._target(item, None))
+        arrived: list[Any] = []
+        for name, array in plan.run(how, verify=verify, into=self._room, cut=self._cut):
+            arrived.append(array)
+            wants = self._wants[name]
+            part, _, pieces, arrays = wants[0]
+            if len(arrived) < arrays:
+                continue
+            box = pieces.popleft()
+            if not pieces:
+                wants.popleft()
+            if part.kind.octets:
+                sizes = [cut.stop - cut.start for cut in box]
+                arrived = [np.concatenate([one.reshape(-1) for one in arrived]).reshape(sizes)]
+            for item in part.items:
+                self._fill(item, part, box, arrived[0])
+            arrived, self._place = [], None
+
+    def _cut(self, name: str, key: Any) -> Iterable[Any]:
+        """Return the indices of the pieces of a slice: itself, or pieces of a chunk if they need memory."""
+        part, box, pieces, _ = self._wants[name][0]
+        if pieces:
+            return (key,)
+        if part.plain and len(part.items) == 1:
+            target = self._of(part.items[0], part, box)
+            if target.device.type == "cpu" and target.dtype == part.kind.dtype and target.is_contiguous():
+                self._place = target
+                pieces.append(box)
+                return (key,)
+        starts, sizes = [cut.start for cut in box], [cut.stop - cut.start for cut in box]
+        pieces += boxes(starts, sizes, max(self._chunk // part.kind.dtype.itemsize, 1))
+        return tuple(pieces)
+
+    def _room(self, _: str, nbytes: int) -> Any:
+        """Return the state dict's memory for the next piece, if it can be read into that."""
+        if self._place is None:
+            return None
+        room = self._place.reshape(-1).view(torch.uint8).numpy()
+        return room if len(room) == nbytes else None
+
+    def _of(self, item: _Item, part: _Part, box: tuple[slice, ...]) -> Any:
+        """Return the part of an item's memory in the state dict that a piece fills."""
+        target = item.target
+        if target is None:
+            target = item.target = self._target(item, part)
+        where = [slice(cut.start - start, cut.stop - start) for cut, start in zip(box, item.starts, strict=True)]
+        return target[tuple(where)]
+
+    def _fill(self, item: _Item, part: _Part, box: tuple[slice, ...], array: Any) -> None:
+        target = self._of(item, part, box) if self._place is None else self._place
+        on_cpu = target.device.type == "cpu"
+        # Already read into place.
+        if not (on_cpu and array.nbytes and array.ctypes.data == target.data_ptr()):
+            # A driver never gets mapped pages: it might pin them, or fault them in one by one.
+            source = to_torch(array, copy=None if on_cpu else True)
+            target.copy_(source.view(part.kind.dtype) if part.kind.octets else source)
+        item.missing -= target.numel()
+        if not item.missing:  # the last piece
+            whole, item.target = item.target, None
+            self._planner.commit_tensor(item.item, whole)
+
+    def _target(self, item: _Item, part: _Part | None) -> Any:
+        """Return the tensor of the state dict that a slice belongs to, or the part of it."""
+        target = self._planner.resolve_tensor(item.item).detach()
+        what = f"tensor {quoted(item.item.dest_index.fqn)} of the state dict"
+        if tuple(target.shape) != item.sizes:
+            raise StateError(f"the shape of {what}", actual=list(target.shape), expected=list(item.sizes))
+        if part is not None and not torch.can_cast(part.kind.dtype, target.dtype):
+            raise StateError(f"{what} is {target.dtype}, which cannot hold {part.kind.dtype} of the file")
+        return target
 
 
 class LoadReport(NamedTuple):

@@ -71,8 +71,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import leftovers, reserve
-from weightmap.core.bytes.beside import read_small
-from weightmap.core.bytes.names import stays_inside
+from weightmap.core.bytes.beside import read_small, stays_inside
 from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access, files

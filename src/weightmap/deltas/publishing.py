@@ -83,9 +83,9 @@ class DeltaReport(NamedTuple):
 # The threads that work on the tensors of a version: the first error ends all of their work, and so does an interrupt.
 #
 # A handler of a signal raises its exception in the main thread, wherever that is: within a condition, which then
-# releases
-# a lock that it does not have, or while a thread is started or joined, which is then lost. So the main thread does none
-# of these: one thread starts the others and waits for them, and the caller waits for that one until all have ended.
+# releases a lock that it does not have, or while a thread is started or joined, which is then lost. So the main thread
+# does none of these: one thread starts the others and waits for them, and the caller waits for that one until all have
+# ended.
 
 # Seconds between two looks at threads that end; and between those at the end of all work, if nobody is woken for it.
 _SHORT, _LONG = 0.001, 0.1

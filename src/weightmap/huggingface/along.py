@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from weightmap.checkpoints.configuration import SIDECARS, without_quantisation
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.beside import read_small, refuse_loop
-from weightmap.core.bytes.names import stays_inside
+from weightmap.core.bytes.beside import read_small, refuse_loop, stays_inside
 from weightmap.core.bytes.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.inputs import ALONG

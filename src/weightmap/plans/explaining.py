@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.core.amounts import size
+from weightmap.core.arguments import size
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.single import is_index

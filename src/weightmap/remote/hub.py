@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.names import stays_inside
+from weightmap.core.bytes.beside import stays_inside
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import AddressError, MissingDependencyError, counted
 from weightmap.remote.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause

@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from weightmap.core.bytes.beside import blob_of
 from weightmap.core.bytes.descriptor import aligned, open_descriptor
-from weightmap.core.bytes.names import blob_of
 from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.native import files
 from weightmap.core.ranges import Range

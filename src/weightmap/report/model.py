@@ -6,11 +6,11 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from weightmap.core.amounts import brief, sizes
+from weightmap.core.arguments import brief, sizes
 from weightmap.core.formats._metadata import entries
 from weightmap.errors import counted
 from weightmap.report import charts
-from weightmap.report.layers import HUGE, by_layer, pooled_bars, pooled_ranges
+from weightmap.report.charts import HUGE, by_layer, pooled_bars, pooled_ranges
 from weightmap.report.modules import module_tree, separator
 from weightmap.report.page import (
     Cell,

@@ -12,9 +12,8 @@ from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.inputs import check_not_read
 from weightmap.core.model.internals import folder_opened, name_of
 from weightmap.core.model.opening import as_handle
-from weightmap.report.comparing import comparison
+from weightmap.report.comparing import comparison, pair_page
 from weightmap.report.model import model_page
-from weightmap.report.pair import pair_page
 from weightmap.report.survey import survey
 
 if TYPE_CHECKING:

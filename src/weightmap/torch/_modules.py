@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from weightmap.checkpoints.handle import Weights
-from weightmap.core.arguments import as_globs, mistyped, names_moved
-from weightmap.core.globs import listed, matches, takes
+from weightmap.core.arguments import as_globs, listed, matches, mistyped, names_moved, takes
 from weightmap.core.model.codes import check_readable
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
 from weightmap.core.model.opening import as_handle

@@ -20,8 +20,7 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.scratch import scratch_folder
+from weightmap.core.bytes.atomic import scratch_folder, write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError, quoted
 from weightmap.trust.checking import Trust, relative

@@ -13,7 +13,9 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import stat
+import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -441,3 +443,36 @@ def _flush_folder(folder: Folder, path: str) -> None:
         error.filename = path
         error.add_note("the new file is in place, but may not survive a power cut")
         raise
+
+
+# ----------------------------------------------------------------------------------------------------
+# `scratch_folder`: a folder for files of the moment, which no interruption leaves behind.
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """Make a folder where the system has such folders, and remove it in the end, whenever an exception comes.
+
+    `tempfile.TemporaryDirectory` leaves it behind if an exception comes while it makes the folder, or removes it.
+    """
+    path = os.path.join(tempfile.gettempdir(), f"weightmap-{secrets.token_hex(16)}")  # nobody else has this name
+    try:
+        os.mkdir(path, 0o700)
+        yield path
+    finally:
+        try:
+            _remove(path)
+        except BaseException:
+            _remove(path)
+            raise
+
+
+def _remove(path: str) -> None:
+    """Remove a folder of ours. After an interruption `shutil.rmtree` closes a descriptor twice, and raises EBADF."""
+    with contextlib.suppress(FileNotFoundError):
+        for folder, folders, files in os.walk(path, topdown=False):
+            for name in files:
+                os.unlink(os.path.join(folder, name))
+            for name in folders:
+                os.rmdir(os.path.join(folder, name))
+        os.rmdir(path)

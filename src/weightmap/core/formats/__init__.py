@@ -50,9 +50,9 @@ __all__ = [
 _WRITING = dict.fromkeys(
     ("Filled", "Payload", "Request", "Tensors", "Unfit", "check_names", "listed", "refuse"), "_writing"
 )
-_hint = later("weightmap.core.formats._hints", "hint")
-_damaged = later("weightmap.core.formats._hints", "damaged")
-of_ranks = later("weightmap.core.formats._hints", "of_ranks")
+_hint = later("weightmap.core.formats._recognition", "hint")
+_damaged = later("weightmap.core.formats._recognition", "damaged")
+of_ranks = later("weightmap.core.formats._recognition", "of_ranks")
 __getattr__: Callable[[str], Any] = on_demand(
     __name__, globals(), _WRITING | {"Verification": "_verification", "fitted": "_metadata"}
 )
@@ -132,7 +132,7 @@ def by_suffix(path: str) -> Format:
     if written:
         return FORMATS[written[0]]
     suffixes = ", ".join(suffix for signs in _SIGNS.values() if signs.written for suffix in signs.suffixes)
-    from weightmap.core.formats._hints import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
+    from weightmap.core.formats._recognition import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
 
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.names import plain, stays_inside
+from weightmap.core.bytes.beside import plain, stays_inside
 from weightmap.core.model.internals import rows_of
 from weightmap.core.table.strings import StringTable
 from weightmap.errors import ChecksumError, FormatError, MissingDependencyError, TruncatedError, quoted
@@ -195,8 +195,7 @@ def shard_name(name: object) -> str:
 # Checksums of tensors, as deltas and full versions of ModelExpress have them, and the packages that these need.
 #
 # The metadata of the index name their kind as ``checksum_format``, and the ``__metadata__`` of each file have the sum
-# of
-# every tensor under its name: here of its bytes; in a delta, which has a ``delta_encoding``, of those that result.
+# of every tensor under its name: here of its bytes; in a delta, which has a ``delta_encoding``, of those that result.
 
 # Hexadecimal digits of each.
 CHECKSUMS = {"xxh3-128": 32, "blake3": 64, "adler32": 8}

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import MAX_OPEN
-from weightmap.core.bytes.names import stays_inside
+from weightmap.core.bytes.beside import MAX_OPEN, stays_inside
 from weightmap.core.bytes.open_source import (
     called,
     folder_of,

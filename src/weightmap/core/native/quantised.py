@@ -255,8 +255,7 @@ def dequantize_int5(
 # Quantisation in C: a search for the scale with the least squared error in each block.
 #
 # The codes of a block are the integers in range nearest to ``x / scale`` (a division of float32, ties to even), with
-# the
-# scale as stored. The bytes are the same on every instruction set and with any number of threads.
+# the scale as stored. The bytes are the same on every instruction set and with any number of threads.
 
 
 def quantize_int4(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", threads: int = 1) -> NDArray[np.uint8]:
@@ -518,8 +517,7 @@ class BlockEncoder:
 # Blocks of different kinds in one tensor: int4, int5 or float16, by the error that each kind saves.
 #
 # The data is ``[mask][scales][codes]``: two bits for each block with its kind (0 int4, 1 int5, 2 float16), the scales
-# of
-# the int4 and int5 blocks, and the codes of every block, all in the order of blocks.
+# of the int4 and int5 blocks, and the codes of every block, all in the order of blocks.
 
 
 def quantize_adaptive(

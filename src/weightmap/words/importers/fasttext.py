@@ -348,13 +348,12 @@ def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int)
 #
 # Little-endian. ``i32 793712314 | i32 11 or 12 | 12 x i32 options | f64 sampling threshold | i32 entries | i32 words |
 # i32 labels | i64 tokens | i64 pruned``, then the entries: ``bytes, 0 | i64 count | i8 type``, then ``u8 quantised |
-# i64
-# rows | i64 cols | f32 x rows x cols``: the rows of the words, and those of the buckets of n-grams. The output matrix
-# behind them, with the same fields, serves training: only its size is read, which tells whether the file is whole.
+# i64 rows | i64 cols | f32 x rows x cols``: the rows of the words, and those of the buckets of n-grams. The output
+# matrix behind them, with the same fields, serves training: only its size is read, which tells whether the file is
+# whole.
 #
 # Entries of type 0 are words, those of type 1 behind them labels: words that begin with ``__label__``, which have no
-# row.
-# Supervised models, whose rows serve labels, are refused.
+# row. Supervised models, whose rows serve labels, are refused.
 
 MAGIC = 793712314
 VERSION = 12

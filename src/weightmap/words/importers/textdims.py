@@ -17,6 +17,6 @@ IMPORTER = Importer(
     name="textdims",
     hint=f"this looks like word embeddings of word2vec or fastText, in text: {ADVICE}",
     claims=claims,
-    read=later("weightmap.words.importers._lines", "read_declared"),
-    plan=later("weightmap.words.importers._lines", "plan_declared"),
+    read=later("weightmap.words.importers.text", "read_declared"),
+    plan=later("weightmap.words.importers.text", "plan_declared"),
 )

@@ -186,7 +186,7 @@ def _open_archive(source: Source, head: bytes, options: Options, warnings: list[
         begin = last_begin(source)
         if not begin:
             raise
-    from weightmap.core.formats._hints import DISTCP  # noqa: PLC0415 - for errors only
+    from weightmap.core.formats._recognition import DISTCP  # noqa: PLC0415 - for errors only
 
     what = "this file holds parts of tensors, as a rank of torch.distributed.checkpoint saved them"
     raise UnsupportedError(f"{what}: {DISTCP}", field="end record", offset=begin or None)
