@@ -47,7 +47,7 @@ from weightmap.errors import (
 if TYPE_CHECKING:
     from weightmap import kernels
     from weightmap.conversion.compare import DiffReport, diff
-    from weightmap.conversion.converting import convert, quantize
+    from weightmap.conversion.converting import convert
     from weightmap.conversion.running import Run
     from weightmap.conversion.spec import Quantize
     from weightmap.conversion.tensor_diffs import TensorDiff
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.reports import ConvertReport, VerifyReport
     from weightmap.core.model.saving import Output, save
     from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.core.quant.quantizing import quantize
     from weightmap.core.remote_options import Remote
     from weightmap.core.table.table import TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
@@ -136,7 +137,7 @@ _ON_DEMAND = {
     "convert": "conversion.converting",
     "diff": "conversion.compare",
     "plan": "plans.planning",
-    "quantize": "conversion.converting",
+    "quantize": "core.quant.quantizing",
     "save": "core.model.saving",
     "shard": "plans.wants",
     "verify": "conversion.verifying",

@@ -1,11 +1,9 @@
 """Conversion: content survives, memory stays flat, and the report lists everything that the target cannot hold."""
 
-import errno
 import json
 import os
 import re
 import struct
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -17,10 +15,7 @@ from tests.builders import torch as checkpoints
 from tests.support import listing
 
 import weightmap as wm
-from weightmap.cli import main
-from weightmap.core.bytes import atomic, sink
 from weightmap.core.bytes.source import Source
-from weightmap.core.native import access, files
 
 MODEL = {
     "encoder.weight": normal((4, 6), 1),
@@ -146,14 +141,6 @@ def test_nothing_is_converted_onto_its_source(tmp_path, kind, options):
     assert sorted(listing(tmp_path)) == sorted([*sources, "link.amb", "hard.amb"])
 
 
-def test_progress_counts_bytes(put, tmp_path):
-    seen = []
-    out = tmp_path / "out.weights"
-    wm.convert(put(st.build(MODEL), "a.safetensors"), out, progress=lambda done, total: seen.append((done, total)))
-    assert seen
-    assert seen[-1][0] == seen[-1][1] >= sum(len(value.data) for value in MODEL.values())
-
-
 MANY = 8192
 TARGETS = [
     ("spec.weights", {}),
@@ -167,24 +154,6 @@ TARGETS = [
     ("o.amb", {}),
     ("int4_block.amb", {"quantize": "int4_block"}),
 ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("target", "options"), TARGETS, ids=[name for name, _ in TARGETS])
-def test_a_tensor_more_takes_little_memory(tmp_path, target, options):
-    """Each tensor of 128 bytes takes less than 600 bytes of memory: for buffers, the new index and the report."""
-    few, many, out, peaks = tmp_path / "few.safetensors", tmp_path / "many.safetensors", tmp_path / target, []
-    few.write_bytes(st.build({"w": normal((1, 32))}))
-    many.write_bytes(st.build({f"model.layers.{i}.weight": normal((1, 32)) for i in range(MANY)}))
-    wm.convert(few, out, **options)  # loads what conversions need
-    for source in (few, many):
-        tracemalloc.start()
-        try:
-            wm.convert(source, out, **options)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
-    assert peaks[1] - peaks[0] < 600 * MANY
 
 
 @pytest.mark.parametrize(("target", "options"), [case for case in TARGETS if case[1].keys() <= {"output"}])
@@ -325,26 +294,6 @@ def test_a_fifo_in_a_model_directory_is_refused_at_once(tmp_path):
         wm.convert(tmp_path, tmp_path / "out.weights")
 
 
-TIMES = [("86400", "1970"), ("9" * 30, "20"), ("-5", "20"), ("soon", "20"), ("", "20")]
-
-
-@pytest.mark.parametrize(("epoch", "year"), TIMES)
-def test_the_time_of_a_conversion(tmp_path, monkeypatch, epoch, year):
-    """SOURCE_DATE_EPOCH sets created_at; an implausible value is ignored in favour of the checkpoint's time."""
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 8) + b"{}      ")
-    (tmp_path / "config.json").write_text("{}")
-    wm.convert(tmp_path, tmp_path / "out.weights")
-    with wm.open(tmp_path / "out.weights") as f:
-        assert f.metadata["created_at"].startswith(year)
-        assert f.metadata["created_at"].endswith("Z")
-
-
-def test_a_descriptor_that_cannot_be_is_an_os_error():
-    with pytest.raises(OSError, match=r"[Bb]ad file descriptor"):
-        wm.open(2**40)
-
-
 @pytest.mark.parametrize("mode", ["copy", "sealed"])
 def test_the_mode_of_the_environment_is_not_for_conversions(tmp_path, monkeypatch, mode):
     """`convert` and `diff` hand out no tensors, so they copy no whole file into memory."""
@@ -397,23 +346,6 @@ def test_a_scheme_that_the_target_lacks(put, tmp_path, name, scheme, said):
         wm.convert(source, tmp_path / name, quantize=scheme)
     assert "iq4_xs," not in str(caught.value)
     assert not (tmp_path / name).exists()
-
-
-def test_a_mixture_for_a_model_without_the_names_of_llama_cpp(put, tmp_path, capsys):
-    """The remedy leads to no file that llama.cpp refuses, and the status is that of usage."""
-    source = put(st.build(MODEL), "a.safetensors")
-    said = r"q4_k_m is a mixture of llama\.cpp, .*; other programs may take q4_k, and llama\.cpp would not$"
-    with pytest.raises(wm.EncodeError, match=said):
-        wm.convert(source, tmp_path / "t.gguf", quantize="q4_K_M")
-    assert main(["convert", str(source), str(tmp_path / "t.gguf"), "--quantize", "q4_k_m"]) == 2
-    assert "q4_k_m is a mixture" in capsys.readouterr().err
-    assert not (tmp_path / "t.gguf").exists()
-
-
-def test_other_types_are_the_callers_arrays_in_save(tmp_path):
-    """`save` has no option for the data type: the remedy says what to give."""
-    with pytest.raises(wm.EncodeError, match=r"; give arrays of float32$"):
-        wm.save(tmp_path / "m.weights", {"w": np.ones(3)})
 
 
 DOUBLES, LAYER, ONES = {"w": np.ones((2, 32))}, {"layer.0.weight": np.ones((1, 1, 1, 1))}, np.ones(3, np.float32)
@@ -475,79 +407,6 @@ def test_limits_are_limits(put, tmp_path, limits):
         wm.Limits(max_tensors="a")
     with pytest.raises(ValueError, match="max_shards is -1, expected at least 0"):
         wm.Limits(max_shards=-1)
-
-
-@pytest.fixture
-def copies(monkeypatch):
-    """The (begin, bytes) of what threads copy to tmpfs, of which a thousandth of the usual bytes is enough here."""
-    monkeypatch.setattr(atomic, "_is_in_memory", lambda *_: True)
-    monkeypatch.setattr(sink, "STAGE_IN_MEMORY", 1000)
-    monkeypatch.setattr(sink, "_SHARED", 4000)
-    monkeypatch.setattr(sink, "_TOGETHER", 9000)
-    found, copy = [], files.copy_range
-
-    def copying(file, begin, target, at, count, **options):
-        found.append((begin, count))
-        copy(file, begin, target, at, count, **options)
-
-    monkeypatch.setattr(files, "copy_range", copying)
-    return found
-
-
-LONG = {"a": normal((7,), 1), "long": normal((80, 100), 2), "b": normal((3, 4), 3), "longer": normal((3, 100, 40), 4)}
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "gguf", "amb", "bt"])
-def test_threads_copy_long_data_to_tmpfs(put, tmp_path, copies, suffix):
-    """The same file as by one thread, which copies all through its buffer."""
-    source = put(st.build(LONG), "m.safetensors")
-    wm.convert(source, tmp_path / f"one.{suffix}", threads=1)
-    assert not copies
-    done = []
-    wm.convert(source, tmp_path / f"two.{suffix}", threads=2, progress=lambda now, _: done.append(now))
-    assert (tmp_path / f"two.{suffix}").read_bytes() == (tmp_path / f"one.{suffix}").read_bytes()
-    assert done == sorted(done)
-    assert done[-1] == (tmp_path / f"two.{suffix}").stat().st_size
-    assert sum(count for _, count in copies) > 0.9 * source.stat().st_size
-    assert all(4000 <= count <= 9000 for _, count in copies)
-
-
-def test_what_is_summed_is_copied_by_one_thread(put, tmp_path, copies):
-    wm.convert(put(st.build(LONG), "m.safetensors"), tmp_path / "m.weights", threads=2)
-    assert not copies
-    with wm.open(tmp_path / "m.weights", verify="full") as f:
-        assert (f["longer"] == LONG["longer"].array).all()
-
-
-@pytest.mark.parametrize("error", [0, errno.EIO])
-def test_a_source_that_fails_while_threads_copy(put, tmp_path, copies, monkeypatch, error):
-    source, copy = put(st.build(LONG), "m.safetensors"), files.copy_range
-
-    def cut(*args, **options):
-        if error:
-            raise access.Failed("read", args[1], error)
-        os.truncate(source, args[1] + 1)
-        copy(*args, **options)
-
-    monkeypatch.setattr(files, "copy_range", cut)
-    kind, text = (OSError, r"Input/output error.*m\.safetensors") if error else (wm.TruncatedError, "became shorter")
-    with pytest.raises(kind, match=text):
-        wm.convert(source, tmp_path / "to.safetensors", threads=2)
-    assert listing(tmp_path) == ["m.safetensors"]
-    assert len(copies) <= 1
-
-
-def test_a_target_that_fails_while_threads_copy(put, tmp_path, copies, monkeypatch):
-    source, copy = put(st.build(LONG), "m.safetensors"), files.copy_range
-    with source.open("rb") as unwritable:
-
-        def copying(file, begin, _, *rest, **options):
-            copy(file, begin, unwritable.fileno(), *rest, **options)
-
-        monkeypatch.setattr(files, "copy_range", copying)
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            wm.convert(source, tmp_path / "to.safetensors", threads=2)
-    assert listing(tmp_path) == ["m.safetensors"]
 
 
 NUMBERS = {

@@ -46,14 +46,6 @@ def test_tensors_get_new_names(model, tmp_path, target, options, rename):
             assert np.array_equal(np.asarray(file[name]), TENSORS[name.replace("blk.", "layer.")])
 
 
-def test_a_mapping_leaves_other_names(model, tmp_path):
-    swapped = {"layer.0.up": "layer.1.up", "layer.1.up": "layer.0.up"}
-    wm.convert(model, tmp_path / "new.safetensors", rename=swapped)
-    with wm.open(tmp_path / "new.safetensors") as file:
-        assert set(file) == set(TENSORS)
-        assert (file["layer.0.up"][0, 0], file["layer.1.up"][0, 0], file["layer.2.up"][0, 0]) == (1, 0, 2)
-
-
 @pytest.mark.parametrize(("target", "options"), TARGETS)
 @pytest.mark.parametrize("rename", [{"layer.0.up": "layer.2.down"}, lambda name: name.partition(".")[2][:1]])
 def test_two_tensors_of_one_name_are_refused(model, tmp_path, target, options, rename):
@@ -172,24 +164,6 @@ def test_options_check_themselves(make, error, message):
         make()
 
 
-def test_the_command_line_has_the_same_words(model, tmp_path, capsys):
-    argv = [str(model), str(tmp_path / "new.amb"), "--quantize", "int8", "--quantize-include", "*up"]
-    assert main(["convert", *argv, "--rename", "layer.0.up=a=b"]) == 0
-    with wm.open(tmp_path / "new.amb") as file:
-        assert "a=b" in file
-        assert [info.name for info in file.infos() if info.dtype == "int8"] == ["a=b", "layer.1.up", "layer.2.up"]
-    content = (tmp_path / "new.amb").read_bytes()
-    assert main(["quantize", *argv, "--rename", "layer.0.up=a=b"]) == 0
-    assert (tmp_path / "new.amb").read_bytes() == content
-    assert main(["quantize", *argv, "--no-overwrite"]) == 2
-    assert main(["convert", *argv, "--rename", "up"]) == 2
-    assert main(["convert", *argv, "--rename", "up=down"]) == 2
-    assert capsys.readouterr().err.splitlines()[-2:] == [
-        "weightmap: --rename is 'up', expected OLD=NEW",
-        "weightmap: --rename has 'up', the name of none of 6 tensors",
-    ]
-
-
 # ------------------------------------------------------------------------------------------------- directories again
 ALONG = {
     "config.json": '{"hidden_size": 4, "model_type": "bert"}',
@@ -288,18 +262,6 @@ def test_a_directory_with_another_model_is_no_target(directory, tmp_path, name, 
     assert listing(tmp_path / "out") == [name]
 
 
-def test_a_file_in_the_place_of_a_shard(directory, tmp_path):
-    run = wm.Run(manifest=tmp_path / "m.json")
-    wm.convert(directory, tmp_path / "out", run=run)
-    index = tmp_path / "out" / "model.safetensors.index.json"
-    index.unlink()
-    with pytest.raises(wm.TargetError, match=r"model-00001-of-00002\.safetensors: this file exists: remove it"):
-        wm.convert(directory, tmp_path / "out", output=wm.Output(overwrite=False))
-    assert wm.convert(directory, tmp_path / "out", run=run, output=wm.Output(overwrite=False)).skipped == 2
-    index.unlink()
-    wm.convert(directory, tmp_path / "out")
-
-
 def test_a_file_that_another_rank_writes_meanwhile(directory, tmp_path):
     """Two ranks that end at once copy the same files; any other file that appears is not replaced."""
     out = tmp_path / "out"
@@ -338,24 +300,6 @@ def test_modules_that_cannot_go_along(directory, tmp_path, text, what):
     (directory / "modules.json").write_text(text)
     with pytest.raises(wm.FormatError, match=rf"modules\.json: .*{what}"):
         wm.convert(directory, f"{tmp_path}/out/", format="amb")
-    assert not (tmp_path / "out").exists()
-
-
-def test_folders_in_folders_end(directory, tmp_path):
-    """A folder that leads to itself is walked a few times, not for ever."""
-    (directory / "2_Routes" / "one" / "again").symlink_to(directory / "2_Routes")
-    copied = wm.convert(directory, f"{tmp_path}/out/", format="amb").copied
-    assert set(copied) == set(ALONG)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "modules.json"])
-def test_a_loop_of_links_does_not_go_along(directory, tmp_path, name):
-    """A file that is a link to itself is named, before anything is written."""
-    (directory / name).unlink(missing_ok=True)
-    (directory / name).symlink_to(name)
-    with pytest.raises(wm.NotRegularFileError, match="a link that leads to itself") as caught:
-        wm.convert(directory / "model.safetensors.index.json", f"{tmp_path}/out/", format="amb")
-    assert str(caught.value).startswith(str(directory / name))
     assert not (tmp_path / "out").exists()
 
 
@@ -421,25 +365,6 @@ def test_a_name_without_a_suffix_is_a_directory(directory, tmp_path, monkeypatch
         path.read_bytes() for path in sorted(tmp_path.glob("f16/*.safetensors"))
     ]
     assert len(listing(tmp_path / "again")) == len(listing(tmp_path / "f16"))
-
-
-def test_other_names_are_as_they_were(directory, model, tmp_path):
-    (tmp_path / "there").write_text("old")
-    for source, name in ((directory, "there"), (directory, "m.dat"), (model, "none")):
-        wm.convert(source, tmp_path / name, format="amb")
-        with wm.open(tmp_path / name) as file:
-            assert (file.format, set(file)) == ("amb", set(TENSORS))
-    with pytest.raises(
-        wm.EncodeError, match=r"no format has this suffix: .*, or end the name of a directory in a slash"
-    ):
-        wm.convert(directory, tmp_path / "llama-3.1-8b")
-
-
-def test_a_directory_needs_a_format_that_is_written(tmp_path):
-    np.savez(tmp_path / "model.npz", w=np.ones(3, np.float32))
-    with pytest.raises(wm.EncodeError, match="nothing says a format for them that can be written; give format="):
-        wm.convert(tmp_path / "model.npz", f"{tmp_path}/out/")
-    assert wm.convert(tmp_path / "model.npz", f"{tmp_path}/out/", format="amb").tensors == 1
 
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "one.safetensors"])

@@ -57,6 +57,7 @@ HOOKED = {
     "core.model.file": {"plans", "pool", "words"},
     "core.model.internals": {"words"},
     "core.model.saving": {"trust"},
+    "core.quant.quantizing": {"words"},
 }
 
 

@@ -1,4 +1,4 @@
-"""`convert`: from any format to any other, tensor by tensor, with flat memory; `quantize`: an array, or a model."""
+"""`convert`: from any format to any other, tensor by tensor, with flat memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weightmap.conversion.shards import convert_model
 from weightmap.conversion.spec import Quantize, Spec, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
 from weightmap.conversion.viewing import seen_by
-from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, mistyped, names_moved
+from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, names_moved
 from weightmap.core.bytes.atomic import file_exists, write_plan
 from weightmap.core.bytes.open_source import path_of, takes_addresses
 from weightmap.core.formats import FORMATS, Format
@@ -34,7 +34,6 @@ from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose_layout, format_named, meant_by_suffix
 from weightmap.core.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
-from weightmap.core.quant import quantizing
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
 from weightmap.huggingface.directory import directory_around, read_directory
@@ -50,10 +49,9 @@ from weightmap.words.training import Pq
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import ArrayLike, DTypeLike
+    from numpy.typing import DTypeLike
 
     from weightmap.core.model.sharding import ShardTarget
-    from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.huggingface.directory import ModelDirectory
 
 
@@ -443,67 +441,3 @@ def _convert_file(
         tuple(warnings),
         () if preparer.quantizer is None else tuple(preparer.quantizer.done),
     )
-
-
-@names_moved
-def quantize(
-    array: ArrayLike,
-    scheme: str,
-    *,
-    block_size: int = 32,
-    scale_type: str = "fp16",
-    bits: float = 5.0,
-    threads: int | None = None,
-) -> QuantizedTensor:
-    """Quantise an array. A model is quantised by `convert`: ``convert(src, dst, quantize=scheme)``.
-
-    Parameters
-    ----------
-    array : array_like
-        Real numbers, of any strides and byte order; taken as float32. Of any shape, of two dimensions for "pq".
-    scheme : str
-        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
-        int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
-        found by a search. Or a type of GGUF's blocks, of which the last dimension is a multiple: "q4_0", "q4_1",
-        "q5_0", "q5_1", "q8_0" (32 elements each, the bytes of gguf-py and llama.cpp), "iq4_nl", "mxfp4" (32 elements,
-        scales found by a search), "q2_k" to "q6_k" (256 elements, likewise). Or "pq": product quantisation, as
-        `weightmap.words.train_pq` does it by default. Upper case and ``-`` for ``_`` mean the same.
-    block_size : int
-        Elements per block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
-    scale_type : str
-        "fp16" or "fp32", by any of their names; types of GGUF have "fp16".
-    bits : float
-        For "adaptive": bits per weight for codes and scales, 4.5 to 16. The mask takes 2 more bits per block.
-    threads : int, optional
-        At most this many threads share the work, except for "pq". The result does not depend on it. One by default.
-
-    Returns
-    -------
-    QuantizedTensor
-
-    Raises
-    ------
-    QuantError
-        For an element that is NaN or infinite (the message has its index), for anything but an array of real numbers
-        without masked elements, for unknown schemes, for invalid block sizes, scale types or bits, and for rows that
-        are not whole blocks of a GGUF type.
-    MissingDependencyError
-        For "pq", when scipy is not installed.
-
-    Examples
-    --------
-    >>> import weightmap as wm
-    >>> q = wm.quantize([[7.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
-    >>> q.dequantize()
-    array([[ 7.,  1.],
-           [ 2., -8.]], dtype=float32)
-    """
-    if isinstance(array, (str, os.PathLike, TensorFile)):
-        raise mistyped("array", array, "an array of numbers; of a model: convert(src, dst, quantize=...)")
-    threads = 1 if threads is None else as_threads(threads)
-    scheme = scheme_named(scheme)
-    if scheme == "pq":
-        from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
-
-        return train_pq(array)
-    return quantizing.quantize(array, scheme, block_size=block_size, scale_type=scale_type, bits=bits, threads=threads)

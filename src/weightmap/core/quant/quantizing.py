@@ -5,9 +5,11 @@ A scheme may be spelt in upper case and with ``-`` for ``_``: ``"Q4_K"``, ``"int
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weightmap.core.arguments import similar
+from weightmap.core.arguments import as_threads, mistyped, names_moved, similar
 from weightmap.core.dtypes import scale_type_named
 from weightmap.core.native import quantised
 from weightmap.core.quant.blocks import QuantizedTensor
@@ -63,6 +65,7 @@ def _bits(scheme: str) -> float:
     return BITS.get(scheme, 5) + (0.5 if scheme in BLOCKED else 0)
 
 
+@names_moved
 def quantize(
     array: ArrayLike,
     scheme: str,
@@ -70,14 +73,59 @@ def quantize(
     block_size: int = 32,
     scale_type: str = "fp16",
     bits: float = 5.0,
-    threads: int = 1,
+    threads: int | None = None,
 ) -> QuantizedTensor:
-    """Quantise an array in memory by a scheme that needs no training.
+    """Quantise an array. A model is quantised by `convert`: ``convert(src, dst, quantize=scheme)``.
 
-    See `weightmap.quantize`, which documents the arguments, the result and the errors. `threads` is at most how many
-    share the work.
+    Parameters
+    ----------
+    array : array_like
+        Real numbers, of any strides and byte order; taken as float32. Of any shape, of two dimensions for "pq".
+    scheme : str
+        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
+        int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
+        found by a search. Or a type of GGUF's blocks, of which the last dimension is a multiple: "q4_0", "q4_1",
+        "q5_0", "q5_1", "q8_0" (32 elements each, the bytes of gguf-py and llama.cpp), "iq4_nl", "mxfp4" (32 elements,
+        scales found by a search), "q2_k" to "q6_k" (256 elements, likewise). Or "pq": product quantisation, as
+        `weightmap.words.train_pq` does it by default. Upper case and ``-`` for ``_`` mean the same.
+    block_size : int
+        Elements per block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
+    scale_type : str
+        "fp16" or "fp32", by any of their names; types of GGUF have "fp16".
+    bits : float
+        For "adaptive": bits per weight for codes and scales, 4.5 to 16. The mask takes 2 more bits per block.
+    threads : int, optional
+        At most this many threads share the work, except for "pq". The result does not depend on it. One by default.
+
+    Returns
+    -------
+    QuantizedTensor
+
+    Raises
+    ------
+    QuantError
+        For an element that is NaN or infinite (the message has its index), for anything but an array of real numbers
+        without masked elements, for unknown schemes, for invalid block sizes, scale types or bits, and for rows that
+        are not whole blocks of a GGUF type.
+    MissingDependencyError
+        For "pq", when scipy is not installed.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> q = wm.quantize([[7.0, 1.0], [2.0, -8.0]], "int4_block", block_size=2)
+    >>> q.dequantize()
+    array([[ 7.,  1.],
+           [ 2., -8.]], dtype=float32)
     """
+    if isinstance(array, (str, os.PathLike, Mapping)):
+        raise mistyped("array", array, "an array of numbers; of a model: convert(src, dst, quantize=...)")
+    threads = 1 if threads is None else as_threads(threads)
     scheme, scale_type = scheme_named(scheme), scale_type_named(scale_type)
+    if scheme == "pq":
+        from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
+
+        return train_pq(array)
     if scheme in quantised.GGML_ENCODED:
         if scale_type != "fp16":
             raise QuantError(f"scale_type of {scheme}", actual=repr(scale_type), expected="'fp16'")
