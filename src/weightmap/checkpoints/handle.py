@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import copyreg
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.checkpoints.weights import Pieces, as_parameters, stored_info, stored_rows
+from weightmap.core.dtypes import DTYPES, name_of_dtype
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import detach_index, parts_of, row_of
-from weightmap.errors import counted, escape
+from weightmap.core.model.reading import read
+from weightmap.core.native import access
+from weightmap.errors import TensorFileError, counted, escape, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from weightmap.core.model.reports import VerifyReport
     from weightmap.core.table.table import Table, TensorInfo
+
+# Types that parameters are decoded to.
+_DECODED = ("float32", "float16", "bfloat16")
 
 
 class Weights(TensorFile):
@@ -49,6 +58,19 @@ class Weights(TensorFile):
     def infos(self) -> list[TensorInfo]:
         """Return the `TensorInfo` of every parameter, in file order."""
         return [info for info, _ in stored_rows(self)]
+
+    def read(self, name: str, dtype: Any = None, *, out: Any = None, threads: int | None = None) -> Any:
+        """Read and decode a parameter, without a copy in the model's own type: see `TensorFile.read`."""
+        row = row_of(self, name)
+        if not isinstance(row.geometry, Pieces):
+            return super().read(name, dtype, out=out, threads=threads)
+        target = name_of_dtype(access.given_array(out).dtype if out is not None else dtype or np.float32)
+        decoded = DTYPES[target if target in _DECODED else "float32"]
+        row = row._replace(dtype=decoded, nbytes=math.prod(row.shape) * decoded.bits // 8)
+        try:
+            return read(row.dense, dtype, out, threads, self._options.limits, f"parameter {quoted(name)}")
+        except TensorFileError as error:
+            raise error.located(path=row.source.name, format=self.format) from None
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:
         """Verify the stored tensors, as `TensorFile.verify` does, and that they make the parameters."""

@@ -33,7 +33,7 @@ from weightmap.core.formats import (
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant import PQShape
 from weightmap.core.quant.blocks import QuantizedTensor
-from weightmap.errors import EncodeError, Remedy, TensorFileError
+from weightmap.errors import EncodeError, Remedy, TensorFileError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -203,7 +203,11 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
             reasons.append(f"tensor {name!r}: its name is not a string")
             continue
         if isinstance(value, QuantizedTensor):
-            payloads.append(from_quantized(name, value))
+            if value.scheme in SCHEMES:
+                payloads.append(from_quantized(name, value))
+            else:  # a parameter of a quantised checkpoint
+                what = f"tensor {quoted(name)}: no format stores {value.scheme} as one tensor"
+                reasons.append(f"{what}; dequantize() or weightmap.convert decodes it")
             continue
         if type(value) is not np.ndarray and is_torch(value):
             try:
@@ -522,6 +526,8 @@ def save(
         are made in the system's directory for temporary files, and written once they are complete, large ones in
         parts, the index last. One object is replaced; of several none may be there.
     tensors : mapping of str to array_like, torch.Tensor, jax.Array or QuantizedTensor
+        An open handle is one, and so is ``f.weights``: of it the tensors alone are written, which `convert` does in
+        flat memory, with the rest of the file.
         Arrays of any shape, strides and byte order, written row-major and little-endian. Torch tensors may be on any
         device, require gradients, and be bfloat16 or float8; tensors that share memory are each written in full. The
         same tensors always give the same bytes.
