@@ -71,16 +71,15 @@ def diff(
 ) -> DiffReport:
     """Compare two model files tensor by tensor, bit by bit or by value, with flat memory.
 
-    A file and its conversion are equal, unless something was changed on request, renamed or left behind, as the report
-    of `convert` says. Additions of `convert` are not differences: see `DiffReport.notes`.
+    A file and its conversion are equal, except for what the report of `convert` names: changed on request, renamed or
+    omitted. Additions of `convert` are no differences: see `DiffReport.notes`.
 
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
-        Bytes are content, never a path. ``f.weights`` are compared by value: of a model and its quantised copy,
-        `TensorDiff` has the error of each parameter. A handle stays open.
-        A model directory counts with its tensor files, and with the configuration and
-        vocabulary that `convert` would take along, if the other side has them.
+        Bytes are content, never a path. A handle stays open. ``f.weights`` are compared by value: `TensorDiff` has the
+        error of each quantised parameter. A model directory counts with its tensor files, and, if the other side has
+        them, with the configuration and vocabulary that `convert` would copy.
     tensors_only : bool
         Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
     by_value : bool

@@ -65,9 +65,9 @@ def verify(
     Parameters
     ----------
     source : TensorFile, or whatever else `open` takes
-        A handle stays open. Of ``f.weights``, the stored tensors must also make the parameters. Of a directory that was
-        opened with ``trust=``, every file is compared with its digest, the ones that no tensor lies in too: what is
-        listed has to be there, what is there has to be listed.
+        A handle stays open. With ``f.weights``, the stored tensors must also make the parameters. In a directory that
+        was opened with ``trust=``, every file is compared with its digest, also files without tensors: every listed
+        file must exist, and every file must be listed.
     run : Run, optional
         How the files of a model are distributed. Its manifest records sound files: a later run skips them unless their
         size or time has changed.
@@ -89,7 +89,7 @@ def verify(
     TrustError
         For a file that has another digest than it was opened with.
     TargetError
-        When the manifest is that of another run.
+        When the manifest belongs to another run.
     ShardsError
         When several files failed, with `keep_going`; or when the executor did.
 

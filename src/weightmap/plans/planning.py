@@ -190,19 +190,19 @@ def plan(
     Parameters
     ----------
     source : TensorFile, or what `open` takes
-        A handle stays open; anything else is opened, and closed with the plan. Of ``f.weights``, only what decodes the
-        rows that are wanted is planned of the stored tensors. An index gives decoded elements, of the model's type;
-        each parameter may have one, and `ReadPlan.run` takes neither `into` nor `cut`.
+        A handle stays open; anything else is opened, and closed with the plan. For ``f.weights``, the plan reads only
+        what decodes the requested rows. An index gives decoded elements, of the model's type; each parameter may have
+        one, and `ReadPlan.run` takes neither `into` nor `cut`.
     wants : optional
-        * None: every tensor, or with `world_size` this rank's part of them: whole tensors, dealt out by bytes;
+        * None: every tensor, or with `world_size` this rank's share: whole tensors, divided by bytes;
         * names of tensors, or a predicate on `TensorInfo`;
-        * pairs of a name and an index, where a tensor may have several: each is a part of its own;
-        * what `shard` returns for a name: that slice of every tensor, and the whole of those without its dimension;
+        * pairs of a name and an index, several for a tensor if need be;
+        * what `shard` returns for a name: that slice of every tensor; tensors without its dimension are whole;
         * a mapping from names to indices, such as ``{name: np.s_[:, 128:256]}`` or what `shard` returns: only the bytes
-          that hold these elements. Indices are integers, slices and ``...``; None wants the whole tensor. Of a
-          quantised tensor whole blocks are read.
+          that hold these elements. Indices are integers, slices and ``...``; None wants the whole tensor. Quantised
+          tensors are read in whole blocks.
     rank, world_size : int
-        This reader and the number of readers. With `wants`, which are those of *this* rank, nothing is divided.
+        This reader and the number of readers. `wants` are for *this* rank: with them, nothing is divided.
     local_rank, local_world_size : int
         The same among the readers on this machine, which divide the work of `ReadPlan.warm`.
     gap : int

@@ -74,7 +74,7 @@ def load_into(
     assign : bool
         Put tensors into the module instead of copying their values: in place of tensors on the CPU and the device
         "meta", tensors share the file's pages and are writable, but never change it. They keep the file's types, and
-        tied ones stay tied. Of a handle in mode "mmap" or "sealed" they are copies.
+        tied ones stay tied. From a handle in mode "mmap" or "sealed" they are copies.
 
     Returns
     -------
