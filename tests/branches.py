@@ -15,6 +15,15 @@ from tests.places import FORMAT_TESTS, ROOT, suite
 # Modules of tests, and single tests of those that take long.
 TESTS = (
     FORMAT_TESTS,
+    # What formats do in conversions, and for commands and words.
+    *(
+        f"tests/conversion/test_{name}.py"
+        for name in (
+            *("align", "bintensors", "cnn_v2", "embd", "finalfusion", "gguf", "gguf_quantize", "gguf_split"),
+            *("gguf_types", "onnx", "safetensors", "sharded_sources", "torch"),
+        )
+    ),
+    *("tests/words/test_embd.py", "tests/words/test_finalfusion.py", "tests/cli/test_checkpoints.py"),
     *map(suite, ("formats", "table", "errors", "attacks", "sharded", "nesting", "save", "words_write", "align")),
     *map(suite, ("writer_bounds", "framed_headers", "read_only_format", "strict_json")),
     "tests/plans/test_plan_run.py::test_nothing_is_handed_out_before_it_is_verified",

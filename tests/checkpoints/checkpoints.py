@@ -3,21 +3,14 @@
 Codes are packed one by one, as QUANTISED.md of the specification says; nothing of the package is used.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from tests.builders import Tensor
 from tests.builders import safetensors as st
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-    from pathlib import Path
 
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -50,11 +43,11 @@ class Checkpoint:
     dtype: str = "bfloat16"
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def settings(self) -> bytes:
+    def settings(self):
         """Return what config.json holds."""
         return json.dumps({"dtype": self.dtype, "quantization_config": self.config, **self.extra}).encode()
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder):
         """Write the model and its configuration, and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_bytes(self.settings())
@@ -63,12 +56,12 @@ class Checkpoint:
         return path
 
 
-def stored(array: np.ndarray) -> Tensor:
+def stored(array):
     """Return an array as the builders of files take it."""
     return Tensor(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 
 
-def words(codes: np.ndarray, bits: int) -> np.ndarray:
+def words(codes, bits):
     """Lay rows of codes end to end in int32 words, lowest bits first."""
     count = -(-codes.shape[1] * bits // 32)
     rows = []
@@ -78,7 +71,7 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.array(rows, np.uint32).reshape(len(rows), count).view(np.int32)
 
 
-def apart(codes: np.ndarray, bits: int) -> np.ndarray:
+def apart(codes, bits):
     """Lay rows of codes in int32 words, as many in each as fit whole."""
     each = 32 // bits
     padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % each))).reshape(len(codes), -1, each).tolist()
@@ -86,29 +79,29 @@ def apart(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.array(rows, np.uint32).view(np.int32)
 
 
-def numbers(seed: int, shape: tuple[int, ...], most: int) -> np.ndarray:
+def numbers(seed, shape, most):
     """Return random codes below `most`."""
     return np.random.default_rng(seed).integers(0, most, shape)
 
 
-def scales(seed: int, shape: tuple[int, ...], dtype: Any = np.float16) -> np.ndarray:
+def scales(seed, shape, dtype=np.float16):
     """Return random scales, some of them negative or of few bits."""
     return (np.random.default_rng(seed).normal(0, 0.02, shape)).astype(dtype)
 
 
-def product(q: np.ndarray, s: np.ndarray) -> np.ndarray:
+def product(q, s):
     """Multiply in float32."""
     return (q.astype(np.float32) * s.astype(np.float32)).astype(np.float32)
 
 
-def awq(*, group: int = 32, zeros: bool = True, columns: int = 64) -> Checkpoint:
+def awq(*, group=32, zeros=True, columns=64):
     """AWQ: a word has the codes of eight outputs, in an order of its own."""
     rows, size = 24, columns if group < 0 else group
     q, z = numbers(1, (rows, columns), 16), numbers(2, (rows, columns // size), 16)
     s = scales(3, (rows, columns // size))
     order = [0, 2, 4, 6, 1, 3, 5, 7]
 
-    def packed(codes: np.ndarray) -> np.ndarray:
+    def packed(codes):
         turned = codes.T.reshape(codes.shape[1], -1, 8)[:, :, order]
         return words(turned.reshape(codes.shape[1], -1), 4)
 
@@ -119,7 +112,7 @@ def awq(*, group: int = 32, zeros: bool = True, columns: int = 64) -> Checkpoint
     return Checkpoint("awq", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values, dtype="float16")
 
 
-def gptq(bits: int, *, version: str = "gptq", group: int = 32, order: str = "") -> Checkpoint:
+def gptq(bits, *, version="gptq", group=32, order=""):
     """GPTQ; `order` is "" without g_idx, "plain", or "act" for groups in another order."""
     rows, columns = 32, 128
     size = columns if group < 0 else group
@@ -137,9 +130,7 @@ def gptq(bits: int, *, version: str = "gptq", group: int = 32, order: str = "") 
     return Checkpoint(f"gptq{bits}", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values, dtype="float16")
 
 
-def compressed(
-    format_: str, weights: dict[str, Any], tensors: dict[str, np.ndarray], values: np.ndarray, **own: Any
-) -> Checkpoint:
+def compressed(format_, weights, tensors, values, **own):
     """A checkpoint of compressed-tensors with one group of modules."""
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     config = {"quant_method": "compressed-tensors", "format": format_, "config_groups": groups, "ignore": ["lm_head"]}
@@ -148,15 +139,15 @@ def compressed(
 
 
 def packed(
-    bits: int,
+    bits,
     *,
-    group: int = 32,
-    symmetric: bool = True,
-    old: bool = False,
-    order: bool = False,
-    plain: bool = False,
-    columns: int = 96,
-) -> Checkpoint:
+    group=32,
+    symmetric=True,
+    old=False,
+    order=False,
+    plain=False,
+    columns=96,
+):
     """pack-quantized; `old` for codes that do not span words, `order` for groups in another order.
 
     `plain` for zero points as version 0.8.1 stored them: int8, of the shape of the scales.
@@ -182,7 +173,7 @@ def packed(
     return compressed("pack-quantized", rules, tensors, values, version=version)
 
 
-def blocked(q: np.ndarray, s: np.ndarray, height: int, width: int) -> np.ndarray:
+def blocked(q, s, height, width):
     """Multiply each element by the scale of its block."""
     rows, columns = q.shape
     each = np.empty(q.shape, np.float32)
@@ -192,7 +183,7 @@ def blocked(q: np.ndarray, s: np.ndarray, height: int, width: int) -> np.ndarray
     return product(q, each)
 
 
-def whole(kind: str, strategy: str, *, symmetric: bool = True) -> Checkpoint:
+def whole(kind, strategy, *, symmetric=True):
     """int-quantized and float-quantized: a byte an element."""
     rows, columns = 40, 96
     height, width = {"tensor": (rows, columns), "channel": (1, columns), "group": (1, 32), "block": (16, 40)}[strategy]
@@ -213,20 +204,20 @@ def whole(kind: str, strategy: str, *, symmetric: bool = True) -> Checkpoint:
     return compressed(f"{kind}-quantized", rules, tensors, values, version="0.20.0")
 
 
-def e2m1(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+def e2m1(rows, columns):
     """Return packed codes, the low nibble first, and their values."""
     codes = numbers(15, (rows, columns), 16)
     return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8), np.array(E2M1, np.float32)[codes]
 
 
-def exponents(seed: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def exponents(seed, shape):
     """Return E8M0 exponents with both ends, and their powers of two."""
     e = numbers(seed, shape, 255).astype(np.uint8)
     e.flat[0], e.flat[-1] = 0, 254
     return e, np.ldexp(np.float64(1), e.astype(int) - 127).astype(np.float32)
 
 
-def fp4(kind: str) -> Checkpoint:
+def fp4(kind):
     """NVFP4 of compressed-tensors and of ModelOpt, MXFP4, and the experts of DeepSeek V4."""
     codes, q = e2m1(24, 64)
     width = 16 if "nvfp4" in kind else 32
@@ -259,7 +250,7 @@ def fp4(kind: str) -> Checkpoint:
     return Checkpoint("modelopt nvfp4", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values)
 
 
-def mxfp8() -> Checkpoint:
+def mxfp8():
     """MXFP8 of compressed-tensors."""
     codes = numbers(18, (24, 64), 127).astype(np.uint8)
     s, each = exponents(19, (24, 2))
@@ -270,7 +261,7 @@ def mxfp8() -> Checkpoint:
     return compressed("mxfp8-quantized", rules, {"weight": q, "weight_scale": s}, values)
 
 
-def fp8(scale: str, method: str = "fp8") -> Checkpoint:
+def fp8(scale, method="fp8"):
     """FP8 with scales of 16 x 24 blocks in several types, of the tensor, or of rows."""
     rows, columns, height, width = 40, 60, 16, 24
     codes = numbers(20, (rows, columns), 256).astype(np.uint8)
@@ -302,7 +293,7 @@ def fp8(scale: str, method: str = "fp8") -> Checkpoint:
     return Checkpoint(f"{method} {scale}", config, {f"{MODULE}.weight": q, f"{MODULE}.{role}": s}, values)
 
 
-def experts() -> Checkpoint:
+def experts():
     """gpt-oss: three experts, transposed."""
     count, rows, columns = 3, 16, 64
     codes, q = e2m1(count * rows, columns)
@@ -315,11 +306,11 @@ def experts() -> Checkpoint:
     return Checkpoint("mxfp4", {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, tensors, turned, name)
 
 
-def llama4(algorithm: str) -> Checkpoint:
+def llama4(algorithm):
     """ModelOpt's experts of Llama 4, which are called as their parameter; two inputs are a byte of NVFP4."""
     count, columns, rows = 3, 64, 10
     name = "language_model.model.layers.0.feed_forward.experts.gate_up_proj"
-    tensors: dict[str, np.ndarray] = {}
+    tensors = {}
     if algorithm == "FP8":
         codes = numbers(33, (count, columns, rows), 127).astype(np.uint8).view(F8)
         whole_scale = np.float32(0.00321)
@@ -338,7 +329,7 @@ def llama4(algorithm: str) -> Checkpoint:
     return Checkpoint(f"modelopt {algorithm} experts", config, tensors, values, name)
 
 
-def fp8_experts(*, blocks: bool) -> Checkpoint:
+def fp8_experts(*, blocks):
     """FP8 experts of transformers, called as their parameter: blocks of 16 x 24, or a scale of each expert."""
     count, rows, columns = 3, 40, 60
     height, width = (16, 24) if blocks else (rows, columns)
@@ -350,7 +341,7 @@ def fp8_experts(*, blocks: bool) -> Checkpoint:
     return Checkpoint("fp8 experts", config, {name: q, f"{name}_scale_inv": s}, values, name)
 
 
-def four_bits(kind: str, *, nested: bool, shape: tuple[int, ...] = (7, 33), storage: Any = np.uint8) -> Checkpoint:
+def four_bits(kind, *, nested, shape=(7, 33), storage=np.uint8):
     """bitsandbytes nf4 and fp4: blocks of the flattened parameter, which span rows; the last one is short."""
     count, size, outer = int(np.prod(shape)), 64, 2
     blocks = -(-count // size)
@@ -378,7 +369,7 @@ def four_bits(kind: str, *, nested: bool, shape: tuple[int, ...] = (7, 33), stor
     return Checkpoint(f"bitsandbytes {kind}", config, tensors, values, dtype="auto")
 
 
-def eight_bits() -> Checkpoint:
+def eight_bits():
     """bitsandbytes int8: two roundings."""
     q = numbers(31, (12, 40), 256).astype(np.uint8).view(np.int8)
     s = np.random.default_rng(32).uniform(0.1, 3, 12).astype(np.float32)
@@ -387,7 +378,7 @@ def eight_bits() -> Checkpoint:
     return Checkpoint("int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, tensors, values, dtype="float16")
 
 
-EXAMPLES: dict[str, Callable[[], Checkpoint]] = {
+EXAMPLES = {
     "awq": awq,
     "awq, one group": lambda: awq(group=-1),
     "awq without zeros": lambda: awq(zeros=False),
@@ -452,7 +443,7 @@ VALUES = [
 ]
 
 
-def mutated(rng: random.Random, value: Any) -> Any:
+def mutated(rng, value):
     """Return a configuration with one value changed, somewhere."""
     if isinstance(value, (dict, list)) and value:
         key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))

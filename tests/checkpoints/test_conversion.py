@@ -1,7 +1,5 @@
 """`convert`, `diff` and `verify` of `f.weights`: parameters instead of stored tensors."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -73,13 +71,6 @@ def test_options_of_convert(tmp_path):
         wm.convert(wm.open(source).weights, tmp_path / "split", max_shard_size=12000)
     with wm.open(tmp_path / "split") as g:
         assert len(g.shards) > 2
-
-
-def test_float16_overflow_is_counted(tmp_path):
-    """Values beyond float16 become infinite, and the report says how many."""
-    source = EXAMPLES["mxfp4"]().write(tmp_path)
-    report = wm.convert(wm.open(source).weights, tmp_path / "half.safetensors", dtype="float16")
-    assert any("out of the range of float16" in warning for warning in report.warnings)
 
 
 def test_diff_has_the_error_of_each_parameter(tmp_path):
@@ -344,21 +335,6 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
         with wm.open(target) as g:
             assert isinstance(g[NAME], np.ndarray)
             assert (scale in g) is (key == "taken")
-
-
-def test_fused_nvfp4_goes_to_gguf_as_it_is(tmp_path):
-    """The experts of Llama 4 are there the matrices (E, out, in), along whose rows ggml's blocks lie."""
-    example = nvfp4("Llama 4 NVFP4")
-    name, target = example.name, tmp_path / "x.gguf"
-    source = example.write(tmp_path / "model")
-    wm.convert(wm.open(source).weights, target)
-    with wm.open(source) as f, wm.open(target) as g:
-        assert list(g) == [name, f"{name}.scale"]
-        assert (g[name].scheme, g[name].shape) == ("nvfp4", (3, 10, 64))
-        assert g[f"{name}.scale"][0] == example.tensors[f"{name}_weight_scale_2"]
-        values = g[name].dequantize() * g[f"{name}.scale"][0]
-        wanted = f.weights[name].dequantize("float32").swapaxes(1, 2)
-        np.testing.assert_allclose(values, wanted, rtol=2**-22)
 
 
 def test_fused_experts_become_a_plain_model(tmp_path):

@@ -1,7 +1,5 @@
 """Regular expressions of configurations: what `re.match` says, in time that is linear in the length of a name."""
 
-from __future__ import annotations
-
 import random
 import re
 import time
@@ -61,7 +59,7 @@ ATOMS = [*"ab.1_^$A", r"\.", r"\d", r"\w", r"\W", r"\b", r"\B", r"\Z", "[ab]", "
 REPEATS = ["*", "+", "?", "*?", "+?", "{1,2}", "{2}", "{0,1}", "{,2}"]
 
 
-def expression(rng: random.Random, depth: int) -> str:
+def expression(rng, depth):
     """Return some expression."""
     kind = rng.random()
     if not depth or kind < 0.35:
@@ -75,7 +73,7 @@ def expression(rng: random.Random, depth: int) -> str:
     return f"({rng.choice(['?=', '?!', '?:', '?i:', '?s:'])}{expression(rng, depth - 1)})"
 
 
-def agrees(text: str, name: str) -> None:
+def agrees(text, name):
     """Compare with `re`."""
     assert Expression(text).fits(name) is (re.match(text, name) is not None)
 

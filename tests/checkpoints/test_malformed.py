@@ -1,17 +1,14 @@
 """Quantised checkpoints with one defect each: a FormatError that names what is wrong, and nothing else ever."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
 import random
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
-from tests.checkpoints.checkpoints import EXAMPLES, MODULE, Checkpoint, mutated
+from tests.checkpoints.checkpoints import EXAMPLES, MODULE, mutated
 from tests.support import each
 
 import weightmap as wm
@@ -19,10 +16,10 @@ import weightmap as wm
 CUT, WIDER, LINE = (lambda a: a[:-1]), (lambda a: np.concatenate([a, a], -1)), (lambda a: a.reshape(-1))
 
 
-def piece(role: str, change: Any = None) -> Any:
+def piece(role, change=None):
     """Change a piece, or leave it out."""
 
-    def apply(example: Checkpoint) -> None:
+    def apply(example):
         name = f"{MODULE}.{role}"
         array = example.tensors.pop(name)
         if change is not None:
@@ -31,10 +28,10 @@ def piece(role: str, change: Any = None) -> Any:
     return apply
 
 
-def fused(ending: str, change: Any = None) -> Any:
+def fused(ending, change=None):
     """Change a piece of fused experts, or leave it out."""
 
-    def apply(example: Checkpoint) -> None:
+    def apply(example):
         array = example.tensors.pop(f"{example.name}{ending}")
         if change is not None:
             example.tensors[f"{example.name}{ending}"] = np.asarray(change(array))
@@ -42,25 +39,25 @@ def fused(ending: str, change: Any = None) -> Any:
     return apply
 
 
-def extra(role: str, shape: tuple[int, ...] = (4,), dtype: Any = np.float32) -> Any:
+def extra(role, shape=(4,), dtype=np.float32):
     """Add a tensor."""
     return lambda example: example.tensors.update({f"{MODULE}.{role}": np.zeros(shape, dtype)})
 
 
-def config(**keys: Any) -> Any:
+def config(**keys):
     """Change the configuration."""
     return lambda example: example.config.update(keys)
 
 
-def rules(**keys: Any) -> Any:
+def rules(**keys):
     """Change what compressed-tensors says of the weights."""
     return lambda example: example.config["config_groups"]["group_0"]["weights"].update(keys)
 
 
-def state(**keys: Any) -> Any:
+def state(**keys):
     """Change the quant state of bitsandbytes."""
 
-    def apply(example: Checkpoint) -> None:
+    def apply(example):
         name = next(name for name in example.tensors if "quant_state" in name)
         values = json.loads(example.tensors[name].tobytes()) | keys
         example.tensors[name] = np.frombuffer(json.dumps(values).encode(), np.uint8)
@@ -68,14 +65,14 @@ def state(**keys: Any) -> Any:
     return apply
 
 
-def raw_state(raw: bytes) -> Any:
+def raw_state(raw):
     """Replace the quant state."""
     return piece("weight.quant_state.bitsandbytes__nf4", lambda _: np.frombuffer(raw, np.uint8))
 
 
 NF4, LLAMA = "nf4, nested True", "Llama 4 NVFP4"
 # The example, what is changed, and words of the error: it names the tensor, or the key of the configuration.
-ROWS: list[tuple[str, Any, str]] = [
+ROWS = [
     ("awq", config(quant_method="hqq"), "quant_method is 'hqq', expected one of awq, bitsandbytes"),
     ("awq", config(quant_method=None), "quant_method"),
     ("awq", config(bits=8), "bits is 8"),
@@ -255,7 +252,7 @@ def test_huge_numbers_of_a_configuration_cost_nothing(tmp_path, name, change, nu
         tracemalloc.stop()
 
 
-def damage(rng: random.Random, example: Checkpoint) -> None:
+def damage(rng, example):
     """Change the configuration, or the shape, type or bytes of a piece."""
     if rng.random() < 0.5:
         example.config = mutated(rng, copy.deepcopy(example.config))

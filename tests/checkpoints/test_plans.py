@@ -1,7 +1,5 @@
 """`plan` of `f.weights`: parameters, of whose pieces only what decodes the wanted rows is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is recognised as quantised is decoded or refused: no stored piece is shown under the name of a parameter."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -9,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
-from tests.checkpoints.checkpoints import BF16, EXAMPLES, F8, MODULE, stored
+from tests.checkpoints.checkpoints import BF16, EXAMPLES, F8, stored
 from tests.support import each
 
 import weightmap as wm
@@ -295,23 +293,6 @@ def test_codes_of_another_scheme(tmp_path, left_out):
         [(method, name) for method in methods for name in names if (method, name) != ("fp8 f32", "float8 in bfloat16")],
         check,
     )
-
-
-@pytest.mark.parametrize("target", ["x.gguf", "x.safetensors"])
-def test_codes_that_go_to_a_file_alone(tmp_path, target):
-    """The report of a conversion that copies codes without their configuration names --weights."""
-    for name in (AWQ, GPTQ, "fp8 f32"):
-        example = EXAMPLES[name]()
-        folder = tmp_path / name
-        example.write(folder)
-        if "fp8" in name and target == "x.gguf":
-            continue  # it has no float8
-        report = wm.convert(folder, tmp_path / target)
-        assert [line for line in report.warnings if "--weights" in line and MODULE in line], report.warnings
-        assert not [line for line in wm.convert(folder, f"{folder} copy/").warnings if "--weights" in line]
-        assert not [
-            line for line in wm.convert(wm.open(folder).weights, tmp_path / target).warnings if "as stored" in line
-        ]
 
 
 LONE = {

@@ -1,7 +1,5 @@
 """Every scheme of quantised checkpoints: values equal to the bit, of ground truth and of files made here."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

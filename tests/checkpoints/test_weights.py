@@ -1,7 +1,5 @@
 """`TensorFile.weights`: a mapping of parameters, by the configuration beside the file or given."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

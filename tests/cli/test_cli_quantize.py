@@ -41,9 +41,6 @@ def quantised(tmp_path):
     return path
 
 
-# --------------------------------------------------------------------------------------------------------- quantize
-
-
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
 def test_the_command_quantize_writes_the_same_file_as_the_library(model, run, tmp_path, scheme):
     status, out, err = run("quantize", model, tmp_path / "q.amb", "--scheme", scheme)
@@ -141,9 +138,6 @@ def test_exit_statuses_of_quantize(model, put, run, tmp_path):
     assert not [name for name in listing(tmp_path) if name.startswith("q.")]
 
 
-# ------------------------------------------------------------------------------------------------ convert --quantize
-
-
 def test_convert_quantises_on_the_way(model, run, tmp_path):
     """`convert --quantize` gives the file that `quantize` gives; its globs choose tensors, not which are quantised."""
     options = ["--block-size", "16", "--scale-type", "fp32", "--threads", "1"]
@@ -158,9 +152,6 @@ def test_convert_quantises_on_the_way(model, run, tmp_path):
     assert [entry["name"] for entry in document["quantized"]] == ["layer.weight"]
     assert document["quantized_total"]["tensors"] == 1
     assert "quantized" not in json.loads(run("convert", model, tmp_path / "d.amb", "--json")[1])
-
-
-# ----------------------------------------------------------------------------------------------- the other commands
 
 
 def test_inspect_shows_how_tensors_are_quantised(quantised, run):

@@ -198,8 +198,6 @@ def test_neighbours_that_are_copied_at_once(tmp_path, target, options, shards):
             np.testing.assert_array_equal(found, value.astype(np.float16) if cast else value, strict=True)
 
 
-# ------------------------------------------------------------------------------------------- a Hugging Face directory
-
 CONFIG = {
     "_name_or_path": "somebody/tiny-bert",
     "architectures": ["BertModel"],
@@ -266,14 +264,6 @@ def test_any_other_int64_tensor_is_an_error(bert, tmp_path):
         with pytest.raises(wm.EncodeError, match=odd):
             wm.convert(bert, tmp_path / "tiny.weights")
     assert listing(tmp_path) == ["tiny-bert"]
-
-
-def test_odd_lines_of_a_vocabulary(bert, tmp_path):
-    tokens = ["[PAD]", "a b", "\u2028", "\x85", "\x0c", "[UNK]", "日本"]
-    (bert / "vocab.txt").write_bytes("\n".join(tokens).encode())
-    out = tmp_path / "tiny.weights"
-    wm.convert(bert, out)
-    assert embd.parse(out.read_bytes()).vocab == tokens
 
 
 @pytest.mark.parametrize(
@@ -442,7 +432,6 @@ def test_metadata_of_what_is_left_out_stays_behind(chosen, stays, tmp_path):
     assert [count in warning and repr(gone[-1]) in warning for warning in report.warnings] == [True] * bool(gone)
 
 
-# --------------------------------------------------------------------------------------------- handles and parameters
 def files_in(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

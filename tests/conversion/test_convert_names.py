@@ -82,7 +82,6 @@ def test_a_mapping_of_other_names_is_an_error(model, tmp_path):
         wm.convert(model, tmp_path / "new.amb", rename={"blk.0": "a"})
 
 
-# ----------------------------------------------------------------------------------------------------------- overwrite
 def test_a_file_that_exists_is_not_replaced(model, tmp_path):
     """Nor a link, whose file is missing, before anything is read; words are no exception."""
     (tmp_path / "words.txt").write_text("a 1 2\nb 3 4\n")
@@ -128,7 +127,6 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(model, tmp_path):
     assert listing(tmp_path) == ["first.amb", "model.safetensors", "new.amb"]
 
 
-# ------------------------------------------------------------------------------------------------------------- objects
 @pytest.mark.parametrize(
     "made",
     [
@@ -164,7 +162,6 @@ def test_options_check_themselves(make, error, message):
         make()
 
 
-# ------------------------------------------------------------------------------------------------- directories again
 ALONG = {
     "config.json": '{"hidden_size": 4, "model_type": "bert"}',
     "generation_config.json": "{}",
@@ -262,47 +259,6 @@ def test_a_directory_with_another_model_is_no_target(directory, tmp_path, name, 
     assert listing(tmp_path / "out") == [name]
 
 
-def test_a_file_that_another_rank_writes_meanwhile(directory, tmp_path):
-    """Two ranks that end at once copy the same files; any other file that appears is not replaced."""
-    out = tmp_path / "out"
-    for text in (ALONG["config.json"], "mine"):
-
-        def appear(done, total, text=text):
-            if done == total:
-                (out / "config.json").write_text(text)
-
-        if text == "mine":
-            (out / "model.amb.index.json").unlink()
-            (out / "config.json").unlink()
-            with pytest.raises(wm.TargetError, match=r"config\.json: this file exists"):
-                wm.convert(directory, f"{out}/", format="amb", progress=appear)
-        else:
-            wm.convert(directory, f"{out}/", format="amb", progress=appear)
-        assert (out / "config.json").read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ('[{"path": "../other"}]', r"path of a module is '\.\./other', expected a folder in this directory"),
-        ('[{"path": "a/../.."}]', r"path of a module is 'a/\.\./\.\.', expected a folder"),
-        ('[{"path": "/"}]', "path of a module is '/', expected a folder"),
-        ('[{"path": 3}]', "path of a module is a number, expected a folder"),
-        ('[{"type": "T"}]', "path of a module is null"),
-        ("{}", "path of a module is null"),
-        ("[7]", "path of a module is null"),
-        ("5", "path of a module is null"),
-        ("[", r"it is not valid JSON.* \(at byte 1"),
-        ("", "it is not valid JSON"),
-    ],
-)
-def test_modules_that_cannot_go_along(directory, tmp_path, text, what):
-    (directory / "modules.json").write_text(text)
-    with pytest.raises(wm.FormatError, match=rf"modules\.json: .*{what}"):
-        wm.convert(directory, f"{tmp_path}/out/", format="amb")
-    assert not (tmp_path / "out").exists()
-
-
 def dtypes(folder):
     config = json.loads((folder / "config.json").read_text())
     return {key: value for key, value in config.items() if "dtype" in key}
@@ -352,7 +308,6 @@ def test_shards_say_what_hugging_face_expects(directory, tmp_path):
     assert set(index["weight_map"].values()) == {f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}
 
 
-# ----------------------------------------------------------------------------------------------------- names of targets
 @pytest.mark.parametrize(("target", "options"), [("f16", {}), ("f16/", {}), ("f16", {"format": "safetensors"})])
 def test_a_name_without_a_suffix_is_a_directory(directory, tmp_path, monkeypatch, target, options):
     monkeypatch.chdir(tmp_path)

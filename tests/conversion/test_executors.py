@@ -83,7 +83,6 @@ def converted(monkeypatch):
     return names
 
 
-# ------------------------------------------------------------------------------------------------- the same everywhere
 SPAWN = multiprocessing.get_context("spawn")
 EXECUTORS = {
     "threads": lambda: ThreadPoolExecutor(2),
@@ -160,7 +159,6 @@ def test_a_report_of_another_kind_is_refused(model, tmp_path):
         wm.verify(model, run=wm.Run(Lying()))
 
 
-# ----------------------------------------------------------------------------------------------------------- manifests
 def test_a_run_goes_on_where_another_ended(model, tmp_path, converted):
     """Started again, a run converts what is missing, damaged or made of a changed source, and nothing else."""
     out, path = tmp_path / "out", tmp_path / "manifest.json"
@@ -278,7 +276,6 @@ def test_a_model_that_no_manifest_accounts_for_is_not_replaced(model, tmp_path):
     assert content(out) == before
 
 
-# -------------------------------------------------------------------------------------------------------------- errors
 def damage(model, *numbers):
     """Put a NaN into weights, which cannot be quantised."""
     for number in numbers:
@@ -315,9 +312,6 @@ def test_keep_going_collects_errors(model, tmp_path, *, threads):
     assert {type(error) for _, error in caught.value.errors} == {wm.QuantError}
     assert pickle.loads(pickle.dumps(caught.value)).errors[0][0] == caught.value.errors[0][0]
     assert set(content(tmp_path / "a")) == {name_of(i, suffix=".amb") for i in (1, 2, 4, 6)}
-
-
-# ------------------------------------------------------------------------------------------------------ small tasks
 
 
 def test_errors_of_the_executor_name_the_shard(model, tmp_path):
@@ -359,7 +353,6 @@ def test_a_source_that_changes_after_the_deal(model, tmp_path):
         tasks.convert_shard(pool.tasks[0])
 
 
-# --------------------------------------------------------------------------------------------------------------- ranks
 def test_ranks_share_the_shards_out(model, tmp_path, converted):
     wm.convert(model, f"{tmp_path}/serial/", **QUANTISED)
     converted.clear()
@@ -383,7 +376,6 @@ def test_ranks_share_the_shards_out(model, tmp_path, converted):
     assert sum(report.nbytes for report in verified) == wm.verify(model).nbytes
 
 
-# -------------------------------------------------------------------------------------------------- what goes where
 def test_scales_go_to_the_shard_of_their_weights(tmp_path):
     weight, scale = normal((4, 4), 1), normal((1, 1), 2)
     shards = {
@@ -432,7 +424,6 @@ def test_a_directory_keeps_its_configuration(model, tmp_path):
         assert file.metadata["hidden_size"] == "65"
 
 
-# ------------------------------------------------------------------------------------------------- verify and quantize
 def test_verify_by_an_executor_says_the_same(model, tmp_path, monkeypatch):
     out = tmp_path / "out"
     wm.convert(model, f"{out}/", format="embd")
@@ -476,7 +467,6 @@ def test_verify_by_an_executor_says_the_same(model, tmp_path, monkeypatch):
     assert len(verified) == COUNT
 
 
-# ---------------------------------------------------------------------------------------------------- the command line
 def test_commands(model, tmp_path, run):
     out, manifest = f"{tmp_path}/out/", tmp_path / "m"
     for rank in (1, 0):
@@ -508,11 +498,3 @@ def test_commands(model, tmp_path, run):
     assert (status, text.count(": ok"), name_of(2) in text) == (0, 1, True)
     status, _, err = run("convert", model, tmp_path / "one.amb", "--keep-going")
     assert (status, "is one file: give a directory or an *.index.json" in err) == (2, True)
-
-
-def test_dask_is_asked_for_when_it_is_missing(model, tmp_path, run, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    status, _, err = run("convert", model, f"{tmp_path}/o/", "--format", "amb", "--dask", "tcp://127.0.0.1:1")
-    assert (status, "pip install '.[dask]'" in err) == (4, True)

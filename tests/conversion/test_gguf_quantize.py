@@ -31,7 +31,6 @@ def model(put):
     return put(st.build(MODEL, ARCHITECTURE), "model.safetensors")
 
 
-# ------------------------------------------------------------------------------------------------------ quantising
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_each_scheme(model, tmp_path, scheme):
     path = tmp_path / "q.gguf"
@@ -83,7 +82,6 @@ def test_what_is_refused(model, tmp_path):
         wm.quantize(np.zeros(31), "q8_0")
 
 
-# -------------------------------------------------------------------------------------------- AMB to GGUF and back
 def amb_file(path):
     values = np.random.default_rng(3).standard_normal((5, 96)).astype(np.float32)
     found = {

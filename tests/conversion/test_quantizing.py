@@ -40,9 +40,6 @@ def model(put):
     return put(st.build(MODEL, {"format": "pt"}), "model.safetensors")
 
 
-# ------------------------------------------------------------------------------------------------------- which, and how
-
-
 def test_matrices_are_quantised_and_all_else_stays(model, tmp_path):
     """By default: of floating point, two dimensions or more, no embedding by its name. The rest keeps every bit."""
     report = wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize("int5_block", block_size=8))
@@ -111,9 +108,6 @@ def test_the_report_has_size_and_error(model, tmp_path, scheme):
             assert info.rmse > 0
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_no_number_is_named_and_no_file_is_left(put, tmp_path, scheme, bad):
@@ -146,9 +140,6 @@ def test_what_is_no_number_is_named_and_no_file_is_left(put, tmp_path, scheme, b
 def test_options_that_do_not_exist_are_refused_first(options, message):
     with pytest.raises(wm.QuantError, match=message):
         wm.Quantize(**options)
-
-
-# -------------------------------------------------------------------------------------------- from quantised files on
 
 
 @pytest.fixture
@@ -225,9 +216,6 @@ def test_differences_of_quantised_files(quantised, tmp_path):
     assert found["int4_block"].max_abs == distance
     assert found["int5_block"].what == "dtype"
     assert "blocks of 16" in found["int5_block"].b
-
-
-# ------------------------------------------------------------------------------------------------------------ memory
 
 
 def test_a_damaged_mask_is_an_error_with_file_and_place(tmp_path):

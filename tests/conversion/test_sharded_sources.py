@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 import shutil
 from pathlib import Path
 
@@ -153,28 +152,6 @@ def test_a_tensor_in_two_shards(index, tmp_path):
     assert all(same(tensors[name], value) for name, value in ALL.items())
 
 
-def test_a_stale_index_beside_a_whole_file(index, tmp_path):
-    """Its shards are gone: the file is the model. With its shards, it is the model, and the file is named."""
-    folder = index.parent
-    (folder / "model.safetensors").write_bytes(st.build(ALL))
-    assert said_of(folder, tmp_path)[0] == (
-        "file 'model.safetensors' lies beside this model, and the index does not name it: it is left out",
-    )
-    (folder / TWO).unlink()
-    told = (
-        f"index 'model.safetensors.index.json' names {TWO!r}, which is missing: 'model.safetensors' is opened instead"
-    )
-    with pytest.warns(wm.ModelWarning, match=re.escape(told)):
-        f = wm.open(folder)
-    with f:
-        assert set(f) == set(ALL)
-        assert f.verify().warnings == (told,)
-    assert wm.convert(folder, tmp_path / "two.safetensors").warnings == (f"tolerated in the source: {told}",)
-    wm.save(folder / "renamed.safetensors", {"x": np.ones(2, np.float32)})
-    other = "file 'renamed.safetensors' lies beside this model, and is left out"
-    assert wm.verify(folder).warnings == (told, other)
-
-
 def test_a_model_without_one_format_converts(index, tmp_path):
     """One whose shards are all left out, and one whose shards are of several formats."""
     folder = index.parent
@@ -204,24 +181,6 @@ def test_a_file_of_a_directory_and_others_beside_it(tmp_path):
     assert wm.convert(folder, tmp_path / "one.safetensors").warnings == (f"tolerated in the source: {told}",)
     with wm.open(folder / "model.safetensors") as f:
         assert not f.verify().warnings
-
-
-def test_the_index_of_a_variant(index, tmp_path):
-    """As transformers' `save_pretrained(variant=...)` calls it; beside the usual one, that is the model."""
-    variant = index.with_name("model.safetensors.index.fp16.json")
-    names = {ONE: ONE.replace("model-", "model.fp16-"), TWO: TWO.replace("model-", "model.fp16-")}
-    for name, other in names.items():
-        shutil.copy(index.parent / name, index.parent / other)
-    lists(variant, {name: names[shard] for name, shard in WHERE.items()})
-    with wm.open(index.parent) as f:
-        assert f.path == str(index)
-        assert not f.verify().warnings
-    for path in (index, index.parent / ONE, index.parent / TWO):
-        path.unlink()
-    for path in (variant, index.parent):
-        with wm.open(path) as f:
-            assert all(same(f[name], value) for name, value in ALL.items())
-        assert wm.convert(path, tmp_path / "one.safetensors").tensors == len(ALL)
 
 
 def _shards_that_say(folder, *said, index=None):

@@ -1,22 +1,16 @@
 """Models and deltas for tests, written by the description of the layout alone; and the ground truth beside them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import blake3
 import numpy as np
 import xxhash
 import zstandard
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TRUTH = Path(__file__).parent / "groundtruth"
 EXPECTED = json.loads((TRUTH / "expected.json").read_text(encoding="utf-8"))
@@ -28,7 +22,7 @@ SUMS = {
 CODES = {"float32": "F32", "uint8": "U8", "float16": "F16", "int64": "I64"}
 
 
-def lay(where: Path, case: Mapping[str, object]) -> tuple[Path, Path]:
+def lay(where, case):
     """Copies of base and source of a case of the ground truth, in a directory of their own."""
     source = where / "source"
     shutil.copytree(TRUTH / str(case["source"]), source)
@@ -44,14 +38,14 @@ def lay(where: Path, case: Mapping[str, object]) -> tuple[Path, Path]:
     return base, source
 
 
-def digests(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
+def digests(tensors):
     """SHA-256 of the bytes of each tensor."""
     return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in tensors.items()}
 
 
-def safetensors(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> bytes:
+def safetensors(tensors, metadata=None):
     """A file of safetensors, its tensors in the order given."""
-    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    header = {} if metadata is None else {"__metadata__": dict(metadata)}
     at = 0
     for name, value in tensors.items():
         spans = [at, at + value.nbytes]
@@ -62,7 +56,7 @@ def safetensors(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] |
     return struct.pack("<Q", len(raw)) + raw + b"".join(value.tobytes() for value in tensors.values())
 
 
-def write_model(folder: Path, *shards: Mapping[str, np.ndarray], config: str = "{}") -> Path:
+def write_model(folder, *shards, config="{}"):
     """A checkpoint of one file, or of several with an index; beside it a configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(config, encoding="utf-8")
@@ -80,7 +74,7 @@ def write_model(folder: Path, *shards: Mapping[str, np.ndarray], config: str = "
     return folder
 
 
-def payload(old: bytes, new: bytes, encoding: str) -> bytes:
+def payload(old, new, encoding):
     """What a frame holds."""
     before, after = np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
     if encoding == "xor":
@@ -89,7 +83,7 @@ def payload(old: bytes, new: bytes, encoding: str) -> bytes:
     return struct.pack("<I", len(places)) + places.astype("<u4").tobytes() + after[places].tobytes()
 
 
-def frame(data: bytes, *, streamed: bool = False, level: int = 1, checked: bool = False) -> bytes:
+def frame(data, *, streamed=False, level=1, checked=False):
     """A frame of zstd; streamed ones lack the size of their content."""
     packer = zstandard.ZstdCompressor(level=level, write_checksum=checked)
     if not streamed:
@@ -99,19 +93,19 @@ def frame(data: bytes, *, streamed: bool = False, level: int = 1, checked: bool 
 
 
 def write_delta(
-    source: Path,
-    version: int,
-    old: Mapping[str, np.ndarray],
-    new: Mapping[str, np.ndarray],
+    source,
+    version,
+    old,
+    new,
     *,
-    encoding: str = "xor",
-    checksum: str = "xxh3-128",
-    base_version: int | None = None,
-    files: int = 1,
-    frames: Mapping[str, bytes] | None = None,
-    metadata: Mapping[str, object] | None = None,
-    **how: object,
-) -> Path:
+    encoding="xor",
+    checksum="xxh3-128",
+    base_version=None,
+    files=1,
+    frames=None,
+    metadata=None,
+    **how,
+):
     """A delta between two sets of tensors, as `weight_vNNNNNN` of a source."""
     folder = source / f"weight_v{version:06}"
     folder.mkdir(parents=True)
@@ -141,7 +135,7 @@ def write_delta(
     return folder
 
 
-def stepped(tensors: Mapping[str, np.ndarray], seed: int, share: float = 0.02) -> dict[str, np.ndarray]:
+def stepped(tensors, seed, share=0.02):
     """The same tensors after a step of training: a share of the elements differs in a low bit."""
     draw = np.random.default_rng(seed)
     found = {}
@@ -153,7 +147,7 @@ def stepped(tensors: Mapping[str, np.ndarray], seed: int, share: float = 0.02) -
     return found
 
 
-def model(seed: int = 0) -> dict[str, np.ndarray]:
+def model(seed=0):
     """Tensors of some types, one larger than a block, one of no elements."""
     draw = np.random.default_rng(seed)
     return {

@@ -4,8 +4,6 @@ It knows the lock, the record and the files in the directory, by their endings, 
 ``WEIGHTMAP_SGLANG`` names SGLang's own ``sglang/srt/weight_sync/local_checkpoint.py``, that takes its place.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import json
@@ -14,19 +12,15 @@ import os
 import shutil
 import struct
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import zstandard
 from tests.deltas.delta_files import SUMS
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def places(folder: Path) -> dict[str, tuple[Path, int, int]]:
+def places(folder):
     """The file, offset and bytes of each tensor; none is in two files."""
-    found: dict[str, tuple[Path, int, int]] = {}
+    found = {}
     for path in sorted(folder.glob("*.safetensors")):
         data = path.read_bytes()
         start = 8 + struct.unpack_from("<Q", data)[0]
@@ -41,16 +35,16 @@ def places(folder: Path) -> dict[str, tuple[Path, int, int]]:
 OWN = os.environ.get("WEIGHTMAP_SGLANG")
 
 
-def own_pull(local: Path, source: Path, target: int, base: Path, *, torn: bool) -> None:
+def own_pull(local, source, target, base, *, torn):
     """The same by SGLang's own code, which is one file of Python."""
     spec = importlib.util.spec_from_file_location("local_checkpoint", str(OWN))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    decoders: list[object] = []
+    decoders = []
 
-    def decoder() -> zstandard.ZstdDecompressor:
+    def decoder():
         if torn and decoders:
             raise InterruptedError
         decoders.append(None)
@@ -61,7 +55,7 @@ def own_pull(local: Path, source: Path, target: int, base: Path, *, torn: bool) 
     module.pull(str(local), str(base), str(source), target)
 
 
-def pull(local: Path, source: Path, target: int, base: Path, *, torn: bool = False) -> None:
+def pull(local, source, target, base, *, torn=False):
     """Go to a version; `torn`: stop after the first tensor, as if killed."""
     if OWN is not None:
         own_pull(local, source, target, base, torn=torn)
@@ -90,7 +84,7 @@ def pull(local: Path, source: Path, target: int, base: Path, *, torn: bool = Fal
             state.write_text(json.dumps({"version": f"{number:06}"}))
 
 
-def replace(local: Path, folder: Path) -> None:
+def replace(local, folder):
     """Copy a full version over what is there."""
     new = {path.name for path in folder.iterdir()}
     for path in local.iterdir():
@@ -100,7 +94,7 @@ def replace(local: Path, folder: Path) -> None:
         shutil.copy(folder / name, local / name)
 
 
-def change(local: Path, folder: Path, said: dict[str, str], *, torn: bool) -> None:
+def change(local, folder, said, *, torn):
     """Apply a delta in place."""
     where = places(local)
     for path in sorted(folder.glob("*.safetensors")):

@@ -1,7 +1,5 @@
 """The commands `delta`, `apply` and `pull`, and the page about them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Pulls that are ended, at each call that changes a file or at any moment: killed, or with a full disk; two at once."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

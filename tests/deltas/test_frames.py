@@ -1,7 +1,5 @@
 """Frames of zstd in deltas: whatever zstd writes, and what nobody should."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -17,7 +15,7 @@ from weightmap import deltas
 SIZE = 600_001
 
 
-def flips(share: float) -> np.ndarray:
+def flips(share):
     """What differs between two tensors: few or many low bits."""
     draw = np.random.default_rng(3)
     return (draw.integers(1, 4, SIZE, np.uint8) * (draw.random(SIZE) < share)).astype(np.uint8)

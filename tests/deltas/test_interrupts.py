@@ -4,8 +4,6 @@ That is at the beginning of functions and after calls. Whatever the moment, the 
 thread, descriptor or folder is left, and the next run works.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """NVIDIA's ModelExpress as the other side: it reads what we write, and writes what we read (make modelexpress-test)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What `publish` writes: read by plain definitions, by `pull`, and by nobody before it is complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

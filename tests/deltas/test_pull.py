@@ -1,7 +1,5 @@
 """`pull` and `apply`: every version of a chain, whole or not at all, whoever stops them and whoever reads meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -48,9 +46,6 @@ def chain(tmp_path):
     write_model(source / "weight_v000003", states[3], config='{"a": 3}')
     write_model(source / "weight_v000005", *split(states[5]), config='{"a": 5}')
     return base, source, states
-
-
-# ------------------------------------------------------------------------------------------------------- whole chains
 
 
 @pytest.mark.parametrize("case", GOOD)
@@ -183,9 +178,6 @@ def test_a_base_of_any_format_and_a_single_file(tmp_path):
     (tmp_path / "other.safetensors").unlink()
     with pytest.raises(wm.UnsupportedError, match="convert"):
         deltas.apply(tmp_path / "base.gguf", tmp_path / "source" / "weight_v000001")
-
-
-# ------------------------------------------------------------------------------------------------------- interruption
 
 
 class Stopped(BaseException):
@@ -326,9 +318,6 @@ def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatc
             deltas.pull(folder, source, base=base, version=4)
             assert digests(wm.load(folder)) == digests(states[4])
             assert len(list(folder.glob("*.safetensors*"))) == 1
-
-
-# ------------------------------------------------------------------------------------------------------ many at once
 
 
 def test_arrays_over_old_files_keep_their_bytes(chain, tmp_path):

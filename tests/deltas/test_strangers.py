@@ -1,7 +1,5 @@
 """Model folders from strangers, damaged versions and other programs: nothing is written elsewhere, and pulls go on."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -254,9 +252,6 @@ def test_a_full_version_does_not_write_through_a_link(world, tmp_path):
     (folder / "1_Pooling").unlink()
     deltas.pull(folder, source, base=folder)
     assert digests(wm.load(folder)) == digests(states[3])
-
-
-# ------------------------------------------------------------------------------------------------ damaged versions
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])

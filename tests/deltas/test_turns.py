@@ -1,7 +1,5 @@
 """SGLang's receiver and ours, in turns on one directory: its record and its lock, files that it writes in place."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -70,9 +70,6 @@ def reference():
     return arrays | {"sentences": json.loads(str(arrays["sentences"]))}
 
 
-# ---------------------------------------------------------------------------------------------------- the conversion
-
-
 def test_the_conversion_keeps_tensors_vocabulary_and_configuration(checkpoint, conversion, minilm):
     """But for the int64 buffer that EMBD cannot hold; the report names it, and says why."""
     originals, _ = safetensors.parse((checkpoint / "model.safetensors").read_bytes())
@@ -93,9 +90,6 @@ def test_the_conversion_keeps_tensors_vocabulary_and_configuration(checkpoint, c
     assert {"model_name", "model_version", "created_at"} <= set(minilm.metadata)
 
 
-# ------------------------------------------------------------------------------------------------------- the encoder
-
-
 def test_token_ids_are_those_of_the_checkpoints_own_tokeniser(encoder, reference):
     ids, mask = encoder.tokenize(reference["sentences"])
     assert np.array_equal(mask, reference["mask"])
@@ -110,9 +104,6 @@ def test_embeddings_agree_with_the_reference(encoder, reference):
     cosine = np.einsum("nd,nd->n", ours.astype(np.float64), theirs.astype(np.float64))
     cosine /= np.linalg.norm(ours.astype(np.float64), axis=1) * np.linalg.norm(theirs.astype(np.float64), axis=1)
     assert (1 - cosine).max() < 1e-5
-
-
-# ------------------------------------------------------------------------------- AMB, quantised and of half precision
 
 
 def convert_to_amb(checkpoint, path, **options):
@@ -166,9 +157,6 @@ def test_the_demo_runs_on_a_quantised_file(quantised, checkpoint):
     assert 0.98 < float(cosine) < 1
     matrix = [line.split() for line in text.splitlines() if re.fullmatch(r" +\d+( +-?[01]\.\d{3}){6} +\d+", line)]
     assert [row[-1] for row in matrix[:4]] == ["2", "1", "4", "3"]
-
-
-# ------------------------------------------------------------------------------------------------------- the command
 
 
 def test_the_demo_converts_prints_and_leaves_nothing(checkpoint, encoder, tmp_path, monkeypatch):

@@ -31,7 +31,6 @@ ROWS = wb.matrix(5, 4)
 PLAIN = {"a": np.ones((4, 32), np.float32), "b": np.ones(4, np.float32)}
 
 
-# ------------------------------------------------------------------------ every text in the sources that names a remedy
 def texts(path):
     """Yield line and text of every string in a source that may be printed: docstrings, keys and names are left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -165,7 +164,6 @@ def test_every_keyword_of_a_message_exists():
         assert keyword in known, (place, text)
 
 
-# ---------------------------------------------------------------------------------------------- remedies that are taken
 def remedies():
     """Yield the place and the option of every `Remedy` that the package makes."""
     for path in sorted(SOURCES.rglob("*.py")):

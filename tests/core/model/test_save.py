@@ -39,8 +39,6 @@ def save_as(path, tensors, kind, **options):
 every_kind = pytest.mark.parametrize("kind", ["embd", "simple", "safetensors"])
 
 
-# ------------------------------------------------------------------------------------------------- writing
-
 BASE = RNG.standard_normal((6, 8)).astype(np.float32)
 SHAPES_OF_ARRAYS = {
     "plain": BASE,
@@ -99,8 +97,6 @@ def test_the_suffix_chooses_the_format(tmp_path):
     assert listing(tmp_path) == ["a.safetensors", "a.weights"]
 
 
-# ------------------------------------------------------------------------------------------------- refusals
-
 SEVERAL = {"good": BASE} | {name: np.zeros(2, kind) for name, kind in zip("bifc", ["?", "i8", "f8", "c8"], strict=True)}
 REFUSED = {
     "no dimensions": ({"good": BASE, "scalar": np.zeros((), np.float32)}, {}, ["scalar"]),
@@ -154,9 +150,6 @@ def test_what_a_format_cannot_express(tmp_path, kind, case):
     assert len(text) < 2000
     assert path.read_bytes() == b"old"
     assert listing(tmp_path) == ["out"]
-
-
-# ------------------------------------------------------------------------------------------------- the target
 
 
 @every_kind

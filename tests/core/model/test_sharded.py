@@ -159,13 +159,6 @@ def test_a_directory_whose_model_file_is_no_file(tmp_path, name, strict):
         wm.open(tmp_path, strict=strict)
 
 
-def test_shards_in_a_subdirectory(tmp_path):
-    (tmp_path / "sub").mkdir()
-    index = st.shard(tmp_path, {f"sub/{ONE}": FIRST, TWO: SECOND})
-    with wm.open(index) as f:
-        assert all(same(f[name], value) for name, value in ALL.items())
-
-
 def test_names_of_shards_that_say_nothing_more(index):
     """Writers name a shard "./model-00001-of-00002.safetensors"; spelled with and without, it is one."""
     content = json.loads(index.read_text())
@@ -230,9 +223,6 @@ def test_an_index_or_a_directory_is_no_shard(tmp_path, names):
         (tmp_path / path).write_text(json.dumps({"weight_map": {"w": shard}}))
     with pytest.raises(wm.LayoutError, match="is an index or a directory"):
         wm.open(tmp_path / "model.index.json")
-
-
-# ------------------------------------------------------------------------------------------------- descriptors
 
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])

@@ -1,6 +1,5 @@
 """The hash index over strings, against a dict, and under attack."""
 
-import itertools
 import random
 
 import numpy as np
@@ -119,14 +118,3 @@ def test_flood_of_one_place_is_refused():
     assert Index(crowd[:256], capacity=1024).result == 0
     assert Index(crowd[:256], capacity=1024).find_many(crowd[:257]) == [*range(256), -1]
     assert Index(crowd[:257], capacity=1024).result == FLOOD
-
-
-@given(st.lists(st.integers(0, 40), min_size=2, max_size=12), st.sampled_from([0, 2, 4]))
-def test_bounds_are_checked(numbers, gap):
-    """Bounds that fall or leave the data are refused; nothing outside the data is read."""
-    data = b"abcdefghijklmnopqrstuvwxyz0123"
-    good = all(b + gap <= e and e - gap <= len(data) for b, e in itertools.pairwise(numbers))
-    bounds, n = np.array(numbers, np.uint32), len(numbers) - 1
-    slots = np.zeros(capacity_for(n), np.uint32)
-    base = (DATA.put(data), len(data), u32(bounds), n, gap)
-    assert (lib.wm_index_build(*base, u32(slots), len(slots), ffi.NULL, ffi.NULL) >= 0) == good

@@ -93,16 +93,6 @@ def test_utf8_wherever_the_bad_byte_stands(bad):
             assert first_bad(["é".encode() * before, b"", b"x" * before + bad + "é".encode() * after, b""]) == 2
 
 
-@given(
-    st.lists(st.one_of(st.text(max_size=30).map(str.encode), st.binary(max_size=6)), max_size=30),
-    st.sampled_from([0, 2, 4]),
-)
-def test_utf8_of_lists(strings, width):
-    """The first string that Python cannot decode is the one that C names."""
-    expected = next((i for i, s in enumerate(strings) if not is_utf8(s)), -1)
-    assert first_bad(strings, width) == expected
-
-
 def test_utf8_is_asked_of_each_string_by_itself():
     """A character cut in two by the end of a string is an error, even though the bytes together are UTF-8."""
     assert first_bad([b"caf\xc3\xa9"]) == -1
