@@ -26,7 +26,6 @@ LEFT_OUT = {
             "tests/robustness/test_limits.py::test_files_full_of_holes_are_refused_in_little_memory",
             "tests/plans/test_plan_memory.py::test_a_model_larger_than_its_control_group",
             "tests/plans/test_plan_memory.py::test_a_model_larger_than_the_memory_of_its_process",
-            "tests/plans/test_plan_memory.py::test_parts_of_a_large_quantised_tensor_take_the_memory_of_their_rows",
         ),
         "limits the address space, of which the sanitiser takes terabytes",
     ),

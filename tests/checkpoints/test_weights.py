@@ -140,21 +140,3 @@ def test_pieces_in_several_shards(tmp_path):
         with pytest.raises(wm.FormatError, match="lacks its tensor"):
             dict(f.weights)
         assert len(dict(f)) == len(f)
-
-
-def test_groups_of_several_formats(tmp_path):
-    """A module takes the group that names it, else one whose expression matches, else that of its class."""
-    example = EXAMPLES["packed 4"]()
-    eight = EXAMPLES["int8 channel"]()
-    for name, array in eight.tensors.items():
-        example.tensors[name.replace("q_proj", "o_proj")] = array
-    rules = [e.config["config_groups"]["group_0"]["weights"] for e in (example, eight)]
-    groups = {
-        "a": {"targets": ["Linear"], "weights": rules[1], "format": "int-quantized"},
-        "b": {"targets": ["re:.*layers.*q_proj$"], "weights": rules[0], "format": "pack-quantized"},
-    }
-    example.config |= {"config_groups": groups, "format": "mixed-precision"}
-    with wm.open(example.write(tmp_path)) as f:
-        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
-        other = f.weights[NAME.replace("q_proj", "o_proj")]
-        np.testing.assert_array_equal(other.dequantize("float32"), eight.values)

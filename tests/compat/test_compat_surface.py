@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
-from tests.support import in_one_item, run_child, sparse
+from tests.support import run_child, sparse
 
 from weightmap import compat
 from weightmap.compat import numpy as ours
@@ -165,41 +165,6 @@ def test_a_missing_file_has_the_words_of_safetensors(tmp_path):
     with pytest.raises(FileNotFoundError) as other:
         safetensors.safe_open("notafile", "np")
     assert str(other.value) == str(caught.value)
-
-
-BOXES = [
-    np.s_[:],
-    np.s_[...],
-    np.s_[2],
-    np.s_[-1, -1, -1],
-    np.s_[1:3],
-    np.s_[::-2, 1],
-    np.s_[:, 1:2],
-    np.s_[:, :, 10:20],
-    np.s_[..., ::-7],
-    np.s_[1, ..., 5],
-    np.s_[None, 1:, None, ..., None, 3],
-    np.s_[5:5],
-    np.s_[3:1, 0],
-    np.s_[100:],
-    np.s_[:, np.int64(2)],
-    np.s_[:-1, -3:-1, 3:0:-2],
-    np.array([1, -1]),
-    np.s_[[0, 2], :, 1],
-    np.s_[np.array([True, False, True, False])],
-    np.s_[True],
-]
-
-
-@pytest.mark.parametrize("gap", [0, 1 << 7, 1 << 30])
-@in_one_item("index", BOXES)
-def test_slices_by_pread_are_those_of_numpy(tmp_path, monkeypatch, index, gap):
-    monkeypatch.setattr("weightmap.compat._safe_open._GAP", gap)
-    values = np.arange(4 * 3 * 40, dtype=np.int32).reshape(4, 3, 40)
-    ours.save_file({"before": np.zeros(3, np.int8), "a": values}, tmp_path / "m")
-    for backend in ("mmap", "pread"):
-        with compat.safe_open(tmp_path / "m", "np", backend=backend) as file:
-            np.testing.assert_array_equal(file.get_slice("a")[index], values[index], strict=True)
 
 
 @pytest.mark.parametrize("index", [np.s_[:1], np.s_[..., ::-2], np.s_[None, 1:, None], np.s_[1:, ..., :2]], ids=repr)

@@ -218,26 +218,6 @@ def test_ranks_read_a_part_each_and_exchange_them(models, staged, name, count, g
     assert max(sent[:-1]) <= sent[-1] / count + 2 * largest
 
 
-@pytest.mark.parametrize("verify", [True, "last"])
-@pytest.mark.parametrize("damaged", [False, True])
-def test_ranks_check_checksums_together(tmp_path, staged, verify, damaged):
-    """Each computes that of its part; a wrong byte is an error of all."""
-    tensors = {f"w{i}": numbers(3000 + i) for i in range(6)}
-    path = _saved(tmp_path / "a.weights", tensors)
-    if damaged:
-        with wm.open(path) as file:
-            _damaged(path, file.info("w4").offset + 5000)
-    devices = [FakeDevice(f"fake:{rank}") for rank in range(3)]
-    for found in on_ranks(path, Ranks.of(3), devices, verify=verify, group=30_000):
-        if damaged:
-            assert isinstance(found, wm.ChecksumError)
-        else:
-            for name, value in tensors.items():
-                assert_same(found[name], value)
-    if not damaged:
-        assert sum(staged) == sum(value.nbytes for value in tensors.values())
-
-
 @pytest.mark.parametrize("what", ["allocate", "copy", "event", "begin"])
 @pytest.mark.parametrize("after", [0, 1])
 def test_an_error_of_one_rank_is_one_of_all(models, what, after):

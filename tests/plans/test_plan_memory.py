@@ -8,14 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.builders import safetensors as safe
 from tests.support import HANG, SOURCES, run_child
 
-import weightmap as wm
 from weightmap.core.bytes.memory import headroom
-from weightmap.core.quant.ggml import quantize_ggml
 
 MIB, GIB = 1 << 20, 1 << 30
 linux = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
@@ -222,25 +219,3 @@ with wm.plan(path, chunk=4 << 20, budget=16 << 20) as plan:
 print(most)
 """
     assert int(run_child(code, big, way).stdout) <= 64 * MIB
-
-
-def test_parts_of_a_large_quantised_tensor_take_the_memory_of_their_rows(tmp_path):
-    path, rows, width = tmp_path / "m.gguf", 1 << 19, 2048
-    blocks = rows * width // 32 * 34
-    wm.save(path, {"w": quantize_ggml(np.zeros((1, 32), np.float32), "q8_0")})
-    head = path.read_bytes()
-    with wm.open(path) as f:
-        at = f.info("w").offset
-    at_shape = head.index((32).to_bytes(8, "little") + (1).to_bytes(8, "little"))
-    shape = width.to_bytes(8, "little") + rows.to_bytes(8, "little")
-    with path.open("wb") as file:
-        file.write(head[:at_shape] + shape + head[at_shape + 16 : at])
-        file.truncate(at + blocks)
-    with wm.open(path) as f:
-        assert f.info("w").nbytes > GIB
-        plan = wm.plan(f, {"w": rows // 2}, budget=MIB)
-        assert plan.nbytes == width // 32 * 34
-        before = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-        ((_, row),) = plan.run("read")
-        assert row.shape == (width,)
-        assert int(Path("/proc/self/statm").read_text("ascii").split()[1]) - before < 16 * MIB // 4096

@@ -154,27 +154,6 @@ def test_neighbours_are_read_together(model, at_once, way):
             assert pool.stats.read_nbytes <= model.nbytes + ALIGN
 
 
-def test_an_error_is_that_of_the_tensor_that_it_concerns(model, at_once, monkeypatch):
-    """Although it was read with its neighbours."""
-    bad, read = model.info(NAMES[4]).offset + SIZE // 2, direct_reading.DirectReader.read
-
-    def fail(self, at, end, parts):
-        if at <= bad < end:
-            raise wm.TruncatedError("the file ends")
-        read(self, at, end, parts)
-
-    monkeypatch.setattr(direct_reading.DirectReader, "read", fail)
-    with model.pool(1 << 20) as pool:
-        pool.prefetch(NAMES)
-        for name in NAMES:
-            if name != NAMES[4]:
-                check(pool, name)
-        assert pool.stats.misses == 0
-        with pytest.raises(wm.TruncatedError):
-            pool.hold(NAMES[4])
-        assert pool.stats.resident_nbytes == sum(entry.cost for entry in pool._entries.values())
-
-
 def test_arrays_are_aligned_and_joined(model, tmp_path):
     """Where tensors lie in their file does not show, nor that there were several."""
     with model.pool(1 << 20) as pool:

@@ -12,10 +12,7 @@ torch = pytest.importorskip("torch")
 from tests.torch.test_torch import _Copies, permissions  # noqa: E402
 
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
-from weightmap.device import Loader, Staging, _loader  # noqa: E402
-from weightmap.device._transfers import ArrayTransfer  # noqa: E402
-from weightmap.torch import StateError, TorchBackend, load_file, load_into  # noqa: E402
-from weightmap.torch._device import pour  # noqa: E402
+from weightmap.torch import StateError, load_file, load_into  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -185,20 +182,6 @@ def test_quantised_tensors_and_other_formats_fill_modules(tmp_path):
         load_into(layer, tmp_path / "m.amb", assign=assign)
         np.testing.assert_array_equal(layer.weight.detach().numpy(), np.asarray(q))
         assert layer.bias.tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
-def test_elements_are_poured_into_tensors_of_any_strides_and_type(monkeypatch, dtype):
-    monkeypatch.setattr(_loader, "UNPINNED", Staging(2, 256))
-    values = np.arange(12, dtype=np.float32).reshape(3, 4)
-    for target in (
-        torch.zeros(3, 4, dtype=dtype),
-        torch.zeros(4, 3, dtype=dtype).T,
-        torch.zeros(6, 4, dtype=dtype)[::2],
-    ):
-        with Loader(TorchBackend("cpu")) as loader:
-            pour(loader, ArrayTransfer("values", values), target)
-            assert target.tolist() == values.tolist()
 
 
 def test_load_file_gives_every_tensor(net):

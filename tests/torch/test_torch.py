@@ -313,22 +313,6 @@ def test_from_torch_undoes_to_torch(name):
     assert back.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6, dtype=">i4"),
-        np.arange(6)[::-1],
-        np.arange(25, dtype=np.uint8)[1:].view(np.float32),
-        np.array(3, ">f8"),
-    ],
-    ids=["byte-swapped", "reversed", "misaligned", "scalar"],
-)
-def test_arrays_that_torch_cannot_share_are_copied(array):
-    tensor = to_torch(array)
-    assert tensor.shape == array.shape
-    assert tensor.numpy().tobytes() == array.astype(array.dtype.newbyteorder("=")).tobytes()
-
-
 def test_what_cannot_cross_is_an_error():
     with pytest.raises(wm.errors.UnsupportedError, match="datetime64"):
         to_torch(np.zeros(2, "M8[s]"))

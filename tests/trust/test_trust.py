@@ -236,23 +236,6 @@ def test_every_file_that_is_opened_is_listed(tmp_path):
                 assert caught.value.path == str(tmp_path / name)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shards", [1, 4])
-def test_each_byte_is_read_once(tmp_path, mode, shards):
-    tensors = {f"t{n}": np.full(1 << 20, n, np.float32) for n in range(4)}
-    folder = tmp_path / "model"
-    folder.mkdir()
-    wm.save(folder / NAME, tensors, max_shard_size=(17 << 20) // shards)
-    digests = {own.name: f"sha256:{sha256(own)}" for own in folder.iterdir()}
-    assert len(digests) == (1 if shards == 1 else shards + 1)  # and their index
-    wm.open(folder, trust=digests, mode=mode).close()  # imports what it needs
-    before = bytes_read()
-    with wm.open(folder, trust=digests, mode=mode) as file:
-        file["t3"]
-        assert file.is_stable is (mode in {"copy", "sealed"})
-    assert 1 <= (bytes_read() - before) / sum(own.stat().st_size for own in folder.iterdir()) < 1.001
-
-
 def bytes_read():
     return int(Path("/proc/self/io").read_text().split()[1])
 

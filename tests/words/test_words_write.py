@@ -7,8 +7,6 @@ import sys
 import numpy as np
 import pytest
 from tests import word_files as wb
-from tests.builders import safetensors as st
-from tests.support import run_child
 
 import weightmap as wm
 from weightmap.core.formats._base import discover
@@ -192,25 +190,6 @@ def test_an_importer_is_added_by_adding_a_file(put, tmp_path, monkeypatch):
             wm.convert(source, tmp_path / "b.fifu")
     finally:
         del sys.modules["weightmap.words.importers.toy"], importers.toy
-
-
-OPENED = """
-import sys
-import weightmap as wm
-source, target = sys.argv[1:]
-wm.convert(source, target)
-opened = []
-sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
-wm.convert(source, target)
-assert opened.count(source) == 1, opened
-"""
-
-
-@pytest.mark.parametrize("kind", [*BUILT, "safetensors"])
-def test_the_source_is_opened_once(kind, put, tmp_path):
-    """What kind of file it is, is found out on the opened file that is then converted."""
-    source, target = put({**BUILT, "safetensors": st.build({}, {})}[kind], "source"), tmp_path / "a.fifu"
-    run_child(OPENED, source, target if kind != "safetensors" else tmp_path / "a.weights")
 
 
 def test_the_command_line(put, tmp_path):
