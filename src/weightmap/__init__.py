@@ -169,6 +169,8 @@ hooks.trust_in.register("weightmap.trust.checking", "bound")
 hooks.overlay.register("weightmap.deltas.overlay", "overlay")
 hooks.weights_of.register("weightmap.checkpoints.handle", "weights_of")
 hooks.importers.register("weightmap.words.importers", "every")
+hooks.direct_reader.register("weightmap.plans.direct", "DirectReader")
+hooks.prefetch.register("weightmap.plans.prefetch", "prefetch")
 
 
 def __dir__() -> list[str]:

@@ -12,9 +12,9 @@ from tests.builders import Tensor, gguf
 from tests.support import HANG, peak_of, run_child
 
 import weightmap as wm
-from weightmap.core.bytes import direct as direct_reading
-from weightmap.core.bytes.direct import ALIGN
 from weightmap.core.bytes.source import Source
+from weightmap.plans import direct as direct_reading
+from weightmap.plans.direct import ALIGN
 
 SIZE = 4 * ALIGN
 NAMES = [f"expert.{number}" for number in range(8)]

@@ -15,7 +15,7 @@ from tests.points import EACH, Interrupter, Interruption
 from tests.support import HANG
 
 import weightmap as wm
-from weightmap.core.bytes.direct import ALIGN
+from weightmap.plans.direct import ALIGN
 
 SIZES = {f"t{i}": ALIGN * (1 + i % 3) - 100 * i for i in range(8)}
 BUDGET = 8 * ALIGN

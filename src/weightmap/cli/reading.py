@@ -20,11 +20,11 @@ from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.lazy import later
-from weightmap.core.model.inputs import check_not_read
 from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
 from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import pieces
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
+from weightmap.huggingface.inputs import check_not_read
 
 if TYPE_CHECKING:
     import argparse

@@ -15,10 +15,10 @@ from weightmap.core.formats.safetensors import DTYPE_NAMES
 from weightmap.core.model.internals import check_copied, dense_row, is_remote, parts_of, row_of
 from weightmap.core.model.opening import open_stored
 from weightmap.core.native import access
-from weightmap.core.quant.places import Heads
 from weightmap.core.ranges import Range
 from weightmap.errors import ClosedError, PlanError, TensorFileError, UnsupportedError, quoted
 from weightmap.plans.part import PartReader, Runs
+from weightmap.plans.places import Heads
 from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Axis, axes_of
 

@@ -19,7 +19,6 @@ from weightmap.core.bytes.open_source import path_of, takes_addresses
 from weightmap.core.formats import FORMATS, Format
 from weightmap.core.model.codes import codes_among
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.inputs import check_not_read
 from weightmap.core.model.internals import (
     folder_opened,
     name_of,
@@ -37,6 +36,7 @@ from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
 from weightmap.huggingface.directory import directory_around, read_directory
+from weightmap.huggingface.inputs import check_not_read
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of

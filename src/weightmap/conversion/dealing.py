@@ -13,10 +13,10 @@ from weightmap.conversion.tensors import Prepared, Preparer, check_total
 from weightmap.core.bytes.open_source import called, folder_of
 from weightmap.core.formats import check_names
 from weightmap.core.formats._metadata import equal
-from weightmap.core.model.inputs import check_not_read
 from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of, where_of
 from weightmap.core.model.sharding import encode_index
 from weightmap.errors import EncodeError, counted
+from weightmap.huggingface.inputs import check_not_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap.conversion.packing import nothing
+from weightmap.conversion.pieces import in_pieces
 from weightmap.conversion.spec import quantize_options, quantize_zeros
 from weightmap.core.arguments import matches
 from weightmap.core.bytes.memory import room
@@ -21,7 +22,6 @@ from weightmap.core.native.access import Failed
 from weightmap.core.native.files import COMPARED
 from weightmap.core.native.quantised import BlockEncoder
 from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
-from weightmap.core.quant.pieces import in_pieces
 from weightmap.core.quant.quantizing import quantize
 from weightmap.core.quant.schemes import BITS, BLOCKED
 from weightmap.errors import QuantError, counted

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.conversion.pieces import in_pieces
 from weightmap.core.arguments import as_float
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.model.internals import check_made, in_order, row_of, sources_of
 from weightmap.core.native.access import Failed, cpus
 from weightmap.core.native.files import COMPARED, FileComparer, differing
-from weightmap.core.quant.pieces import in_pieces
 from weightmap.errors import UnsupportedError, quoted
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import numpy as np
 
 from weightmap.conversion.extras import dropped_because, extras_of, metadata_of, pop_left_out
 from weightmap.conversion.packing import Packed, copy
+from weightmap.conversion.pieces import in_pieces
 from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.core.formats import FORMATS, Filled, Payload, Request, Tensors
@@ -18,7 +19,6 @@ from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
 from weightmap.core.model.sharded import disagreements
 from weightmap.core.native.access import cpus
-from weightmap.core.quant.pieces import in_pieces
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.llama.tensors import stays_float32
 

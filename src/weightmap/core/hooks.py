@@ -61,3 +61,7 @@ overlay = Hook("laying deltas over a model")
 weights_of = Hook("f.weights")
 # The importers of files that no format recognises.
 importers = Hook("importing word vectors", absent=())
+# A reader of a source past the page cache.
+direct_reader = Hook('mode="direct"')
+# Ranges of a mapping, brought into memory in the background.
+prefetch = Hook("prefetching")

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.arguments import mistyped
-from weightmap.core.bytes.direct import ALIGN as BLOCK
-from weightmap.core.bytes.direct import DirectReader
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_unchanged, parts_of
@@ -22,6 +20,8 @@ from weightmap.device._slots import UNPINNED, Slots, Staging, Worker
 from weightmap.device._transfers import ALIGN, AnyTransfer, ArrayTransfer, BatchTransfer, Transfer
 from weightmap.errors import PlanError, TensorFileError, counted, quoted
 from weightmap.plans.delivery import Sums, check_when
+from weightmap.plans.direct import ALIGN as BLOCK
+from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import ask_for, cached_in
 from weightmap.plans.planning import ParameterPlan
 from weightmap.plans.planning import plan as make_plan

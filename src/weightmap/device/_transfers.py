@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.conversion.pieces import in_pieces
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.core.native import quantised
-from weightmap.core.quant.pieces import in_pieces
 from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
 from weightmap.device._slots import Change
 from weightmap.errors import quoted

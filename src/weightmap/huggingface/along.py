@@ -14,9 +14,9 @@ from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.beside import read_small, refuse_loop, stays_inside
 from weightmap.core.bytes.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.model.inputs import ALONG
 from weightmap.core.native import checksums
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
+from weightmap.huggingface.inputs import ALONG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

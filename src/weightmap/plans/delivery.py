@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from weightmap.core.bytes.descriptor import aligned
-from weightmap.core.bytes.direct import DirectReader
 from weightmap.core.native import checksums
 from weightmap.core.ranges import Range
 from weightmap.errors import quoted
+from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import ask_for, give_back, reads_ahead
 from weightmap.plans.part import PartReader, Runs
 from weightmap.plans.wants import Indices, Shard, arranged, axes_of, runs_of
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Sum
-    from weightmap.core.quant.places import Heads
     from weightmap.core.table.table import Row
+    from weightmap.plans.places import Heads
     from weightmap.plans.residency import Spans
 
 Check = bool | Literal["last"]

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.source import Source
     from weightmap.core.native.access import Descriptor
 
 # O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
@@ -52,8 +53,8 @@ class DirectReader:
         Whether to read past the page cache. Sources that are in memory or in a store are read as they are.
     """
 
-    def __init__(self, source: Any, *, direct: bool = True) -> None:
-        self._source = source  # not typed: its module imports this one
+    def __init__(self, source: Source, *, direct: bool = True) -> None:
+        self._source = source
         self._file: Descriptor | None = None
         self._drops = False
         self._rooms: list[memoryview] = []  # memory for pieces that nobody uses

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.bytes.direct import DirectReader
 from weightmap.core.native import files
+from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import file_system_of
 from weightmap.plans.wants import arranged, ranges_of, runs_of
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.quant.places import Heads
     from weightmap.core.table.table import Row
+    from weightmap.plans.places import Heads
     from weightmap.plans.wants import Axis
 
 

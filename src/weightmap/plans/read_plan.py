@@ -12,11 +12,11 @@ from weightmap.core.bytes.memory import headroom
 from weightmap.core.bytes.source import ROUND_TRIP
 from weightmap.core.model.internals import check_open, check_unchanged, is_remote, name_of, parts_of
 from weightmap.core.native import files as native_files
-from weightmap.core.quant.places import Heads
 from weightmap.core.ranges import Range
 from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
 from weightmap.plans.delivery import FileReader, FileShare, PageRelease, RunOptions, check_when, mapped
 from weightmap.plans.pages import file_system_of
+from weightmap.plans.places import Heads
 from weightmap.plans.wants import Indices, Slices, ranges_of
 from weightmap.plans.warming import share, warm
 

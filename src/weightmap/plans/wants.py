@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from weightmap.core.arguments import as_integer, mistyped
-from weightmap.core.quant.places import places_of
 from weightmap.errors import PlanError, quoted
+from weightmap.plans.places import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

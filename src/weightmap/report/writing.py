@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from weightmap.core.arguments import names_moved
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.model.inputs import check_not_read
 from weightmap.core.model.internals import folder_opened, name_of
 from weightmap.core.model.opening import as_handle
+from weightmap.huggingface.inputs import check_not_read
 from weightmap.report.comparing import comparison, pair_page
 from weightmap.report.model import model_page
 from weightmap.report.survey import survey

@@ -12,7 +12,6 @@ from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
 from weightmap.core.formats import FORMATS, Importer, Payload, Request, Tensors
 from weightmap.core.formats._metadata import entries
-from weightmap.core.model.inputs import check_apart, check_not_read
 from weightmap.core.model.internals import name_of, named_rows, parts_of, warnings_of
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
@@ -32,6 +31,7 @@ from weightmap.errors import (
     quoted,
 )
 from weightmap.huggingface.directory import find_source
+from weightmap.huggingface.inputs import check_apart, check_not_read
 from weightmap.words.explicit import explicit
 from weightmap.words.importers import IMPORTERS, NAMES
 from weightmap.words.importers._words import Words, check_finite, normalised, rows_in_block, unnormalised

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from weightmap.core import hooks
 from weightmap.core.bytes.descriptor import (
     ADVICE,
     aligned,
@@ -60,7 +61,6 @@ is_sealed: Callable[..., Any] = later("weightmap.core.bytes.sealed", "is_sealed"
 seal: Callable[..., Any] = later("weightmap.core.bytes.sealed", "seal")
 room: Callable[..., Any] = later("weightmap.core.bytes.memory", "room")
 check_room: Callable[..., Any] = later("weightmap.core.bytes.memory", "check_room")
-prefetch: Callable[..., Any] = later("weightmap.core.bytes.prefetch", "prefetch")
 # Buffers up to this many bytes are not worth keeping.
 _SMALL = 1 << 14
 # Bytes per read into a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in any
@@ -476,9 +476,8 @@ class Source:
         return got
 
     def _past_cache(self) -> Iterator[memoryview]:
-        from weightmap.core.bytes.direct import DirectReader  # noqa: PLC0415 - few handles need it
-
-        return DirectReader(self).pieces(0, self.size)
+        pieces: Iterator[memoryview] = hooks.direct_reader(self).pieces(0, self.size)
+        return pieces
 
     def _watched(self, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
         for piece in pieces:
@@ -526,7 +525,7 @@ class Source:
             return
         memory = self._get_memory()
         if self.mode != "copy":  # it is "copy" by now if the mapping failed
-            prefetch(memory, ranges, scattered=self.is_scattered)
+            hooks.prefetch(memory, ranges, scattered=self.is_scattered)
 
     # ------------------------------------------------------------------------------------------------- the same file
     @property
