@@ -190,6 +190,8 @@ def test_what_documents_tell_to_run_is_there(document):
     paths = re.findall(r"\b(?:tests|examples|benchmarks)/[\w./]*\w", commands)
     assert not [path for path in paths if not (ROOT / path).exists()]
     assert not [name for name in re.findall(r"`(test_\w+\.py)`", text) if not [*(ROOT / "tests").rglob(name)]]
+    sources = [path for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|c|h))`", text) if not path.endswith("/toy.py")]
+    assert not [path for path in sources if not any((base / path).exists() for base in (ROOT, PACKAGE))]
     rules = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "Makefile", *ROOT.glob("*.mk")))
     targets = re.findall(r"(?:^|`)make ([a-z][\w-]*)", text, re.MULTILINE)
     assert not [target for target in targets if not re.search(rf"^{target}:", rules, re.MULTILINE)]
