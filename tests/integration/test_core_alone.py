@@ -14,8 +14,9 @@ import sys, weightmap
 for name in weightmap.__all__:
     try:
         getattr(weightmap, name)
-    except ModuleNotFoundError as error:
-        assert error.name.removeprefix("weightmap.").partition(".")[0] in sys.argv, (name, error)
+    except weightmap.MissingDependencyError as error:
+        purpose, missing = str(error).removesuffix(", which is not there").split(" needs weightmap.")
+        assert purpose == f"weightmap.{name}" and missing in sys.argv, error
     else:
         print(name)
 """

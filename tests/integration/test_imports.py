@@ -184,7 +184,9 @@ def test_only_native_touches_the_c_module():
     assert all(module.startswith("core.native.") for module in MODULES if "_kernels" in imports(module))
 
 
-@pytest.mark.parametrize(("module", "needs"), [("core.lazy", set()), ("errors", set()), ("core.options", {"errors"})])
+@pytest.mark.parametrize(
+    ("module", "needs"), [("errors", set()), ("core.lazy", {"errors"}), ("core.options", {"errors"})]
+)
 def test_the_ground_imports_nothing_of_ours(module, needs):
     assert imports(module) <= needs
 

@@ -5,9 +5,9 @@ Without the part (its folder may be deleted), a hook returns its `absent` value,
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
+from weightmap.core.lazy import import_part
 from weightmap.errors import MissingDependencyError
 
 _REQUIRED = object()
@@ -37,14 +37,12 @@ class Hook:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call the function; import its module first where that is needed."""
         try:
-            function = getattr(import_module(self._module), self._name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{self._module}.".startswith(f"{error.name}."):
+            module = import_part(self._module, self._purpose)
+        except MissingDependencyError:
+            if self._absent is _REQUIRED:
                 raise
-            if self._absent is not _REQUIRED:
-                return self._absent
-            raise MissingDependencyError(f"{self._purpose} needs {error.name}, which is not there") from None
-        return function(*args, **options)
+            return self._absent
+        return getattr(module, self._name)(*args, **options)
 
 
 # The location that an address names; the address itself where its scheme is of no store.

@@ -1,12 +1,25 @@
-"""Defers imports to the first use: of public names of the package, and of the functions of parts."""
+"""Defers imports to the first use: of public names of the package, and of functions that few files need."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weightmap.errors import MissingDependencyError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from types import ModuleType
+
+
+def import_part(module: str, purpose: str) -> ModuleType:
+    """Import a module of a part. Raises `MissingDependencyError`, about `purpose`, if it or its folder is deleted."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise MissingDependencyError(f"{purpose} needs {error.name}, which is not there") from None
 
 
 def on_demand(
@@ -33,7 +46,7 @@ def on_demand(
         if module is None:
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        value = namespace[name] = getattr(import_module(f"{package}.{module}"), name)
+        value = namespace[name] = getattr(import_part(f"{package}.{module}", f"{package}.{name}"), name)
         return value
 
     return get
