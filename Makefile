@@ -46,6 +46,8 @@ lint: $(VENV)/.extra-lint
 	    { echo "Some files are laid out differently: run make format"; exit 1; }
 	@echo "Counting names that say too little"
 	@$(BIN)/python packaging/names.py
+	@echo "Counting the lines of code of each room"
+	@$(BIN)/python packaging/rooms.py
 	@echo "Checking types with mypy"
 	@$(BIN)/mypy
 	@echo "Checking the C sources with $(CC)"
