@@ -135,14 +135,16 @@ class Remedy(NamedTuple):
 # Options that another function has, or that an argument holds.
 _HELD = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
 _HELD |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
-_HELD |= {"strict": "open(..., {})", "trust": "open(..., {})", "weights": "f.weights"}
+_HELD |= dict.fromkeys(("strict", "trust", "config"), "open(..., {})") | {"weights": "f.weights"}
 
 
 def _in_python(remedy: Remedy) -> str:
     if remedy.python:
         return remedy.python
-    value = remedy.switch or remedy.value
-    return _HELD.get(remedy.option, "{}").format(f"{remedy.option}={'' if value is None else repr(value)}")
+    value, place = remedy.switch or remedy.value, _HELD.get(remedy.option)
+    if value is None:
+        return f"{remedy.option}=" if place is None else place.format(f"{remedy.option}=...")
+    return (place or "{}").format(f"{remedy.option}={value!r}")
 
 
 class TensorFileError(Exception):

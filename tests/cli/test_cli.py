@@ -812,7 +812,7 @@ def test_interrupting_is_130_without_traceback(write, run, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weightmap.cli.reading.open_privately", interrupted)
+    monkeypatch.setattr("weightmap.cli.outcome.open_privately", interrupted)
     assert run("inspect", write()) == (128 + signal.SIGINT, "", "weightmap: interrupted\n")
     status, out, _ = run("inspect", write(), "--json")
     assert (status, json.loads(out)["error"]["message"]) == (128 + signal.SIGINT, "interrupted")

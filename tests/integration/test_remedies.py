@@ -197,9 +197,22 @@ def unknown_type(path):
     path.write_bytes(head + gguf.padding(len(head)) + bytes(32))
 
 
+AWQ = ROOT / "tests" / "checkpoints" / "groundtruth" / "awq_gemm"
+
+
 def codes(path):
     """A model directory with a quantised checkpoint."""
-    shutil.copytree(ROOT / "tests" / "checkpoints" / "groundtruth" / "awq_gemm", path)
+    shutil.copytree(AWQ, path)
+
+
+def codes_alone(path):
+    codes(path)
+    (path / "config.json").unlink()
+
+
+def parameters(source, config):
+    with wm.open(source, config=config) as f:
+        return f.weights
 
 
 def weights_of(source, target):
@@ -269,6 +282,15 @@ CASES = {
     "codes without scales": Case(
         *("awq", codes, "m.safetensors", "f.weights", weights_of),
         *(["--weights"], converting(dtype="float16"), "convert", ("--dtype", "float16")),
+    ),
+    "codes without a configuration": Case(
+        *("awq", codes_alone, "", "open(..., config=...)", lambda source, _: parameters(source, AWQ / "config.json")),
+        *(
+            ["--config", f"{AWQ / 'config.json'}"],
+            lambda source, _: parameters(source, None),
+            "inspect",
+            ("--weights",),
+        ),
     ),
     "a type of GGUF that is not known": Case(
         *("m.gguf", unknown_type, "", "open(..., strict=False)", lambda source, _: wm.open(source, strict=False)),

@@ -31,6 +31,13 @@ def add_weights(sub: Any, verb: str) -> None:
     """Add the option for the parameters of quantised checkpoints."""
     about = f"{verb} the parameters of a quantised checkpoint (AWQ, GPTQ, FP8 ...), not the tensors that store them"
     sub.add_argument("--weights", action="store_true", help=about)
+    add_config(sub)
+
+
+def add_config(sub: Any) -> None:
+    """Add ``--config``."""
+    about = "the config.json that says how a checkpoint is quantised (default: the one beside the file)"
+    sub.add_argument("--config", metavar="FILE", help=about)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

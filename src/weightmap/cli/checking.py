@@ -205,6 +205,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
         show.emit("")
         show.emit_table(("tensor", "where"), lone)
     if report.changed:
+        by_rows = any(change.relative is not None for change in report.changed)
         show.emit("")
         show.emit_table(
             (
@@ -215,7 +216,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
                 "elements differing",
                 "largest",
                 "RMS",
-                *(("relative", "worst row") * args.weights),
+                *(("relative", "worst row") * by_rows),
             ),
             [
                 (
@@ -226,8 +227,8 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
                     "" if change.n_different is None else f"{change.n_different:,}",
                     "" if change.max_abs is None else f"{change.max_abs:.3g}",
                     "" if change.rms is None else f"{change.rms:.3g}",
-                    *(("" if change.relative is None else f"{change.relative:.3g}",) * args.weights),
-                    *(("" if change.worst_row is None else f"{change.worst_row:,}",) * args.weights),
+                    *(("" if change.relative is None else f"{change.relative:.3g}",) * by_rows),
+                    *(("" if change.worst_row is None else f"{change.worst_row:,}",) * by_rows),
                 )
                 for change in report.changed
             ],

@@ -21,11 +21,10 @@ from weightmap.cli.arguments import (
     execution,
     text,
 )
-from weightmap.cli.outcome import OK, UsageError, reason
+from weightmap.cli.outcome import OK, UsageError, opened, reason
 from weightmap.core.arguments import sizes
 from weightmap.core.dtypes import FLOATING, SHORT
 from weightmap.core.formats import FORMATS
-from weightmap.core.model.opening import open_privately
 from weightmap.core.quant.quantizing import SCHEMES
 from weightmap.errors import EncodeError, QuantError, TensorFileError, UnknownFormatError, counted, quoted
 from weightmap.llama import NAMES as NAMINGS
@@ -162,7 +161,7 @@ def convert(args: argparse.Namespace) -> int:
 
 def quantize(args: argparse.Namespace) -> int:
     """Write a quantised copy of a model, and report size and error of every tensor."""
-    with open_privately(args.src, strict=not args.lenient) as file:
+    with opened(args, args.src) as file:
         before = file.nbytes
     report, took = converted(args, "quantize")
     if args.json:
@@ -193,7 +192,7 @@ def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport,
         common = {"format": args.format, "progress": progress}
         if getattr(args, "lossy", False):
             report = _words(args, **common)
-        elif not (args.lenient or args.weights or args.verify):
+        elif not (args.lenient or args.weights or args.verify or args.config):
             report = wm.convert(args.src, args.dst, **common, **_options(args), run=run)
         else:
             report = _by_handle(args, **common, run=run)
@@ -212,16 +211,16 @@ def _words(args: argparse.Namespace, **common: Any) -> wm.ConvertReport:
 
 def _by_handle(args: argparse.Namespace, *, run: wm.Run, **common: Any) -> wm.ConvertReport:
     """Convert a model that is opened with options, or verified before, or whose parameters are converted."""
-    try:
-        opened = open_privately(args.src, strict=not args.lenient)
-    except UnknownFormatError:  # words of another program have no checksums
-        if args.lenient:
-            return _words(args, **common)
-        return wm.convert(args.src, args.dst, **common, **_options(args), run=run)
-    with opened as file:
-        if args.verify:
-            file.verify()
-        source = file.weights if args.weights else file
+    with contextlib.ExitStack() as stack:
+        try:
+            source = stack.enter_context(opened(args, args.src))
+        except UnknownFormatError:  # words of another program have no checksums
+            if args.lenient:
+                return _words(args, **common)
+            source = args.src
+        else:
+            if args.verify:
+                source.verify()
         return wm.convert(source, args.dst, **common, **_options(args), run=run)
 
 

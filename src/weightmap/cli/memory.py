@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import weightmap as wm
 from weightmap.checkpoints.weights import weight_of_model
 from weightmap.cli import show
-from weightmap.cli.arguments import add_json, add_lenient, add_threads, text
-from weightmap.cli.outcome import OK, reason
+from weightmap.cli.arguments import add_config, add_json, add_lenient, add_threads, text
+from weightmap.cli.outcome import OK, opened, reason
 from weightmap.core.arguments import brief, size
-from weightmap.core.model.opening import open_privately
 from weightmap.errors import counted
 
 if TYPE_CHECKING:
@@ -25,13 +24,14 @@ if TYPE_CHECKING:
 def add_doctor(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``doctor``."""
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
+    add_config(sub)
     add_json(sub)
     add_lenient(sub)
 
 
 def doctor(args: argparse.Namespace) -> int:
     """Print the cost of using a model on this machine, and advice."""
-    with open_privately(args.file, strict=not args.lenient) as file:
+    with opened(args, args.file) as file:
         report = wm.plan(file).explain()
         kind, shards = show.kind(file.format, file.layout), len(file.shards)
         weight, problem = None, None
@@ -72,7 +72,7 @@ def add_cache_warm(sub: argparse.ArgumentParser) -> None:
 
 def cache_show(args: argparse.Namespace) -> int:
     """Print how much of each tensor is in memory."""
-    with open_privately(args.file, strict=not args.lenient) as file:
+    with opened(args, args.file) as file:
         residency = file.residency(args.names or None)
     resident, nbytes = _totals(residency)
     if args.json:
@@ -93,7 +93,7 @@ def cache_warm(args: argparse.Namespace) -> int:
     """Bring the tensors of a model into the page cache."""
     start = time.perf_counter()
     with (
-        open_privately(args.file, strict=not args.lenient) as file,
+        opened(args, args.file) as file,
         show.progress_bar(f"warm {Path(args.file).name}") as progress,
     ):
         wants = wm.plan(file, args.names or None)
@@ -110,7 +110,7 @@ def cache_warm(args: argparse.Namespace) -> int:
 
 def cache_evict(args: argparse.Namespace) -> int:
     """Give the pages of the tensors of a model back to the system."""
-    with open_privately(args.file, strict=not args.lenient) as file:
+    with opened(args, args.file) as file:
         released = file.release(args.names or None)
         resident, nbytes = _totals(file.residency(args.names or None))
     if args.json:

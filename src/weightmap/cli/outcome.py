@@ -94,9 +94,10 @@ def suggest_lenient(args: argparse.Namespace | None, error: BaseException, sourc
 
 @contextlib.contextmanager
 def opened(args: argparse.Namespace, path: str, trust: Any = None) -> Iterator[TensorFile]:
-    """Open a model as the options say: with ``--lenient`` tolerantly, with ``--weights`` its parameters."""
-    with open_privately(path, strict=not getattr(args, "lenient", False), trust=trust) as file:
-        yield file.weights if args.weights else file
+    """Open a model as ``--lenient``, ``--config`` and ``--weights`` say."""
+    strict, config = not getattr(args, "lenient", False), getattr(args, "config", None)
+    with open_privately(path, strict=strict, trust=trust, config=config) as file:
+        yield file.weights if getattr(args, "weights", False) else file
 
 
 def failed(path: str, why: str) -> str:

@@ -14,14 +14,13 @@ import numpy as np
 from weightmap.checkpoints.weights import TRAINING, as_parameters, storage_of, stored_rows, weight_of
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_lenient, add_weights, text
-from weightmap.cli.outcome import OK, UsageError, reason
+from weightmap.cli.outcome import OK, UsageError, opened, reason
 from weightmap.core.arguments import brief, sizes, takes
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.lazy import later
 from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
-from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import pieces
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
 from weightmap.huggingface.inputs import check_not_read
@@ -77,8 +76,7 @@ def inspect(args: argparse.Namespace) -> int:
     shown_any = False
     for path in args.files:
         args.file = path  # an error is about this one
-        with open_privately(path, strict=not args.lenient) as opened:
-            file = as_parameters(opened) if args.weights else opened
+        with opened(args, path) as file:
             chosen, count = _chosen(file, args), count + len(file)
             if selective and not chosen:
                 continue
@@ -332,7 +330,7 @@ def add_export(sub: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> int:
     """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
-    with open_privately(args.file, strict=not args.lenient) as file:
+    with opened(args, args.file) as file:
         check_not_read(file, args.out)
         if not args.out.lower().endswith(".npy"):
             raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .npy, the format of export")

@@ -115,9 +115,7 @@ def diff(
         weights = any(isinstance(file, Weights) for file in files)
         by_value = by_value or weights or rtol is not None or atol is not None
         sides = [_Side(file, folder_opened(file)) for file in files]
-        return _diff(
-            sides[0], sides[1], tensors_only=tensors_only, tolerance=tolerance if by_value else None, rows=weights
-        )
+        return _diff(sides[0], sides[1], tensors_only=tensors_only, tolerance=tolerance if by_value else None)
 
 
 class _Side:
@@ -195,12 +193,12 @@ class _Side:
         )
 
 
-def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None, rows: bool) -> DiffReport:
+def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None) -> DiffReport:
     notes: list[str] = []
     only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
     common = read_at_all(a.file, b.file, (name for name in a.file if name in b))
     changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
-    if rows:
+    if tolerance is not None:
         changed = tuple(by_rows(d, dense_row(a.file, d.name), dense_row(b.file, d.name)) for d in changed)
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None

@@ -162,9 +162,9 @@ class TensorDiff(NamedTuple):
     rms : float or None
         Root of the mean square of the differences, over all elements, equal ones included.
     relative : float or None
-        With ``weights=True``: `rms` by the root of the mean square of the elements in A.
+        Of a comparison by value: `rms` divided by the root of the mean square of the elements in A.
     worst_row : int or None
-        With ``weights=True``: the index on the first axis where the mean square of the differences is largest.
+        Of a comparison by value: the index on the first axis where the mean square of the differences is largest.
     """
 
     name: str
@@ -223,17 +223,17 @@ def _compare(name: str, a: Row, b: Row, found: _Apart | None, tolerance: Toleran
 
 def by_rows(differs: TensorDiff, a: Row, b: Row) -> TensorDiff:
     """Return a difference with the relative error of the tensor, and the row that has the largest."""
-    if differs.n_different is None or not a.shape:
+    if differs.n_different is None or not a.shape or not (has_numbers(a) and has_numbers(b)):
         return differs
-    width, at, own = max(math.prod(a.shape[1:]), 1), 0, 0.0
+    width, at, total = max(math.prod(a.shape[1:]), 1), 0, 0.0
     squares = np.zeros(a.shape[0])
     for one, other in pairs(a, b):
         with np.errstate(invalid="ignore", over="ignore"):
             errors = np.square(distances(one, other))
-            own += float(np.square(one.astype(np.float64)).sum())
+            total += float(np.square(np.abs(one).astype(np.float64)).sum())
             squares += np.bincount(np.arange(at, at + len(one)) // width, errors, len(squares))
         at += len(one)
-    relative = math.sqrt(squares.sum() / own) if own else math.inf
+    relative = math.sqrt(squares.sum() / total) if total else math.inf
     return differs._replace(relative=relative, worst_row=int(squares.argmax()))
 
 

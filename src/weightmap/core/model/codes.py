@@ -132,8 +132,9 @@ def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> No
         raise UnsupportedError(f"{what}: {method} does not have such pieces here", field="quantization_config")
     writer = _WRITERS.get(scales.rpartition(".")[2])
     named = "" if writer is None else f" (as in {writer})"
-    expected = "quantization_config of a config.json beside the file, or of config="
-    raise UnsupportedError(f"{what}{named}: how they are quantised", actual="not said", expected=expected)
+    expected, remedy = "quantization_config of a config.json beside the file", Remedy("{} names another", "config")
+    msg = f"{what}{named}: how they are quantised"
+    raise UnsupportedError(msg, actual="not said", expected=expected, remedy=remedy)
 
 
 def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:

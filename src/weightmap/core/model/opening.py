@@ -184,9 +184,14 @@ def as_handle(source: Model, *, mode: Mode | None = None, private: bool = True) 
     return open_privately(source) if private else open(source, mode=mode)
 
 
-def open_privately(source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None) -> TensorFile:
+def open_privately(
+    source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None, config: str | None = None
+) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    rare = None if trust is None else Rare(trust=hooks.trust_in(trust, source))
+    rare = None
+    if trust is not None or config is not None:
+        path = None if config is None else os.path.abspath(config)
+        rare = Rare(config=path, trust=None if trust is None else hooks.trust_in(trust, source))
     return refuse_frames(open_with(source, Options(validated_limits(limits), strict=strict, private=True, rare=rare)))
 
 
