@@ -79,6 +79,7 @@ def measurement_lines(
             cosine = math.fsum(a * b for a, b in zip(ours.vector, theirs.vector, strict=True))
             yield f"Cosine similarity of the two embeddings: {cosine:.5f}. {processes}"
     yield "open                  from the path to a handle, header and index checked (safetensors: safe_open)"
+    yield "open, first time      also imports the format, once in a process: weightmap imports one at its first file"
     yield "every tensor in hand  from the first opening until each tensor is a numpy array"
     yield "first embedding       from the first opening through tokeniser and layers to the first sentence's vector"
     yield "anonymous memory      memory that no file backs: copies of tensors count, pages of a mapped file do not"
