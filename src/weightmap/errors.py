@@ -38,14 +38,6 @@ __all__ = [
     "UnknownFormatError",
     "UnknownWordError",
     "UnsupportedError",
-    "counted",
-    "cut_off",
-    "escape",
-    "nonzero_padding",
-    "quoted",
-    "shrank",
-    "too_many",
-    "trailing_bytes",
 ]
 
 # Characters that control a terminal, or that are invisible there and make two names look the same: C0 and C1 controls,

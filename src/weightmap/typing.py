@@ -20,6 +20,7 @@ __all__ = [
     "OpenOptions",
     "Signed",
     "TensorLike",
+    "TokenizerLike",
     "Trusted",
     "Verify",
 ]
@@ -54,6 +55,22 @@ class BinaryFile(Protocol):
 
     def read(self, size: int = ..., /) -> bytes:
         """Return up to `size` bytes."""
+
+
+class TokenizerLike(Protocol):
+    """A tokenizer section (AMB): `TensorFile.tokenizer` returns it, and `weightmap.save` takes it."""
+
+    @property
+    def type(self) -> int:
+        """0 BPE, 1 SentencePiece, 2 WordPiece, 3 custom."""
+
+    @property
+    def special_ids(self) -> "Mapping[str, int]":
+        """Ids by the names bos, eos, pad, unk and mask."""
+
+    @property
+    def payload(self) -> bytes:
+        """The vocabulary."""
 
 
 class Signed(Protocol):

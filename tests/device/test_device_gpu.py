@@ -17,7 +17,8 @@ import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
 from weightmap.core.quant.ggml import quantize_ggml  # noqa: E402
 from weightmap.device import Staging, release_slots  # noqa: E402
-from weightmap.torch import TorchBackend, load_file, load_into, load_plan, to_device, to_torch  # noqa: E402
+from weightmap.torch import TorchBackend, load_file, load_into, to_device, to_torch  # noqa: E402
+from weightmap.torch._device import load_plan  # noqa: E402
 
 RNG = np.random.default_rng(3)
 DTYPES = [

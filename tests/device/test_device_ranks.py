@@ -24,7 +24,8 @@ def _rank(rank, folder):
     import torch.distributed as dist
 
     from weightmap import vllm as ours
-    from weightmap.torch import TorchExchange, load_plan
+    from weightmap.torch import TorchExchange
+    from weightmap.torch._device import load_plan
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=WORLD)
     exchange, found = TorchExchange(), []
@@ -70,7 +71,8 @@ def test_two_processes_read_a_file_once(tmp_path):
 def _deserted(rank, folder):
     import torch.distributed as dist
 
-    from weightmap.torch import TorchExchange, load_plan
+    from weightmap.torch import TorchExchange
+    from weightmap.torch._device import load_plan
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=WORLD)
     with wm.plan(Path(folder, "a.safetensors")) as plan:

@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 import weightmap as wm  # noqa: E402 - nothing here makes sense without torch
 from weightmap import compat  # noqa: E402
 from weightmap.device import Staging, _loader  # noqa: E402
-from weightmap.torch import _files, from_torch, load_plan, to_device, to_torch  # noqa: E402
+from weightmap.torch import _files, from_torch, to_device, to_torch  # noqa: E402
+from weightmap.torch._device import load_plan  # noqa: E402
 
 theirs = pytest.importorskip("safetensors")
 theirs_torch = pytest.importorskip("safetensors.torch")

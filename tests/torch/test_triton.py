@@ -15,7 +15,8 @@ from weightmap.core.native import quantised  # noqa: E402
 from weightmap.core.quant.blocks import QuantizedTensor  # noqa: E402
 from weightmap.core.quant.ggml import GgmlTensor, quantize_ggml  # noqa: E402
 from weightmap.device import Change, Staging  # noqa: E402
-from weightmap.torch import TorchBackend, load_plan  # noqa: E402
+from weightmap.torch import TorchBackend  # noqa: E402
+from weightmap.torch._device import load_plan  # noqa: E402
 
 triton_kernels = pytest.importorskip("weightmap.torch._triton")
 

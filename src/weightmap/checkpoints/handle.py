@@ -44,7 +44,7 @@ class Weights(TensorFile):
         varied = content if table is None else content.varied(table=table)
         super().__init__(source, stored.format, varied, options)
         # Not the handle itself: the two would keep each other alive.
-        self.stored = TensorFile(source, stored.format, content, options, stored._shards)  # noqa: SLF001
+        self.stored: TensorFile = TensorFile(source, stored.format, content, options, stored._shards)  # noqa: SLF001
 
     @property
     def weights(self) -> Weights:

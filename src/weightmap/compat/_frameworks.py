@@ -54,8 +54,9 @@ class Framework(NamedTuple):
         """Return the mode to open files in; None for the default."""
         if not self.writable:
             return None
-        mode: Mode = wm.torch.writable_mode()
-        return mode
+        from weightmap.torch._files import writable_mode
+
+        return writable_mode()
 
 
 def _to_torch(array: Any) -> Any:

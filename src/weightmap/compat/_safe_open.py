@@ -40,6 +40,13 @@ _GAP = 64 << 10
 _CHUNK = 16 << 20
 
 
+def _torch_files() -> Any:
+    """Return the module that makes tensors of torch, which imports that."""
+    from weightmap.torch import _files
+
+    return _files
+
+
 def read_whole(file: TensorFile, name: str) -> NDArray[Any]:
     """Return a tensor in private memory: quantised ones as float32, those packed below the byte as bytes."""
     row = dense_row(file, name)
@@ -154,7 +161,9 @@ class OpenedFile:
         self._away = False  # whether tensors go to a device other than the CPU
         mode = framework.mode()
         if framework.devices:
-            self.device = wm.torch.torch_device("cpu" if device is None else device)
+            from weightmap.torch._tensors import torch_device
+
+            self.device = torch_device("cpu" if device is None else device)
             self._away = self.device.type != "cpu"
             if self._away:  # what is copied there is never written to here
                 mode = None
@@ -172,10 +181,10 @@ class OpenedFile:
         """Return a tensor."""
         file = self.file
         if self._away:
-            return wm.torch.load_tensors(file, [name], self.device)[name]
+            return _torch_files().load_tensors(file, [name], self.device)[name]
         value = read_whole(file, name) if self.pread else file[name] if self.device is None else None
         if self.device is not None:
-            return wm.torch.read_tensor(file, name, value)
+            return _torch_files().read_tensor(file, name, value)
         return self._delivered(name, value)
 
     def _delivered(self, name: str, value: Any) -> Any:
@@ -188,7 +197,8 @@ class OpenedFile:
         """Return all tensors, in the order of these names. Whole files take a tenth of the time of single tensors."""
         file = self.file
         if self._away:
-            return wm.torch.load_tensors(file, names, self.device)
+            tensors: dict[str, Any] = _torch_files().load_tensors(file, names, self.device)
+            return tensors
         if self.pread:
             return {name: self.whole(name) for name in names}
         if self.device is not None:
@@ -207,7 +217,7 @@ class OpenedFile:
         try:
             if self._away and is_plain(index):
                 np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
-                return wm.torch.load_tensors(file, {name: index}, self.device)[name]
+                return _torch_files().load_tensors(file, {name: index}, self.device)[name]
             value = None if self.pread or self._remote else file[name]
             # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
             array = value[index] if isinstance(value, np.ndarray) else read_part(file, name, index)

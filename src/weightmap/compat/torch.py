@@ -11,7 +11,8 @@ from weightmap.compat import _safe_open, _saving
 from weightmap.compat._saving import TorchEncodeError
 from weightmap.core.model.saving import check_module
 from weightmap.errors import EncodeError, quoted
-from weightmap.torch import StateError, load_state
+from weightmap.torch import StateError
+from weightmap.torch._modules import load_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

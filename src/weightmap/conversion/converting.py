@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from weightmap.core.model.opening import Model
     from weightmap.core.model.sharding import ShardTarget
     from weightmap.huggingface.directory import ModelDirectory
 
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 @with_lossy
 @takes_addresses("dst", 1)
 def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
-    src: Any,
+    src: Model,
     dst: str | bytes | os.PathLike[Any],
     *,
     format: str | None = None,

@@ -11,12 +11,13 @@ from weightmap.core.formats._metadata import TYPES, entries, typed
 from weightmap.errors import counted, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
     from weightmap.huggingface.directory import ModelDirectory
+    from weightmap.typing import TokenizerLike
 
 
 def file_metadata(file: TensorFile) -> dict[str, Any]:
@@ -90,7 +91,8 @@ def extras_of(
     foreign = found.own_keys & metadata.keys() if file.format != found.name else frozenset[str]()
     if foreign:
         metadata = {key: value for key, value in metadata.items() if key not in foreign}
-    own, config, tokenizer, notes = file.vocab, file.config, file.tokenizer, []
+    own, config, notes = file.vocab, file.config, list[str]()
+    tokenizer: TokenizerLike | Mapping[str, Any] | None = file.tokenizer
     vocab: Sequence[str] | None = own
     special_ids = None if own is None else own.special_ids
     if special_ids is not None and file.format != found.name:
@@ -106,7 +108,7 @@ def extras_of(
             for name, i in parts.large_ids.items():
                 config = {**(config or {}), f"{name}_token_id": i}
                 notes.append(f"the special id {name} is {i}, more than 16 bits hold: it went to the configuration")
-    have = {
+    have: dict[str, Any] = {
         "metadata": metadata if metadata or file.has_metadata else None,
         "vocab": vocab,
         "special_ids": special_ids,

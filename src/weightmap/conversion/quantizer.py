@@ -150,7 +150,8 @@ class Quantizer:
     """
 
     def __init__(self, how: Quantize, threads: int | None = None, shape: Shape | None = None) -> None:
-        self.scheme, self._mixture, self._shape = how.usual, how.mixture, shape
+        self.scheme: str = how.usual
+        self._mixture, self._shape = how.mixture, shape
         self._options = {**quantize_options(how), "threads": access.cpus() if threads is None else threads}
         self._include, self._exclude = how.include, how.exclude
         self.done: list[QuantizedInfo] = []

@@ -46,20 +46,20 @@ class Hook:
 
 
 # The location that an address names; the address itself where its scheme is of no store.
-location_of = Hook("opening an address")
+location_of: Hook = Hook("opening an address")
 # The source for a location.
-open_location = Hook("opening an address")
+open_location: Hook = Hook("opening an address")
 # The result of a function that writes to a path, called with an address as its target.
-write_to_address = Hook("writing to an address")
+write_to_address: Hook = Hook("writing to an address")
 # The digests that `trust=` names for a model.
-trust_in = Hook("trust=")
+trust_in: Hook = Hook("trust=")
 # A handle with deltas laid over it.
-overlay = Hook("laying deltas over a model")
+overlay: Hook = Hook("laying deltas over a model")
 # The parameters of a model as a handle.
-weights_of = Hook("f.weights")
+weights_of: Hook = Hook("f.weights")
 # The importers of files that no format recognises.
-importers = Hook("importing word vectors", absent=())
+importers: Hook = Hook("importing word vectors", absent=())
 # A reader of a source past the page cache.
-direct_reader = Hook('mode="direct"')
+direct_reader: Hook = Hook('mode="direct"')
 # Ranges of a mapping, brought into memory in the background.
-prefetch = Hook("prefetching")
+prefetch: Hook = Hook("prefetching")

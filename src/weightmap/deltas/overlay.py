@@ -134,7 +134,8 @@ class OverlaidTable(JoinedTable):
 
     def __init__(self, base: Table, changed: Mapping[int, Patched]) -> None:
         super().__init__([base], np.arange(len(base)), base.names)
-        self.base, self.changed = base, changed
+        self.base: Table = base
+        self.changed: Mapping[int, Patched] = changed
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""

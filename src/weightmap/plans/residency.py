@@ -90,7 +90,8 @@ class Spans:
     nbytes: NDArray[np.int64]
 
     def __init__(self, model: Any, columns: _Columns) -> None:
-        self.model, self._columns, self._table = model, columns, parts_of(model)[1].table
+        self.model: Any = model
+        self._columns, self._table = columns, parts_of(model)[1].table
         self._names: dict[int, str] = {}  # of tensors that were looked up by them
         self.sources: tuple[Source, ...] = sources_of(model)
         self.file, self.row, self.begin, self.nbytes = columns.file, columns.row, columns.begin, columns.nbytes

@@ -23,18 +23,16 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row, TensorInfo
     from weightmap.plans.residency import Spans
 
+    # Which elements of a tensor, and which tensors: what `weightmap.plan` takes.
+    _Step: TypeAlias = int | slice | EllipsisType
+    Index: TypeAlias = _Step | tuple[_Step, ...] | "Shard" | None
+    _Names: TypeAlias = str | Iterable[str] | Iterable[tuple[str, Index]] | Mapping[str, Index]
+    Wants: TypeAlias = _Names | Callable[[TensorInfo], object] | "Shard" | None
+
 # Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices.
 
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 MAX_RUNS = 1 << 24
-
-
-# Which elements of a tensor, and which tensors: what `weightmap.plan` takes.
-Index: TypeAlias = "int | slice | EllipsisType | Shard | tuple[int | slice | EllipsisType, ...] | None"
-Wants: TypeAlias = (
-    "str | Iterable[str] | Iterable[tuple[str, Index]] | Mapping[str, Index] | Callable[[TensorInfo], object] "
-    "| Shard | None"
-)
 
 
 class Axis(NamedTuple):

@@ -62,7 +62,8 @@ class CachedSource(Source):
 
     def __init__(self, location: Location, local: str, mode: str) -> None:
         super().__init__(local, str(location), mode, open_descriptor(local))
-        self.path, self._local = location, os.path.abspath(local)
+        self.path: Location = location
+        self._local = os.path.abspath(local)
         # The cache of the Hub names the file behind a link by its digest.
         blob = blob_of(local)
         self.digest: str | None = None if blob is None else os.path.basename(blob)

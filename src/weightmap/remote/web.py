@@ -60,7 +60,8 @@ class _Answer:
         give_back: Callable[[http.client.HTTPConnection], None],
     ) -> None:
         self.meta = meta
-        self.range, self._missing = span, span.nbytes
+        self.range: Range = span
+        self._missing = span.nbytes
         self.linked = False  # whether its tag is that of a redirect, which stands for the file
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response

@@ -14,11 +14,11 @@ NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tenso
 """
 
 from weightmap.core.model.saving import from_torch
-from weightmap.torch._device import TorchBackend, TorchExchange, load_plan, to_device
+from weightmap.torch._device import TorchBackend, TorchExchange, to_device
 from weightmap.torch._experts import serve_experts
-from weightmap.torch._files import load_file, load_tensors, read_tensor, writable_mode
-from weightmap.torch._modules import StateError, load_into, load_state
-from weightmap.torch._tensors import to_torch, torch_device
+from weightmap.torch._files import load_file
+from weightmap.torch._modules import StateError, load_into
+from weightmap.torch._tensors import to_torch
 
 __all__ = [
     "StateError",
@@ -27,13 +27,7 @@ __all__ = [
     "from_torch",
     "load_file",
     "load_into",
-    "load_plan",
-    "load_state",
-    "load_tensors",
-    "read_tensor",
     "serve_experts",
     "to_device",
     "to_torch",
-    "torch_device",
-    "writable_mode",
 ]

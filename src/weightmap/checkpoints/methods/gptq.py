@@ -94,10 +94,10 @@ class Gptq(Method):
             settings.unsupported("pack_dtype", "'int32'")
         self.whole: tuple[int, int] = self._sizes(settings, 4, 128)
         self.dynamic: list[tuple[str, tuple[int, int] | None]] = []
-        self.rules = rules = settings.section("dynamic")
-        for key in rules.values:
+        self.rules: Settings = settings.section("dynamic")
+        for key in self.rules.values:
             negative, text = key.startswith("-:"), key[2:] if key[:2] in {"+:", "-:"} else key
-            sizes = None if negative else self._sizes(rules.section(key), *self.whole)
+            sizes = None if negative else self._sizes(self.rules.section(key), *self.whole)
             self.dynamic.append((text, sizes))
 
     @staticmethod

@@ -52,7 +52,7 @@ _WRITING = dict.fromkeys(
 )
 _hint = later("weightmap.core.formats._recognition", "hint")
 _damaged = later("weightmap.core.formats._recognition", "damaged")
-of_ranks = later("weightmap.core.formats._recognition", "of_ranks")
+of_ranks: Callable[..., Any] = later("weightmap.core.formats._recognition", "of_ranks")
 __getattr__: Callable[[str], Any] = on_demand(
     __name__, globals(), _WRITING | {"Verification": "_verification", "fitted": "_metadata"}
 )

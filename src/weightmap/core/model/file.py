@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats import Content
+    from weightmap.core.formats.amb import Tokenizer
     from weightmap.core.model.reports import Residency, VerifyReport
     from weightmap.core.options import Options
     from weightmap.core.table.table import Table, TensorInfo
@@ -211,9 +212,9 @@ class TensorFile(Mapping[str, Any]):
         return self._content.config
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer section (AMB), else None."""
-        return self._content.tokenizer
+        return self._content.tokenizer  # type: ignore[no-any-return]
 
     @property
     def embeddings(self) -> Embeddings | None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.sink import WritePlan
     from weightmap.core.dtypes import DType
-    from weightmap.typing import TensorLike
+    from weightmap.typing import TensorLike, TokenizerLike
 
 # Turns torch tensors into arrays. Never imports torch: a caller that has a tensor has imported it.
 
@@ -511,7 +511,7 @@ def save(
     vocab: Sequence[str] | None = None,
     special_ids: Mapping[str, int] | None = None,
     config: Mapping[str, Any] | None = None,
-    tokenizer: Any = None,
+    tokenizer: TokenizerLike | Mapping[str, Any] | None = None,
     max_shard_size: int | str | None = None,
     output: Output | None = None,
     progress: Callable[[int, int], None] | None = None,

@@ -59,13 +59,15 @@ from weightmap.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats import Verification
+    from weightmap.core.formats._verification import Sum
     from weightmap.core.model.listing import Listing
+    from weightmap.core.table.vocabulary import Vocabulary
 
 
 class _Table(JoinedTable):
@@ -131,10 +133,12 @@ class ShardedContent(Content):
         self._keys = frozenset(key for content in self._contents if content.part for key in content.part.keys)
         self.has_metadata: bool = bool(self._own) or any(content.has_metadata for content in self._contents)
         with_vocab = (content for content in self._contents if content.load_vocab is not None)
-        self.load_vocab = next((functools.partial(getattr, content, "vocab") for content in with_vocab), None)
-        self.config = self._first("config")
-        self.tokenizer = self._first("tokenizer")
-        self.sums = lambda source: self._of[source].sums(source)
+        self.load_vocab: Callable[[], Vocabulary] | None = next(
+            (functools.partial(getattr, content, "vocab") for content in with_vocab), None
+        )
+        self.config: Mapping[str, Any] | None = self._first("config")
+        self.tokenizer: Any = self._first("tokenizer")
+        self.sums: Callable[[Source], Sequence[Sum]] = lambda source: self._of[source].sums(source)
 
     @property
     def where(self) -> dict[str, str]:
