@@ -17,7 +17,7 @@ from weightmap.core.model.opening import open_stored
 from weightmap.core.native import access
 from weightmap.core.ranges import Range
 from weightmap.errors import ClosedError, PlanError, TensorFileError, UnsupportedError, quoted
-from weightmap.plans.part import PartReader, Runs
+from weightmap.plans.delivery import PartReader, Runs
 from weightmap.plans.places import Heads
 from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Axis, axes_of
@@ -70,7 +70,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
         return np.asarray((row.decoder() if row.dtype.quantized else read_whole(file, name))[index])
     what = f"tensor {quoted(name)}"
     try:
-        axes = axes_of(key, row.shape, what)
+        axes = axes_of(key, row.shape, name)
     except PlanError:
         np.broadcast_to(np.uint8(0), row.shape)[index]  # raises what numpy raises
         raise
@@ -81,7 +81,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
         return np.asarray((reader.quantized(row, key, name, Heads(), 0) if partial else row.decoder())[index])
     stored = numpy_dtype(row.dtype)
     box = _box(axes, row.shape, stored.itemsize)
-    runs = Runs(row, box, what)
+    runs = Runs(row, box, name)
     parts_of(file)[2].limits.check("max_copy_bytes", runs.nbytes, f"size of a part of {what}")
     row.source.check_size(f"a part of {what}", runs.nbytes)
     read = access.empty(tuple([axis.size for axis in box]), stored)

@@ -230,8 +230,7 @@ class Work:
         for box in boxes(starts, sizes, each if kind.octets else MAX_RUNS):
             keys: list[Any] = [... if whole or not box else box]
             if kind.octets:
-                what = f"tensor {quoted(part.name)}"
-                runs, length = runs_of(axes_of(box, kind.shape, what), kind.shape, what)
+                runs, length = runs_of(axes_of(box, kind.shape, part.name), kind.shape, part.name)
                 keys = [slice(start, start + length) for start in runs.tolist()]
             self.wants += [(part.name, key) for key in keys]
             wants.append(_Want(part, box, deque([box] if kind.octets or keys[0] is ... else ()), len(keys)))

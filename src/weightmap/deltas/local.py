@@ -41,7 +41,7 @@ themselves: what changes in them is written to ``next/changes`` first, verified 
 
     next/changes | journal.json | state.json goes | files go to next/ | changes are made there | journal.json again
 
-and on as above. Making the changes twice does no harm (changes.py). Nobody who opens the model finds a file while it is
+and on as above. Making the changes twice does no harm (writing.py). Nobody who opens the model finds a file while it is
 changed, only that it is missing: `weightmap.open` says why. Once the files are in ``next/``, nobody may have them open
 (`_is_unused`), or they go back. Stopped before the first journal, the directory is the old version; after it, whoever
 holds the lock next goes on to the new one.
@@ -76,8 +76,8 @@ from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access, files
 from weightmap.core.options import Limits
-from weightmap.deltas.changes import make_changes
 from weightmap.deltas.tree import MISSING, Tree
+from weightmap.deltas.writing import make_changes
 from weightmap.errors import DeltaError, FormatError, NotRegularFileError, TargetError, TensorFileError
 from weightmap.plans.pages import numbered
 

@@ -23,7 +23,6 @@ from weightmap.core.model.opening import open_with
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access
 from weightmap.core.options import DEFAULT_LIMITS, Options
-from weightmap.deltas.changes import write_changes
 from weightmap.deltas.local import CHANGES, Journal, Local
 from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport
@@ -37,7 +36,7 @@ from weightmap.deltas.versions import (
     split_version,
     version_name,
 )
-from weightmap.deltas.writing import pieces, segments, write_files, write_planned
+from weightmap.deltas.writing import pieces, segments, write_changes, write_files, write_planned
 from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
 from weightmap.huggingface.along import Along
 

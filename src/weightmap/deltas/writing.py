@@ -1,18 +1,26 @@
-"""Writes the files of a version: the bytes of the version before, with changed tensors decoded over them."""
+"""Writes the files of a version, or the list of changes for a step in place, by several threads.
+
+A file has the bytes of the version before, with changed tensors decoded over them.
+"""
 
 from __future__ import annotations
 
+import _thread
 import os
+import struct
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes import memory
 from weightmap.core.bytes.sink import Sink, write_all
 from weightmap.core.native import files as native_files
 from weightmap.core.ranges import Range
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
-from weightmap.deltas.publishing import exhaust
+from weightmap.errors import DeltaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,10 +32,113 @@ if TYPE_CHECKING:
     from weightmap.core.native.access import Descriptor
     from weightmap.core.table.table import Row
 
-# Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work.
-_COPIED, _SHARE = 1 << 20, 64 << 20
-# Bytes after which the disk begins with them, instead of when all is written.
-_FLUSHED = 8 << 20
+# Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work
+_COPY_BYTES, _SHARE_BYTES = 1 << 20, 64 << 20
+# Written bytes after which the disk begins with them, instead of at the end
+_FLUSH_BYTES = 8 << 20
+
+
+# Threads that work on the tensors of a version. The first error, or an interrupt, ends all work.
+#
+# A signal's handler raises in the main thread, perhaps within a condition or while a thread is started or joined, which
+# loses a lock or the thread. So the main thread does none of these: one thread starts the others and waits for them.
+
+# Seconds between two looks at ending threads, and at the end of all work
+_THREAD_POLL_S, _WORK_POLL_S = 0.001, 0.1
+
+
+def exhaust(work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
+    """Exhaust iterators, each in a thread; `progress` is called with what they yield, by one thread at a time.
+
+    They begin in order. After an error or an interrupt none begins, and those that have begun end where they yield
+    next; no thread is left when this ends.
+    """
+    crew = _Crew(work, min(threads, len(work)), progress)
+    try:
+        _thread.start_new_thread(crew.supervise, ())
+        crew.wait()
+    finally:
+        try:
+            crew.end()
+        except BaseException:  # an interrupt of the end itself
+            crew.end()
+            raise
+    if crew.errors:
+        error = crew.errors[0]
+        crew.errors.clear()  # it has a traceback, which has this crew
+        try:
+            raise error
+        finally:
+            del error
+
+
+class _Crew:
+    """Threads and their work."""
+
+    def __init__(self, work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
+        self._pending, self._threads, self._progress = list(reversed(work)), threads, progress
+        self._lock, self._telling, self._awake = threading.Lock(), threading.Lock(), threading.Lock()
+        self._awake.acquire()
+        self._stopped = self._begun = self._ended = False
+        self.errors: list[BaseException] = []
+
+    def supervise(self) -> None:
+        """Start the threads, and wait for their end: in a thread of its own."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._begun = True
+        crew: list[threading.Thread] = []
+        try:
+            for _ in range(self._threads):
+                # Whether it is a daemon is said, and its end looked for: otherwise Python would register this thread.
+                crew.append(threading.Thread(target=self._go_through, daemon=False))
+                crew[-1].start()
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, such as that there are too many threads
+            self._fail(error)
+            crew.pop()
+        for each in crew:
+            while each.is_alive():
+                time.sleep(_THREAD_POLL_S)
+        with self._lock:
+            self._pending.clear()  # this thread lives a moment longer than the caller waits
+        self._ended = True
+        self._awake.release()
+
+    def wait(self) -> None:
+        """Wait for the end of all work."""
+        while not self._ended:
+            self._awake.acquire(timeout=_WORK_POLL_S)
+
+    def end(self) -> None:
+        """Let no work begin, and wait for the end of what has begun."""
+        with self._lock:
+            self._stopped, begun = True, self._begun
+            self._pending.clear()  # the thread that starts the others may yet begin, and has no part in their files
+        if begun:
+            self.wait()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self.errors.append(error)
+            self._stopped = True
+
+    def _next(self) -> Iterator[int] | None:
+        with self._lock:
+            return self._pending.pop() if self._pending and not self._stopped else None
+
+    def _go_through(self) -> None:
+        try:
+            with memory.keeping():
+                while (steps := self._next()) is not None:
+                    for done in steps:
+                        if self._stopped:
+                            return
+                        if done:
+                            with self._telling:
+                                self._progress(done)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            self._fail(error)
 
 
 def segments(source: Source, changed: Sequence[Row]) -> Iterator[tuple[int, int, Row | None]]:
@@ -45,7 +156,7 @@ def segments(source: Source, changed: Sequence[Row]) -> Iterator[tuple[int, int,
 def pieces(source: Source, offset: int, nbytes: int, row: Row | None) -> Iterator[memoryview]:
     """Yield the new bytes of a segment."""
     if row is None:
-        return source.ahead([Range(offset, offset + nbytes)]).chunks(offset, nbytes, _COPIED)
+        return source.ahead([Range(offset, offset + nbytes)]).chunks(offset, nbytes, _COPY_BYTES)
     assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
     return row.geometry.pieces(row)
 
@@ -74,7 +185,7 @@ def write_files(
             for piece in stage:
                 write_all(fd, piece, at)
                 at += len(piece)
-                if at - begun >= _FLUSHED:
+                if at - begun >= _FLUSH_BYTES:
                     native_files.begin_flush(fd, begun, at - begun)
                     begun = at
                 yield len(piece) if stage is stages[-1] else 0
@@ -127,6 +238,105 @@ def write_planned(plan: WritePlan, fd: Descriptor, progress: Callable[[int], Non
 def _shared(parts: Iterable[tuple[int, int, Row | None]]) -> Iterator[tuple[int, int, Row | None]]:
     """Yield parts, long ones that stay in shares."""
     for offset, nbytes, row in parts:
-        step = nbytes if row is not None else _SHARE
+        step = nbytes if row is not None else _SHARE_BYTES
         for start in range(offset, offset + nbytes, step or 1):
             yield start, min(step, offset + nbytes - start), row
+
+
+# A list of changes: the changed bytes of files. It may be applied any number of times, whole or in part, where XOR
+# applied twice would undo itself. A record is, in the byte order of this machine::
+#
+#     u32 number of the file | u32 count | u64 offset | u32 bytes | count x u32: place << 8 | new byte
+#
+# Places count from the offset. With count = 2^32 - 1 all new bytes follow instead, where a quarter of them changes.
+
+# Blocks of a thread after which the disk begins with them
+_FLUSH_BLOCKS = _FLUSH_BYTES // BLOCK
+_HEAD, _WHOLE = struct.Struct("=IIQI"), (1 << 32) - 1
+
+
+def write_changes(
+    files: Sequence[Sequence[Row]], log: Descriptor, threads: int, progress: Callable[[int], None]
+) -> int:
+    """Write what changes in the changed rows of files, each compared with its checksum, and flush it.
+
+    Returns the size of the log. `progress` is called with the bytes of tensors that were compared since its last call.
+    """
+    lock, end = threading.Lock(), 0
+
+    def write(number: int, row: Row) -> Iterator[int]:
+        nonlocal end
+        assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+        offset, before = row.offset, np.empty(min(BLOCK, row.nbytes), np.uint8)
+        for new in row.geometry.pieces(row, before):
+            block = np.frombuffer(new, np.uint8)
+            places = np.flatnonzero(before[: len(block)] != block)
+            count, body = _WHOLE, new
+            if 4 * len(places) < len(block):
+                count, body = len(places), (places.astype(np.uint32) << 8 | block[places]).data
+            record = b"".join((_HEAD.pack(number, count, offset, len(new)), body)) if count else b""
+            with lock:
+                at, end = end, end + len(record)
+            write_all(log, memoryview(record), at)
+            if at >> 20 < at + len(record) >> 20:  # the disk begins with each MiB
+                native_files.begin_flush(log, 0, 0)
+            offset += len(new)
+            yield len(new)
+
+    work = sorted(((number, row) for number, rows in enumerate(files) for row in rows), key=lambda one: -one[1].nbytes)
+    exhaust([write(*one) for one in work], threads, progress)
+    os.fsync(log)
+    return end
+
+
+def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, step: Callable[[str], None]) -> None:
+    """Make the changes that a log has, in files in the order of their numbers, and flush these.
+
+    Raises `DeltaError` for a log that is damaged.
+    """
+
+    def make(share: int) -> Iterator[int]:
+        room = memoryview(bytearray(BLOCK))
+        for count, (number, changed, offset, nbytes, at, size) in enumerate(_records(log)):
+            if count % threads != share:
+                continue
+            step("block")
+            body = os.pread(log, size, at)
+            if number >= len(files) or nbytes > BLOCK or len(body) != size:
+                raise _damaged()
+            block = memoryview(body)
+            if changed != _WHOLE:
+                block = room[:nbytes]
+                listed = np.frombuffer(body, np.uint32)
+                places = listed >> 8
+                if os.preadv(files[number], [block], offset) != nbytes or places.max(initial=0) >= nbytes:
+                    raise _damaged()
+                np.frombuffer(block, np.uint8)[places] = listed.astype(np.uint8)
+            write_all(files[number], block, offset)
+            yield nbytes
+            if count // threads % _FLUSH_BLOCKS == _FLUSH_BLOCKS - 1:
+                native_files.begin_flush(files[number], 0, 0)
+
+    exhaust([make(share) for share in range(threads)], threads, lambda _: None)
+    for file in files:
+        os.fsync(file)
+
+
+def _records(log: Descriptor) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Yield number, count, offset and bytes of each record, and place and size of what follows them."""
+    at, end = 0, os.fstat(log).st_size
+    while at < end:
+        head = os.pread(log, _HEAD.size, at)
+        if len(head) != _HEAD.size:
+            raise _damaged()
+        number, count, offset, nbytes = _HEAD.unpack(head)
+        size = nbytes if count == _WHOLE else 4 * count
+        if nbytes > BLOCK or size > BLOCK:
+            raise _damaged()
+        at += _HEAD.size
+        yield number, count, offset, nbytes, at, size
+        at += size
+
+
+def _damaged() -> DeltaError:
+    return DeltaError("the list of changes that were to be made in place is damaged: pull a full version, or the base")

@@ -106,7 +106,7 @@ class Transfer:
         stored = row.dtype
         self._stored: str = "float32" if stored.quantized else "uint8" if stored.packed else stored.name
         whole = (row.nbytes,) if stored.packed else row.shape
-        self._axes: list[Axis] | None = None if key is None or key is Ellipsis else axes_of(key, whole, quoted(name))
+        self._axes: list[Axis] | None = None if key is None or key is Ellipsis else axes_of(key, whole, name)
         sizes = whole if self._axes is None else tuple(axis.size for axis in self._axes)
         self.dtype: str = dtype if dtype is not None and self._stored in FLOATING else self._stored
         backend.check(self.dtype)
@@ -173,7 +173,7 @@ class Transfer:
         """Return where the runs of elements begin, and the length of each."""
         if self._axes is None:
             return np.zeros(1, np.int64), self.count
-        return runs_of(self._axes, self._whole, quoted(self.name))
+        return runs_of(self._axes, self._whole, self.name)
 
     # ------------------------------------------------------------------------------------------- changed on the device
     def _changed(self, stored: str, count: int, nbytes: int, at: int, **content: Any) -> Piece:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from weightmap.core.bytes.descriptor import aligned
-from weightmap.core.native import checksums
+from weightmap.core.native import checksums, files
 from weightmap.core.ranges import Range
-from weightmap.errors import quoted
 from weightmap.plans.direct import DirectReader
-from weightmap.plans.pages import ask_for, give_back, reads_ahead
-from weightmap.plans.part import PartReader, Runs
-from weightmap.plans.wants import Indices, Shard, arranged, axes_of, runs_of
+from weightmap.plans.pages import ask_for, file_system_of, give_back, reads_ahead
+from weightmap.plans.wants import Indices, Shard, arranged, axes_of, ranges_of, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +23,151 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
     from weightmap.plans.places import Heads
     from weightmap.plans.residency import Spans
+    from weightmap.plans.wants import Axis
+
+
+class Runs:
+    """A part of a dense tensor, as runs of elements that are put together.
+
+    Parameters
+    ----------
+    row : Row
+    axes : list of Axis
+        The part, of `Row.viewed`.
+    name : str
+        The tensor in messages.
+
+    Attributes
+    ----------
+    starts : ndarray of int64
+        Where the runs begin in the file, in order.
+    length, nbytes : int
+        Bytes of a run and of all.
+    """
+
+    starts: NDArray[np.int64]
+
+    def __init__(self, row: Row, axes: list[Axis], name: str) -> None:
+        self._axes = axes
+        self._dtype, shape = row.viewed
+        starts, length = runs_of(axes, shape, name)
+        itemsize = self._dtype.itemsize
+        self.starts = row.offset + starts * itemsize
+        self.length: int = length * itemsize
+        self.nbytes: int = len(starts) * self.length
+
+    def reads(
+        self,
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        chunk: int,
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield first run, last run, begin and end of each read; one of several runs has at most `chunk` bytes."""
+        lows = np.searchsorted(starts, begins).tolist()
+        for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
+            dense = last - int(starts[low]) == (high - low) * self.length
+            while low < high:
+                begin = int(starts[low])
+                stop = high if dense else int(np.searchsorted(stops[low:high], begin + chunk, side="right")) + low
+                stop = max(stop, low + 1)
+                yield low, stop, begin, int(stops[stop - 1])
+                low = stop  # noqa: PLW2901
+
+    def arranged(self, octets: NDArray[np.uint8], key: Any, *, writeable: bool) -> Any:
+        """Return the array that the index gives, over the bytes of all runs in the order of the file."""
+        if not writeable:
+            octets.flags.writeable = False
+        return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, key)
+
+
+class PartReader:
+    """Reads parts of the tensors of one file to memory, a chunk at a time.
+
+    Parameters
+    ----------
+    source : Source or DirectReader
+        Of the rows; one that `Source.ahead` returned fetches in advance.
+    chunk : int
+        Bytes read at once.
+    gap, max_over_read
+        Bounds on joining runs into one read: see `files.join_ranges`.
+    """
+
+    def __init__(self, source: Source | DirectReader, *, chunk: int, gap: int, max_over_read: float) -> None:
+        self._reader = source
+        self.chunk: int = chunk
+        self.gap: int = gap
+        self.max_over_read: float = max_over_read
+
+    def note(self, at: int, octets: NDArray[np.uint8]) -> None:
+        """Take note of a chunk that was read, from `at` on."""
+
+    def note_runs(self, starts: NDArray[np.int64], length: int) -> None:
+        """Take note of runs that were read, and nothing between them."""
+
+    def fill(self, octets: NDArray[np.uint8], at: int) -> None:
+        """Read into memory, a chunk at a time."""
+        for start in range(0, len(octets), self.chunk):
+            part = octets[start : start + self.chunk]
+            self._reader.read_into(at + start, part)
+            self.note(at + start, part)
+
+    def gather(self, part: Runs, target: NDArray[np.uint8]) -> None:
+        """Read the runs of a part; those that lie close to each other with what is between them."""
+        if len(part.starts) == 1:
+            self.fill(target, int(part.starts[0]))
+            return
+        starts, stops = part.starts, part.starts + part.length
+        nowhere = np.zeros(len(starts), np.uint32)
+        _, begins, ends, _ = files.join_ranges(nowhere, starts, stops, gap=self.gap, max_over_read=self.max_over_read)
+        if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
+            self._gather_runs(starts, part.length, target)
+            return
+        for low, high, begin, end in part.reads(starts, stops, begins, ends, self.chunk):
+            if part.length * (high - low) == end - begin:
+                self.fill(target[low * part.length : high * part.length], begin)
+                continue
+            octets = np.empty(end - begin, np.uint8)
+            self.fill(octets, begin)
+            rows = target[low * part.length : high * part.length].reshape(high - low, part.length)
+            places = starts[low:high] - begin
+            step = int(places[1] - places[0])
+            if bool((np.diff(places) == step).all()):  # columns of a matrix: one copy, where each row would be one
+                rows[...] = np.ndarray(rows.shape, np.uint8, octets, int(places[0]), (step, 1))
+                continue
+            for row, start in zip(rows, places.tolist(), strict=True):
+                row[:] = octets[start : start + part.length]
+
+    def _gather_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
+        """Read runs that are no neighbours, about a chunk at a time; what lies between them stays on a network."""
+        reader = self._reader
+        gap = 0 if isinstance(reader, DirectReader) or file_system_of(reader).is_remote else self.gap
+        step = max(self.chunk // max(length, 1), 1)
+        for low in range(0, len(starts), step):
+            some = starts[low : low + step]
+            reader.read_runs(some, length, target[low * length : (low + len(some)) * length], gap)
+            self.note_runs(some, length)
+
+    def quantized(self, row: Row, key: Any, name: str, heads: Heads, number: int) -> Any:
+        """Return a quantised tensor, number `number` of `heads`, of which only the blocks of a part are read."""
+        starts, stops = ranges_of(heads.of(number, row), key, name)
+        order = np.argsort(starts, kind="stable")
+        nowhere = np.zeros(len(order), np.uint32)
+        _, begins, ends, _ = files.join_ranges(
+            nowhere, starts[order], stops[order], gap=self.gap, max_over_read=self.max_over_read
+        )
+        # Zeros are memory that is never touched where nothing is read.
+        new = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
+        octets = new(row.nbytes, np.uint8)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            head = heads.known(number, begin)[: end - begin]
+            at = begin + len(head)
+            octets[begin - row.offset : at - row.offset] = np.frombuffer(head, np.uint8)
+            self.fill(octets[at - row.offset : end - row.offset], at)
+        return row.over(octets)
+
 
 Check = bool | Literal["last"]
 
@@ -425,8 +568,7 @@ class FileReader(PartReader):
         if row.dtype.quantized:
             assert share.heads is not None  # noqa: S101 - planning read its head
             return _selected(self.quantized(row, key, name, share.heads, number), key, name)
-        what = f"tensor {quoted(name)}"
-        part = Runs(row, axes_of(key, row.viewed[1], what), what)
+        part = Runs(row, axes_of(key, row.viewed[1], name), name)
         target = None if self._options.into is None else self._options.into(name, part.nbytes)
         if target is None:
             target = np.empty(part.nbytes, np.uint8)
@@ -438,8 +580,8 @@ def _selected(tensor: Any, key: Any, name: str) -> Any:
     """Return what an index selects of an array or a quantised tensor; decode no block that the part does not need."""
     shape: tuple[int, ...] = tensor.shape
     if hasattr(tensor, "runs"):
-        axes = axes_of(key, shape, f"tensor {quoted(name)}")
-        starts, length = runs_of(axes, shape, f"tensor {quoted(name)}")
+        axes = axes_of(key, shape, name)
+        starts, length = runs_of(axes, shape, name)
         # Where runs lie as close together as that, decoding what lies between them is faster.
         if len(starts) > 1 and _SPARSE * len(starts) * length < starts[-1] + length - starts[0]:
             return arranged(tensor.runs(starts, length).reshape(-1), axes, key)
@@ -449,5 +591,5 @@ def _selected(tensor: Any, key: Any, name: str) -> Any:
 def _part_of_geometry(row: Row, key: Any, name: str, fetch: Callable[[int, int], NDArray[np.uint8]]) -> Any:
     """Return what an index selects of a tensor with a geometry; `fetch` returns bytes of the file."""
     assert row.geometry is not None  # noqa: S101 - that is which tensors these are
-    axes = axes_of(key, row.viewed[1], f"tensor {quoted(name)}")
+    axes = axes_of(key, row.viewed[1], name)
     return arranged(row.geometry.part(row, axes, fetch(*row.geometry.extent(row, axes))), axes, key)

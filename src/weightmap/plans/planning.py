@@ -52,8 +52,8 @@ class _Part:
         self._roles = {stored: role for role, (stored, _) in pieces.rows.items()}
         self.indices: dict[str, Any] = dict.fromkeys(self._roles)
         if key is not None:
-            what, coding = f"parameter {quoted(name)}", pieces.coding
-            self._axes = axes_of(key, shape, what)
+            coding = pieces.coding
+            self._axes = axes_of(key, shape, name, "parameter")
             start, step, size, _ = self._axes[0] if self._axes else (0, 1, 1, True)
             low, high = sorted((start, start + step * max(size - 1, 0)))
             self._rows = coding.around(low, high + 1) if size else (0, 0)

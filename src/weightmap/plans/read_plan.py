@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.bytes.source import ROUND_TRIP
-from weightmap.core.model.internals import check_open, check_unchanged, is_remote, name_of, parts_of
+from weightmap.core.model.internals import check_open, check_unchanged, name_of, parts_of
 from weightmap.core.native import files as native_files
 from weightmap.core.ranges import Range
 from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
@@ -92,7 +92,7 @@ class ReadPlan:
         self.gap: int = options.gap
         self.max_over_read: float = options.max_over_read or _MAX_OVER_READ
         # How the runs of one tensor are joined: as all ranges are, or wherever a request takes longer than the gap.
-        costly = options.max_over_read is None and is_remote(self.file)
+        costly = options.max_over_read is None and {source.store for source in spans.sources} != {None}
         self._within = (ROUND_TRIP, math.inf) if costly else (self.gap, self.max_over_read)
         self.chunk: int = options.chunk
         self.budget: int | None = options.budget

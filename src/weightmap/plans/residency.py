@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -48,7 +48,7 @@ class _Columns:
         try:
             check_unchanged(model)
             self.begin, self.nbytes = content.table.spans()
-            numbers = {file: number for number, file in enumerate(sources_of(model))}
+            numbers = dict(zip(sources_of(model), count(), strict=False))
             self.file = content.table.owners(numbers)
         except TensorFileError as error:
             raise error.located(path=source.name, format=model.format) from None
@@ -120,7 +120,9 @@ class Spans:
     def side_ranges(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return `Table.side_ranges` of tensors: number of the source, begin and end, shape (n, 3), in order."""
         ranges = self._table.side_ranges(self.row[numbers])
-        places = {source: number for number, source in enumerate(self.sources)} if ranges else {}
+        if not ranges:
+            return np.empty((0, 3), np.int64)
+        places = {source: number for number, source in enumerate(self.sources)}
         rows = sorted([(places[source], *part) for source, part in ranges])
         return np.array(rows, np.int64).reshape(-1, 3)
 
@@ -172,7 +174,6 @@ class Spans:
 
     def find(self, name: str) -> int:
         """Return the number of the tensor called `name`. Raises `TensorNotFoundError`."""
-        check_index(self.model)
         row: int = self._table.find(name)
         if row < 0:
             raise not_found(self.model, name)
@@ -187,10 +188,11 @@ _columns_of_models: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
 
 def spans_of(model: Any) -> Spans:
     """Return the places of all tensors of a handle; the columns are made once."""
-    check_index(model)
     columns = _columns_of_models.get(model)
     if columns is None:
         columns = _columns_of_models[model] = _Columns(model)
+    else:
+        check_index(model)
     return Spans(model, columns)
 
 

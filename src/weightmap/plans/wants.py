@@ -129,43 +129,47 @@ def checked_rank(rank: int, world_size: int, words: tuple[str, str] = ("rank", "
     return number, count
 
 
-def axes_of(key: Any, shape: tuple[int, ...], what: str) -> list[Axis]:
+def axes_of(key: Any, shape: tuple[int, ...], name: str, kind: str = "tensor") -> list[Axis]:
     """Return the part of each axis that an index selects: integers, slices and an ellipsis, as numpy takes them.
 
     Raises `PlanError` for an integer out of range, more entries than dimensions, and anything else.
     """
     if isinstance(key, Shard):
-        key = key.of(shape, what)
+        key = key.of(shape, f"{kind} {quoted(name)}")
     parts = list(key) if type(key) is tuple else [key]
     ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
     missing = len(shape) - len(parts) + len(ellipses)
     if missing < 0 or len(ellipses) > 1:
-        raise PlanError(f"index of {what}", actual=repr(key), expected=f"one for {len(shape)} dimensions")
+        raise _index_error(name, kind, "", actual=repr(key), expected=f"one for {len(shape)} dimensions")
     at = ellipses[0] if ellipses else len(parts)
     parts[at : at + 1] = [slice(None)] * missing
-    return list(map(_axis, parts, shape, count(), repeat(what)))
+    return list(map(_axis, parts, shape, count(), repeat(name), repeat(kind)))
 
 
-def _axis(part: Any, size: int, number: int, what: str) -> Axis:
+def _index_error(name: str, kind: str, where: str, **how: Any) -> PlanError:
+    return PlanError(f"index of {kind} {quoted(name)}{where}", **how)
+
+
+def _axis(part: Any, size: int, number: int, name: str, kind: str) -> Axis:
     if isinstance(part, slice):
         try:
             start, stop, step = part.indices(size)
         except (TypeError, ValueError) as error:
-            raise PlanError(f"index of {what}: {part!r} on axis {number}: {error}") from None
+            raise _index_error(name, kind, f": {part!r} on axis {number}: {error}") from None
         return tuple.__new__(Axis, (start, step, len(range(start, stop, step)), True))
     try:
         at = None if isinstance(part, (bool, np.bool_)) else index(part)
     except TypeError:
         at = None
     if at is None:
-        raise PlanError(f"index of {what}", actual=repr(part)[:80], expected="integers, slices and an ellipsis")
+        raise _index_error(name, kind, "", actual=repr(part)[:80], expected="integers, slices and an ellipsis")
     if not -size <= at < size:
         expected = f"{-size} to {size - 1}" if size else "a slice, as the axis is empty"
-        raise PlanError(f"index of {what} on axis {number}", actual=at, expected=expected)
+        raise _index_error(name, kind, f" on axis {number}", actual=at, expected=expected)
     return Axis(at % size, 1, 1, stays=False)
 
 
-def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArray[np.int64], int]:
+def runs_of(axes: list[Axis], shape: tuple[int, ...], name: str) -> tuple[NDArray[np.int64], int]:
     """Return where the runs of selected elements begin, in the flattened tensor and in order, and the length of each.
 
     Raises `PlanError` for more runs than anybody would read one by one.
@@ -187,7 +191,7 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], what: str) -> tuple[NDArra
     starts = np.array([begin], np.int64)
     if outer and math.prod(axis.size for axis in axes[:outer]) > MAX_RUNS:
         expected = f"at most {MAX_RUNS} runs of elements that lie together"
-        raise PlanError(f"index of {what}", actual="one of too many parts", expected=expected)
+        raise _index_error(name, "tensor", "", actual="one of too many parts", expected=expected)
     while outer:
         outer -= 1
         start, step, size, _ = axes[outer]
@@ -371,12 +375,12 @@ def ranges_of(row: Row, key: Any, name: str) -> Ranges:
     if isinstance(key, Indices):
         parts = [ranges_of(row, one, name) for one in key]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-    what, shape = f"tensor {quoted(name)}", (row.nbytes,) if row.dtype.packed else row.shape
-    axes = axes_of(key, shape, what)
+    shape = (row.nbytes,) if row.dtype.packed else row.shape
+    axes = axes_of(key, shape, name)
     if row.geometry is not None:
         begin, end = row.geometry.extent(row, axes)
         return np.array([begin]), np.array([end])
-    starts, length = runs_of(axes, shape, what)
+    starts, length = runs_of(axes, shape, name)
     if row.dtype.quantized:
         return places_of(row, starts, length)
     itemsize = 1 if row.dtype.packed else row.dtype.bits // 8

@@ -1074,8 +1074,8 @@ class Rows:
             width = int(np.diff(bounds).max(initial=0))
         codes, ndims = np.empty((2, count), np.uint8)
         dims, (offsets, sizes) = np.empty((count, width), np.uint64), np.empty((2, count), np.uint64)
-        begin, nbytes = (from_buffer("uint64_t[]", column) for column in (offsets, sizes))
-        dtype, ndim = (from_buffer("uint8_t[]", column) for column in (codes, ndims))
+        begin, nbytes = map(from_buffer, ("uint64_t[]",) * 2, (offsets, sizes))
+        dtype, ndim = map(from_buffer, ("uint8_t[]",) * 2, (codes, ndims))
         out = ffi.new("wm_rows *", (dtype, ndim, from_buffer("uint64_t[]", dims), width, begin, nbytes))
         if lib.wm_rows_check(self._native, first, count, out, fault):
             return fault_of(fault)
