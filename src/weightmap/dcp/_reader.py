@@ -339,7 +339,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
     """Reads a model of any format, in one file or in shards, for ``torch.distributed.checkpoint.load``.
 
     Each rank makes a plan (`weightmap.plan`) of the slices that it is asked for: neighbours are one read, and no byte
-    is read twice. Of a quantised tensor the rank decodes its own blocks alone, to float32. The values are converted to
+    is read twice. A rank decodes only its own blocks of a quantised tensor, to float32. The values are converted to
     the types of the state dict as torch does, but never to another kind (float to integer). An error of any rank, a
     damaged or missing file among them, ends the load on all of them with a ``CheckpointException`` that has it in
     ``failures``, by rank.
@@ -406,7 +406,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         path = os.fspath(checkpoint_id) if isinstance(checkpoint_id, (str, os.PathLike)) else None
         return isinstance(path, str) and ("://" in path or os.path.exists(path))
 
-    # torch calls a method that takes `kwargs` once more for each rank alone, and then leaves collectives out.
+    # torch calls a method that takes `kwargs` once more per rank, and then leaves collectives out.
     def read_metadata(self) -> Metadata:
         """Open the model, and return the names, types and shapes of its tensors.
 

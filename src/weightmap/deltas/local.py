@@ -405,7 +405,7 @@ class Local:
         raise TargetError(what, path=self.folder, actual=free, expected=f"at least {needed}")
 
     def _take_spares(self, sizes: dict[str, int]) -> dict[str, Descriptor]:
-        """Move spare files of the right size to ``next/``, for those that nobody uses."""
+        """Move unused spare files of the right size to ``next/``."""
         files: dict[str, Descriptor] = {}
         try:
             tree = self._sync.folder(_OLD_FILES)
@@ -453,7 +453,7 @@ class Local:
         """Go to the next version: everything that it needs is in ``next/``, complete and on the disk."""
         self.check(change)
         self._next.flush()
-        self._drop_spares()  # those that are left are neither of use now nor later
+        self._drop_spares()  # nothing needs the others any more
         recorded = not self._sync.is_free(_STATE)
         step("journal")
         self._write(_JOURNAL, change._asdict())

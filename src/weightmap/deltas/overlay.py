@@ -248,11 +248,11 @@ def read_delta(directory: str, options: Options) -> Delta:
 
 
 def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> TensorFile:
-    """Return a handle on a model under deltas, which takes over that of the base; if it fails, closes it."""
+    """Return a handle on a model under deltas. It takes over the base's handle, and closes it on failure."""
     deltas: list[Delta] = []
     try:
         for directory in directories:
-            deltas.append(read_delta(directory, options))  # noqa: PERF401 - those that are open are closed below
+            deltas.append(read_delta(directory, options))  # noqa: PERF401 - the open ones are closed below
         check_chain(deltas)
     except BaseException:
         base.close()

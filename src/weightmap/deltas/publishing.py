@@ -179,7 +179,7 @@ def publish(
 
 
 class _Job(NamedTuple):
-    """What is to be published; `needed` is the version before, where it must be there for a delta."""
+    """A version to publish; `needed` is the version before, if a delta needs it."""
 
     base: Any
     new: Any

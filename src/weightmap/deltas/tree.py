@@ -16,9 +16,9 @@ from weightmap.core.bytes.atomic import Folder
 from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import NotRegularFileError, TargetError
 
-# Errors of opening a link, or what is no directory, as one.
+# Errors of opening a link, or anything but a directory, as a directory
 _LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
-# What a file has that is not there, or is no file.
+# The identity of a missing file
 MISSING = -1, -1
 # Neither follow a link, nor wait for a FIFO.
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)

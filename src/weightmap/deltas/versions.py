@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 INDEX, SINGLE = USUAL_NAMES[:2]
 _NAME = re.compile(r"weight_v(\d{6,18})/?")
 _DIGITS = re.compile(r"\d{1,18}", re.ASCII)
-# What the metadata of an index has for a delta alone; and type and dimensions of a frame.
+# Keys that only the metadata of a delta has; type and dimensions of a frame
 _OF_DELTAS = {"base_version", "delta_encoding", "compression_format", "checksum_format"}
 _FRAME = "uint8", 1
 _HEX = re.compile(r"[0-9a-fA-F]*", re.ASCII)
@@ -159,7 +159,7 @@ def _check_plain(index: Mapping[str, Any]) -> None:
 
 
 def check_values(file: TensorFile) -> None:
-    """Refuse a full version whose files are those of a delta, whatever its index says: their tensors are frames."""
+    """Refuse a full version whose files are of a delta, whatever its index says: their tensors are frames."""
     for part in file.shards.values() or [file]:
         frames = all((row.dtype.name, len(row.shape)) == _FRAME for row in rows_of(part))
         if frames and len(part) and part.keys() <= part.metadata.keys():
@@ -248,7 +248,7 @@ def _file_name(tensor: str, name: Any) -> str:
 def _read_file(delta: Delta, name: str, tensors: set[str], encoding: str, checksum: str, options: Options) -> Source:
     """Open a file of a delta, and add its frames."""
     path = sibling_path(inside(delta.path, INDEX), name)
-    # Read by pread alone: nobody gets an array of it.
+    # Only read by pread: nobody gets an array of it.
     reading = Options(options.limits, mode=options.mode, format="safetensors", private=True)
     try:
         file = open_file(path, path, reading)

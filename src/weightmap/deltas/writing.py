@@ -168,7 +168,7 @@ def write_files(
 ) -> None:
     """Write files, each from its source and its changed rows, and flush them to the disk.
 
-    Of a file that shares the bytes of its source already, by the last entry, the changed rows alone are written.
+    A file that shares the bytes of its source already, by the last entry, gets only its changed rows.
     `progress` is called with the bytes that were written since its last call. The first error ends the work.
     """
 

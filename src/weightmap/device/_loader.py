@@ -240,7 +240,7 @@ class Loader:
     def _room(self, buffer: Any, at: int, nbytes: int, place: int | None) -> int:
         """Make room for some of `nbytes`, which lie at a `place` in the file, for byte `at` of a buffer.
 
-        Returns for how many. What is read past the page cache lies in the slot as in the blocks of the file.
+        Returns the number of bytes. Direct reads keep their alignment to the blocks of the file.
         """
         slot = self._current()
         if self._direct is not None and place is not None and nbytes >= _MAX_RUN_BYTES:
@@ -457,7 +457,7 @@ class Group:
         self._event: Event | None = None
 
     def reserve(self, backend: Backend, *, divide: bool) -> list[Group]:
-        """Allocate memory: one piece, or, if `divide` and there is no room for it, several ones.
+        """Allocate memory: one piece, or with `divide` several smaller ones where there is no room for it.
 
         Returns what is left of the group, where that may be handed out later: in smaller groups, for a caller holds
         the last tensor of one while the next is allocated.
@@ -658,10 +658,10 @@ def load(
 
     Parameters
     ----------
-    plan : ReadPlan, or a model: a handle or whatever else `weightmap.open` takes
+        plan : ReadPlan, or a model: a handle or whatever else `weightmap.open` takes
         What to load; parts of tensors are read alone. Parameters (``f.weights``) are decoded by the CPU, and every rank
         reads its own.
-    backend : Backend
+        backend : Backend
     dtype : str, optional
         The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
         device converts them, with its own rounding.
@@ -780,7 +780,7 @@ class _Turns:
         return group
 
     def _begun(self) -> Group | None:
-        """Begin to fill the next group; where there is no memory for it yet, that is postponed."""
+        """Begin to fill the next group; postpone it where there is no memory yet."""
         group = None
         try:
             group = next(self._groups, None)

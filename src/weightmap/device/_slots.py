@@ -302,7 +302,7 @@ class Slots:
         self._take(backend, staging._replace(slot_bytes=min(staging.slot_bytes, UNPINNED.slot_bytes)), pinned=False)
 
     def _take(self, backend: Backend, staging: Staging, *, pinned: bool = True) -> None:
-        """Take slots from the pool, and make those that it lacks."""
+        """Take slots from the pool, and make the missing ones."""
         self.staging = staging
         self._key = (backend.key, staging.slot_bytes)
         self._idle_limit = staging.slots if pinned else 0

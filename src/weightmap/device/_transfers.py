@@ -131,7 +131,7 @@ class Transfer:
 
     @property
     def divisible(self) -> bool:
-        """Whether the bytes go to the device as they are stored, so that any of them may be sent alone."""
+        """Whether the bytes go to the device as they are stored: any range of them may be sent."""
         row = self.ref
         changed = row.dtype.quantized or row.dtype.swapped or row.geometry is not None
         return not changed and self.dtype == self._stored
@@ -194,7 +194,7 @@ class Transfer:
             done += nbytes // itemsize
 
     def _packed(self, limit: int) -> Iterator[Piece] | None:
-        """Return the pieces of a quantised tensor as stored; None if one is no tensor by itself, or too long."""
+        """Return the pieces of a quantised tensor as stored; None if a piece is not a tensor, or too long."""
         scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
             kind = quantised.GGML_TYPES[scheme]
@@ -340,7 +340,7 @@ class BatchTransfer:
     Attributes
     ----------
     name : str
-        That of the first.
+        Of the first tensor.
     begin, end, nbytes
         As of `Transfer`; on the device, each tensor begins at a multiple of `ALIGN`.
     """

@@ -115,7 +115,7 @@ class PartReader:
             self.note(at + start, part)
 
     def gather(self, part: Runs, target: NDArray[np.uint8]) -> None:
-        """Read the runs of a part; those that lie close to each other with what is between them."""
+        """Read the runs of a part; close neighbours together with the bytes between them."""
         if len(part.starts) == 1:
             self.fill(target, int(part.starts[0]))
             return
@@ -181,7 +181,7 @@ def check_when(verify: Check) -> None:
 class Sums:
     """The checksums that cover what is wanted of a file, checked as its bytes come by in their order.
 
-    What is covered and does not come by, such as the bytes between tensors, is read from the file.
+    Covered bytes that do not come by, such as the padding between tensors, are read from the file.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ class Sums:
     last : bool
         Whether a checksum is due before the last tensor that it covers is handed out, and not before the first.
     consumed : callable, optional
-        Called with begin and end of what was read.
+        Called with begin and end of each read.
     """
 
     def __init__(

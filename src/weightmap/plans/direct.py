@@ -28,7 +28,7 @@ ALIGN = 4096
 READ_BYTES = 4 << 20
 # Bytes below which a piece is read through the page cache: there the number of requests decides.
 _MIN_DIRECT_READ = 64 << 10
-# Runs with less than so many bytes between them are read together.
+# Runs with fewer bytes than this between them are read together.
 JOIN_GAP_BYTES = 64 << 10
 # IOV_MAX of Linux
 _MAX_IOVECS = 1024
@@ -120,7 +120,7 @@ class DirectReader:
             os.posix_fadvise(source.descriptor, at, sum(map(len, parts)), os.POSIX_FADV_DONTNEED)
 
     def read_windows(self, windows: list[tuple[int, int, memoryview]]) -> int:
-        """Read windows (begin, end, memory) of `read`; those that are close together in one call. Sorts them.
+        """Read windows (begin, end, memory) of `read`, close neighbours in one call. Sorts them.
 
         Returns
         -------
@@ -155,7 +155,7 @@ class DirectReader:
         return total
 
     def _request(self, windows: list[tuple[int, int, memoryview]]) -> int:
-        """Read sorted windows from a store: all are requested at once, those that are close together in one request."""
+        """Request sorted windows of a store all at once, close neighbours in one request."""
         missing: list[Range] = []
         total = reached = 0
         for low, end, _ in windows:
@@ -235,7 +235,7 @@ class DirectReader:
         """Fill a contiguous array with runs of `length` bytes: see `Source.read_runs`."""
         rows, place = target.reshape(len(starts), length), 0
         while place < len(starts):
-            # What lies close together is read together: there is no page cache that keeps what was read for nothing.
+            # Read close neighbours together: no page cache keeps the bytes between them.
             low = int(starts[place])
             fits = int(np.searchsorted(starts, low + READ_BYTES - 2 * ALIGN - length, side="right"))
             gaps = np.flatnonzero(np.diff(starts[place:fits]) > length + JOIN_GAP_BYTES)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # Arrays that begin at multiples of it are taken over by jax without a copy; a line of the cache.
 _ALIGNMENT = 64
-# What the kernel maps at a fault where the page cache has single pages: fault-around, by default.
+# The kernel's default fault-around window, in bytes
 _AROUND, _LARGE = 64 << 10, 2 << 20
 # Bytes whose pages are mapped for a sample; fewer tell nothing about how a file was written.
 _MAX_SAMPLE_BYTES, _MIN_SAMPLE_BYTES = 64 << 20, 8 << 20
@@ -200,7 +200,7 @@ def explain(
 
 
 def _is_array(row: Row) -> bool:
-    """Say whether the bytes of a tensor are those of an array, as they lie in the file."""
+    """Whether the bytes of a tensor in the file are an array as they are."""
     return row.geometry is None and not (row.dtype.declared or row.dtype.packed or row.dtype.swapped)
 
 

@@ -207,7 +207,7 @@ class _Pages:
         return np.concatenate([[0], np.cumsum(resident, dtype=np.int64)])
 
     def _check_allowed(self) -> None:
-        """Raise `PermissionError` where the system calls every page resident, since it is no business of ours."""
+        """Raise `PermissionError` where the system calls every page resident because the file is not ours."""
         self._allowed = True
         if self._file < 0 or os.geteuid() in (0, os.fstat(self._file).st_uid):
             return

@@ -104,7 +104,7 @@ class _Names:
 class ParameterPlan(ReadPlan):
     """A plan of the parameters of a quantised checkpoint: see `weightmap.plan`.
 
-    `reads` and byte counts are those of the stored tensors. `run` yields a parameter with the last of its pieces.
+    `reads` and byte counts are for stored tensors. `run` yields a parameter with the last of its pieces.
     """
 
     def __init__(self, spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -> None:

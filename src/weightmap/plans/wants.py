@@ -259,7 +259,7 @@ class Slices(Mapping[int, Shard]):
         The bytes of each tensor that hold its slice, where they lie together; those of all of it for one that is wanted
         whole, and none for one that `disjoint` or `others` has.
     nbytes : ndarray of int64
-        Bytes of each slice, but of those that `others` has.
+        Bytes of each slice, except the tensors in `others`.
     others : sequence of int
         Tensors of blocks, of elements below a byte, that do not lie row-major, or in more parts than a plan has.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Threads wait for disks and servers most of the time.
 _THREADS = 8
-# Each reads so many bytes one after another, if there are enough for all: the longer, the larger the pages they get.
+# Bytes that each thread reads in one run, if there are enough for all: long runs get large pages.
 _STRETCH = 64 << 20
 
 
@@ -137,7 +137,7 @@ class _Bringing:
             other.start()
         try:
             self._work()
-        except BaseException:  # an interrupted caller waits for the chunks at hand alone
+        except BaseException:  # an interrupted caller waits only for the current chunks
             self._ended = True
             raise
         finally:

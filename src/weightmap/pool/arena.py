@@ -1,11 +1,10 @@
-"""`Arena`: memory for many arrays of a few sizes, which takes no more pages than it is allowed.
+"""`Arena`: memory for many arrays of a few sizes, within a limit.
 
-Arrays lie in slots of their size, which are cut from segments of address space and never joined or divided. A slot is
-free when nothing refers to its array any more; its pages stay for the next array of that size, as far as that is
-allowed, and go back to the system otherwise. So what lies free for other sizes costs addresses and no memory.
+Each size class has a free list of slots, which are cut from segments of address space and never joined or divided. A
+slot is free once nothing refers to its array. It keeps its pages for the next array of that size up to the limit, and
+gives them back to the system beyond it: then a free slot costs addresses and no memory.
 
-Which slots are free follows from which arrays are alive. Everything else here only remembers it, and is made anew after
-an interruption.
+A slot is free if its array is gone. All other state follows from that, and is computed again after an interruption.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
 # Bytes of addresses that one mapping takes, and of a huge page.
 _SEGMENT_BYTES = 64 << 20
 _HUGE_PAGE_BYTES = 2 << 20
-# Memory of this process alone: by default it would be shared with children.
+# Private memory: by default children would share it.
 _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 _GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None)
 
 
-# Sizes are multiples of a page, and large ones of so large a part of themselves: tensors of about the same size share
-# slots.
+# A size class is a multiple of a page, and of a 64th of the next power of two: tensors of about one size share slots.
 _STEPS = 64
 
 
@@ -74,11 +72,11 @@ class Arena:
         self._huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
         self._page = _HUGE_PAGE_BYTES if self._huge else mmap.PAGESIZE
         self._lock = threading.Lock()
-        # What is so: all slots, and the arrays in them.
+        # The truth: all slots, and the arrays in them.
         self._slots: list[_Slot] = []
         self._tenants: dict[_Slot, _Tenant] = {}
         self._returned: deque[_Tenant] = deque()  # whose array is gone, and whose slot is not counted as free yet
-        # What follows from it: see _settle.
+        # Derived from it: see _settle.
         self._settled = True
         self._used = self._idle = 0  # bytes of slots with an array, and of free ones with pages
         self._paged: dict[int, list[_Slot]] = {}
@@ -178,7 +176,7 @@ class Arena:
         return _Slot(*self._segment(-(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES), nbytes)
 
     def _give_back(self, limit: int) -> None:
-        """Give pages back until free slots have at most so many bytes of them; the largest first."""
+        """Give pages back, largest slots first, until free slots have at most `limit` bytes of them."""
         for size in sorted(self._paged, reverse=True):
             slots = self._paged[size]
             while slots and self._idle > max(limit, 0):

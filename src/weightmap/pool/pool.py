@@ -1,18 +1,17 @@
 """`TensorFile.pool`: tensors in memory of their own, within a budget, for models that are larger than memory.
 
 A tensor, or an entry of its first dimension such as an expert, is read when it is held, and stays until others need
-its room. What was asked for least often is evicted: counts of all that was ever asked for are kept, and halved after a
-while, so that yesterday's favourites give way. Of equal counts the one used last goes, since whoever goes round a model
-needs it again last.
+its room. The pool evicts the tensor with the fewest holds. It counts the holds of every tensor it has ever seen, and
+halves the counts after a while, so that old favourites give way. Of equal counts the most recently used goes: a loop
+over a model needs it last.
 
-Memory is that of an `Arena`: a slot for each tensor, and that of an evicted one serves the next. Reads are those of
-`DirectReader`, never of a mapping: of the whole pages around a tensor at once, straight into its slot, and of
-neighbours that were asked for together in one call.
+An `Arena` has a slot of memory for each tensor; a freed slot serves the next one. `DirectReader` reads, never through a
+mapping: the whole pages around a tensor at once, straight into its slot, and neighbours of one request in one call.
 
-An exception may be raised at any moment, by the handler of a signal. So that the pool stays sound, what counts is the
-dictionary of entries, which changes by single assignments; sums and the order of eviction follow from it, are None
-while they change, and are made anew then. Who holds an entry, and who reads one, is an object in that caller's hands,
-which the entry knows by a weak reference: there is nothing to take back.
+A signal's handler may raise an exception at any moment. The pool stays sound because only the dictionary of entries
+counts, which changes by single assignments. Sums and the order of eviction follow from it: they are None while they
+change, and are then computed again. A caller that holds or reads an entry has an object, which the entry knows by a
+weak reference, so nothing has to be taken back.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class PoolStats(NamedTuple):
     Attributes
     ----------
     hits, misses : int
-        Holds that found their tensor in memory, or on its way there, and those that read it.
+        Holds that found their tensor in memory or being read, and holds that read it.
     evictions : int
     read_nbytes : int
         Bytes read from files.
@@ -105,7 +104,7 @@ class _Reading(NamedTuple):
     build : callable
         Takes an array of bytes for each range, and returns the tensor.
     nbytes : int or None
-        Bytes of the result, if it is in memory of its own; None for a view of what was read.
+        Bytes of the result, if it has its own memory; None for a view of the bytes that were read.
     joined : bool
         Whether `build` takes one array of the bytes of all ranges instead.
     """
@@ -230,8 +229,8 @@ class Pool:
         self._entries: dict[Key, _Entry] = {}
         # Bytes that entries cost, and those of values that are not in slots. None while they change: see _totals.
         self._sums: tuple[int, int] | None = (0, 0)
-        # A heap of what may be evicted, with an element at least for each entry but those that are needed soon, which
-        # may be outdated. None while it changes: see _candidates.
+        # A heap with at least one element, perhaps outdated, for each entry that may be evicted. None while it changes:
+        # see _candidates.
         self._waiting: list[Candidate] | None = []
         self._counts: dict[Key, int] = {}  # of what is not in the pool
         self._ticks = self._holds = 0
@@ -275,7 +274,7 @@ class Pool:
         ClosedError
             When the pool or the file is closed, and in a child process.
         """
-        # What is in memory takes one lock and one look-up. No key in the pool has an index from the end.
+        # A tensor in memory takes one lock and one look-up. No key in the pool has a negative index.
         if self._process is not _PROCESS.own:
             self._check()
         plain = type(name) is str and (index is None or type(index) is int)
@@ -309,8 +308,8 @@ class Pool:
     def _begin(self, key: Key, reader: _Reader) -> tuple[_Entry, _Reading | None, _Pin | None]:
         """Return an entry, how this `reader` is to read it, and what holds it.
 
-        Where another thread reads it there is nothing to read. Where there is no room before another entry is read,
-        that one is returned, and is not held.
+        Nothing is to be read where another thread reads it. Where there is no room until another entry is read, returns
+        that one, not held.
         """
         with self._lock:
             self._check()
@@ -545,7 +544,7 @@ class Pool:
         return pin
 
     def _candidates(self) -> list[Candidate]:
-        """Return the heap of what may be evicted, and forget it until it is put back."""
+        """Return the heap of entries that may be evicted; the pool has none until it is put back."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             waiting = [(entry.count, entry.tick, entry.key) for entry in self._entries.values() if not entry.prefetched]

@@ -30,7 +30,7 @@ from weightmap.errors import Remedy
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-# A read fails after this many requests in a row with less than a MiB each; first and longest wait between two, in s.
+# Requests in a row with less than a MiB each, after which a read fails; first and longest wait between two, in seconds
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 # Longest wait, in seconds, that a server may ask for by Retry-After, and how it is written.
@@ -59,7 +59,7 @@ class StoreError(Exception):
     words : str
         For messages.
     specific : bool
-        Whether the words replace those of the system, which say no more than that there is no file.
+        Whether the words say more than the system's "No such file".
     after : float
         Seconds after which the server asks to be asked again.
     remedy : Remedy or None
@@ -241,12 +241,12 @@ class _Attempt:
             raise StoreError("refused", "the answer has other bytes than requested")
 
     def _room(self, count: int) -> memoryview:
-        """Return memory for the next bytes, at most so many."""
+        """Return memory for up to `count` next bytes."""
         at = self.done - self._begin
         return self._target[at : at + count]
 
     def take(self, chunk: bytes) -> bool:
-        """Copy bytes to the target; False once nobody waits for them: then the memory is no longer ours."""
+        """Copy bytes to the target. Return False once nobody waits for them: the memory has another owner then."""
         with self._lock:
             if self._over:
                 return False
@@ -358,7 +358,7 @@ class Access:
     store : object
         See above.
     concurrency : int, optional
-        Most requests at a time; by default 16, and 64 of those for few bytes, whose time is that of the way.
+        Most requests at a time; by default 16, and 64 small ones, whose time is the latency.
     deadline : float
         Time limit of a request in seconds; each MiB adds one second.
     unversioned : bool
@@ -461,7 +461,7 @@ class Access:
                     words = f"{fault.words} ({ATTEMPTS} attempts)"
                     raise StoreError("again", words, remedy=fault.remedy) from None
             else:
-                assert attempt.pin is not None  # noqa: S101 - that of the answer
+                assert attempt.pin is not None  # noqa: S101 - the answer set it
                 return attempt.pin
             finally:
                 attempt.give_up()
@@ -541,7 +541,7 @@ class Access:
         """
         put, blocking = getattr(self.store, "put_async", None), getattr(self.store, "put", None)
         if not self.takes_objects:
-            raise StoreError("refused", "this store is for reading alone")
+            raise StoreError("refused", "this store is read-only")
         options: dict[str, Any] = {"mode": "create"} if new and size <= _MAX_WHOLE_BYTES else {}
         if size > _MAX_PARTS * _PART_BYTES:  # an upload has at most 10,000 parts, and obstore makes them of 5 MiB
             options["chunk_size"] = -(-size // _MAX_PARTS)

@@ -43,7 +43,7 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class Entry(NamedTuple):
-    """A file of a repository: its bytes, and its digest; None where the cache alone knows it."""
+    """A file of a repository: its size and digest; the digest is None if only the cache has the file."""
 
     size: int
     digest: str | None
@@ -74,7 +74,7 @@ class _Snapshot(NamedTuple):
     def of(cls, listing: Any, commit: str | None) -> _Snapshot:
         """Return what huggingface_hub read from the Hub's answer about a revision, or about a commit.
 
-        Raises ValueError for what is no such listing.
+        Raises ValueError for any other answer.
         """
         sha, modified = listing.sha, listing.last_modified
         if not isinstance(sha, str) or _COMMIT.fullmatch(sha) is None or commit not in (None, sha):
@@ -188,7 +188,7 @@ class HubStore:
 
     @property
     def _login(self) -> dict[str, Any]:
-        """The login for the endpoint in ``~/.netrc``, where there is no token, for huggingface_hub."""
+        """Without a token: the login for the endpoint in ``~/.netrc``, as arguments of huggingface_hub."""
         host = urlsplit(self._hub.constants.ENDPOINT).hostname or ""
         login = None if self._hub.get_token() else login_of(host)
         return {} if login is None else {"token": False, "headers": {"authorization": login}}
@@ -286,7 +286,7 @@ class HubStore:
         address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=snapshot.commit)
         answer = web.get(address.removeprefix(base), options={"range": options["range"]})
         tag = (answer.meta["e_tag"] or "").removeprefix("W/").strip('"')
-        # A signed address answers with a tag of its own, but the Hub's redirect with that of the file.
+        # A signed address answers with its own tag; the Hub's redirect has the file's.
         if answer.meta["size"] != entry.size or (answer.linked and entry.digest and tag != entry.digest):
             answer.close()
             raise StoreError("changed", "the Hub's answer has another size or digest than its list of files")
@@ -311,7 +311,7 @@ def _fault_of_listing(error: Exception) -> StoreError:
         return StoreError("refused", f"huggingface_hub lacks a package: {error}")
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _CLIENTS:
         return StoreError("again", "the Hub cannot be reached")
-    return StoreError("refused", "the answer of the Hub is no list of files of a repository: is HF_ENDPOINT a Hub?")
+    return StoreError("refused", "the Hub did not answer with the files of a repository: is HF_ENDPOINT a Hub?")
 
 
 class _Words:

@@ -331,7 +331,7 @@ class RemoteSource(Source):
             yield self.array(dtype, shape, offset + k * step, nbytes)
 
     def prefetch(self, ranges: Iterable[Range]) -> None:
-        """Do nothing: there is no mapping whose pages could be brought in."""
+        """Do nothing: there is no mapping."""
 
     def advise(self, advice: str) -> None:
         """Do nothing: no system reads ahead."""

@@ -42,7 +42,7 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
     if store is None and scheme not in SCHEMES:
         return path
     if store is None and scheme == "hf":
-        from weightmap.remote.hub import location  # noqa: PLC0415 - for the Hub alone
+        from weightmap.remote.hub import location  # noqa: PLC0415 - only the Hub needs it
 
         return location(path, count, timeout)
     if not separator:

@@ -104,8 +104,8 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
 def upload(folder: Location, at: str, names: Iterable[str], *, new: bool) -> None:
     """Write files of the folder `at` as objects, one after another.
 
-    With `new`, none of them may be there, and if one fails those that were written are removed. A store has no locks:
-    a small object, the claim, tells other writers that these objects are being written.
+    With `new`, none of them may exist, and a failure removes the written ones. A store has no locks: the claim, a small
+    object, tells other writers that these objects are being written.
 
     Raises
     ------

@@ -200,7 +200,7 @@ class WebStore:
     query : str
         The query of every address, the part behind the ``?``.
     private : mapping of str to str, optional
-        Headers, in lower case, for the host of the address alone. With them, redirects are remembered: later requests
+        Headers, in lower case, only for the host of the address. With them, redirects are remembered: later requests
         for an object go where the first one was sent, until that is refused. An answer has the tag that the redirect
         stated.
     fault : callable, optional
