@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from weightmap.core.remote_options import Remote
     from weightmap.core.table.table import TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
-    from weightmap.plans.planning import plan
-    from weightmap.plans.read_plan import ReadPlan
+    from weightmap.plans.planning import ReadPlan, plan
     from weightmap.plans.wants import shard
     from weightmap.words.embeddings import Embeddings
 
@@ -127,7 +126,7 @@ _ON_DEMAND = {
     "Output": "core.model.saving",
     "Quantize": "conversion.spec",
     "QuantizedTensor": "core.quant.blocks",
-    "ReadPlan": "plans.read_plan",
+    "ReadPlan": "plans.planning",
     "Remote": "core.remote_options",
     "Run": "conversion.running",
     "TensorDiff": "conversion.tensor_diffs",

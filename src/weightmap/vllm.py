@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.device import Exchange
     from weightmap.plans.delivery import Check
-    from weightmap.plans.read_plan import ReadPlan
+    from weightmap.plans.planning import ReadPlan
     from weightmap.typing import Mode, Verify
 
 __all__ = [

@@ -11,7 +11,7 @@ from tests.builders import safetensors as safe
 import weightmap as wm
 from weightmap.core.bytes.memory import ControlGroup, Headroom
 from weightmap.core.native import files
-from weightmap.plans import explaining, read_plan
+from weightmap.plans import explaining, planning
 from weightmap.plans.pages import Sample
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -37,7 +37,7 @@ def explained(path, monkeypatch, *, cold=0.0, told=True, large=1.0, left=PLENTY,
     monkeypatch.setattr(explaining, "cold_in", cold_in)
     monkeypatch.setattr(explaining, "sample", sampled)
     monkeypatch.setattr(explaining, "headroom", lambda: left)
-    monkeypatch.setattr(read_plan, "headroom", lambda: left)
+    monkeypatch.setattr(planning, "headroom", lambda: left)
     monkeypatch.setattr(files, "file_system", lambda _: number)
     with wm.plan(path, **options) as plan:
         return plan.explain()

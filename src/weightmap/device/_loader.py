@@ -23,9 +23,8 @@ from weightmap.plans.delivery import Sums, check_when
 from weightmap.plans.direct import ALIGN as BLOCK
 from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import ask_for, cached_in
-from weightmap.plans.planning import ParameterPlan
+from weightmap.plans.planning import ParameterPlan, ReadPlan
 from weightmap.plans.planning import plan as make_plan
-from weightmap.plans.read_plan import ReadPlan
 from weightmap.plans.wants import at_least
 
 if TYPE_CHECKING:
@@ -658,10 +657,10 @@ def load(
 
     Parameters
     ----------
-        plan : ReadPlan, or a model: a handle or whatever else `weightmap.open` takes
+    plan : ReadPlan, or a model: a handle or whatever else `weightmap.open` takes
         What to load; parts of tensors are read alone. Parameters (``f.weights``) are decoded by the CPU, and every rank
         reads its own.
-        backend : Backend
+    backend : Backend
     dtype : str, optional
         The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
         device converts them, with its own rounding.

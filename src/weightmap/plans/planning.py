@@ -1,9 +1,10 @@
-"""`plan`: from what the caller wants to a `ReadPlan`."""
+"""`plan`: from what the caller wants to a `ReadPlan`, the bytes that one reader needs of each file, in order."""
 
 from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,27 +13,422 @@ from weightmap.checkpoints.handle import stored_model
 from weightmap.checkpoints.weights import Pieces
 from weightmap.core.arguments import as_float, names_moved
 from weightmap.core.bytes.geometry import ascending
+from weightmap.core.bytes.memory import headroom
+from weightmap.core.bytes.source import ROUND_TRIP
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.internals import name_of, not_found, parts_of
+from weightmap.core.model.internals import check_open, check_unchanged, name_of, not_found, parts_of
 from weightmap.core.model.opening import as_handle
+from weightmap.core.native import files as native_files
+from weightmap.core.ranges import Range
 from weightmap.core.table import INT64_MAX
-from weightmap.errors import PlanError, TensorFileError, quoted
-from weightmap.plans.read_plan import PlanOptions, ReadPlan
+from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
+from weightmap.plans.delivery import FileReader, FileShare, PageRelease, RunOptions, check_when, mapped
+from weightmap.plans.pages import file_system_of
+from weightmap.plans.places import Heads
 from weightmap.plans.residency import spans_of
-from weightmap.plans.wants import Indices, Shard, arranged, at_least, axes_of, checked_rank, divided, resolve_wants
+from weightmap.plans.wants import (
+    Indices,
+    Shard,
+    Slices,
+    arranged,
+    at_least,
+    axes_of,
+    checked_rank,
+    divided,
+    ranges_of,
+    resolve_wants,
+)
+from weightmap.plans.warming import share, warm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.source import Source
     from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
+    from weightmap.plans.delivery import Check
+    from weightmap.plans.explaining import PlanReport
     from weightmap.plans.residency import Spans
     from weightmap.plans.wants import Wants
 
-# `ParameterPlan`: a plan of parameters, which reads the parts of their pieces that decode what is wanted.
+# Bytes of a read per wanted byte, at most, by default.
+_MAX_OVER_READ = 1.1
+_WAYS = ("auto", "map", "read")
+# The index of a tensor that is wanted whole.
+_WHOLE = (None,)
+# Bytes of a mapping that are prefetched.
+_WINDOW = 64 << 20
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class PlanOptions:
+    """The arguments of `weightmap.plan`, checked.
+
+    Attributes
+    ----------
+    owned : bool
+        Whether the plan opened its handle, and closes it.
+    divided : bool
+        Whether whole tensors were divided among the ranks.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    gap: int
+    max_over_read: float | None
+    chunk: int
+    budget: int | None
+    owned: bool
+    divided: bool
+
+
+class ReadPlan:
+    """Which bytes of a model's files one reader needs, in the order of the files. `weightmap.plan` makes one.
+
+    Making a plan reads no tensor, but for the first bytes and the mask of a quantised one that is wanted in part.
+    A plan keeps its handle open; as a context manager it closes a handle that `weightmap.plan` opened.
+
+    Attributes
+    ----------
+    file : TensorFile
+        The model.
+    rank, world_size, local_rank, local_world_size, gap, max_over_read, chunk, budget
+        As given, or the defaults.
+    """
+
+    def __init__(
+        self, spans: Spans, numbers: NDArray[np.int64], indices: Mapping[int, Any], options: PlanOptions
+    ) -> None:
+        self.file: TensorFile = spans.model
+        self.rank: int = options.rank
+        self.world_size: int = options.world_size
+        self.local_rank: int = options.local_rank
+        self.local_world_size: int = options.local_world_size
+        self.gap: int = options.gap
+        self.max_over_read: float = options.max_over_read or _MAX_OVER_READ
+        # How the runs of one tensor are joined: as all ranges are, or wherever a request takes longer than the gap.
+        costly = options.max_over_read is None and {source.store for source in spans.sources} != {None}
+        self._within = (ROUND_TRIP, math.inf) if costly else (self.gap, self.max_over_read)
+        self.chunk: int = options.chunk
+        self.budget: int | None = options.budget
+        self._owned, self._divided = options.owned, options.divided
+        self._spans, self._numbers, self._indices = spans, numbers, indices
+        parts: Iterable[int] = indices
+        if isinstance(indices, Slices):
+            self._begins, self._ends, parts = indices.begins, indices.ends, indices.others
+            self._nbytes = indices.nbytes
+        else:
+            self._begins, self._nbytes = spans.begin[numbers], spans.nbytes[numbers]
+            self._ends = self._begins + self._nbytes
+        # Rows and bytes of tensors wanted in part, unless `Slices` counts them at once; heads of quantised ones.
+        self._rows: dict[int, Row] = {}
+        self._ranges: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._heads: Heads | None = None
+        for number in parts:
+            self._ranges[number] = self._ranges_of(number, indices[number])
+        owners, begins, ends = self._pieces()
+        self._files, self._starts, self._stops, self._needed = self._join(spans.file[owners], begins, ends)
+        if costly and len(owners) > len(numbers):
+            order = np.lexsort((begins, owners))
+            pieces = owners[order].astype(np.uint32), begins[order], ends[order]
+            owners, begins, ends, _ = native_files.join_ranges(*pieces, gap=ROUND_TRIP, max_over_read=math.inf)
+            files = spans.file[owners]
+            order = np.lexsort((begins, files))
+            self._files, self._starts, self._stops, _ = self._join(files[order], begins[order], ends[order])
+        # What decoding takes from files of their own, which come behind those of the tensors.
+        side = spans.side_ranges(numbers)
+        if len(side):
+            files, begins, ends = side.T.copy()
+            joined = self._join(files, begins, ends)
+            self._files = np.concatenate([self._files, joined[0]])
+            self._starts = np.concatenate([self._starts, joined[1]])
+            self._stops = np.concatenate([self._stops, joined[2]])
+            self._needed = np.concatenate([self._needed, joined[3]])
+
+    def _join(
+        self, files: NDArray[Any], begins: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        return native_files.join_ranges(files, begins, ends, gap=self.gap, max_over_read=self.max_over_read)
+
+    def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        row = self._rows.get(number)
+        if row is None:
+            row = self._rows[number] = self._spans.of(number)
+        try:
+            if row.dtype.quantized:
+                self._heads = self._heads or Heads()
+                return ranges_of(self._heads.of(number, row), key, self._spans.name(number))
+            return ranges_of(row, key, self._spans.name(number))
+        except TensorFileError as error:
+            raise error.located(path=row.source.name, format=self.file.format) from None
+
+    def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the tensor, start and stop of every wanted range, in the order of the files."""
+        whole, parts = ~np.isin(self._numbers, list(self._ranges)), []
+        if isinstance(self._indices, Slices) and self._indices.are_disjoint:
+            parts.append(self._indices.disjoint())
+        if not parts and not self._ranges:
+            return self._numbers, self._begins, self._ends
+        parts.append((self._numbers[whole], self._begins[whole], self._ends[whole]))
+        for number, (starts, stops) in self._ranges.items():
+            parts.append((np.full(len(starts), number), starts, stops))
+        columns = list(map(np.concatenate, zip(*parts, strict=True)))
+        owners, begins, ends = columns
+        order = np.lexsort((begins, self._spans.file[owners]))
+        return owners[order], begins[order], ends[order]
+
+    # ---------------------------------------------------------------------------------------------- what it holds
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the planned tensors, in file order."""
+        return tuple(self._spans.names(self._numbers))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @property
+    def reads(self) -> tuple[tuple[str | None, int, int], ...]:
+        """Path, offset and bytes of each read, in file order; they share no byte. The path of a buffer is None."""
+        paths = [source.path for source in self._spans.sources]
+        sizes = self._stops - self._starts
+        columns = (self._files.tolist(), self._starts.tolist(), sizes.tolist())
+        return tuple((paths[file], start, size) for file, start, size in zip(*columns, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all reads, the gaps that they bridge included."""
+        return int((self._stops - self._starts).sum())
+
+    @property
+    def wanted_nbytes(self) -> int:
+        """Bytes that hold the wanted elements; bytes that several tensors share count once."""
+        return int(self._needed.sum())
+
+    # ------------------------------------------------------------------------------------------------------- using it
+    def _bound(self) -> int | None:
+        """Return the bytes of memory that may be filled; None if unknown."""
+        if self.budget is not None:
+            return self.budget
+        available = headroom().limit
+        return None if available is None else available // self.local_world_size
+
+    def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
+        """Bring the bytes of all reads into the page cache, and wait for them.
+
+        Local ranks with the same plan divide the reads. (Whole tensors that `rank` and `world_size` chose are such a
+        share already.) A plan larger than its budget is warmed from its beginning; `run` prefetches the rest.
+
+        Parameters
+        ----------
+        threads : int, optional
+            At most this many read at once; 8 when not given.
+        progress : callable, optional
+            Called as ``progress(done, total)``, in bytes.
+
+        Returns
+        -------
+        int
+            Bytes that were cold and are in memory now; all bytes where the system does not tell.
+
+        Raises
+        ------
+        TruncatedError, FileChangedError
+            When a file changed.
+        """
+        check_unchanged(self.file)
+        reads = (self._files, self._starts, self._stops)
+        if not self._divided:
+            reads = share(reads, self.local_rank, self.local_world_size)
+        return warm(self._spans.sources, reads, self.chunk, self._bound(), threads, progress)
+
+    def run(
+        self,
+        how: str = "auto",
+        *,
+        release: bool = False,
+        direct: bool = False,
+        verify: Check = False,
+        into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
+        cut: Callable[[str, Any], Iterable[Any]] | None = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield name and tensor, or the wanted part of it, in file order: what ``file[name][index]`` gives.
+
+        Memory stays flat: a read takes at most a chunk, or one larger tensor, and prefetching stays within the budget.
+        A plan that needs more than the budget gives pages back as with `release`.
+
+        Parameters
+        ----------
+        how : {"auto", "map", "read"}
+            "map": arrays are views of the mapping. "read": they are read into memory of their own; tensors that are
+            read together share one piece of it. "auto" reads on network and FUSE file systems, where touching a
+            mapping may fail or crawl, and maps elsewhere.
+        release : bool
+            Give the pages of a tensor back to the system when the next one is asked for. Views stay valid: touching
+            them reads the file again.
+        direct : bool
+            Read files past the page cache, and leave nothing of them there: arrays are in memory of their own. See
+            `weightmap.open`.
+        verify : bool or "last"
+            Check the checksums that cover a tensor before yielding it, where the file has any. Archives (.npz,
+            checkpoints of PyTorch) have one for each entry. EMBD has one for all tensors, so everything is read before
+            the first one. "last" yields tensors unchecked while it computes their checksum, and checks it before the
+            last one: the file is read once, and a run that ends without an error has yielded what was written. The
+            other bytes that a checksum covers are read too.
+        into : callable, optional
+            ``into(name, nbytes)`` returns the memory for the next part of a dense tensor that is to be read: a
+            contiguous array of that many bytes, or None.
+        cut : callable, optional
+            ``cut(name, index)`` returns the indices of the pieces in which a wanted part of a tensor is yielded, in the
+            order of the file. The caller provides the memory for each piece.
+
+        Raises
+        ------
+        PlanError
+            When a tensor that has to be read is larger than the budget.
+        ChecksumError
+            With `verify`, for bytes that differ from those written.
+        TruncatedError, FileChangedError
+            When a file changed.
+        """
+        if how not in _WAYS:
+            raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
+        check_when(verify)
+        check_open(self.file)
+        for source in self._spans.sources:
+            source.check_unchanged()
+        if direct and how == "map":
+            raise ValueError("direct=True reads: how is 'map', expected 'read' or 'auto'")
+        ways = ["read" if direct else self._way(source, how) for source in self._spans.sources]
+        # The system takes pages of a mapping back by itself: one window of them needs no bound.
+        bound = self.budget if "read" not in ways and self.nbytes <= _WINDOW else self._bound()
+        if bound is not None:
+            self._check_bound(bound, ways, cut=cut is not None)
+            release = release or self.nbytes > bound
+        chunk = self.chunk if bound is None else min(self.chunk, max(bound, 1))
+        window = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
+        return self._run(ways, RunOptions(release, direct, verify, into, cut, chunk, window))
+
+    def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[Range]]]:
+        """Yield for each file its source, the numbers and indices of its wanted tensors, and its reads.
+
+        An index of None wants the whole tensor; a tensor of several parts comes several times.
+        """
+        for file, source, numbers in self._by_file():
+            parts: list[tuple[int, Any]] = [
+                (number, key)
+                for number in numbers.tolist()
+                for key in (Indices.of(self._indices[number]) if number in self._indices else _WHOLE)
+            ]
+            yield source, parts, list(self._reads_of(file))
+
+    def _by_file(self) -> Iterator[tuple[int, Source, NDArray[np.int64]]]:
+        """Yield each file with wanted tensors: its number, source, and the numbers of these tensors."""
+        sources = self._spans.sources
+        bounds = np.searchsorted(self._spans.file[self._numbers], np.arange(len(sources) + 1)).tolist()
+        for file, source in enumerate(sources):
+            numbers = self._numbers[bounds[file] : bounds[file + 1]]
+            if len(numbers):
+                yield file, source, numbers
+
+    @property
+    def spans(self) -> Spans:
+        """The places of all tensors of the model, by the numbers of `parts`."""
+        return self._spans
+
+    def explain(self) -> PlanReport:
+        """Return what this plan costs, and what to do about it: ``print(plan.explain())``.
+
+        Where the files lie, how much of them is in memory, what touching them will cost, their alignment, what machine
+        and control groups leave, and what ``run("auto")`` does. No tensor is read; pages that are in memory are mapped
+        for a moment, to see how many page faults that takes.
+
+        Returns
+        -------
+        PlanReport
+        """
+        from weightmap.plans.explaining import explain  # noqa: PLC0415 - a plan needs none of it
+
+        check_unchanged(self.file)
+        reads = (self._files, self._starts, self._stops)
+        arguments = (self._spans, self._numbers, self._spans.sources, reads, self.wanted_nbytes, self._bound())
+        return explain(self.file, *arguments)
+
+    def _way(self, source: Source, how: str) -> str:
+        """Return how a file is used: "map" or "read"."""
+        if how != "auto":
+            return how
+        return "read" if file_system_of(source).is_remote else "map"
+
+    def _check_bound(self, bound: int, ways: Sequence[str], *, cut: bool) -> None:
+        """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
+        spans, numbers = self._spans, self._numbers
+        read = np.array(ways)[spans.file[numbers]] == "read"
+        for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
+            number = int(numbers[place])
+            if cut and number in self._indices:
+                continue
+            nbytes = int(self._nbytes[place])
+            if number in self._ranges:
+                keys = Indices.of(self._indices[number])
+                alone = [self._ranges[number]] if len(keys) == 1 else [self._ranges_of(number, key) for key in keys]
+                nbytes = max(int(np.sum(stops - starts)) for starts, stops in alone)
+            if nbytes > bound:
+                expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
+                raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
+
+    def _run(self, ways: Sequence[str], options: RunOptions) -> Iterator[tuple[str, Any]]:
+        for file, source, numbers in self._by_file():
+            share = FileShare(
+                self._spans, source, file, numbers, self._indices, self._rows, self._heads, self.gap, self._within
+            )
+            sums = parts_of(self.file)[1].sums(source) if options.verify else ()
+            release = PageRelease(share, options) if options.release else None
+            try:
+                if ways[file] == "map":
+                    yield from mapped(share, options, sums, release)
+                else:
+                    yield from FileReader(share, options, sums, release, self._reads_of(file)).tensors()
+            except TensorFileError as error:
+                raise error.located(path=source.name, format=source.format) from None
+            finally:
+                if release is not None:
+                    release.finish()
+
+    def _reads_of(self, file: int) -> Iterator[Range]:
+        """Yield the reads of a file."""
+        low, high = np.searchsorted(self._files, [file, file + 1]).tolist()
+        return map(Range, self._starts[low:high].tolist(), self._stops[low:high].tolist())
+
+    # ------------------------------------------------------------------------------------------------- as an object
+    def close(self) -> None:
+        """Close the handle, where `weightmap.plan` opened it. Arrays obtained before remain valid."""
+        if self._owned:
+            self.file.close()
+
+    def __enter__(self) -> Self:
+        check_open(self.file)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = f"{counted(len(self), 'tensor')}, {counted(len(self._starts), 'read')}, {self.nbytes} bytes"
+        return f"<ReadPlan {escape(repr(name_of(self.file)))}: {what}>"
+
+
+def reads_of(plan: ReadPlan) -> int:
+    """Return the number of reads: a slice of columns has one for each row, and `ReadPlan.reads` a tuple for each."""
+    return len(plan._starts)  # noqa: SLF001 - a function of this module
 
 
 class _Part:

@@ -141,7 +141,6 @@ class Spans:
         """Return the name of a tensor."""
         name = self._names.get(number)
         if name is None:
-            check_index(self.model)
             name = self._table.names[int(self.row[number])]
         return name
 
@@ -154,8 +153,7 @@ class Spans:
             yield self.name(number)
 
     def of(self, number: int) -> Row:
-        """Return the row of a tensor."""
-        check_index(self.model)
+        """Return the row of a tensor: its index was copied from the file when the columns were made."""
         try:
             row: Row = self._table.row(int(self.row[number]))
         except TensorFileError as error:

@@ -136,8 +136,9 @@ def axes_of(key: Any, shape: tuple[int, ...], name: str, kind: str = "tensor") -
     """
     if isinstance(key, Shard):
         key = key.of(shape, f"{kind} {quoted(name)}")
-    parts = list(key) if type(key) is tuple else [key]
-    ellipses = [at for at, part in enumerate(parts) if part is Ellipsis]
+    parts, ellipses = [key], [0] if key is Ellipsis else []
+    if type(key) is tuple:
+        parts, ellipses = list(key), [at for at, part in enumerate(key) if part is Ellipsis]
     missing = len(shape) - len(parts) + len(ellipses)
     if missing < 0 or len(ellipses) > 1:
         raise _index_error(name, kind, "", actual=repr(key), expected=f"one for {len(shape)} dimensions")

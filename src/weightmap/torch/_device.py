@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.device._transfers import Transfer
     from weightmap.plans.delivery import Check
-    from weightmap.plans.read_plan import ReadPlan
+    from weightmap.plans.planning import ReadPlan
 
 
 class TorchBackend(Backend):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.file import TensorFile
     from weightmap.core.model.opening import Model
-    from weightmap.plans.read_plan import ReadPlan
+    from weightmap.plans.planning import ReadPlan
     from weightmap.typing import Mode
 
 _OCTET = np.dtype(np.uint8)
