@@ -45,7 +45,8 @@ class Checkpoint:
 
     def settings(self):
         """Return what config.json holds."""
-        return json.dumps({"dtype": self.dtype, "quantization_config": self.config, **self.extra}).encode()
+        stated = {"quantization_config": self.config} if self.config else {}
+        return json.dumps({"dtype": self.dtype, **stated, **self.extra}).encode()
 
     def write(self, folder):
         """Write the model and its configuration, and return its path."""
@@ -378,6 +379,89 @@ def eight_bits():
     return Checkpoint("int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, tensors, values, dtype="float16")
 
 
+def stream(codes, bits):
+    """Lay rows of codes end to end in uint32 words, lowest bits first."""
+    return words(codes, bits).view(np.uint32)
+
+
+def mlx(bits, *, experts=0, layer=False):
+    """MLX: codes with a scale and a bias for each group; `layer` says bits and size for the module alone."""
+    rows, columns, size = 6, 128, 64
+    q = numbers(20, (max(experts, 1) * rows, columns), 1 << bits)
+    s, b = scales(21, (len(q), columns // size), BF16), scales(22, (len(q), columns // size), BF16)
+    wide, low = (np.repeat(x.astype(np.float32), size, 1) for x in (s, b))
+    values = (product(q, wide) + low).astype(np.float32)
+    lead = (experts, rows) if experts else (rows,)
+    tensors = {"weight": stream(q, bits), "scales": s, "biases": b}
+    own = {"group_size": size, "bits": bits}
+    said = {"group_size": 32, "bits": 2, MODULE: own, "other.module": False} if layer else own
+    return Checkpoint(
+        "mlx",
+        {},
+        {f"{MODULE}.{k}": v.reshape(*lead, -1) for k, v in tensors.items()},
+        values.reshape(*lead, columns),
+        extra={"quantization": said},
+    )
+
+
+def mlx_mxfp4():
+    """MLX's mxfp4: eight e2m1 codes to a word, the first one its lowest nibble; exponents for 32 columns."""
+    q, e = numbers(23, (6, 64), 16), numbers(24, (6, 2), 256).astype(np.uint8)
+    e[e == 255] = 0
+    values = product(np.array(E2M1, np.float32)[q], np.repeat(np.exp2(e.astype(np.float64) - 127), 32, 1))
+    tensors = {f"{MODULE}.weight": stream(q, 4), f"{MODULE}.scales": e}
+    said = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    return Checkpoint("mlx", {}, tensors, values, extra={"quantization": said, "quantization_config": said})
+
+
+def auto_round(packing, *, layer=False):
+    """AutoRound: the pieces of GPTQ, or of AWQ; `layer` says bits and size for the module alone."""
+    pieces = awq() if packing.endswith("awq") else gptq(4, version="gptq" if packing.endswith("gptq") else "gptq_v2")
+    sizes = {"bits": 4, "group_size": 32}
+    config = {"quant_method": "auto-round", "packing_format": packing, "sym": False, "data_type": "int"}
+    if layer:
+        config |= {
+            "bits": 8,
+            "group_size": 128,
+            "extra_config": {r".*layers\.\d\.q_proj": sizes, "lm_head": {"bits": 16}},
+        }
+    else:
+        config |= sizes
+    return Checkpoint("auto-round", config, pieces.tensors, pieces.values, dtype="float16")
+
+
+def modelopt_fp8(algorithm, *, mixed=False):
+    """ModelOpt's FP8: a scale for each row, for blocks of 128 by 128, or exponents for 32 columns."""
+    q = numbers(25, (130, 160), 127).astype(np.uint8).view(F8)
+    if algorithm == "MXFP8":
+        s = numbers(26, (130, 5), 200).astype(np.uint8)
+        each = np.repeat(np.exp2(s.astype(np.float64) - 127), 32, 1)
+    elif algorithm == "FP8_PB_WO":
+        s = scales(26, (2, 2), np.float32)
+        each = np.repeat(np.repeat(s, 128, 0), 128, 1)[:130, :160]
+        s = s.reshape(2, 1, 2, 1)
+    else:
+        s = scales(26, (130,), np.float32)
+        each = s[:, None]
+    stated = {"quant_algo": algorithm}
+    config = {"quant_method": "modelopt", **stated}
+    if mixed:
+        layers = {MODULE: stated, "model.layers.1.q_proj": {"quant_algo": "NVFP4", "group_size": 16}}
+        config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    tensors = {f"{MODULE}.weight": q, f"{MODULE}.weight_scale": s}
+    return Checkpoint("modelopt", config, tensors, product(q, each))
+
+
+def comfyui(scale, kind="float8_e4m3fn", *, described=False):
+    """ComfyUI's scaled FP8: one scale, and perhaps a description in bytes; nothing in config.json."""
+    q = numbers(27, (5, 32), 120).astype(np.uint8).view(np.dtype(kind))
+    s = np.array(0.37, np.float32)
+    tensors = {f"{MODULE}.weight": q, f"{MODULE}.{scale}": s}
+    if described:
+        tensors[f"{MODULE}.comfy_quant"] = np.frombuffer(json.dumps({"format": kind}).encode(), np.uint8)
+    return Checkpoint("comfyui", {}, tensors, product(q, s))
+
+
 EXAMPLES = {
     "awq": awq,
     "awq, one group": lambda: awq(group=-1),
@@ -414,6 +498,24 @@ EXAMPLES = {
     "nf4, one row of blocks": lambda: four_bits("nf4", nested=True, shape=(4, 128)),
     "nf4 in bfloat16": lambda: four_bits("nf4", nested=True, shape=(8, 64), storage=BF16),
     "int8 of bitsandbytes": eight_bits,
+    **{f"mlx {bits}": (lambda bits=bits: mlx(bits)) for bits in (2, 3, 4, 5, 6, 8)},
+    "mlx experts": lambda: mlx(6, experts=3),
+    "mlx by layer": lambda: mlx(3, layer=True),
+    "mlx mxfp4": mlx_mxfp4,
+    **{
+        f"{packing}{', by layer' * layer}": (lambda packing=packing, layer=layer: auto_round(packing, layer=layer))
+        for packing in ("auto_round", "auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq")
+        for layer in (False, True)
+    },
+    **{
+        f"modelopt {algorithm}{', mixed' * mixed}": (
+            lambda algorithm=algorithm, mixed=mixed: modelopt_fp8(algorithm, mixed=mixed)
+        )
+        for algorithm in ("FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
+        for mixed in (False, True)
+    },
+    "comfyui": lambda: comfyui("scale_weight"),
+    "comfyui e5m2, described": lambda: comfyui("weight_scale", "float8_e5m2", described=True),
 }
 
 

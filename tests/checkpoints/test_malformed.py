@@ -73,7 +73,7 @@ def raw_state(raw):
 NF4, LLAMA = "nf4, nested True", "Llama 4 NVFP4"
 # The example, what is changed, and words of the error: it names the tensor, or the key of the configuration.
 ROWS = [
-    ("awq", config(quant_method="hqq"), "quant_method is 'hqq', expected one of awq, bitsandbytes"),
+    ("awq", config(quant_method="hqq"), "quant_method is 'hqq', expected one of auto-round, awq, bitsandbytes"),
     ("awq", config(quant_method=None), "quant_method"),
     ("awq", config(bits=8), "bits is 8"),
     ("awq", config(bits="four"), "bits is 'four'"),

@@ -38,7 +38,6 @@ EXPONENTS = np.zeros((4, 2), ml_dtypes.float8_e8m0fnu)
 UNEXPLAINED = {
     "float8": {"a.weight": codes(F8, 4, 32), "a.weight_scale": ONE},
     "float8 of blocks": {"a.weight": codes(F8, 4, 32), "a.weight_scale_inv": ONE},
-    "ComfyUI": {"a.weight": codes(F8, 4, 32), "a.scale_weight": np.ones((), np.float32)},
     "float8 in bfloat16": {"a.weight": codes(ml_dtypes.float8_e5m2, 4, 32), "a.scale": ONE.astype(BF16)},
     "MLX": {"a.weight": codes(np.uint32, 4, 8), "a.scales": ONE.astype(np.float16), "a.biases": ONE.astype(np.float16)},
     "GPTQ": {"a.qweight": codes(np.int32, 4, 8), "a.qzeros": codes(np.int32, 1, 1), "a.scales": ONE.astype(np.float16)},
@@ -117,9 +116,8 @@ def test_commands_name_their_option(tmp_path, capsys):
 
 
 CONFIGS = {
-    "quantization_config of MLX": {"quantization": MLX, "quantization_config": MLX},
-    "quantization of MLX": {"quantization": MLX},
-    "MLX in a sub-configuration": {"text_config": {"quantization": MLX}},
+    "a mode of MLX": {"quantization": MLX | {"mode": "nvfp4"}},
+    "a mode of MLX inside": {"text_config": {"quantization": MLX | {"mode": "nvfp4"}}},
     "unknown at the top": {"quantization_config": {"quant_method": "exl3"}},
     "unknown inside": {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "exl3"}}}},
 }
@@ -134,14 +132,17 @@ def test_configurations_that_are_recognised(tmp_path):
             f.weights  # noqa: B018
         said = str(raised.value)
         assert "config.json" in said
-        assert "MLX" in said or "exl3" in said
+        assert "mode" in said or "exl3" in said
         assert "text_config." in said or "inside" not in name
 
     each(list(CONFIGS), check)
 
 
+LAYERS = '{"format_version": "1.0", "layers": {"a": {"format": "nvfp4"}}}'
 HEADERS = {
-    "_quantization_metadata": {"_quantization_metadata": '{"format_version": "1.0", "layers": {}}'},
+    "_quantization_metadata": {
+        "_quantization_metadata": '{"format_version": "1.0", "layers": {"a": {"format": "nvfp4"}}}'
+    },
     "Float8Tensor": {"tensor_names": '["a"]', "a": '{"_type": "Float8Tensor", "_data": {}}'},
 }
 
@@ -288,7 +289,7 @@ def test_codes_of_another_scheme(tmp_path, left_out):
             dict(f.weights)
 
     methods = ["fp8 f32", "packed 4", "modelopt nvfp4", "fbgemm", "nf4, nested True", AWQ, "gpt-oss"]
-    names = ["ComfyUI", "MLX", "int8", "float8 in bfloat16", "quanto", "hqq"]
+    names = ["MLX", "int8", "float8 in bfloat16", "quanto", "hqq"]
     each(
         [(method, name) for method in methods for name in names if (method, name) != ("fp8 f32", "float8 in bfloat16")],
         check,

@@ -28,6 +28,7 @@ SIDECARS = (_MODELOPT, _GPTQ, _AWQ)
 _AWQ_KEYS = {"w_bit", "q_group_size", "zero_point"}
 _MAX_DEPTH = 8
 # In the header of safetensors: the key of ComfyUI, and how torchao names the class of a tensor.
+_COMFY_TENSORS = ("scaled_fp8", ".comfy_quant", ".scale_weight")
 _COMFY, _TORCHAO = "_quantization_metadata", re.compile(r'"_type"\s*:\s*"(?!(?:Tensor|Parameter)")([^"]{1,80})"')
 
 
@@ -76,7 +77,7 @@ def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
     if settings is None and options.config is None and source.absolute is not None:
         settings = _sidecar(source.absolute, options.trust)
     if settings is None:
-        _check_header(file)
+        settings = _of_file(file)
     return settings, config
 
 
@@ -122,7 +123,7 @@ def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
     if not every:
         for where, values in sections:
             if _is_mlx(values.get(_MLX)):
-                _refuse_mlx(f"{where}{_MLX}", path)
+                return _mlx(values[_MLX], path, f"{where}{_MLX}")
         return None
     where, value, values = every[0]
     if "." in where and any(other != value for _, other, _ in every):
@@ -131,15 +132,14 @@ def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
     settings = as_settings(value, path, where)
     if "quant_method" not in settings.values:
         if _is_mlx(values.get(_MLX)):
-            _refuse_mlx(where, path)
+            return _mlx(values[_MLX], path, where)
         if where.endswith("compression_config"):
             settings.values = {"quant_method": "compressed-tensors", **settings.values}
     return settings
 
 
-def _refuse_mlx(where: str, path: str) -> None:
-    msg = f"{where} is that of MLX, whose scheme is not decoded"
-    raise UnsupportedError(msg, path=path, field=where)
+def _mlx(values: Mapping[str, Any], path: str, where: str) -> Settings:
+    return Settings({**values, "quant_method": "mlx"}, path, where)
 
 
 def _sidecar(model: str, trust: Any) -> Settings | None:
@@ -162,18 +162,22 @@ def _sidecar(model: str, trust: Any) -> Settings | None:
     return None
 
 
-def _check_header(file: Any) -> None:
-    """Refuse a file whose header says that its tensors are codes."""
+def _of_file(file: Any) -> Settings | None:
+    """Return what the header and the names of tensors say: those of ComfyUI. Refuse classes of torchao."""
     if file.format != "safetensors":
-        return
+        return None
+    path = parts_of(file)[0].name
     for part in file.shards.values() or (file,):
         metadata = part.metadata
         if _COMFY in metadata:
-            msg = f"metadata {_COMFY!r} says that the tensors are quantised as ComfyUI does it, which is not decoded"
-            raise UnsupportedError(msg, field=_COMFY)
+            values = as_settings(strict_json.loads(metadata[_COMFY].encode(), _COMFY), path, _COMFY).values
+            return Settings({**values, "quant_method": "comfyui"}, path, _COMFY)
         for key, value in metadata.items() if "tensor_names" in metadata else ():
             match = _TORCHAO.search(value) if isinstance(value, str) else None
             if match is not None:
                 kind = quoted(match[1])
                 msg = f"metadata {quoted(key)} says that the tensor is a {kind} of torchao, which is not decoded"
                 raise UnsupportedError(msg, field="metadata")
+    if any(name.endswith(_COMFY_TENSORS) for name in file):
+        return Settings({"quant_method": "comfyui"}, path, "names of tensors")
+    return None

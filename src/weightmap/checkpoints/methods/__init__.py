@@ -226,6 +226,8 @@ class Method:
         What the names of pieces of experts end with: behind the name of the parameter, which that of the codes is.
     coded : tuple of str
         Types of a weight, beside integers of several dimensions, that mean nothing without its other pieces.
+    markers : tuple of str
+        Names of tensors that say how the file is quantised, and are no parameters.
     lists : tuple of str
         Keys of the configuration with modules that are not quantised.
     """
@@ -234,6 +236,7 @@ class Method:
     parameter: ClassVar[str] = ".weight"
     fused: ClassVar[tuple[str, ...]] = ()
     coded: ClassVar[tuple[str, ...]] = ()
+    markers: ClassVar[tuple[str, ...]] = ()
     lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert", "ignored_layers", "ignore")
 
     def __init__(self, settings: Settings) -> None:

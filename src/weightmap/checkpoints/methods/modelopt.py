@@ -1,21 +1,35 @@
-"""ModelOpt: NVFP4 and FP8 of NVIDIA."""
+"""ModelOpt: NVFP4, FP8 and MXFP8 of NVIDIA, one for all matrices or one for each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from weightmap.checkpoints.methods import FLOAT8, Group, Method, Settings
+from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled, fp4, scaled
+from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
+_NVFP4 = ("NVFP4", "W4A16_NVFP4")
+_ALGORITHMS = (*_NVFP4, "FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
+_MIXED = "MIXED_PRECISION"
+# Rows and columns with one scale in FP8_PB_WO, and columns in MXFP8.
+_BLOCK, _WIDTH = 128, 32
+
 
 class ModelOpt(Method):
-    """``quant_method: "modelopt"``.
+    """``quant_method: "modelopt"``, by ``quant_algo``.
 
-    NVFP4: ``weight`` uint8 (out, in / 2), ``weight_scale`` float8_e4m3fn (out, in / 16), ``weight_scale_2`` float32,
-    which multiplies: `Fp4`. FP8: ``weight`` float8_e4m3fn (out, in), ``weight_scale`` one float32: `Scaled`.
+    =============================  ====================================================================================
+    ``NVFP4``, ``W4A16_NVFP4``     ``weight`` uint8 (out, in / 2), ``weight_scale`` float8_e4m3fn (out, in / 16),
+                                   ``weight_scale_2`` float32, which multiplies: `Fp4`
+    ``FP8``                        ``weight`` float8_e4m3fn (out, in), ``weight_scale`` one float32: `Scaled`, as below
+    ``FP8_PER_CHANNEL_PER_TOKEN``  ``weight_scale`` float32 (out,) or (out, 1)
+    ``FP8_PB_WO``                  ``weight_scale`` float32 (out / 128, in / 128), or (out / 128, 1, in / 128, 1)
+    ``MXFP8``                      ``weight_scale`` uint8 (out, in / 32), exponents
+    ``MIXED_PRECISION``            ``quantized_layers``: a module's own ``quant_algo``; other modules are not quantised
+    =============================  ====================================================================================
 
     The experts of a layer of Llama 4 are one parameter X (E, in, out), of the transposes of such matrices, as its
     pieces are: ``X`` uint8 (E, in / 2, out), ``X_weight_scale`` float8_e4m3fn (E, in / 16, out), ``X_weight_scale_2``
@@ -29,29 +43,65 @@ class ModelOpt(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.algorithm: str = settings.text("quant_algo", "").upper()
-        if self.algorithm not in {"NVFP4", "FP8"}:
-            settings.unsupported("quant_algo", "'NVFP4' or 'FP8'")
-        if self.algorithm == "NVFP4" and settings.integer("group_size", 16) != 16:
+        self.layers: Settings | None = None
+        if settings.text("quant_algo", "").upper() == _MIXED:
+            self.layers = settings.section("quantized_layers")
+            for module in self.layers.values:
+                self._algorithm(self.layers.section(module))
+        else:
+            self._algorithm(settings)
+
+    @staticmethod
+    def _algorithm(settings: Settings) -> str:
+        """Return the algorithm that an object names."""
+        algorithm = settings.text("quant_algo", "").upper()
+        if algorithm not in _ALGORITHMS:
+            settings.unsupported("quant_algo", f"one of {', '.join(_ALGORITHMS)}, {_MIXED}")
+        if algorithm in _NVFP4 and settings.integer("group_size", 16) != 16:
             settings.refuse("group_size", "16")
+        return algorithm
+
+    def leaves_out(self, module: str) -> bool:
+        """Implement `Method.leaves_out`: of mixed precision, modules that are not among the quantised ones."""
+        return super().leaves_out(module) or (self.layers is not None and module not in self.layers.values)
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
-        if self.algorithm == "FP8":
+        settings = self.settings
+        if self.layers is not None:
+            if group.module not in self.layers.values:
+                what = f"entry in {self.layers.where}"
+                group.refuse(what, actual="missing", expected="the algorithm of the module")
+            settings = self.layers.section(group.module)
+        algorithm = self._algorithm(settings)
+        if algorithm not in _NVFP4:
             group.only("weight", "weight_scale", "input_scale")
         if group.fused:
-            return self._experts(group)
-        if self.algorithm == "FP8":
-            return scaled(group, "modelopt fp8", "weight", "weight_scale", FLOAT8[:1], 0, 0, kinds=("float32",))
-        return fp4(group, "modelopt nvfp4", "weight", "weight_scale", 16, FLOAT8[:1], whole="weight_scale_2")
+            return self._experts(group, algorithm)
+        if algorithm in _NVFP4:
+            return fp4(group, "modelopt nvfp4", "weight", "weight_scale", 16, FLOAT8[:1], whole="weight_scale_2")
+        name = f"modelopt {algorithm.lower()}"
+        if algorithm == "MXFP8":
+            return scaled(group, name, "weight", "weight_scale", FLOAT8[:1], 1, _WIDTH, kinds=EXPONENTS)
+        if algorithm == "FP8":
+            return scaled(group, name, "weight", "weight_scale", FLOAT8[:1], 0, 0, kinds=("float32",))
+        shape = rows, columns = group.check("weight", FLOAT8[:1], (None, None))
+        high, wide = (1, columns or 1) if algorithm != "FP8_PB_WO" else (_BLOCK, _BLOCK)
+        high, wide = min(high, rows) or 1, min(wide, columns) or 1
+        down, across = blocks_of(rows, high), blocks_of(columns, wide)
+        shapes = [(down,), (down, 1)] if algorithm != "FP8_PB_WO" else [(down, across), (down, 1, across, 1)]
+        group.check("weight_scale", ("float32",), *shapes)
+        return Scaled(name, shape, "weight", "weight_scale", height=high, width=wide)
 
-    def _experts(self, group: Group) -> Coding:
-        if self.algorithm == "FP8":
+    def _experts(self, group: Group, algorithm: str) -> Coding:
+        if algorithm == "FP8":
             count, rows, columns = group.check("weight", FLOAT8[:1], (None, None, None))
             group.check("weight_scale", ("float32",), (), (1,))
             name = "modelopt fp8 experts"
             of_all = Scaled(name, (rows, columns), "weight", "weight_scale", height=rows or 1, width=columns or 1)
             return Experts(of_all, count, shared="weight_scale")
+        if algorithm not in _NVFP4:
+            group.refuse("quant_algo", actual=algorithm, expected="NVFP4 or FP8 for experts", kind=UnsupportedError)
         count, half, rows = group.check("weight", ("uint8",), (None, None, None))
         columns = 2 * half
         if columns % 16:
