@@ -780,6 +780,12 @@ def test_a_wrong_mode_of_the_environment_is_2(write, run, tmp_path, monkeypatch)
         assert run(*argv) == (2, "", said)
 
 
+def test_there_are_thirteen_commands_and_each_argument_has_help():
+    names = "inspect verify diff report export convert quantize sign doctor cache delta words help"
+    assert list(dict.fromkeys(name.split()[0] for name in COMMANDS)) == names.split()
+    assert not [(name, action) for name, command in COMMANDS.items() for action in command._actions if not action.help]
+
+
 def test_help_and_version_are_0(run):
     status, out, _ = run("--help")
     assert status == 0

@@ -33,6 +33,14 @@ class _Query(NamedTuple):
     words: list[str]
 
 
+def add_words_lookup(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words lookup``."""
+    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
+    # Without a default, argparse lists an optional argument as required.
+    sub.add_argument("words", metavar="WORD", type=text, nargs="*", default=[], help="the words to look up")
+    add_json(sub)
+
+
 def words_lookup(args: argparse.Namespace) -> int:
     """Print the embeddings of words; 1 if one of them has none."""
     missing = False
@@ -53,6 +61,13 @@ def words_lookup(args: argparse.Namespace) -> int:
     return DIFFERENT if missing else OK
 
 
+def add_words_similar(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words similar``."""
+    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
+    sub.add_argument("word", metavar="WORD", type=text, nargs="?", help="a word, which the result leaves out")
+    _add_search(sub)
+
+
 def words_similar(args: argparse.Namespace) -> int:
     """Print the words most similar to a word; 1 if it has no embedding."""
 
@@ -61,6 +76,17 @@ def words_similar(args: argparse.Namespace) -> int:
 
     one = None if args.word is None else _Query({"word": args.word}, [args.word])
     return _answer(args, "similar", one, lambda line: _Query({"word": line}, [line]), search)
+
+
+def add_words_analogy(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words analogy``."""
+    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
+    for name, about in (("a", "for example Paris"), ("b", "then France"), ("c", "then Berlin, of Germany")):
+        sub.add_argument(name, metavar=name.upper(), type=text, nargs="?", help=about)
+    for name, what in (("positive", "add"), ("negative", "subtract")):
+        about = f"{what} the vector of a word (repeatable)"
+        sub.add_argument(f"--{name}", metavar="WORD", type=text, action="append", help=about)
+    _add_search(sub)
 
 
 def words_analogy(args: argparse.Namespace) -> int:
@@ -82,6 +108,12 @@ def words_analogy(args: argparse.Namespace) -> int:
     elif more["positive"] or more["negative"]:
         one = _Query(more, more["positive"] + more["negative"])
     return _answer(args, "analogy", one, lambda line: of_three(line.split(), f"the line {quoted(line)}"), search)
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
+    parser.add_argument("--skip", metavar="WORD", type=text, action="append", help="leave a word out (repeatable)")
+    add_json(parser)
 
 
 def _answer(
@@ -116,6 +148,37 @@ def _answer(
         answers = {"queries": documents} if one is None else documents[0]
         show.emit_json({"command": f"words {command}", "path": args.file, **answers})
     return DIFFERENT if missing else OK
+
+
+def add_words_convert(sub: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``words convert``."""
+    sub.add_argument("src", metavar="SRC", help="word2vec, GloVe, fastText or gensim, or a model with a vocabulary")
+    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
+    formats = [*NAMES, *(name for name, format in FORMATS.items() if format.plan)]
+    about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
+    sub.add_argument("--format", metavar="FORMAT", choices=Offered(formats), help=about)
+    add_lossy(sub)
+    sub.add_argument(
+        "--normalize", action=argparse.BooleanOptionalAction, help="make unit vectors and store norms, or undo that"
+    )
+    sub.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
+    sub.add_argument(
+        "--quantize",
+        metavar="SCHEME",
+        choices=("pq",),
+        help="store the rows by product quantisation: pq, in finalfusion",
+    )
+    for option, metavar, kind, what in (
+        ("--quantize-include", "GLOB", text, "the matrix of a model with several that fit (repeatable)"),
+        ("--n-subquantizers", "N", int, "codes per row (default: dims / 2)"),
+        ("--n-bits", "N", int, "bits per code, 1 to 8 (default: 8)"),
+        ("--seed", "N", int, "seed of all random choices (default: 0)"),
+    ):
+        action = "append" if kind is text else "store"
+        sub.add_argument(option, metavar=metavar, type=kind, action=action, help=f"for pq: {what}")
+    sub.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
+    add_lenient(sub)
+    add_json(sub)
 
 
 def words_convert(args: argparse.Namespace) -> int:
@@ -165,66 +228,3 @@ def _complain(word: str, file: wm.TensorFile, *, suggest: bool) -> None:
     vocab = file.vocab
     assert vocab is not None  # noqa: S101 - a file with embeddings has a vocabulary
     show.complain(reason(no_vector(word, vocab, suggest=suggest)))
-
-
-def add_words_lookup(sub: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``words lookup``."""
-    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
-    # Without a default, argparse lists an optional argument as required.
-    sub.add_argument("words", metavar="WORD", type=text, nargs="*", default=[])
-    add_json(sub)
-
-
-def add_words_similar(sub: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``words similar``."""
-    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
-    sub.add_argument("word", metavar="WORD", type=text, nargs="?", help="a word, which the result leaves out")
-    _add_search(sub)
-
-
-def add_words_analogy(sub: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``words analogy``."""
-    sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
-    for name in "abc":
-        sub.add_argument(name, metavar=name.upper(), type=text, nargs="?")
-    for name, what in (("positive", "add"), ("negative", "subtract")):
-        about = f"{what} the vector of a word (repeatable)"
-        sub.add_argument(f"--{name}", metavar="WORD", type=text, action="append", help=about)
-    _add_search(sub)
-
-
-def _add_search(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-k", type=int, default=10, metavar="N", help="print at most this many words (default: 10)")
-    parser.add_argument("--skip", metavar="WORD", type=text, action="append", help="leave a word out (repeatable)")
-    add_json(parser)
-
-
-def add_words_convert(sub: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``words convert``."""
-    sub.add_argument("src", metavar="SRC", help="word2vec, GloVe, fastText or gensim, or a model with a vocabulary")
-    sub.add_argument("dst", metavar="DST", help="the file to write; its suffix decides the format")
-    formats = [*NAMES, *(name for name, format in FORMATS.items() if format.plan)]
-    about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
-    sub.add_argument("--format", metavar="FORMAT", choices=Offered(formats), help=about)
-    add_lossy(sub)
-    sub.add_argument(
-        "--normalize", action=argparse.BooleanOptionalAction, help="make unit vectors and store norms, or undo that"
-    )
-    sub.add_argument("--subwords", choices=("explicit",), help="list the n-grams of a vocabulary with buckets")
-    sub.add_argument(
-        "--quantize",
-        metavar="SCHEME",
-        choices=("pq",),
-        help="store the rows by product quantisation: pq, in finalfusion",
-    )
-    for option, metavar, kind, what in (
-        ("--quantize-include", "GLOB", text, "the matrix of a model with several that fit (repeatable)"),
-        ("--n-subquantizers", "N", int, "codes per row (default: dims / 2)"),
-        ("--n-bits", "N", int, "bits per code, 1 to 8 (default: 8)"),
-        ("--seed", "N", int, "seed of all random choices (default: 0)"),
-    ):
-        action = "append" if kind is text else "store"
-        sub.add_argument(option, metavar=metavar, type=kind, action=action, help=f"for pq: {what}")
-    sub.add_argument("--projection", action="store_true", help="for pq: rotate the rows first")
-    add_lenient(sub)
-    add_json(sub)
