@@ -197,6 +197,10 @@ def unknown_type(path):
     path.write_bytes(head + gguf.padding(len(head)) + bytes(32))
 
 
+def versioned(path):
+    wm.save(path, {"layer.0.weight": np.ones((4, 1, 4, 4), np.float16)}, metadata={"version": 9})
+
+
 AWQ = ROOT / "tests" / "checkpoints" / "groundtruth" / "awq_gemm"
 
 
@@ -279,6 +283,11 @@ CASES = {
         *("m.safetensors", model(), "m.weights", "names='llama.cpp'", converting(), []),
         *(converting(names="llama.cpp"), "convert", ("--names", "llama.cpp")),
     ),
+    "a version that the target lacks": Case(
+        *("m.amb", versioned, "m.bin", "output=Output(layout=...)"),
+        *(converting(format="cnn_v2", output=wm.Output("v1")), ["--layout", "v1"], converting(format="cnn_v2")),
+        *("convert", ("--format", "cnn_v2")),
+    ),
     "codes without scales": Case(
         *("awq", codes, "m.safetensors", "f.weights", weights_of),
         *(["--weights"], converting(dtype="float16"), "convert", ("--dtype", "float16")),
@@ -344,6 +353,14 @@ def test_a_digest_is_compared_where_none_is_recorded(tmp_path, capsys):
     assert cli.main(["verify", str(path), "--trust", trust]) == 0
 
 
+def test_a_name_of_an_index_gets_shards(tmp_path):
+    index = tmp_path / "m.safetensors.index.json"
+    with pytest.raises(wm.EncodeError, match="; max_shard_size= writes shards and their index"):
+        wm.save(index, PLAIN)
+    wm.save(index, PLAIN, max_shard_size="1GB")
+    assert index.exists()
+
+
 def test_every_remedy_is_taken():
     taken = " ".join(f"{case.said} {' '.join(case.flags)}" for case in CASES.values())
     for place, option in remedies():
@@ -351,7 +368,7 @@ def test_every_remedy_is_taken():
         if name in ELSEWHERE:
             suite = (ROOT / "tests" / ELSEWHERE[name]).read_text(encoding="utf-8")
             assert f"{name}=" in suite, place
-        elif option not in {"lenient", "max_shard_size", "layout", "trust"}:
+        elif option not in {"lenient", "max_shard_size", "trust"}:
             assert f"{name}=" in taken or f"--{name}" in taken, place
 
 
