@@ -12,9 +12,9 @@ from weightmap.conversion.extras import dropped_because, file_metadata, token_ke
 from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, read_at_all, tensor_diffs
 from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
-from weightmap.core.formats._metadata import equal
 from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of
 from weightmap.core.model.opening import as_handle
+from weightmap.core.model.sharded import equal
 from weightmap.errors import counted, quoted
 from weightmap.huggingface import directory as hub
 

@@ -12,8 +12,8 @@ from weightmap.conversion.tasks import FileRows, ShardTask, read_beside, state_o
 from weightmap.conversion.tensors import Prepared, Preparer, check_total
 from weightmap.core.bytes.open_source import called, folder_of
 from weightmap.core.formats import check_names
-from weightmap.core.formats._metadata import equal
 from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of, where_of
+from weightmap.core.model.sharded import equal
 from weightmap.core.model.sharding import encode_index
 from weightmap.errors import EncodeError, counted
 from weightmap.huggingface.inputs import check_not_read

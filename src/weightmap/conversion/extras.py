@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.formats import FORMATS, fitted
-from weightmap.core.formats._metadata import TYPES, entries, typed
+from weightmap.conversion.metadata import TYPES, fitted, typed
+from weightmap.core.arguments import entries
+from weightmap.core.formats import FORMATS
 from weightmap.errors import counted, quoted
 
 if TYPE_CHECKING:

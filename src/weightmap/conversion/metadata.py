@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weightmap.core.bytes import strict_json
+from weightmap.core.model.sharded import json_form, plain
 from weightmap.errors import TensorFileError
 
 # The entry with the types of the others
@@ -50,18 +51,6 @@ def _kinds(value: Any) -> frozenset[str]:
         else:
             all_kinds.add(_KINDS.get(type(inner), "other"))
     return frozenset(all_kinds)
-
-
-def plain(value: Any) -> Any:
-    """Return a value with lists in the place of arrays and of lazy sequences."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal; an array equals a list of the same items, and NaN equals NaN."""
-    return a is b or bool(_json(a) == _json(b))
 
 
 class Typed(dict[str, Any]):
@@ -177,20 +166,10 @@ def _kind_of(value: Any, kind: str) -> Any:
     return "[STRING]" if isinstance(value, list) or hasattr(value, "kinds") else kind
 
 
-def _json(value: Any) -> Any:
-    """Return the JSON form of a value: see the module."""
-    value = plain(value)
-    if isinstance(value, (list, tuple)):
-        return [_json(item) if isinstance(item, (list, tuple, float)) else item for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
 def _written(value: Any, kind: Any, types: frozenset[str], max_length: int | None) -> tuple[Any, Any] | None:
     """Return a value as stored in a format without types, and its type; None if it would not read back equal."""
     try:
-        kind, stored = _kind_of(value, kind), _json(value)
+        kind, stored = _kind_of(value, kind), json_form(value)
         if not _kinds(stored) <= types:
             stored = _text(stored)
         back = _read(stored, kind)
@@ -269,8 +248,3 @@ def fitted(
     if kinds_of:
         result[TYPES] = record
     return result, behind
-
-
-def entries(number: int) -> str:
-    """Return a number of metadata entries in words."""
-    return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"

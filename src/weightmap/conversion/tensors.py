@@ -11,9 +11,9 @@ from weightmap.conversion.extras import dropped_because, extras_of, metadata_of,
 from weightmap.conversion.packing import Packed, copy
 from weightmap.conversion.pieces import in_pieces
 from weightmap.conversion.quantizer import Quantizer, Regrouper
+from weightmap.core.arguments import entries
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.core.formats import FORMATS, Filled, Payload, Request, Tensors
-from weightmap.core.formats._metadata import entries
 from weightmap.core.model.internals import check_made, name_of, parts_of
 from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request

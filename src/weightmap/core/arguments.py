@@ -30,6 +30,11 @@ def _scaled(nbytes: float) -> str:
     return f"{amount:,.1f} {unit}" if unit else ""
 
 
+def entries(number: int) -> str:
+    """Return a number of metadata entries in words."""
+    return "1 metadata entry" if number == 1 else f"{number:,} metadata entries"
+
+
 def brief(nbytes: int) -> str:
     """Return a count in as few characters as people need: ``"512 B"``, ``"86.7 MiB"``."""
     return _scaled(nbytes) or f"{nbytes} B"

@@ -6,8 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from weightmap.core.arguments import brief, sizes
-from weightmap.core.formats._metadata import entries
+from weightmap.core.arguments import brief, entries, sizes
 from weightmap.errors import counted
 from weightmap.report import charts
 from weightmap.report.charts import HUGE, by_layer, pooled_bars, pooled_ranges

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 
-from weightmap.core.arguments import as_path, as_threads, check_progress, mistyped, takes
+from weightmap.core.arguments import as_path, as_threads, check_progress, entries, mistyped, takes
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
 from weightmap.core.formats import FORMATS, Importer, Payload, Request, Tensors
-from weightmap.core.formats._metadata import entries
 from weightmap.core.model.internals import name_of, named_rows, parts_of, warnings_of
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.formats._metadata import fitted
     from weightmap.core.formats._verification import Verification
     from weightmap.core.formats._writing import Filled, Payload, Request, Tensors, Unfit, check_names, listed, refuse
 
@@ -38,7 +37,6 @@ __all__ = [
     "by_name",
     "by_suffix",
     "check_names",
-    "fitted",
     "formats",
     "identify",
     "listed",
@@ -53,9 +51,7 @@ _WRITING = dict.fromkeys(
 _hint = later("weightmap.core.formats._recognition", "hint")
 _damaged = later("weightmap.core.formats._recognition", "damaged")
 of_ranks: Callable[..., Any] = later("weightmap.core.formats._recognition", "of_ranks")
-__getattr__: Callable[[str], Any] = on_demand(
-    __name__, globals(), _WRITING | {"Verification": "_verification", "fitted": "_metadata"}
-)
+__getattr__: Callable[[str], Any] = on_demand(__name__, globals(), _WRITING | {"Verification": "_verification"})
 
 
 class _Formats(Mapping[str, Format]):

@@ -39,8 +39,8 @@ CONSOLIDATE = (
 )
 # `Vocabulary`, for `Content.load_vocab`
 new_vocabulary = later("weightmap.core.table.vocabulary", "Vocabulary")
-# Kinds of metadata values, see `_metadata`; an "array" is one of numpy. The items of lists and tables must be of kinds
-# that the format has, too.
+# Kinds of metadata values, see `weightmap.conversion.metadata`; an "array" is one of numpy. The items of lists and
+# tables must be of kinds that the format has, too.
 TEXT = frozenset({"text"})
 JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
 TOML = (JSON - {"null"}) | {"non-finite", "time"}
@@ -185,7 +185,7 @@ class Format(NamedTuple):
     special_ids : frozenset of str
         Names of the special ids that its vocabularies can hold.
     metadata_kinds : frozenset of str
-        Kinds of values that its metadata holds: see `_metadata`, which has the rule for `convert`.
+        Kinds of values that its metadata holds: see `weightmap.conversion.metadata`, the rule of `convert`.
     metadata_most : int or None
         Most bytes per text in its metadata.
     layout_for : callable or None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 import re
 import sys
@@ -26,7 +27,6 @@ from weightmap.core.bytes.open_source import (
     sibling_path,
 )
 from weightmap.core.formats import FORMATS, Content, by_suffix, of_ranks
-from weightmap.core.formats._metadata import equal
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_index, parts_of, sources_of
 from weightmap.core.model.listing import read_listing, shard_name
@@ -786,3 +786,25 @@ def _check_total(content: ShardedContent, metadata: Mapping[str, Any]) -> None:
         # Of tensors that share memory, transformers counts the first.
         shared = any(parts_of(file)[1].table.rules.scattered for file in content.shards.values())
         (content.warnings if shared else content.odd).append(line)
+
+
+def plain(value: Any) -> Any:
+    """Return a value with lists in the place of arrays and of lazy sequences."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def json_form(value: Any) -> Any:
+    """Return a value as JSON has it: arrays as lists, floats that are not finite as NaN, Infinity and -Infinity."""
+    value = plain(value)
+    if isinstance(value, (list, tuple)):
+        return [json_form(item) if isinstance(item, (list, tuple, float)) else item for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values are equal; an array equals a list of the same items, and NaN equals NaN."""
+    return a is b or bool(json_form(a) == json_form(b))

@@ -37,7 +37,7 @@ Our choices, where the specification is silent or implementations differ
   they were read with. New values may be bool, str, int (i32, else i64, else u64), float (f32 if exact, else f64) and
   lists of one of these; numpy's scalars and arrays keep their types. An empty list becomes an array of i32.
 * In formats without types, `convert` writes an entry that says what the values were, and takes them back from there:
-  see `weightmap.core.formats._metadata`.
+  see `weightmap.conversion.metadata`.
 * `vocab` reads ``tokenizer.ggml.tokens``, if that is an array of strings; a repeated token has the id of its first
   place. Special ids are ``tokenizer.ggml.{bos,eos,unknown,padding,separator,cls,mask}_token_id`` (also "seperator",
   gguf-py's spelling), under the names bos, eos, unk, pad, sep, cls and mask.
@@ -415,7 +415,7 @@ class Strings(Sequence[str]):
 
     __slots__ = ("_count", "_load", "_table")
 
-    # The kinds that the metadata of another format must allow to take this: see `weightmap.core.formats._metadata`.
+    # The kinds that the metadata of another format must allow to take this: see `weightmap.conversion.metadata`.
     kinds: ClassVar[frozenset[str]] = frozenset({"list", "text"})
 
     def __init__(self, load: Callable[[], StringTable], count: int) -> None:
