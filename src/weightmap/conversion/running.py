@@ -99,17 +99,13 @@ class Run:
 ALONE = Run()
 
 
-def validated_run(
-    run: Run | None, executor: Executor | None = None, manifest: str | os.PathLike[str] | None = None
-) -> Run:
-    """Return the caller's run, given whole or by two of its fields. Raises TypeError for anything else."""
-    if run is not None and not isinstance(run, Run):
+def validated_run(run: Run | None) -> Run:
+    """Return the argument `run` of a function, by default one process. Raises TypeError for anything else."""
+    if run is None:
+        return ALONE
+    if not isinstance(run, Run):
         raise mistyped("run", run, "a weightmap.Run")
-    if executor is not None or manifest is not None:
-        if run is not None:
-            raise TypeError("executor= and manifest= are fields of run=, which was given too")
-        return Run(executor, manifest=None if manifest is None else as_path("manifest", manifest))
-    return ALONE if run is None else run
+    return run
 
 
 def is_shared(run: Run) -> bool:
