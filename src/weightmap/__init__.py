@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from weightmap import kernels
     from weightmap.conversion.compare import DiffReport, diff
     from weightmap.conversion.converting import convert
+    from weightmap.conversion.quantizer import Quantize
     from weightmap.conversion.running import Run
-    from weightmap.conversion.spec import Quantize
     from weightmap.conversion.tensor_diffs import TensorDiff
     from weightmap.conversion.verifying import verify
     from weightmap.core.model.reports import ConvertReport, VerifyReport
@@ -124,7 +124,7 @@ _ON_DEMAND = {
     "DiffReport": "conversion.compare",
     "Embeddings": "words.embeddings",
     "Output": "core.model.saving",
-    "Quantize": "conversion.spec",
+    "Quantize": "conversion.quantizer",
     "QuantizedTensor": "core.quant.blocks",
     "ReadPlan": "plans.planning",
     "Remote": "core.remote_options",

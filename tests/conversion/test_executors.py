@@ -13,8 +13,7 @@ from tests.builders import normal, tensor
 from tests.builders import safetensors as st
 
 import weightmap as wm
-from weightmap.conversion import shards as conversions
-from weightmap.conversion import tasks, verifying
+from weightmap.conversion import sharded, verifying
 
 COUNT = 6
 QUANTISED = {"format": "amb", "quantize": "int4_block"}
@@ -71,7 +70,7 @@ class Inline(Executor):
 def converted(monkeypatch):
     """The names of the shards that were really converted."""
     names = []
-    convert_shard = conversions.convert_shard
+    convert_shard = sharded.convert_shard
 
     def counted(task, **opened):
         report = convert_shard(task, **opened)
@@ -79,7 +78,7 @@ def converted(monkeypatch):
             names.append(task.name)
         return report
 
-    monkeypatch.setattr(conversions, "convert_shard", counted)
+    monkeypatch.setattr(sharded, "convert_shard", counted)
     return names
 
 
@@ -136,10 +135,10 @@ def test_a_task_of_a_directory_that_it_leaves_is_refused(model, tmp_path):
     task = pool.tasks[0]
     for name in ("../x.amb", "/tmp/x.amb", "a/../../x.amb", "C:x", ""):
         with pytest.raises(wm.FormatError, match="relative path within the directory"):
-            tasks.convert_shard(task._replace(name=name))
+            sharded.convert_shard(task._replace(name=name))
         bad = task._replace(pieces=(task.pieces[0]._replace(name=name),))
         with pytest.raises(wm.FormatError, match="relative path within the directory"):
-            tasks.convert_shard(bad)
+            sharded.convert_shard(bad)
     assert set(content(tmp_path / "out")) == {name_of(i, suffix=".amb") for i in range(1, COUNT + 1)} | {
         "model.amb.index.json"
     }
@@ -347,10 +346,10 @@ def test_a_source_that_changes_after_the_deal(model, tmp_path):
     path = model / name_of(1)
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(wm.FormatError):
-        tasks.convert_shard(pool.tasks[0])
+        sharded.convert_shard(pool.tasks[0])
     path.write_bytes(st.build({"layer.1.weight": normal((2, 2), 1)}))
     with pytest.raises(wm.FileChangedError, match=f"{name_of(1)}: the file was changed after its shards were dealt"):
-        tasks.convert_shard(pool.tasks[0])
+        sharded.convert_shard(pool.tasks[0])
 
 
 def test_ranks_share_the_shards_out(model, tmp_path, converted):

@@ -13,7 +13,7 @@ from tests.support import HANG
 
 import weightmap as wm
 from weightmap import compat
-from weightmap.conversion import packing
+from weightmap.conversion import tensors as conversions
 from weightmap.core.bytes.open_source import open_source, path_of
 from weightmap.core.model import internals as parts
 from weightmap.remote import ahead
@@ -170,7 +170,7 @@ def test_the_pieces_of_parameters_are_requested_ahead(call, tmp_path, monkeypatc
     """Pieces of a parameter lie apart; those of several parameters are under way at once, and each byte comes once."""
     monkeypatch.setattr(ahead, "REQUEST_BYTES", 48 * KIB)
     monkeypatch.setattr(parts, "BETWEEN", 0)
-    monkeypatch.setattr(packing, "BETWEEN", 0)
+    monkeypatch.setattr(conversions, "BETWEEN", 0)
     checkpoint = awq(columns=4096)
     tensors = {
         f"layers.{i}.{name}": array + np.array(i, array.dtype)

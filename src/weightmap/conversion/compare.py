@@ -8,8 +8,8 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.checkpoints.handle import Weights
-from weightmap.conversion.extras import dropped_because, file_metadata, token_keys
 from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, read_at_all, tensor_diffs
+from weightmap.conversion.tensors import dropped_because, file_metadata, token_keys
 from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of

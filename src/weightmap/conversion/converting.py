@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.checkpoints.weights import storage_of
+from weightmap.conversion.quantizer import Quantize
 from weightmap.conversion.running import ALONE, Run, validated_run
-from weightmap.conversion.shards import convert_model
-from weightmap.conversion.spec import Quantize, Spec, floating
+from weightmap.conversion.sharded import convert_model
+from weightmap.conversion.spec import Spec, floating, seen_by
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
-from weightmap.conversion.viewing import seen_by
 from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, names_moved
 from weightmap.core.bytes.atomic import file_exists, write_plan
 from weightmap.core.bytes.open_source import path_of, takes_addresses
@@ -23,14 +24,12 @@ from weightmap.core.model.internals import (
     folder_opened,
     name_of,
     named_rows,
-    opened_privately,
-    parts_of,
     rows_of,
     warnings_of,
 )
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
-from weightmap.core.model.saving import Output, choose_layout, format_named, meant_by_suffix
+from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix
 from weightmap.core.model.sharding import beside, bytes_of_size, is_folder, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
@@ -42,12 +41,10 @@ from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of
 from weightmap.trust.checking import check_all
 from weightmap.trust.lists import write_sums
-from weightmap.words.converting import hand_over, target_format, with_lossy
 from weightmap.words.importers import NAMES
-from weightmap.words.training import Pq
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import DTypeLike
 
@@ -56,10 +53,27 @@ if TYPE_CHECKING:
     from weightmap.huggingface.directory import ModelDirectory
 
 
+_P = ParamSpec("_P")
+
+
+def _with_lossy(function: Callable[_P, ConvertReport]) -> Callable[_P, ConvertReport]:
+    """Let `convert` hand words to `weightmap.words.convert`, where the caller asks for ``lossy=True``."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> ConvertReport:
+        if not options.pop("lossy", False):
+            return function(*args, **options)
+        from weightmap.words.converting import convert  # noqa: PLC0415 - for words alone
+
+        return convert(*args, **options, lossy=True)  # type: ignore[arg-type]
+
+    return call
+
+
 @names_moved
-@with_lossy
+@_with_lossy
 @takes_addresses("dst", 1)
-def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
+def convert(
     src: Model,
     dst: str | bytes | os.PathLike[Any],
     *,
@@ -188,127 +202,169 @@ def convert(  # noqa: PLR0915 - what follows from the arguments, in turn
     """
     output, run = Output.of(output), validated_run(run)
     threads = None if threads is None else as_threads(threads)
-    target = as_path("dst", dst)
+    path = as_path("dst", dst)
     check_progress(progress)
+    if names != "auto":
+        check_naming(names)
     if output.align is not None and format in NAMES:
         raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
-    check_naming(names)
-    globs = as_globs("include", include), as_globs("exclude", exclude)
-    most = None if max_shard_size is None else bytes_of_size(max_shard_size)
-    is_one = format in NAMES or not (is_folder(target) or target.endswith(INDEX_SUFFIX))
-    if is_one and not output.overwrite and os.path.lexists(target):
-        raise file_exists(target)
+    spec = Spec(
+        output=output,
+        include=as_globs("include", include),
+        exclude=as_globs("exclude", exclude),
+        dtype=None if dtype is None else floating(dtype),
+        max_shard_size=None if max_shard_size is None else bytes_of_size(max_shard_size),
+        threads=threads,
+    )
+    if not output.overwrite and os.path.lexists(path) and (format in NAMES or not _is_sharded(path)):
+        raise file_exists(path)
     with contextlib.ExitStack() as stack:
-        opened, weights = _opened(stack, src)
-        folder, path, of_words = None, path_of(src), not isinstance(opened, TensorFile)
-        if not of_words:
-            folder, path = folder_opened(opened), opened.path
-        directory = None if folder is None or path is None else read_directory(folder, path)
-        target, format, shards = _placed(opened, path, target, format, run, is_model=directory is not None)
-        if directory is None and path is not None and shards is not None and shards.whole:
-            directory = directory_around(path)
-        with _or_a_slash(wanted=directory is not None and shards is None):
-            found = target_format(target if shards is None or format else shards.names(1)[0], format, output.layout)
-        stack.enter_context(meant_by_suffix(target, found if format is None and quantize is None else None))
-        how = None if quantize is None else _quantize_given(quantize, found, output.layout, target)
-        pq = Pq() if how is not None and how.scheme == "pq" else None
-        source = folder or path or (opened.path if of_words else name_of(opened))
-        if of_words or pq is not None or not isinstance(found, Format):
-            tensors = {"rename": rename, "dtype": dtype, "max_shard_size": most, "quantize": None if pq else quantize}
-            options = {"source": source, "progress": progress, "output": output}
-            report = hand_over(opened, directory, target, found, globs, tensors, **options, pq=pq)
-            return _listed(report, target, sums=output.sha256sums)
-        if shards is None:
-            check_not_read(opened, target)
-        trust = parts_of(opened)[2].trust
-        if trust is not None and directory is not None:
-            check_all(trust, trust.root)
-        spec = Spec(
-            format=found.name,
-            output=output,
-            include=globs[0],
-            exclude=globs[1],
-            dtype=None if dtype is None else floating(dtype),
-            quantize=how,
-            max_shard_size=most,
-            threads=threads,
-            weights=weights,
-            configured=directory is not None and bool(directory.metadata),
-            opening=opened_privately(opened),
-        )
-        if how is not None:
-            _check_scheme(found, output.layout, how.usual, target)
-        tolerated = [f"tolerated in the source: {line}" for line in warnings_of(opened)]
-        opened, spec, odd = seen_by(spec, opened, names, whole=folder is not None or bool(opened.shards))
-        directory = None if spec.translated else directory  # what it says became key-values
-        renamed = _renamed(spec, opened, rename, source)
-        if most is not None and shards is None and not _fits(opened, target, spec):
-            shards = beside(target, found)
-        if shards is None:
-            report = _convert_file(opened, directory, target, spec, renamed, progress)
-        else:
-            report = convert_model(opened, None if directory is None else path, shards, spec, renamed, run, progress)
-        explained = shards is not None and shards.whole and directory is not None and found.program != PROGRAM
-        tolerated += _warnings(report, opened, spec, odd, explained=explained)
-        return _listed(report._replace(src=source, warnings=tuple(tolerated)), target, sums=output.sha256sums)
+        source = _open_source(stack, src)
+        target = _target_of(source, path, format, spec, run)
+        by_suffix = target.record if format is None and quantize is None else None
+        with meant_by_suffix(target.path, by_suffix):
+            how = None if quantize is None else _as_quantize(quantize, target)
+            if source.of_words or not isinstance(target.record, Format) or (how is not None and how.scheme == "pq"):
+                report = _convert_words(source, target, spec, rename, how, progress)
+            else:
+                report = _convert_tensors(source, target, spec.of(source, target, how), names, rename, run, progress)
+        if output.sha256sums:
+            write_sums(target.path if os.path.isdir(target.path) else report.dst)
+        return report
 
 
-def _warnings(
-    report: ConvertReport, file: TensorFile, spec: Spec, odd: list[str], *, explained: bool
-) -> tuple[str, ...]:
-    """Return all lines about the new file; `explained` says that the model's configuration goes along."""
-    raw = [] if explained or spec.weights else _raw(file, spec)
-    return (*report.warnings, *_decoded(file, spec), *raw, *odd)
+class _Source(NamedTuple):
+    """The model to convert, or the words of another program."""
+
+    file: Any
+    weights: bool  # whether its parameters are converted
+    folder: str | None  # the directory that was opened
+    directory: ModelDirectory | None  # what lies in that directory
+    path: str | None
+
+    @property
+    def of_words(self) -> bool:
+        """Whether these are words of another program."""
+        return not isinstance(self.file, TensorFile)
+
+    @property
+    def name(self) -> str:
+        """The name in the report."""
+        return self.folder or self.path or (self.file.path if self.of_words else name_of(self.file))
 
 
-def _renamed(spec: Spec, file: TensorFile, rename: Any, source: str) -> dict[str, str]:
-    """Return the new names of tensors; check what include, exclude and rename leave of a model."""
-    spec.check_globs(file, source)
-    renamed = spec.renamed(file, rename, source)
+class _Target(NamedTuple):
+    """Where a conversion goes."""
+
+    path: str
+    record: Any  # of a format, or of another program's words
+    shards: ShardTarget | None
+    layout: str | None
+    directory: ModelDirectory | None  # what lies around the source, whose files are copied to a directory
+
+
+def _open_source(stack: contextlib.ExitStack, src: Any) -> _Source:
+    """Open a source of `convert` until `stack` ends. A handle of the caller stays open."""
+    if isinstance(src, Weights):
+        file = stored_model(src)
+    elif isinstance(src, TensorFile):
+        file = src
+    else:
+        file = open_or_import(src)
+        if not isinstance(file, TensorFile):
+            return _Source(file, weights=False, folder=None, directory=None, path=path_of(src))
+        stack.enter_context(file)
+    folder, path = folder_opened(file), file.path
+    directory = None if folder is None or path is None else read_directory(folder, path)
+    return _Source(file, isinstance(src, Weights), folder, directory, path)
+
+
+def _is_sharded(path: str) -> bool:
+    """Whether this is the path of a directory or an index."""
+    return path.endswith(INDEX_SUFFIX) or is_folder(path)
+
+
+def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: Run) -> _Target:
+    """Say where a conversion goes, in which format. A directory gets the format of the source, by default."""
+    layout, directory = spec.output.layout, source.directory
+    if directory is not None and format not in NAMES and "." not in os.path.basename(path):
+        path = path if os.path.lexists(path) else os.path.join(path, "")
+    shards = None
+    if format not in NAMES and _is_sharded(path):
+        if format is None and source.path is not None and not source.of_words and is_folder(path):
+            stored = FORMATS.get(source.file.format)
+            format = None if stored is None or stored.plan is None else stored.name
+        shards = sharded_target(path, None if format is None else format_named(format, NAMES))
+    if shards is None:
+        if run != ALONE:
+            raise ValueError(f"run= is for shards, and {path!r} is one file: give a directory or an *.index.json")
+        check_replaceable(path)
+    elif shards.whole and directory is None and source.path is not None:
+        directory = directory_around(source.path)
+    if format in NAMES:
+        from weightmap.words.importers import IMPORTERS  # noqa: PLC0415 - for words alone
+
+        return _Target(path, IMPORTERS[format], None, layout, directory)
+    try:
+        record = choose(path if shards is None or format else shards.names(1)[0], format, layout)
+    except EncodeError as error:
+        if directory is not None and shards is None and error.remedy == Remedy("or give {}", "format"):
+            error.remedy = Remedy("give {}, or end the name of a directory in a slash", "format")
+        raise
+    return _Target(path, record, shards, layout, directory)
+
+
+def _convert_words(
+    source: _Source, target: _Target, spec: Spec, rename: Any, how: Quantize | None, progress: Any
+) -> ConvertReport:
+    """Convert words of another program, or the vocabulary of a model with the matrix of its rows."""
+    from weightmap.words.converting import hand_over  # noqa: PLC0415 - for words alone
+    from weightmap.words.training import Pq  # noqa: PLC0415 - as above
+
+    pq = Pq() if how is not None and how.scheme == "pq" else None
+    tensors = {"rename": rename, "dtype": spec.dtype, "max_shard_size": spec.max_shard_size}
+    tensors["quantize"] = None if pq else how
+    options = {"source": source.name, "progress": progress, "output": spec.output, "pq": pq}
+    globs = spec.include, spec.exclude
+    return hand_over(source.file, target.directory, target.path, target.record, globs, tensors, **options)
+
+
+def _convert_tensors(
+    source: _Source, target: _Target, spec: Spec, names: str, rename: Any, run: Run, progress: Any
+) -> ConvertReport:
+    """Convert the tensors of a model to a file, or to shards."""
+    file, shards, directory = source.file, target.shards, target.directory
+    if shards is None:
+        check_not_read(file, target.path)
+    if spec.opening.trust is not None and directory is not None:
+        check_all(spec.opening.trust, spec.opening.trust.root)
+    if spec.quantize is not None:
+        _check_scheme(target, spec.quantize.usual)
+    warnings = [f"tolerated in the source: {line}" for line in warnings_of(file)]
+    file, spec, odd = seen_by(spec, file, names, whole=source.folder is not None or bool(file.shards))
+    if spec.translated:
+        directory = None  # what it says became key-values
+    spec.check_globs(file, source.name)
+    renamed = spec.renamed(file, rename, source.name)
     if spec.translated:
         check_complete_of(file, {renamed.get(name, name) for name in file if spec.takes(name)})
-    return renamed
-
-
-def _listed(report: ConvertReport, target: str, *, sums: bool) -> ConvertReport:
-    """Write the digests of what was made, if wanted, and return the report."""
-    if sums:
-        write_sums(target if os.path.isdir(target) else report.dst)
-    return report
-
-
-def _opened(stack: contextlib.ExitStack, src: Any) -> tuple[Any, bool]:
-    """Open a source of `convert` until `stack` ends; say whether its parameters are converted.
-
-    A handle of the caller, or the one whose `weights` these are, is returned as it is.
-    """
-    if isinstance(src, Weights):
-        return stored_model(src), True
-    if isinstance(src, TensorFile):
-        return src, False
-    opened = open_or_import(src)
-    return stack.enter_context(opened) if isinstance(opened, TensorFile) else opened, False
-
-
-def _placed(
-    opened: Any, path: str | None, target: str, format_: str | None, run: Run, *, is_model: bool
-) -> tuple[str, str | None, ShardTarget | None]:
-    """Return a target as a path that says what it is, its format if that is known, and its shards if it has some.
-
-    `is_model` says that the source is a directory, whose copy in a directory has its format.
-    """
-    if is_model and format_ not in NAMES and "." not in os.path.basename(target):
-        target = target if os.path.lexists(target) else os.path.join(target, "")
-    if format_ is None and path is not None and is_folder(target) and isinstance(opened, TensorFile):
-        stored = FORMATS.get(opened.format)
-        format_ = None if stored is None or stored.plan is None else stored.name
-    return target, format_, _shards_at(target, format_, run)
+    if spec.max_shard_size is not None and shards is None and not _fits(file, target.path, spec):
+        shards = beside(target.path, target.record)
+    if shards is None:
+        report = _convert_file(file, directory, target.path, spec, renamed, progress)
+    else:
+        model = None if directory is None else source.path
+        report = convert_model(file, model, shards, spec, renamed, run, progress)
+    warnings += report.warnings
+    if spec.weights:
+        warnings += _decoded(file, spec)
+    elif shards is None or not shards.whole or directory is None or target.record.program == PROGRAM:
+        warnings += _raw(file, spec)  # no configuration is copied that would explain them
+    return report._replace(src=source.name, warnings=(*warnings, *odd))
 
 
 def _decoded(file: TensorFile, spec: Spec) -> list[str]:
     """Return a line about parameters that were decoded since the target has no scheme for the same numbers."""
-    if not spec.weights:
-        return []
     names = [name for name, row in zip(file, rows_of(file), strict=True) if spec.takes(name) and storage_of(row)]
     if not (names and spec.repacked.schemes):
         return []
@@ -327,53 +383,31 @@ def _raw(file: TensorFile, spec: Spec) -> list[str]:
     return [f"{what}: their codes are no values to its readers; f.weights (--weights) decodes them"]
 
 
-@contextlib.contextmanager
-def _or_a_slash(*, wanted: bool) -> Iterator[None]:
-    """Let the error of a suffix that no format has say how a directory is named."""
+def _as_quantize(quantize: Any, target: _Target) -> Quantize:
+    """Normalise the `quantize=` argument. Raises `QuantError` for an unknown scheme, with the nearest of the target."""
+    if isinstance(quantize, Quantize):
+        return quantize
+    record = target.record
+    if isinstance(record, Format) and record.program == PROGRAM and folded(quantize) in MIXTURES:
+        return Quantize(quantize)
+    writable = _writable(record, target.layout)
     try:
-        yield
-    except EncodeError as error:
-        if wanted and error.remedy == Remedy("or give {}", "format"):
-            error.remedy = Remedy("give {}, or end the name of a directory in a slash", "format")
-        raise
-
-
-def _shards_at(target: str, format_: str | None, run: Run) -> ShardTarget | None:
-    """Return the target of a sharded model if `target` names one, else None; refuse what does not go with a file."""
-    shards = (
-        None if format_ in NAMES else sharded_target(target, None if format_ is None else format_named(format_, NAMES))
-    )
-    if shards is None:
-        if run != ALONE:
-            raise ValueError(f"run= is for shards, and {target!r} is one file: give a directory or an *.index.json")
-        check_replaceable(target)
-    return shards
-
-
-def _quantize_given(given: Any, found: Any, layout: str | None, target: str) -> Quantize:
-    """Return what `convert` is given to quantise by. Raises `QuantError` for no scheme, with the target's nearest."""
-    if isinstance(given, Quantize):
-        return given
-    if isinstance(found, Format) and found.program == PROGRAM and folded(given) in MIXTURES:
-        return Quantize(given)
-    writable = _writable(found, layout)
-    try:
-        return Quantize(scheme_named(given, writable or (*SCHEMES, "pq")))
+        return Quantize(scheme_named(quantize, writable or (*SCHEMES, "pq")))
     except TensorFileError as error:
-        if isinstance(found, Format) and isinstance(given, str) and not writable:
-            _check_scheme(found, layout, given, target)
-        raise error.located(path=target) from None
+        if isinstance(record, Format) and isinstance(quantize, str) and not writable:
+            _check_scheme(target, quantize)
+        raise error.located(path=target.path) from None
 
 
-def _writable(found: Any, layout: str | None) -> list[str]:
-    """Return the schemes that this target can be written with, none for words of other programs."""
-    held = found.schemes.get(choose_layout(found, layout, None), ()) if isinstance(found, Format) else ()
-    return [scheme for scheme in (*SCHEMES, "pq") if scheme in held]
+def _writable(record: Any, layout: str | None) -> list[str]:
+    """Return the schemes that this format can be written with, none for words of other programs."""
+    schemes = record.schemes.get(choose_layout(record, layout, None), ()) if isinstance(record, Format) else ()
+    return [scheme for scheme in (*SCHEMES, "pq") if scheme in schemes]
 
 
-def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -> None:
+def _check_scheme(target: _Target, scheme: str) -> None:
     """Refuse a scheme that the target lacks, before any tensor is read."""
-    writable = _writable(found, layout)
+    record, writable = target.record, _writable(target.record, target.layout)
     if scheme in writable:
         return
     if writable:
@@ -382,7 +416,7 @@ def _check_scheme(found: Format, layout: str | None, scheme: str, target: str) -
         every = {other.title: _writable(other, None) for other in FORMATS.values() if other.plan is not None}
         able = [title for title in every if scheme in every[title]] or [title for title in every if every[title]]
         holds = f"it holds no quantised tensors, as {' and '.join(able)} {'does' if len(able) == 1 else 'do'}"
-    raise EncodeError(f"{found.title} has no scheme {scheme}: {holds}", path=target, format=found.name)
+    raise EncodeError(f"{record.title} has no scheme {scheme}: {holds}", path=target.path, format=record.name)
 
 
 def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
@@ -391,13 +425,13 @@ def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
     return made.tensors.nbytes <= (spec.max_shard_size or 0)
 
 
-def losses(file: TensorFile, found: Format, align: int = 1) -> int | None:
+def losses(file: TensorFile, record: Format, align: int = 1) -> int | None:
     """Count the losses that converting to this format would report; None if it cannot hold the tensors as stored.
 
     No tensor is read.
     """
-    spec = Spec(format=found.name, output=Output(found.layouts[0], align=align if align > 1 else None))
-    held = {False: found.dtypes[found.layouts[0]], True: found.schemes.get(found.layouts[0], frozenset())}
+    spec = Spec(format=record.name, output=Output(record.layouts[0], align=align if align > 1 else None))
+    held = {False: record.dtypes[record.layouts[0]], True: record.schemes.get(record.layouts[0], frozenset())}
     places = list(named_rows(file))
     if not all(place.dtype.name in held[place.dtype.quantized] for _, place in places):
         return None

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import os
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.packing import nothing
 from weightmap.conversion.pieces import in_pieces
-from weightmap.conversion.spec import quantize_options, quantize_zeros
-from weightmap.core.arguments import matches
+from weightmap.core.arguments import as_float, as_globs, as_integer, matches
 from weightmap.core.bytes.memory import room
-from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype
+from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype, scale_type_named
 from weightmap.core.formats import Filled, Payload, listed
 from weightmap.core.model.reports import QuantizedInfo
 from weightmap.core.native import access, quantised
@@ -22,20 +21,21 @@ from weightmap.core.native.access import Failed
 from weightmap.core.native.files import COMPARED
 from weightmap.core.native.quantised import BlockEncoder
 from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
-from weightmap.core.quant.quantizing import quantize
+from weightmap.core.quant.quantizing import folded, quantize, scheme_named
 from weightmap.core.quant.schemes import BITS, BLOCKED
 from weightmap.errors import QuantError, counted
-from weightmap.llama.tensors import stays_float32, type_in
+from weightmap.llama.tensors import MIXTURES, stays_float32, type_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.conversion.spec import Quantize
+    from weightmap.core.arguments import Globs
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
     from weightmap.core.native.quantised import Unwritten
+    from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.core.table.table import Row
     from weightmap.llama.tensors import Shape
 
@@ -48,6 +48,99 @@ _KEEP = 64 << 20
 _EMBEDDINGS = ("embed", "embd")
 # llama.cpp's replacements for tensors whose rows are not whole blocks of 256.
 _INSTEAD = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """How `convert` quantises tensors. For a scheme with its defaults, pass its name: ``quantize="q4_0"``.
+
+    Parameters
+    ----------
+    scheme : str
+        A scheme of `weightmap.quantize`, or a mixture of llama.cpp, for models under its names in GGUF: "q3_k_s",
+        "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m".
+    block_size : int
+        Elements per block, for int4_block, int5_block and adaptive.
+    scale_type : str or numpy.dtype
+        "fp16" or "fp32", by any of their names.
+    bits : float
+        For adaptive: bits per weight, 4.5 to 16.
+    include, exclude : glob or sequence of globs, optional
+        Quantise floating-point tensors whose name matches an `include` and no `exclude`, whatever their shape; without
+        `include`, tensors of two dimensions or more that are not embeddings (by their names). A glob that matches no
+        tensor of the model is an EncodeError.
+
+    Raises
+    ------
+    QuantError
+        For an unknown scheme, and for a block size, scale type or bits that the scheme does not allow.
+
+    Examples
+    --------
+    >>> import numpy as np, weightmap as wm
+    >>> wm.save("model.safetensors", {"up": np.ones((4, 64), np.float32), "norm": np.ones((4, 64), np.float32)})
+    >>> how = wm.Quantize("int4_block", block_size=64, exclude="*norm*")
+    >>> wm.convert("model.safetensors", "model.amb", quantize=how).quantized[0].scheme
+    'int4_block'
+    """
+
+    scheme: str
+    _: KW_ONLY
+    block_size: int = 32
+    scale_type: str = "fp16"
+    bits: float = 5.0
+    include: Globs = None
+    exclude: Globs = None
+
+    def __post_init__(self) -> None:
+        """Check the values, and bring names into the spelling used here."""
+        name = folded(self.scheme)
+        known = {
+            "scheme": name if name in MIXTURES else scheme_named(self.scheme),
+            "block_size": as_integer("block_size", self.block_size),
+            "scale_type": scale_type_named(self.scale_type),
+            "bits": as_float("bits", self.bits),
+            "include": as_globs("include", self.include),
+            "exclude": as_globs("exclude", self.exclude),
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
+        scheme = self.usual
+        if scheme not in (*BLOCKED, "adaptive") and self.block_size != 32:
+            kind = "blocks of one size" if scheme in GGML_SCHEMES else "no blocks"
+            raise QuantError(f"block_size is for {', '.join(BLOCKED)} and adaptive: {scheme} has {kind}")
+        if scheme != "adaptive" and self.bits != 5:
+            raise QuantError(f"bits is for adaptive: {scheme} has a fixed number of bits")
+        if scheme != "pq":
+            quantize_zeros(self, 1)
+        elif self.include is not None or self.exclude is not None:
+            raise QuantError("pq is for word embeddings: Pq(include=...) of weightmap.words.convert chooses a matrix")
+
+    @property
+    def mixture(self) -> str | None:
+        """The scheme, where it is a mixture."""
+        return self.scheme if self.scheme in MIXTURES else None
+
+    @property
+    def usual(self) -> str:
+        """The scheme; of a mixture, the scheme of most tensors."""
+        return MIXTURES.get(self.scheme, self.scheme)
+
+
+def quantize_zeros(how: Quantize, threads: int) -> QuantizedTensor:
+    """Quantise a row of zeros this way, and return it. Raises `QuantError` for values that do not go together."""
+    row = quantised.GGML_TYPES[how.usual].block_size if how.usual in GGML_SCHEMES else 1
+    return quantize(np.zeros(row, np.float32), how.usual, **quantize_options(how), threads=threads)
+
+
+def quantize_options(how: Quantize) -> dict[str, Any]:
+    """Return the options of `weightmap.quantize`."""
+    return {"block_size": how.block_size, "scale_type": how.scale_type, "bits": how.bits}
+
+
+def _nothing(_name: str, _place: Row) -> tuple[()]:
+    """Return the bytes of a tensor that the format refuses."""
+    return ()
 
 
 class Regrouper:
@@ -82,7 +175,7 @@ class Regrouper:
                 for _ in _regrouped(name, row):
                     pass
         except QuantError as error:
-            return Payload(name, row.dtype, row.shape, 0, nothing, name, row, refused=str(error))
+            return Payload(name, row.dtype, row.shape, 0, _nothing, name, row, refused=str(error))
         self._done[row.dtype.name] = self._done.get(row.dtype.name, 0) + 1
         into = GGML_BLOCK if scheme in BLOCKED else 0
         if scheme in BITS:
@@ -210,7 +303,7 @@ class Quantizer:
         size = math.prod(shape)
         scheme = self.scheme_of(name, shape) or self.scheme
         if scheme not in held:  # the writer will refuse it by its name
-            return Payload(name, SCHEMES[scheme], shape, 0, nothing, name, place)
+            return Payload(name, SCHEMES[scheme], shape, 0, _nothing, name, place)
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
         if blocks is not None:
             nbytes = -(-size // blocks.elements) * blocks.nbytes

@@ -1,130 +1,44 @@
-"""The arguments of a conversion as plain values that any process understands: `Spec`, and `Quantize` in it."""
+"""What a conversion was asked for, as plain values that any process understands, and the model as it sees it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from weightmap.checkpoints.repacking import REPACKED, TargetTypes
-from weightmap.core.arguments import as_float, as_globs, as_integer, listed, matches, mistyped, takes
-from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SHORT, name_of_dtype, scale_type_named
-from weightmap.core.formats import Format, by_name
+from weightmap.checkpoints.weights import as_parameters, storage_of
+from weightmap.conversion.quantizer import Quantizer
+from weightmap.core.arguments import listed, matches, mistyped, takes
+from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype
+from weightmap.core.formats import FORMATS, Format, by_name
+from weightmap.core.model.codes import check_computable
+from weightmap.core.model.internals import name_of, parts_of, rows_of
 from weightmap.core.model.saving import Output
-from weightmap.core.native import quantised
 from weightmap.core.options import DEFAULT_LIMITS, Options
-from weightmap.core.quant.quantizing import folded, quantize, scheme_named
-from weightmap.core.quant.schemes import BLOCKED
-from weightmap.errors import EncodeError, QuantError, counted, quoted
-from weightmap.llama.tensors import MIXTURES
+from weightmap.errors import EncodeError, Remedy, counted, quoted
+from weightmap.llama import PROGRAM
+from weightmap.llama.translating import as_llama, known, shape_of, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numpy.typing import DTypeLike
 
+    from weightmap.conversion.quantizer import Quantize
     from weightmap.core.arguments import Globs
-    from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.core.model.file import TensorFile
     from weightmap.llama.tensors import Shape
 
 Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
-
-
-@dataclass(frozen=True, slots=True)
-class Quantize:
-    """How `convert` quantises tensors. For a scheme with its defaults, pass its name: ``quantize="q4_0"``.
-
-    Parameters
-    ----------
-    scheme : str
-        A scheme of `weightmap.quantize`, or a mixture of llama.cpp, for models under its names in GGUF: "q3_k_s",
-        "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m".
-    block_size : int
-        Elements per block, for int4_block, int5_block and adaptive.
-    scale_type : str or numpy.dtype
-        "fp16" or "fp32", by any of their names.
-    bits : float
-        For adaptive: bits per weight, 4.5 to 16.
-    include, exclude : glob or sequence of globs, optional
-        Quantise floating-point tensors whose name matches an `include` and no `exclude`, whatever their shape; without
-        `include`, tensors of two dimensions or more that are not embeddings (by their names). A glob that matches no
-        tensor of the model is an EncodeError.
-
-    Raises
-    ------
-    QuantError
-        For an unknown scheme, and for a block size, scale type or bits that the scheme does not allow.
-
-    Examples
-    --------
-    >>> import numpy as np, weightmap as wm
-    >>> wm.save("model.safetensors", {"up": np.ones((4, 64), np.float32), "norm": np.ones((4, 64), np.float32)})
-    >>> how = wm.Quantize("int4_block", block_size=64, exclude="*norm*")
-    >>> wm.convert("model.safetensors", "model.amb", quantize=how).quantized[0].scheme
-    'int4_block'
-    """
-
-    scheme: str
-    _: KW_ONLY
-    block_size: int = 32
-    scale_type: str = "fp16"
-    bits: float = 5.0
-    include: Globs = None
-    exclude: Globs = None
-
-    def __post_init__(self) -> None:
-        """Check the values, and bring names into the spelling used here."""
-        name = folded(self.scheme)
-        known = {
-            "scheme": name if name in MIXTURES else scheme_named(self.scheme),
-            "block_size": as_integer("block_size", self.block_size),
-            "scale_type": scale_type_named(self.scale_type),
-            "bits": as_float("bits", self.bits),
-            "include": as_globs("include", self.include),
-            "exclude": as_globs("exclude", self.exclude),
-        }
-        for name, value in known.items():
-            object.__setattr__(self, name, value)
-        scheme = self.usual
-        if scheme not in (*BLOCKED, "adaptive") and self.block_size != 32:
-            kind = "blocks of one size" if scheme in GGML_SCHEMES else "no blocks"
-            raise QuantError(f"block_size is for {', '.join(BLOCKED)} and adaptive: {scheme} has {kind}")
-        if scheme != "adaptive" and self.bits != 5:
-            raise QuantError(f"bits is for adaptive: {scheme} has a fixed number of bits")
-        if scheme != "pq":
-            quantize_zeros(self, 1)
-        elif self.include is not None or self.exclude is not None:
-            raise QuantError("pq is for word embeddings: Pq(include=...) of weightmap.words.convert chooses a matrix")
-
-    @property
-    def mixture(self) -> str | None:
-        """The scheme, where it is a mixture."""
-        return self.scheme if self.scheme in MIXTURES else None
-
-    @property
-    def usual(self) -> str:
-        """The scheme; of a mixture, the scheme of most tensors."""
-        return MIXTURES.get(self.scheme, self.scheme)
-
-
-def quantize_zeros(how: Quantize, threads: int) -> QuantizedTensor:
-    """Quantise a row of zeros this way, and return it. Raises `QuantError` for values that do not go together."""
-    row = quantised.GGML_TYPES[how.usual].block_size if how.usual in GGML_SCHEMES else 1
-    return quantize(np.zeros(row, np.float32), how.usual, **quantize_options(how), threads=threads)
-
-
-def quantize_options(how: Quantize) -> dict[str, Any]:
-    """Return the options of `weightmap.quantize`."""
-    return {"block_size": how.block_size, "scale_type": how.scale_type, "bits": how.bits}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The arguments of `weightmap.convert` that hold for every file of the new model."""
 
-    format: str
+    format: str = ""
     output: Output = field(default_factory=Output)
     include: Globs = None
     exclude: Globs = None
@@ -138,6 +52,18 @@ class Spec:
     configured: bool = False  # whether a ``config.json`` lies beside the model
     # How the files of the source are opened, by whoever opens them again.
     opening: Options = field(default_factory=lambda: Options(DEFAULT_LIMITS, private=True), repr=False, compare=False)
+
+    def of(self, source: Any, target: Any, quantize: Quantize | None) -> Spec:
+        """Return the arguments with what source and target say."""
+        directory = target.directory
+        return dataclasses.replace(
+            self,
+            format=target.record.name,
+            quantize=quantize,
+            weights=source.weights,
+            configured=directory is not None and bool(directory.metadata),
+            opening=parts_of(source.file)[2],
+        )
 
     @property
     def target_format(self) -> Format:
@@ -175,8 +101,10 @@ class Spec:
 
     def check_globs(self, names: Collection[str], source: str) -> None:
         """Raise `EncodeError` for a glob that no tensor of a model matches, and for globs that leave none of them."""
-        how, count = self.quantize, counted(len(names), "tensor")
-        given = {"include": self.include, "exclude": self.exclude}
+        how, given = self.quantize, {"include": self.include, "exclude": self.exclude}
+        if all(globs is None for globs in given.values()) and (how is None or (how.include is how.exclude is None)):
+            return
+        count = counted(len(names), "tensor")
         if how is not None:
             given |= {"Quantize.include": how.include, "Quantize.exclude": how.exclude}
         for option, globs in given.items():
@@ -230,3 +158,89 @@ def floating(dtype: DTypeLike | str) -> str:
     if name not in FLOATING:
         raise ValueError(f"dtype is {name}, expected one of {', '.join((*FLOATING, *SHORT))}")
     return name
+
+
+def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tuple[bool, str]:
+    """Return whether a conversion translates names, and why it does not although it would.
+
+    `whole` says that the source is a directory or an index. Raises `EncodeError` where it is asked for and cannot be.
+    """
+    strictly, target = names == PROGRAM, spec.target_format
+    if target.program != PROGRAM:
+        if strictly:
+            what = f"{PROGRAM} reads GGUF, and the target is {target.title}"
+            raise EncodeError(what, remedy=Remedy("leave {} out", "names", PROGRAM))
+        return False, ""
+    source = FORMATS.get(file.format)
+    if names == "keep" or source is None or source.program == PROGRAM or not (whole or strictly):
+        return False, ""
+    found = known(file, strictly=strictly, weights=spec.weights)
+    return found is not None, "" if found is not None else unknown(file)
+
+
+def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
+    """Return a model as a conversion sees it, the arguments with what was found out, and lines about what is odd.
+
+    `whole` says that the source is a directory or an index. Raises what `viewed` raises, `EncodeError` for names and
+    for a mixture that cannot be, and `UnsupportedError` for stored codes that would be computed on.
+    """
+    if not spec.weights and (spec.dtype is not None or spec.quantize is not None):
+        check_computable(stored, spec.takes, "dtype=" if spec.quantize is None else "quantize=")
+    translated, why = _translates(stored, spec, names, whole=whole)
+    spec = dataclasses.replace(spec, translated=translated)
+    file, notes = viewed(stored, spec)
+    return file, _with_shape(spec, file, why), [*([why] if why else []), *notes]
+
+
+def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:
+    """Return a model as the conversion sees it, and lines about what is odd.
+
+    Raises what `as_parameters` and `as_llama` raise, and `EncodeError` for a parameter that `quantize` asks for and
+    that its integers do not give.
+    """
+    notes: list[str] = []
+    plain = None
+    if spec.weights:
+        stored = file
+        file = _parameters(file, spec)
+        plain = lambda: as_parameters(stored, spec.decoded)  # noqa: E731 - called where experts differ
+    if spec.translated:
+        how = spec.quantize
+        kind = spec.dtype if how is None else how.scheme
+        file, notes = as_llama(file, kind, with_keys=with_keys, plain=plain)
+    return file, notes
+
+
+def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
+    """Return the arguments of a conversion with what a mixture depends on. Raises `EncodeError` where it is missing.
+
+    `why` says why the model did not get llama.cpp's names although it would, if so.
+    """
+    mixture = None if spec.quantize is None else spec.quantize.mixture
+    if not (mixture or spec.translated):
+        return spec
+    shape = shape_of(file.metadata, file)
+    if mixture and (shape is None or spec.target_format.program != PROGRAM):
+        assert spec.quantize is not None  # noqa: S101 - it has the mixture
+        raise EncodeError(
+            f"{mixture} is a mixture of {PROGRAM}, by its names of tensors, which this model does not get"
+            f"{f' ({why})' if why else ''}; other programs may take {spec.quantize.usual}, and {PROGRAM} would not"
+        ).located(path=name_of(file))
+    return dataclasses.replace(spec, shape=shape)
+
+
+def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
+    """Return the parameters of a model; refuse one that `quantize` asks for and that its integers do not give."""
+    found: TensorFile = as_parameters(file, spec.decoded, spec.repacked)
+    if spec.quantize is not None:
+        quantizer = Quantizer(spec.quantize)
+        refused = tuple(
+            f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.usual}"
+            for name, row in zip(found, rows_of(found), strict=True)
+            if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
+        )
+        if refused:
+            error = EncodeError(f"{refused[0]} ({counted(len(refused), 'such parameter')}): decode it to a file first")
+            error.refused = refused
+            raise error.located(path=name_of(file))
+    return found

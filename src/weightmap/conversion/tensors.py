@@ -1,17 +1,19 @@
-"""Prepares the file that a conversion writes: its tensors as payloads, and what goes along or stays behind."""
+"""Prepares the file that a conversion writes: its tensors, and what accompanies them or stays behind."""
 
 from __future__ import annotations
 
 import math
+from array import array
+from itertools import accumulate, chain, pairwise, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.conversion.extras import dropped_because, extras_of, metadata_of, pop_left_out
-from weightmap.conversion.packing import Packed, copy
+from weightmap.conversion.metadata import TYPES, fitted, typed
 from weightmap.conversion.pieces import in_pieces
 from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.core.arguments import entries
+from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.core.formats import FORMATS, Filled, Payload, Request, Tensors
 from weightmap.core.model.internals import check_made, name_of, parts_of
@@ -19,20 +21,315 @@ from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
 from weightmap.core.model.sharded import disagreements
 from weightmap.core.native.access import cpus
+from weightmap.core.ranges import Range
+from weightmap.core.table.table import Row
 from weightmap.errors import TensorFileError, counted, quoted
 from weightmap.llama.tensors import stays_float32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from weightmap.conversion.spec import Spec
-    from weightmap.core.bytes.sink import WritePlan
-    from weightmap.core.dtypes import DType
+    from weightmap.core.bytes.sink import Sink, WritePlan
+    from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.table.table import Row
     from weightmap.huggingface.directory import ModelDirectory
+    from weightmap.typing import TokenizerLike
+
+# Names kept as one text: each as an object would take twice its length and more.
+_TOGETHER = 4096
+
+
+class Packed(Tensors):
+    """Tensors of few kinds, in some 40 bytes per tensor.
+
+    A tensor is its name, the number of its kind, and the offset of its data in the source. Its payload with the place
+    that it refers to would take 400 bytes.
+
+    Parameters
+    ----------
+    renamed : mapping of str to str
+        The new name of each renamed tensor.
+    threads : int
+        At most this many share the work of copying.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes of the data of all tensors in the new file.
+    """
+
+    kinds: list[Payload]
+
+    def __init__(self, renamed: Mapping[str, str], threads: int = 1) -> None:
+        super().__init__([])
+        self._renamed, self._threads = renamed, threads
+        self.distinct: bool = not renamed  # as in the source, whose index was checked
+        self.nbytes = 0
+        self._places: list[Row] = []
+        self._texts: list[tuple[str, array[int]]] = []  # names of many tensors, and where each of them ends
+        self._last: list[str] = []
+        self._few: list[Payload] | None = None  # all payloads, of few tensors in local files
+        self._numbers, self._offsets = array("I"), array("Q")
+
+    def add_kind(self, payload: Payload, place: Row) -> int:
+        """Return the number of a new kind, that of a tensor with this payload and place."""
+        self.kinds.append(payload)
+        self._places.append(place)
+        return len(self.kinds) - 1
+
+    def add(self, name: str, kind: int, offset: int) -> None:
+        """Append a tensor by its name in the source."""
+        last, self._few = self._last, None
+        last.append(name)
+        if len(last) == _TOGETHER:
+            self._texts.append(("".join(last), array("Q", accumulate(map(len, last)))))
+            last.clear()
+        self._numbers.append(kind)
+        self._offsets.append(offset)
+        self.nbytes += self.kinds[kind].nbytes
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Payload]:
+        if self._few is not None:
+            return iter(self._few)
+        over = self._over()
+        every = zip(self.origins(), self._numbers, self._offsets, strict=True)
+        payloads = (self._payload(name, number, offset, over) for name, number, offset in every)
+        if self._texts or any(place.source is not source for place, source in zip(self._places, over, strict=True)):
+            return payloads
+        self._few = list(payloads)
+        return iter(self._few)
+
+    def write(self, sink: Sink) -> None:
+        """Append the bytes of all tensors: those of neighbours in a file that are only copied at once."""
+        over = self._over()
+        copied = [
+            kind.is_made_by(copy) and _in_file(place) for kind, place in zip(self.kinds, self._places, strict=True)
+        ]
+        waiting, begin, end = None, 0, 0
+        for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
+            source = over[number] if copied[number] else None
+            if source is not waiting or offset != end:
+                if waiting is not None:
+                    sink.read(waiting, begin, end - begin, self._threads)
+                begin = offset
+            if source is None:
+                self._payload(name, number, offset, over).write(sink)
+            waiting, end = source, offset + self._places[number].nbytes
+        if waiting is not None:
+            sink.read(waiting, begin, end - begin, self._threads)
+
+    def _over(self) -> list[Source]:
+        """Return for each kind the source that reads its data ahead."""
+        files = {source for place in self._places for source, _, _ in place.reads()}
+        ahead = {source: source.ahead(self._ranges(source), BETWEEN) for source in files}
+        return [place.source.reading(ahead) for place in self._places]
+
+    def _payload(self, name: str, number: int, offset: int, over: Sequence[Source]) -> Payload:
+        dtype, shape, _, _, nbytes, geometry, quantized = self._places[number]
+        place = tuple.__new__(Row, (dtype, shape, over[number], offset, nbytes, geometry, quantized))
+        tensor = self.kinds[number].again(name, place)
+        if self._renamed:
+            tensor.name = self._renamed.get(name, name)
+        return tensor
+
+    def _ranges(self, file: Source) -> Iterator[Range]:
+        """Yield the bytes of a file that tensors are made of, in order."""
+        places = self._places
+        for number, offset in zip(self._numbers, self._offsets, strict=True):
+            place = places[number]
+            for source, begin, end in place.source.reads(offset, offset + place.nbytes):
+                if source is file:
+                    yield Range(begin, end)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names in the new file."""
+        return (self._renamed.get(name, name) for name in self.origins()) if self._renamed else self.origins()
+
+    def origins(self) -> Iterator[str]:
+        """Yield the names in the source."""
+        return chain(chain.from_iterable(starmap(_names_in, self._texts)), self._last)
+
+    def arranged(self, rank: Callable[[Payload], Any]) -> Packed:
+        """Return the tensors by the rank of their kind, and those of one rank by the bytes of their names."""
+        names, numbers = list(self.origins()), self._numbers
+        written = list(self.names()) if self._renamed else names
+        # In the order of code points, which is that of the bytes of UTF-8.
+        order = sorted(range(len(names)), key=written.__getitem__)
+        ranks = list(map(rank, self.kinds))
+        if any(other != ranks[0] for other in ranks):
+            order.sort(key=lambda i: ranks[numbers[i]])
+        found = Packed(self._renamed, self._threads)
+        found.kinds, found._places = self.kinds, self._places
+        for i in order:
+            found.add(names[i], numbers[i], self._offsets[i])
+        return found
+
+
+def _names_in(text: str, ends: array[int]) -> list[str]:
+    return [text[begin:end] for begin, end in pairwise(chain((0,), ends))]
+
+
+def copy(sink: Sink, _: str, place: Row, threads: int) -> None:
+    """Append the bytes of a dense tensor."""
+    if type(place.source) is Source and place.geometry is None and not place.dtype.swapped:  # see `_in_file`
+        sink.read(place.source, place.offset, place.nbytes, threads)
+    else:
+        for chunk in place.chunks():
+            sink.write(chunk)
+
+
+def _in_file(place: Row) -> bool:
+    """Whether a file here has these bytes as they are. Of a store, tensors are requested one by one."""
+    return type(place.source) is Source and place.geometry is None and not place.dtype.swapped
+
+
+def file_metadata(file: TensorFile) -> dict[str, Any]:
+    """Return the metadata of a file that a conversion takes along."""
+    metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
+    if file.layout == "sharded":
+        for key in ("total_size", "total_parameters"):  # the books of the index, not what the model is
+            metadata.pop(key, None)
+    return typed(metadata)
+
+
+def token_keys(file: TensorFile) -> set[str]:
+    """Return the keys of the metadata that hold the tokens of a file's vocabulary."""
+    keys = FORMATS[file.format].vocab_keys if file.format in FORMATS else {}
+    return {key for key, name in keys.items() if name is None}
+
+
+def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Format) -> dict[str, Any]:
+    """Return the metadata of a model: of its file, and of its directory.
+
+    A format that has a place for the configuration does not get its numbers here.
+    """
+    metadata = file_metadata(file)
+    if file.format != found.name and file.vocab is not None and "vocab" in found.carries[found.layouts[0]]:
+        for key in token_keys(file):  # they go along as the vocabulary; ids of special ones stay for their types
+            metadata.pop(key, None)
+    if directory is None:
+        return metadata
+    return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
+
+
+def pop_left_out(metadata: dict[str, Any], names: Iterable[str], takes: Callable[[str], bool]) -> list[str]:
+    """Remove the metadata of modules all tensors of which are left out, where keys lead through modules; return keys.
+
+    A key in a module without tensors is chosen as a tensor of this name is; a key in no module stays.
+    """
+    modules: dict[str, bool] = {}  # whether any tensor in them is taken
+    for name in names:
+        taken, module = takes(name), name
+        while module := module.rpartition(".")[0]:
+            modules[module] = modules.get(module, False) or taken
+    left_out = []
+    for key in metadata:
+        module = key.rpartition(".")[0]
+        while module and module not in modules:
+            module = module.rpartition(".")[0]
+        if not (modules[module] if module else "." not in key or takes(key)):
+            left_out.append(key)
+    for key in left_out:
+        del metadata[key]
+    return left_out
+
+
+def extras_of(
+    file: TensorFile,
+    directory: ModelDirectory | None,
+    metadata: dict[str, Any],
+    found: Format,
+    layout: str,
+    *,
+    along: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the accompanying parts by their names in a `Request`, and lines about those that stay behind.
+
+    Where files of the directory go `along`, its vocabulary does not stay behind.
+    """
+    carried = found.carries[layout]
+    places = found.metadata_keys if "metadata" in carried else frozenset[str]()
+    odd = getattr(metadata, "odd", ())
+    metadata, homeless = fitted(metadata, places, found.metadata_kinds, found.metadata_most)
+    foreign = found.own_keys & metadata.keys() if file.format != found.name else frozenset[str]()
+    if foreign:
+        metadata = {key: value for key, value in metadata.items() if key not in foreign}
+    own, config, notes = file.vocab, file.config, list[str]()
+    tokenizer: TokenizerLike | Mapping[str, Any] | None = file.tokenizer
+    vocab: Sequence[str] | None = own
+    special_ids = None if own is None else own.special_ids
+    if special_ids is not None and file.format != found.name:
+        special_ids = {name: i for name, i in special_ids.items() if name in found.special_ids}
+    if directory is not None:
+        if directory.vocab is not None:
+            vocab, special_ids = directory.vocab, directory.special_ids
+        if "config" in carried:
+            config = {**(config or {}), **directory.config}
+        if "tokenizer" in carried and (parts := directory.tokenizer()) is not None:
+            tokenizer = {"type": parts.type, "special_ids": parts.special_ids, "payload": parts.payload}
+            vocab = special_ids = None  # its tokens are in there
+            for name, i in parts.large_ids.items():
+                config = {**(config or {}), f"{name}_token_id": i}
+                notes.append(f"the special id {name} is {i}, more than 16 bits hold: it went to the configuration")
+    have: dict[str, Any] = {
+        "metadata": metadata if metadata or file.has_metadata else None,
+        "vocab": vocab,
+        "special_ids": special_ids,
+        "config": config,
+        "tokenizer": tokenizer,
+    }
+    extras = {name: value for name, value in have.items() if name in carried and value is not None}
+    notes += (
+        f"metadata {key!r} says how a file of {found.title} is laid out, and this model is not from one: left behind"
+        for key in sorted(foreign)
+    )
+    if odd:
+        some = ", ".join(map(quoted, odd))
+        notes.append(f"{entries(len(odd))} ({some}): not of the type that {TYPES!r} states, kept as stored")
+    lost = []
+    if homeless:
+        lost.append(f"{entries(len(homeless))} ({', '.join(map(quoted, homeless))})")
+    if config and "config" not in carried:
+        lost.append("the configuration")
+    if tokenizer is not None and "tokenizer" not in carried:
+        lost.append("the tokenizer")
+    tokens = not token_keys(file) & metadata.keys() if vocab is own else not along
+    if vocab is not None and "vocab" not in carried and tokens:
+        lost.append(f"the vocabulary of {counted(len(vocab), 'token')}")
+    expected = found.expected_keys.items() if file.format != found.name else ()
+    notes += [
+        f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())
+    ]
+    return extras, notes + [f"{found.title} has no place for {what}: left behind" for what in lost]
+
+
+def dropped_because(name: str, row: Row, format_: Format, layout: str) -> str | None:
+    """Say why a layout that cannot hold a tensor of int64 can do without it; None if it cannot."""
+    buffer = name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
+    if not buffer or "int64" in format_.dtypes[layout]:
+        return None
+    row.source.check_size(f"tensor {quoted(name)}", row.nbytes)
+    if not _counts(row):
+        return None
+    return f"{format_.title} has no int64, and these are just the numbers 0 to {row.shape[-1] - 1}"
+
+
+def _counts(row: Row) -> bool:
+    """Say whether each last axis of an int64 tensor counts 0, 1, 2 ..."""
+    period, position = row.shape[-1], 0
+    for chunk in row.source.chunks(row.offset, row.nbytes):
+        values = np.frombuffer(chunk, "<i8")
+        if not np.array_equal(values, np.arange(position, position + len(values)) % period):
+            return False
+        position += len(values)
+    return True
+
 
 # Integers of the same size, which compare faster than the types of ml_dtypes.
 _INTEGERS: dict[int, tuple[type[Any], type[Any]]] = {
@@ -134,12 +431,12 @@ class Preparer:
         self._held = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
         self._threads = cpus() if spec.threads is None else spec.threads
-        self._regrouper = Regrouper(self._held)
+        self._regrouper: Regrouper | None = None
 
     @property
     def notes(self) -> list[str]:
         """Lines about tensors whose scheme differs from the requested one, or from the one they had."""
-        return [*self._regrouper.notes, *([] if self.quantizer is None else self.quantizer.notes)]
+        return [note for part in (self._regrouper, self.quantizer) if part is not None for note in part.notes]
 
     def prepare(
         self,
@@ -215,7 +512,8 @@ class Preparer:
             key: Any = (scheme, kept, source, dtype, shape, nbytes)
             number = None if dtype.quantized else known.get(key)
             if number is None:
-                source.check_size(f"tensor {quoted(name)}", nbytes)
+                if nbytes > source.size:
+                    source.check_size(f"tensor {quoted(name)}", nbytes)
                 made = self._payload(name, place, quantizing=scheme is not None, kept=kept, trial=trial)
                 if dtype.quantized:
                     key = (made.kind, source, dtype, nbytes)
@@ -237,6 +535,8 @@ class Preparer:
         wanted = None if kept else self._dtype
         if row.dtype.quantized:
             if wanted is None or self.quantizer is not None:  # with a quantiser, it stays as it is
+                if self._regrouper is None:
+                    self._regrouper = Regrouper(self._held)
                 return _as_quantized(name, row, self._regrouper, trial=trial)
             size = math.prod(row.shape)
             return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, row, wanted, self.overflow)

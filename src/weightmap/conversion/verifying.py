@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, share_of, validated_run
-from weightmap.conversion.tasks import FileRows, open_rows, state_of
+from weightmap.conversion.sharded import FileRows, open_rows, state_of
 from weightmap.core.arguments import as_threads, check_progress, names_moved
 from weightmap.core.bytes.open_source import called, folder_of, inside
 from weightmap.core.model.internals import name_of, parts_of

@@ -66,16 +66,13 @@ def check_not_read(file: Any, *targets: str) -> None:
 
 def check_apart(sources: Sequence[Source], targets: Iterable[str], beside: Iterable[str] = ()) -> None:
     """Raise `TargetError` if a path leads to a source file, or to one of those `beside` the first."""
-    there: dict[str, tuple[int, int]] = {}
-    for target in targets:
-        _identify(there, target)
+    there = _identities(targets)
     if not there:
         return
     # Device and inode come first; objects in stores have others.
     inputs = dict.fromkeys((source.identity[:2] for source in sources), "this file is an input")
-    others: dict[str, tuple[int, int]] = {}
-    for name in beside:
-        _identify(others, os.path.join(os.path.dirname(sources[0].name), name))
+    folder = os.path.dirname(sources[0].name)
+    others = _identities([os.path.join(folder, name) for name in beside])
     inputs |= dict.fromkeys(others.values(), "this file belongs to the source")
     for target, identity in there.items():
         if identity in inputs:
@@ -83,8 +80,11 @@ def check_apart(sources: Sequence[Source], targets: Iterable[str], beside: Itera
             raise TargetError(msg, path=target)
 
 
-def _identify(identities: dict[str, tuple[int, int]], path: str) -> None:
-    """Note device and inode of a file, if there is one."""
-    with contextlib.suppress(OSError, ValueError):  # writing will say what is wrong with it
-        there = os.stat(path)
-        identities[path] = there.st_dev, there.st_ino
+def _identities(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Return device and inode of each of these files that exists."""
+    identities = {}
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):  # writing will say what is wrong with it
+            status = os.stat(path)
+            identities[path] = status.st_dev, status.st_ino
+    return identities

@@ -11,8 +11,7 @@ import numpy as np
 
 from weightmap.checkpoints.handle import stored_model
 from weightmap.checkpoints.weights import Weight, stored_rows, weight_of_model
-from weightmap.conversion.quantizer import Quantizer
-from weightmap.conversion.spec import Quantize
+from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.core.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.core.model.internals import names_of, rows_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
     from weightmap.huggingface.directory import ModelDirectory
 
-_P = ParamSpec("_P")
 _FLOAT32 = DTYPES["float32"]
 
 
@@ -168,17 +167,6 @@ def convert(
             report = convert_words(words, target, target_record, **options)
             tolerated = (f"tolerated in the source: {warning}" for warning in (*leftover, *warnings_of(file)))
             return report._replace(warnings=(*tolerated, *report.warnings))
-
-
-def with_lossy(function: Callable[_P, ConvertReport]) -> Callable[_P, ConvertReport]:
-    """Let `weightmap.convert` hand words to `convert` here, where the caller asks for ``lossy=True``."""
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **options: _P.kwargs) -> ConvertReport:
-        lossy = options.pop("lossy", False)
-        return convert(*args, **options, lossy=True) if lossy else function(*args, **options)  # type: ignore[arg-type]
-
-    return call
 
 
 def hand_over(

@@ -14,7 +14,7 @@ from weightmap.core.arguments import similar
 from weightmap.core.bytes.open_source import sibling_name
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import by_name
-from weightmap.core.options import Options, check_expansion
+from weightmap.core.options import check_expansion
 from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 
@@ -58,12 +58,6 @@ def folder_opened(file: Any) -> str | None:
     """Return the directory that a handle was opened on; None for one opened on a file or an index."""
     folder: str | None = file._content.folder
     return folder
-
-
-def opened_privately(file: Any) -> Options:
-    """Return options that open the files of a handle again, for a caller that hands out no tensors."""
-    options: Options = file._options
-    return Options(**options.keywords(mode=None, verify="header", private=True))
 
 
 def warnings_of(file: Any) -> list[str]:
@@ -166,7 +160,12 @@ def dense_rows(file: Any) -> Iterator[Row]:
 
 def named_rows(file: Any) -> Iterator[tuple[str, Row]]:
     """Yield name and `dense_row` of every tensor, in file order."""
-    return zip(file, dense_rows(file), strict=True)
+    check_index(file)
+    try:
+        for name, row in zip(file._table.names, file._table.rows(), strict=True):
+            yield name, row if row.geometry is None else row.dense
+    except TensorFileError as error:
+        raise _located(file, error) from None
 
 
 def each_row(file: Any) -> Iterator[tuple[str, Row]]:

@@ -244,33 +244,35 @@ _PADDED = 4096
 def plan(request: Request) -> WritePlan:
     """Lay out a GGUF file."""
     reasons: list[Reason] = []
-    for tensor in request.tensors:
-        problems = _problems(tensor)
-        if problems:
-            reasons.append(Unfit("tensor", tensor.name, ", ".join(problems)))
+    tensors = request.tensors
+    if any(map(_problems, tensors.kinds)) or not encodable("".join(tensors.names())):
+        reasons += [Unfit("tensor", t.name, ", ".join(problems)) for t in tensors if (problems := _problems(t))]
     values, alignment = key_values(request, reasons)
     if reasons:
         refuse("GGUF", reasons)
-    header, offset = bytearray(struct.pack("<4sI2Q", MAGIC, _VERSION, len(request.tensors), len(values))), 0
+    header, offset = bytearray(struct.pack("<4sI2Q", MAGIC, _VERSION, len(tensors), len(values))), 0
     for value in values:
         header += value
-    for tensor in request.tensors:
-        shape = tensor.shape[::-1]
+    for tensor in tensors:
+        name, shape = tensor.name.encode(), tensor.shape[::-1]
         numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, CODES[tensor.dtype.name], offset)
-        header += encode_string(tensor.name.encode()) + numbers
-        offset = aligned(offset + tensor.nbytes, alignment)
+        header += struct.pack("<Q", len(name)) + name + numbers
+        offset += tensor.nbytes + -tensor.nbytes % alignment
     if len(header) >= access.U32_MAX - 1:
         refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
     base = aligned(len(header), alignment)
-    padded = len(request.tensors) > 0 or alignment <= _PADDED
+    padded = len(tensors) > 0 or alignment <= _PADDED
 
     def write(sink: Sink) -> None:
         sink.write(header)
-        for tensor in request.tensors:
-            sink.pad(-sink.position % alignment)
+        gap = base - len(header)
+        for tensor in tensors:
+            if gap:
+                sink.pad(gap)
             tensor.write(sink)
-        if padded:
-            sink.pad(-sink.position % alignment)
+            gap = -tensor.nbytes % alignment
+        if gap and padded:
+            sink.pad(gap)
 
     return WritePlan(base + offset if padded else len(header), write)
 

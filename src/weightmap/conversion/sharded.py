@@ -1,0 +1,597 @@
+"""Converts a model to shards: deals tasks out, runs one for each shard, and writes the index when all are there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, share_of
+from weightmap.conversion.spec import viewed
+from weightmap.conversion.tensors import Prepared, Preparer, check_total, overflow_note, unaligned, unaligned_note
+from weightmap.core.bytes.atomic import file_exists, remove_leftovers, write_plan
+from weightmap.core.bytes.open_source import called, folder_of, inside
+from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats import check_names
+from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of, sources_of, where_of
+from weightmap.core.model.opening import open_with
+from weightmap.core.model.reports import ConvertReport
+from weightmap.core.model.sharded import equal
+from weightmap.core.model.sharding import encode_index, holding, plain_name, tensor_bytes, write_index
+from weightmap.core.model.single import is_index, open_file
+from weightmap.core.options import Options
+from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError, counted, quoted
+from weightmap.huggingface.along import Along, is_whole
+from weightmap.huggingface.directory import read_directory
+from weightmap.huggingface.inputs import check_not_read
+from weightmap.llama.translating import without_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from weightmap.conversion.running import Run
+    from weightmap.conversion.spec import Spec
+    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.reports import QuantizedInfo
+    from weightmap.core.model.sharding import ShardTarget
+    from weightmap.core.table.table import Row
+    from weightmap.huggingface.directory import ModelDirectory
+
+
+class FileRows(NamedTuple):
+    """Tensors of a source file: its name in the source's directory, its state, and ranges of rows [start, stop)."""
+
+    name: str
+    size: int
+    state: int | str
+    rows: tuple[tuple[int, int], ...]
+
+
+class ShardTask(NamedTuple):
+    """The work on one shard, in plain values: files and ranges of them, and the file to write.
+
+    Attributes
+    ----------
+    number : int
+    folder : str
+        The directory of the source, or its address in a store, which workers read with their own credentials.
+    pieces : tuple of FileRows
+        The first one's metadata go along.
+    target, name : str
+        The directory to write to, and the name of the shard in it.
+    spec : Spec
+    model : str or None
+        For the first shard of a Hugging Face directory: its model file or index. Configuration and vocabulary of the
+        directory go along.
+    part : tuple of int or None
+        The `part` of its `Request`, for formats that are numbered.
+    renamed : tuple of (str, str)
+        The tensors that get another name, and that name.
+    done : tuple of int or None
+        Size and checksum of the shard if an earlier run has finished it.
+    """
+
+    number: int
+    folder: str
+    pieces: tuple[FileRows, ...]
+    target: str
+    name: str
+    spec: Spec
+    model: str | None
+    part: tuple[int, int, int] | None
+    renamed: tuple[tuple[str, str], ...]
+    done: tuple[int, int] | None
+
+
+class ShardReport(NamedTuple):
+    """The result of a `ShardTask`.
+
+    Attributes
+    ----------
+    number : int
+        That of the task.
+    nbytes, crc32 : int
+        Size and checksum of the shard.
+    tensor_bytes : int
+        Bytes of its tensors, as an index counts them.
+    unaligned : int
+        Number of tensors that could not be aligned.
+    overflown : tuple of int
+        Number of values out of the range of the new type, and of tensors with such values.
+    quantized : tuple of QuantizedInfo
+    converted : bool
+        False if the shard already existed, intact.
+    """
+
+    number: int
+    nbytes: int
+    crc32: int
+    tensor_bytes: int
+    unaligned: int
+    overflown: tuple[int, int]
+    quantized: tuple[QuantizedInfo, ...]
+    converted: bool
+
+
+def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = None) -> ShardReport:
+    """Write one shard unless it is there already: of files that this process has `opened`, or else opens."""
+    path = os.path.join(task.target, plain_name(task.name, "name"))
+    if task.done is not None and is_whole(path, *task.done):
+        return ShardReport(task.number, *task.done, 0, 0, (0, 0), (), converted=False)
+    spec = task.spec
+    with contextlib.ExitStack() as stack:
+        if opened is None:
+            files = [stack.enter_context(open_rows(task.folder, piece, spec.opening)) for piece in task.pieces]
+        else:
+            files = [opened[piece.name] for piece in task.pieces]
+            if spec.translated and task.number:
+                files = list(map(without_keys, files))
+        if spec.is_view and opened is None:
+            files = [viewed(file, spec, with_keys=not task.number)[0] for file in files]
+        places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
+        directory = None if task.model is None else read_beside(task.model)
+        preparer = Preparer(spec)
+        made = preparer.prepare(files[0], places, directory, path, dict(task.renamed), part=True, numbers=task.part)
+        summed: list[Sink] = []
+
+        def write(sink: Sink) -> None:
+            sink.digest = 0
+            summed.append(sink)
+            made.plan.write(sink)
+
+        try:
+            plan = WritePlan(made.plan.size, write, exact=made.plan.exact)
+            size = write_plan(path, plan, durable=spec.output.durable)
+        except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
+            raise error.located(path=name_of(files[0])) from None
+    align = spec.output.alignment
+    odd = unaligned(path, align)[0] if align > 1 else 0
+    done = () if preparer.quantizer is None else tuple(preparer.quantizer.done)
+    lost, nbytes = preparer.overflow.total, tensor_bytes(path)
+    return ShardReport(task.number, size, summed[0].digest or 0, nbytes, odd, lost, done, converted=True)
+
+
+def open_rows(folder: str, piece: FileRows, options: Options) -> TensorFile:
+    """Open a source file of a task. Raises `FileChangedError` if it has changed since the task was made."""
+    path = inside(folder, plain_name(piece.name, "name"))
+    options = Options(**options.keywords(mode=None, verify="header", private=True))
+    whole = is_index(path) or options.deltas
+    file = open_with(path, options) if whole else open_file(path, path, options)
+    size, state = state_of(file)
+    if (size, state) != (piece.size, piece.state):
+        file.close()
+        expected = f"{piece.size} bytes and {piece.state}"
+        what = "the file was changed after its shards were dealt out: its size and time of modification, or tag"
+        raise FileChangedError(what, path=path, actual=f"{size} bytes and {state}", expected=expected)
+    return file
+
+
+def state_of(file: TensorFile) -> tuple[int, int | str]:
+    """Return size and time of modification of a file, or the tag of an object in a store; of several, all of these."""
+    states: list[int | str] = []
+    for source in sources_of(file):
+        if source.store is not None:
+            states.append(str(source.identity[1] or source.identity[2]))
+        else:
+            states.append(source.identity[3] if source.identity else 0)  # a buffer has no time
+    return file.nbytes, states[0] if len(states) == 1 else ", ".join(map(str, states))
+
+
+def read_beside(model: str) -> ModelDirectory:
+    """Read what lies beside the model file or index of a Hugging Face directory, which may be an address."""
+    return read_directory(folder_of(model), model)
+
+
+def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple[str, Row]]:
+    """Yield name and place of the tensors in these ranges, which rise."""
+    every, at = named_rows(file), 0
+    for start, stop in rows:
+        yield from itertools.islice(every, start - at, stop - at)
+        at = stop
+
+
+# Names that belong to the weights of which they hold scales, zero points, shapes or orders: FP8 of Hugging Face
+# (weight_scale_inv), compressed-tensors (weight_scale), GPTQ and AWQ (scales, qzeros, g_idx), bitsandbytes (absmax,
+# quant_map, quant_state), gpt-oss (blocks and scales).
+_SCALES = re.compile(
+    r"(?P<of>.+?)(?:"
+    r"[._](?:scales?|scale_inv|scale_2|global_scale|zeros|qzeros|zero_points?|g_idx|shape|absmax|nested_absmax|quant_map"
+    r"|nested_quant_map)|\.quant_state\..+)",
+    re.DOTALL,
+)
+# What the name of the weights may have behind the rest.
+_WEIGHTS = ("", ".weight", ".qweight", ".weight_packed", "_packed", "_blocks", ".blocks")
+
+
+def moved_scales(where: Mapping[str, str]) -> dict[str, str]:
+    """Return the shard of the weights for each tensor of scales that lies in another one.
+
+    A shard that is converted with its scales can be used alone; `where` is the shard of each tensor.
+    """
+    moved = {}
+    for name, shard in where.items():
+        match = _SCALES.fullmatch(name)
+        if match is None:
+            continue
+        weights = next((match["of"] + ending for ending in _WEIGHTS if match["of"] + ending in where), None)
+        if weights is not None and weights != name and where[weights] != shard:
+            moved[name] = where[weights]
+    return moved
+
+
+class Deal(NamedTuple):
+    """The work of a conversion to shards.
+
+    Attributes
+    ----------
+    tasks : list of ShardTask
+    keys : list of str
+        For each task, a `digest` of what its result depends on, besides the arguments.
+    weights : list of int
+        For each task, the bytes of its tensors in the source.
+    where : dict
+        The shard of each tensor of the new model.
+    metadata : dict
+        Those of the new index.
+    dropped, warnings, layout
+        As in the report.
+    files : dict
+        The open files of the source, by the names in tasks.
+    folders : dict
+        The absolute directories of source and target, as in tasks, each with the caller's spelling.
+    """
+
+    tasks: list[ShardTask]
+    keys: list[str]
+    weights: list[int]
+    where: dict[str, str]
+    metadata: dict[str, Any]
+    dropped: list[tuple[str, str]]
+    warnings: list[str]
+    layout: str
+    files: Mapping[str, TensorFile]
+    folders: dict[str, str]
+
+
+def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, renamed: Mapping[str, str]) -> Deal:
+    """Deal out the shards of a model, a task for each that has a tensor to write.
+
+    Everything that can be checked without reading data is checked here, for all shards, before any file exists.
+    """
+    source = parts_of(file)[0]
+    path = source.absolute or source.name
+    folder = folder_of(path)
+    files: Mapping[str, TensorFile] = file.shards or {called(path): file}
+    where = where_of(file) or {name: shard for shard, part in files.items() for name in part}
+    taken = {name: shard for name, shard in where.items() if spec.takes(name)}
+    parts = _parts(files, taken, target, spec)
+    moved = moved_scales(parts)
+    arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
+    preparer = Preparer(spec)
+    made: list[tuple[str, tuple[FileRows, ...], Prepared, int]] = []
+    dropped: list[tuple[str, str]] = []
+    warnings: dict[str, None] = {}
+    refused: list[EncodeError] = []
+    members: dict[str, list[str]] = {}
+    for name, label in parts.items():
+        members.setdefault(label, []).append(name)
+    beside = None if model is None else read_beside(model)
+    for label, own in members.items():
+        shard = where[own[0]]
+        part = files[shard]
+        chosen = {shard: [name for name in own if name not in moved]}
+        for name in arriving.get(label, ()):
+            chosen.setdefault(where[name], []).append(name)
+        pieces, places = _pieces(files, chosen)
+        try:
+            one = preparer.prepare(part, places, None if made else beside, target.path, renamed, part=True, trial=True)
+        except EncodeError as error:
+            refused.append(error)
+            continue
+        dropped += one.dropped
+        if one.tensors:
+            warnings |= dict.fromkeys(one.warnings)
+            made.append((shard, pieces, one, sum(place.nbytes for _, place in places)))
+    if refused:
+        raise _together(refused)
+    check_total(file, spec, sum(one.tensors.nbytes for _, _, one, _ in made))
+    check_names((one.tensors for _, _, one, _ in made), target.path)
+    notes = [*warnings, *preparer.notes]
+    if moved:
+        notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
+    if not made:
+        raise EncodeError("there is no tensor to write", path=target.path)
+    names = target.names(len(made))
+    check_not_read(file, *(os.path.join(target.folder, name) for name in names))
+    whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.tensors.names()}
+    into = os.path.abspath(target.folder)
+    tasks = [
+        ShardTask(
+            number=i,
+            folder=folder,
+            pieces=pieces,
+            target=into,
+            name=name,
+            spec=spec,
+            model=None if i else model,
+            part=(i, len(names), len(whole)) if spec.target_format.numbered else None,
+            renamed=tuple((name, renamed[name]) for name in one.tensors.origins() if name in renamed)
+            if renamed
+            else (),
+            done=None,
+        )
+        for i, (name, (_, pieces, one, _)) in enumerate(zip(names, made, strict=True))
+    ]
+    along = None if beside is None else (sorted(beside.metadata.items()), sorted(beside.seen.items()))
+    keys = [
+        digest(task.number, len(tasks), task.pieces, along if task.model else None, task.renamed, *(task.part or ()))
+        for task in tasks
+    ]
+    encode_index(target, whole, 2**63, _index_metadata(file))
+    return Deal(
+        tasks,
+        keys,
+        [weight for *_, weight in made],
+        whole,
+        _index_metadata(file),
+        dropped,
+        notes,
+        made[0][2].layout,
+        files,
+        {folder: os.path.dirname(name_of(file)), into: target.folder},
+    )
+
+
+def _parts(
+    files: Mapping[str, TensorFile], taken: Mapping[str, str], target: ShardTarget, spec: Spec
+) -> dict[str, str]:
+    """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
+    most, labels = spec.max_shard_size, dict(taken)
+    if spec.is_view or spec.opening.deltas:  # of several files, opened as one: a tensor may lie in more than one
+        for shard, part in files.items():
+            labels |= {
+                name: f"{shard}/{row.source.name}"
+                for name, row in zip(part, rows_of(part), strict=True)
+                if name in taken
+            }
+    for shard, part in files.items() if most is not None else ():
+        places = [(name, place) for name, place in named_rows(part) if taken.get(name) == shard]
+        sizes = {name: place.nbytes for name, place in places}
+        # A tensor that cannot be written is refused with all others of its kind, later.
+        with contextlib.suppress(EncodeError):
+            made = Preparer(spec).prepare(part, places, None, target.path, {}, part=True, trial=True)
+            sizes |= {tensor.name: tensor.nbytes for tensor in made.tensors}
+        number = filled = 0
+        for name, _ in places:
+            if filled and filled + sizes[name] > (most or 0):
+                number, filled = number + 1, 0
+            filled += sizes[name]
+            labels[name] = f"{shard}/{number}"
+    return labels
+
+
+def _pieces(
+    files: Mapping[str, TensorFile], chosen: Mapping[str, Sequence[str]]
+) -> tuple[tuple[FileRows, ...], list[tuple[str, Row]]]:
+    """Return the pieces of a task, and the places of its tensors, which are chosen by the shard that they lie in."""
+    pieces, places = [], []
+    for shard, names in chosen.items():
+        wanted = frozenset(names)
+        rows = [i for i, name in enumerate(files[shard]) if name in wanted]
+        pieces.append(FileRows(shard, *state_of(files[shard]), tuple(_ranges(rows))))
+        places += [(name, row) for name, row in named_rows(files[shard]) if name in wanted]
+    return tuple(pieces), places
+
+
+def _ranges(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield rising numbers as ranges [start, stop)."""
+    start = stop = -1
+    for row in rows:
+        if row != stop:
+            if stop > start:
+                yield start, stop
+            start = row
+        stop = row + 1
+    if stop > start:
+        yield start, stop
+
+
+def _together(refused: Sequence[EncodeError]) -> EncodeError:
+    """Return one error for all shards that the target cannot express."""
+    first = refused[0]
+    if len(refused) > 1:
+        first.what += f"; and {counted(len(refused) - 1, 'more shard')} cannot be written"
+        first.refused = tuple(line for error in refused for line in error.refused or (str(error),))
+    return first
+
+
+def _index_metadata(file: TensorFile) -> dict[str, Any]:
+    """Return the metadata of a model's index, without those that its shards have themselves."""
+    return {
+        key: value
+        for key, value in (file.metadata if file.shards else {}).items()
+        if key != "total_size"
+        and not any(key in shard.metadata and equal(shard.metadata[key], value) for shard in file.shards.values())
+    }
+
+
+# The fields of a manifest's records.
+_RECORD = {"nbytes": int, "crc32": int, "tensor_bytes": int, "unaligned": int}
+
+
+def convert_model(
+    file: TensorFile,
+    model: str | None,
+    target: ShardTarget,
+    spec: Spec,
+    renamed: Mapping[str, str],
+    run: Run,
+    progress: Callable[[int, int], None] | None,
+) -> ConvertReport:
+    """Convert an open model to shards; `model` is its path within a Hugging Face directory, if it lies in one."""
+    if run.executor is not None and parts_of(file)[0].absolute is None:
+        raise ValueError(f"src is {name_of(file)}, expected a path: an executor opens files again")
+    if run.world_size > 1 and run.manifest is None:
+        raise ValueError("manifest= is needed by ranks: it says which shards the others have finished")
+    if spec.threads is None and is_shared(run):
+        spec = dataclasses.replace(spec, threads=1)
+    dealt = deal(file, model, target, spec, renamed)
+    with holding(target, run.rank if run.world_size > 1 else None):
+        work = _Conversion(dealt, target, spec, run, progress)
+        along = None
+        if model is not None and target.whole:
+            dtype = None if spec.quantize is not None else spec.dtype
+            along = Along(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
+        if not spec.output.overwrite:
+            work.check_free()
+        work.run()
+        nbytes, warnings = work.finish(along)
+    return ConvertReport(
+        name_of(file),
+        target.path,
+        spec.format,
+        dealt.layout,
+        sum(1 for name in dealt.where.values() if name in work.records),
+        nbytes,
+        tuple(dealt.dropped),
+        tuple(dealt.warnings + warnings),
+        tuple(info for number in sorted(work.quantized) for info in work.quantized[number]),
+        len(work.tasks),
+        work.skipped,
+        work.copied,
+    )
+
+
+class _Conversion:
+    """The tasks of one rank, or of the only run.
+
+    Attributes
+    ----------
+    tasks : list of ShardTask
+    resumes : bool
+        Whether an earlier run with this manifest finished some of them.
+    records : dict
+        Finished shards by name.
+    overflown : list of (int, int)
+        Per task that ran: values out of the range of the new type, and tensors with such values.
+    quantized : dict
+        The quantised tensors of each task that ran.
+    skipped : int
+        Number of shards that an earlier run had finished.
+    copied : tuple of str
+        The files that went along.
+    """
+
+    def __init__(
+        self, dealt: Deal, target: ShardTarget, spec: Spec, run: Run, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._deal, self._target, self._spec, self._run, self._progress = dealt, target, spec, run, progress
+        manifests = self._manifests()
+        if len(self._recorded(manifests)) < len(dealt.tasks):
+            target.check_free()
+        self._own = manifests[0] if manifests else None
+        self._done = self._recorded(manifests[:1])
+        self.resumes = bool(self._done)
+        self.tasks = [self._begun(task) for task in share_of(run, dealt.tasks)]
+        self.records: dict[str, dict[str, Any]] = {}
+        self.overflown: list[tuple[int, int]] = []
+        self.quantized: dict[int, tuple[QuantizedInfo, ...]] = {}
+        self.skipped = 0
+        self.copied: tuple[str, ...] = ()
+        self._total, self._so_far = sum(dealt.weights[task.number] for task in self.tasks), 0
+
+    def _manifests(self) -> list[Manifest]:
+        """Read the manifest of this rank, then those of the others."""
+        made_for = digest(self._target.index_name, self._spec.result, len(self._deal.tasks))
+        return [
+            Manifest(path, "convert", made_for, _RECORD, self._spec.opening.limits) for path in manifests_of(self._run)
+        ]
+
+    def _recorded(self, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
+        """Return the records of finished shards by name."""
+        found = {}
+        for task, key in zip(self._deal.tasks, self._deal.keys, strict=True):
+            record = next((record for one in manifests if (record := one.find(task.name, key)) is not None), None)
+            if record is not None:
+                found[task.name] = {name: record[name] for name in _RECORD}
+        return found
+
+    def _begun(self, task: ShardTask) -> ShardTask:
+        record = self._done.get(task.name)
+        return task if record is None else task._replace(done=(record["nbytes"], record["crc32"]))
+
+    def check_free(self) -> None:
+        """Raise `TargetError` for a file in the place of a shard that no manifest tells of."""
+        for path in (os.path.join(self._target.folder, task.name) for task in self.tasks if task.done is None):
+            if os.path.lexists(path):
+                raise file_exists(path)
+
+    def run(self) -> None:
+        """Run the tasks."""
+        self._flush()
+        self._tell()
+        try:
+            runner = Runner(self._run, flush=self._flush, folders=self._deal.folders)
+            weights = [self._deal.weights[task.number] for task in self.tasks]
+            convert = convert_shard
+            if self._run.executor is None:
+                convert = functools.partial(convert_shard, opened=self._deal.files)
+            runner.run(convert, self.tasks, self._finished, weights)
+        finally:
+            self._flush()
+            with contextlib.suppress(OSError):
+                remove_leftovers(self._target.folder, [task.name for task in self.tasks])
+                if self._own is not None:
+                    self._own.clean()
+
+    def _flush(self) -> None:
+        if self._own is not None:
+            self._own.write()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(self._so_far, self._total)
+
+    def _finished(self, task: ShardTask, report: Any) -> None:
+        """Note a finished task."""
+        if not isinstance(report, ShardReport) or report.number != task.number:
+            raise ShardsError(f"shard {quoted(task.name)}: the executor returned something else than its report")
+        record = self._done.get(task.name, {})
+        if report.converted:
+            self.quantized[task.number] = report.quantized
+            self.overflown.append(report.overflown)
+            record = {name: getattr(report, name) for name in _RECORD}
+        else:
+            self.skipped += 1
+        self.records[task.name] = record
+        if self._own is not None:
+            self._own.add(task.name, self._deal.keys[task.number], **record)
+        self._so_far += self._deal.weights[task.number]
+        self._tell()
+
+    def finish(self, along: Along | None) -> tuple[int, list[str]]:
+        """Copy what goes along, and write the index, if no shard is missing; return the bytes of all, and warnings."""
+        target, tasks, align = self._target, self._deal.tasks, self._spec.output.alignment
+        if self._run.world_size > 1:
+            self.records = self._recorded(self._manifests()) | self.records
+        values, tensors = (sum(counts) for counts in zip((0, 0), *self.overflown, strict=True))
+        lost = overflow_note(values, tensors, self._spec.dtype)
+        nbytes, missing = sum(record["nbytes"] for record in self.records.values()), len(tasks) - len(self.records)
+        if missing:
+            others = f"{counted(missing, 'shard')} of other ranks are missing"
+            return nbytes, [*lost, f"{others}: the rank that ends last writes the index"]
+        if along is not None:
+            self.copied = along.copy()
+        total = sum(record["tensor_bytes"] for record in self.records.values())
+        durable = self._spec.output.durable
+        nbytes += write_index(target, self._deal.where, total, self._deal.metadata, durable=durable)
+        with contextlib.suppress(OSError):
+            for folder, name in map(os.path.split, (target.index_name, *self.copied)):
+                remove_leftovers(os.path.join(target.folder, folder), [name])
+        odd = sum(record["unaligned"] for record in self.records.values())
+        return nbytes, lost + unaligned_note(odd, len(self._deal.where), align)
