@@ -11,10 +11,16 @@ import errno
 import os
 import stat
 from functools import partial
+from typing import TYPE_CHECKING
 
-from weightmap.core.bytes.atomic import Folder
+from weightmap.core.bytes.atomic import Folder, place
+from weightmap.core.bytes.sink import write_all
+from weightmap.core.native import access
 from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import NotRegularFileError, TargetError
+
+if TYPE_CHECKING:
+    from weightmap.core.native.access import Temporary
 
 # Errors of opening a link, or anything but a directory, as a directory
 _LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
@@ -126,7 +132,8 @@ class Tree:
 
     def names(self) -> list[str]:
         """Return the names in the directory itself, sorted."""
-        return self._folder.names()
+        folder = self._folder
+        return sorted(os.listdir(folder.path if folder.fd is None else folder.fd))
 
     def move(self, name: str, to: Tree, new: str) -> None:
         """Give a file a name in another tree, in the place of another; nothing if it has it already."""
@@ -188,7 +195,8 @@ class Tree:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file in the directory itself, atomically, and flush it."""
-        self._folder.write(name, data)
+        access.with_temporary(_write_small, self._folder, name, data)
+        self._folder.flush()
 
     def flush(self, name: str = "") -> None:
         """Flush the entries of the directory, or of the folder that a file lies in, to the disk."""
@@ -199,3 +207,10 @@ class Tree:
         """Whether a path leads to this directory."""
         here, at = self._where(os.curdir)
         return os.path.samestat(os.stat(here, dir_fd=at), os.stat(path))
+
+
+def _write_small(temporary: Temporary, folder: Folder, name: str, data: bytes) -> None:
+    """Write a small file in one piece, and move it to its place."""
+    hidden = folder.create(temporary, name)
+    write_all(temporary.fileno(), memoryview(data), 0)
+    place(temporary, hidden, folder, name, durable=True, overwrite=True)

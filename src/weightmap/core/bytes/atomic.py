@@ -19,7 +19,7 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weightmap.core.bytes.sink import DIRECT, Sink, WritePlan, write_all
+from weightmap.core.bytes.sink import DIRECT, Sink, WritePlan
 from weightmap.core.native import access, files
 from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
@@ -129,18 +129,11 @@ def _write(
     sink = Sink(fd, plan.size, progress, exact=plan.exact, durable=durable, in_memory=in_memory)
     plan.write(sink)
     sink.finish()
-    _place(temporary, hidden, folder, name, durable=durable, overwrite=overwrite)
+    place(temporary, hidden, folder, name, durable=durable, overwrite=overwrite)
     return sink.offset
 
 
-def _write_small(temporary: Temporary, folder: Folder, name: str, data: bytes) -> None:
-    """Write a small file in one piece, and move it to its place, as `_write` does."""
-    hidden = folder.create(temporary, name)
-    write_all(temporary.fileno(), memoryview(data), 0)
-    _place(temporary, hidden, folder, name, durable=True, overwrite=True)
-
-
-def _place(
+def place(
     temporary: Temporary, hidden: str | None, folder: Folder, name: str, *, durable: bool, overwrite: bool
 ) -> None:
     """Move a complete file to its place; without a hidden name it gets one before."""
@@ -355,15 +348,6 @@ class Folder:
             except OSError as error:
                 if error.errno not in _NO_FLUSH:
                     raise
-
-    def names(self) -> list[str]:
-        """Return the names in this directory, sorted."""
-        return sorted(os.listdir(self.path if self.fd is None else self.fd))
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a small file, atomically, and flush it; a link of this name is replaced."""
-        access.with_temporary(_write_small, self, name, data)
-        self.flush()
 
 
 def _nameless(error: OSError) -> OSError:
