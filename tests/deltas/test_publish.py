@@ -210,5 +210,5 @@ def test_versions_in_a_store(tmp_path, monkeypatch):
         with pytest.raises(wm.RemoteError, match="cannot be written") as found:
             deltas.publish(old, new, place, version=3)
         assert "secret" not in str(found.value)
-    with Server(Objects({})) as server, pytest.raises(wm.RemoteError, match="reading alone"):
+    with Server(Objects({})) as server, pytest.raises(wm.RemoteError, match="read-only"):
         deltas.publish(old, new, f"{server.url}source/", version=1)

@@ -4,10 +4,12 @@ import pickle
 
 import numpy as np
 import pytest
+from tests.device_support import FakeDevice
 from tests.places import ROOT
 from tests.remote.servers import Objects, Server
 
 import weightmap as wm
+from weightmap.report.survey import survey
 
 QUANTISED = ROOT / "tests" / "checkpoints" / "groundtruth" / "awq_shards"
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float32)}
@@ -21,8 +23,10 @@ USES = {
     "convert": lambda model, folder: wm.convert(model, folder / "copy.safetensors"),
     "diff": lambda model, _: wm.diff(model, model).equal,
     "verify": lambda model, _: wm.verify(model),
+    "load": lambda model, _: wm.load(model),
     "plan": lambda model, _: dict(wm.plan(model).run()),
     "publish": published,
+    "device": lambda model, _: dict(wm.device.load(model, FakeDevice())),
 }
 
 
@@ -59,11 +63,18 @@ def test_a_model_in_every_form(model, use, tmp_path):
             USES[use](model, tmp_path / "closed")
 
 
-@pytest.mark.parametrize("use", ["diff", "verify", "plan", "convert"])
+@pytest.mark.parametrize("use", ["diff", "verify", "load", "plan", "convert", "device"])
 def test_parameters_of_a_quantised_model(use, tmp_path):
     with wm.open(QUANTISED) as file:
         USES[use](file.weights, tmp_path)
         assert len(dict(file)) > len(dict(file.weights))
+
+
+def test_a_report_shows_parameters_and_where_they_are_stored():
+    with wm.open(QUANTISED) as file:
+        surveyed = survey(file.weights, verify=True, progress=None)
+        assert [tensor.info for tensor in surveyed.tensors] == file.weights.infos()
+        assert [stored.info for stored in surveyed.stored] == file.infos()
 
 
 def test_weights_are_a_handle(tmp_path):

@@ -369,3 +369,22 @@ def test_parameters_of_a_quantised_checkpoint_are_tensors_of_its_own_type(name):
         assert sorted(dict(load_plan(plan, "meta"))) == sorted(plan.names)
     elsewhere = wm.torch.load_file(wm.open(CHECKPOINTS / name).weights, "meta")
     assert {key: (value.dtype, value.shape) for key, value in elsewhere.items()} == shapes
+
+
+def test_handles_stay_open(model):
+    """A handle of any mode: what is read-only is copied."""
+    path, expected = model
+    for mode in ("mmap", "cow", "copy"):
+        with wm.open(path, mode=mode) as file:
+            for handle in (file, file.weights):
+                tensors = wm.torch.load_file(handle)
+                assert tensors.keys() == expected.keys()
+                for name, tensor in tensors.items():
+                    assert tensor.dtype == expected[name].dtype
+                tensors["float32"][0, 0] = 5
+            module = torch.nn.Linear(4, 3)
+            wm.torch.load_into(module, file, include="float32", rename={"float32": "weight"}, strict=False)
+            assert module.weight[0, 1] == 1
+            assert file["float32"].shape == (3, 4)
+    with pytest.raises(wm.ClosedError):
+        wm.torch.load_file(file)

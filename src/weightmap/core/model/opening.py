@@ -266,7 +266,7 @@ def _open_sharded(path: str, options: Options) -> TensorFile:
     return open_sharded(path, options)
 
 
-def load(source: ModelSource, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[Any] | Any]:
+def load(source: Model, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[Any] | Any]:
     """Open a file and return all its tensors as a dictionary of views, in file order.
 
     The views keep the mapping alive; nothing is copied (unless `mode` says so). A quantised tensor is a
@@ -275,7 +275,7 @@ def load(source: ModelSource, **open_options: Unpack[OpenOptions]) -> dict[str, 
     Parameters
     ----------
     source, **open_options
-        As for `open`.
+        As for `open`; or an open handle, without options, which stays open.
 
     Examples
     --------
@@ -284,7 +284,9 @@ def load(source: ModelSource, **open_options: Unpack[OpenOptions]) -> dict[str, 
     >>> wm.load("model.safetensors")
     {'b': array([0., 0.], dtype=float32)}
     """
-    with open(source, **open_options) as file:
+    if isinstance(source, TensorFile) and not open_options:
+        return dict(source.items())
+    with open(source, **open_options) as file:  # type: ignore[arg-type]  # which refuses a handle
         return dict(file.items())
 
 
