@@ -12,12 +12,12 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "weightmap"
 # The core, and the formats in it; then each part. Other modules at the top, such as `errors`, have none.
 BUDGETS = {
-    "core": 15_030,
+    "core": 15_000,
     "core/formats": 6_780,
-    "checkpoints": 2_270,
+    "checkpoints": 2_520,
     "cli": 1_890,
     "compat": 1_020,
-    "conversion": 2_720,
+    "conversion": 2_700,
     "dcp": 300,
     "deltas": 2_110,
     "device": 1_200,
@@ -33,7 +33,7 @@ BUDGETS = {
     "torch": 950,
     "trust": 640,
     "vllm": 340,
-    "words": 2_130,
+    "words": 2_120,
 }
 
 

@@ -12,7 +12,8 @@ from weightmap.checkpoints.configuration import quantisation_of, type_of
 from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
 from weightmap.checkpoints.pieced import PiecedTensor
 from weightmap.checkpoints.repacking import TargetTypes, head
-from weightmap.core.bytes.derived import Derived, Given
+from weightmap.checkpoints.views import ArraySource, ViewTable
+from weightmap.core.bytes.derived import Derived
 from weightmap.core.bytes.geometry import Geometry, ascending
 from weightmap.core.dtypes import DTYPES, SCHEMES, numpy_dtype
 from weightmap.core.model.codes import refuse_codes
@@ -24,7 +25,7 @@ from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.schemes import BITS
 from weightmap.core.ranges import Range
 from weightmap.core.table.strings import StringTable
-from weightmap.core.table.table import Row, ViewTable
+from weightmap.core.table.table import Row
 from weightmap.errors import FormatError, TensorFileError, counted, quoted
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class _Parameters(ViewTable):
             whole = None if layout is None else layout.whole
             if whole is not None:
                 texts.append(self._whole_of(name))
-                source = Given(row.source, row.offset, whole)
+                source = ArraySource(row.source, row.offset, whole)
                 entries.append(Row(DTYPES["float32"], whole.shape, source, row.offset, whole.nbytes))
         return texts, entries
 

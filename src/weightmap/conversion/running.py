@@ -16,7 +16,7 @@ from weightmap.core.bytes.atomic import remove_leftovers, write_plan
 from weightmap.core.bytes.memory import keeping
 from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.model.sharding import plain_name
+from weightmap.core.model.listing import shard_name
 from weightmap.errors import (
     FormatError,
     ShardsError,
@@ -327,6 +327,15 @@ def _text(error: BaseException) -> str:
 def digest(*values: Any) -> str:
     """Return a fingerprint of plain values."""
     return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def plain_name(name: str, field: str) -> str:
+    """Return the name of a shard if it stays within its directory; `field` is where it stands."""
+    try:
+        return shard_name(name)
+    except FormatError as error:
+        error.field = field
+        raise
 
 
 class Manifest:

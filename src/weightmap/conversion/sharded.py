@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, share_of
+from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, plain_name, share_of
 from weightmap.conversion.spec import viewed
 from weightmap.conversion.tensors import Prepared, Preparer, check_total, overflow_note, unaligned, unaligned_note
 from weightmap.core.bytes.atomic import file_exists, remove_leftovers, write_plan
@@ -21,7 +21,7 @@ from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_o
 from weightmap.core.model.opening import open_with
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.sharded import equal
-from weightmap.core.model.sharding import encode_index, holding, plain_name, tensor_bytes, write_index
+from weightmap.core.model.sharding import encode_index, holding, tensor_bytes, write_index
 from weightmap.core.model.single import is_index, open_file
 from weightmap.core.options import Options
 from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError, counted, quoted

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.core.bytes.derived import Derived, Given, StridedSource
+from weightmap.checkpoints.views import ArraySource, ViewTable
+from weightmap.core.bytes.derived import Derived, StridedSource
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.table.strings import StringTable
-from weightmap.core.table.table import Row, ViewTable
+from weightmap.core.table.table import Row
 from weightmap.errors import counted, quoted
 from weightmap.llama.architectures import refusal, rope_freqs, rope_of
 
@@ -329,7 +330,7 @@ class Translated(ViewTable):
         if values is None:
             return
         sibling = next(iter(rows.values()))
-        source = Given(sibling.source, sibling.offset, values)
+        source = ArraySource(sibling.source, sibling.offset, values)
         rows["rope_freqs.weight"] = Row(DTYPES["float32"], values.shape, source, sibling.offset, values.nbytes)
 
     def _check(self, rows: Mapping[str, Row]) -> None:

@@ -1,4 +1,4 @@
-"""`Derived`: sources of bytes that no file has as they are: in another order, inflated, decoded, or given.
+"""`Derived`: sources of bytes that no file has as they are: in another order, inflated, or decoded.
 
 See `geometry`, which imports this at its first use.
 """
@@ -141,31 +141,6 @@ class Fetched(Derived):
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         yield self._fetched[start:stop]
-
-
-class Given(Derived):
-    """An array as the bytes of a tensor that no file has, beside one that a file has.
-
-    Parameters
-    ----------
-    parent, base
-        As those of `Derived`, for the tensor that the file has.
-    array : ndarray
-    """
-
-    def __init__(self, parent: Source, base: int, array: NDArray[Any]) -> None:
-        super().__init__(parent, base, array.nbytes)
-        self._array = array.view(np.uint8)
-
-    def check_size(self, what: str, nbytes: int) -> None:
-        """Implement `Source.check_size`: it is there."""
-
-    def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
-        """Implement `Source.reading`."""
-        return self
-
-    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        yield self._array[start:stop]
 
 
 class StridedSource(Derived):

@@ -15,11 +15,10 @@ from weightmap.core.bytes.atomic import no_directory, remove_leftovers, write_pl
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import FORMATS, Tensors, check_names
 from weightmap.core.model.internals import dense_rows
-from weightmap.core.model.listing import shard_name
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
 from weightmap.core.native.access import take_ownership
 from weightmap.core.options import DEFAULT_LIMITS, Options
-from weightmap.errors import EncodeError, FormatError, Remedy, TargetError
+from weightmap.errors import EncodeError, Remedy, TargetError
 
 if sys.platform != "win32":
     import fcntl
@@ -109,15 +108,6 @@ def sharded_target(path: str, target_format: Format | None) -> ShardTarget | Non
             msg = f"the name of this index says no format for its shards, as model.safetensors{INDEX_SUFFIX} does"
         raise EncodeError(msg, path=path, remedy=Remedy("give {}", "format"))
     return ShardTarget(folder, index, stem, suffix, whole=not path.endswith(INDEX_SUFFIX))
-
-
-def plain_name(name: str, field: str) -> str:
-    """Return the name of a shard if it stays within its directory; `field` is where it stands."""
-    try:
-        return shard_name(name)
-    except FormatError as error:
-        error.field = field
-        raise
 
 
 def _split(name: str, target_format: Format | None) -> tuple[str, str]:

@@ -1,0 +1,103 @@
+"""What tables of parameters, or of another program's names, are made of: views of a table, arrays as bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap.core.bytes.derived import Derived
+from weightmap.core.table.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from weightmap.core.bytes.source import Source
+    from weightmap.core.table import Rules
+    from weightmap.core.table.table import Place, Row, Run
+
+
+class ViewTable(Table):
+    """Tensors that are made of those of another table. A subclass sets names and count, and supplies `row`.
+
+    Parameters
+    ----------
+    stored : Table
+    """
+
+    def __init__(self, stored: Table) -> None:
+        self._stored = stored
+        self.rules: Rules = stored.rules
+        self._looked = True  # `find` takes the index at once
+
+    @property
+    def is_mapped(self) -> bool:  # type: ignore[override]
+        """Whether the table of stored tensors looks into a mapping."""
+        return self._stored.is_mapped
+
+    def belongs_to(self, source: Source, format: str) -> None:
+        """Set what messages name; the stored tensors know their source."""
+        self.source: Source = source
+        self.path: str = source.name
+        self.format: str = format
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        raise NotImplementedError
+
+    def place(self, i: int) -> Place:
+        """Return row i: see `Table.place`."""
+        row = self.row(i)
+        row.source.check_unchanged()
+        return row.dtype, row.shape, row.offset, row.nbytes, row
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in order."""
+        return map(self.row, range(self.count))
+
+    def runs(self) -> Iterator[Run]:
+        """Yield every row as a run of its own: see `Table.runs`."""
+        return ((self.place(i)[4], 1, 0) for i in range(self.count))  # type: ignore[misc] # it has a row
+
+    def detach_index(self) -> None:
+        """Copy a mapped index into private memory."""
+        self._stored.detach_index()
+
+    def position(self, row: int) -> int | None:  # noqa: ARG002 - a tensor may have several entries
+        """Return None: a tensor may have several entries."""
+        return None
+
+    def check(self) -> None:
+        """Check every row."""
+        for _ in self.rows():
+            pass
+
+    def disorder(self) -> None:
+        """Do nothing: the stored tensors report theirs."""
+
+
+class ArraySource(Derived):
+    """An array as the bytes of a tensor that no file has, beside one that a file has.
+
+    Parameters
+    ----------
+    parent, base
+        As those of `Derived`, for the tensor that the file has.
+    array : ndarray
+    """
+
+    def __init__(self, parent: Source, base: int, array: NDArray[Any]) -> None:
+        super().__init__(parent, base, array.nbytes)
+        self._array = array.view(np.uint8)
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Implement `Source.check_size`: it is there."""
+
+    def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
+        """Implement `Source.reading`."""
+        return self
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        yield self._array[start:stop]
