@@ -537,7 +537,7 @@ def test_answers_that_are_no_listing(case, hub):
     """What the Hub answers is checked before any of it becomes a path; nothing is written."""
     hub.listings[NAME] = NO_LISTINGS[case]
     for call in (wm.open, weightmap.hub.download):
-        with pytest.raises(RemoteError, match="no list of files"):
+        with pytest.raises(RemoteError, match="did not answer with the files"):
             call(f"hf://{NAME}")
     assert not Path(hub_library.constants.HF_HUB_CACHE).exists()
 
