@@ -372,7 +372,7 @@ def shrank(at: int, needed: int | None = None, *, during: str = "it") -> Truncat
 def too_many(
     what: str, count: int, most: int, *, field: str | None, offset: int, given: str = "the bytes that follow"
 ) -> TruncatedError:
-    """Return the error for a declared number of things, of which only `most` fit.
+    """Return the error for a declared number of things that exceeds `most`, the number that fits.
 
     Examples
     --------

@@ -98,7 +98,7 @@ def check_torch(tensors: Mapping[str, Any]) -> None:
 def shared(tensors: Mapping[str, Any]) -> list[set[str]]:
     """Return the names of tensors of torch in groups that share memory.
 
-    Tensors without data are left out, and those that lie apart in one storage are in groups of their own.
+    Tensors without data are omitted; disjoint tensors in one storage have separate groups.
     """
     storages: dict[tuple[Any, int, int], list[tuple[int, int, str]]] = {}
     for name, tensor in tensors.items():

@@ -286,7 +286,7 @@ class GGUFReader:
         return [self._number(at), self.data[begin : begin + self._header.count(at)]]
 
     def _nested(self, head: list[Any], begin: int) -> tuple[list[Any], list[int], list[GGUFValueType]]:
-        """Return an array of arrays, flattened as gguf-py flattens it; types are those of the first items."""
+        """Return an array of arrays, flattened as gguf-py does; the first items decide the types."""
         parts, data, types = list(head), [], [_ARRAY]
 
         def walk(at: int, *, first: bool) -> int:

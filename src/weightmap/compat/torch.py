@@ -66,7 +66,7 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,  # noqa: ARG001, FBT001, FBT002 - the signature of safetensors
 ) -> None:
-    """Write the parameters and buffers of a module to a safetensors file, those that share memory once.
+    """Write the parameters and buffers of a module to a safetensors file; tensors that share memory once.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def _remove_duplicate_names(
     preferred_names: Iterable[str] | None = None,
     discard_names: Iterable[str] | None = None,
 ) -> dict[str, list[str]]:
-    """Return the names to keep, where several tensors share memory, each with those that it stands for."""
+    """Return the names to keep where tensors share memory, each with the names that it replaces."""
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
     duplicates: dict[str, list[str]] = {}
     for names in _saving.shared(state_dict):

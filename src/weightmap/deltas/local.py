@@ -524,7 +524,7 @@ class Local:
         return change
 
     def _complete(self, change: Journal) -> None:
-        """Do what the journal says, as far as it is not done."""
+        """Finish what the journal says."""
         if change.patches:
             change = self._patch(change)
         for old, new in change.moves:

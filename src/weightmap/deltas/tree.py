@@ -185,7 +185,7 @@ class Tree:
         self._rmdir(name)
 
     def is_folder(self, name: str) -> bool:
-        """Whether a name is that of a folder, and not of a link to one."""
+        """Whether a name belongs to a folder, not to a link to one."""
         status = self._lstat(name)
         return status is not None and stat.S_ISDIR(status.st_mode)
 

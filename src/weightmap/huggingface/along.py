@@ -113,7 +113,7 @@ class Along:
 
 
 def _names(folder: str) -> Iterator[str]:
-    """Yield the names of the files in a directory that go along, some of which may be no files."""
+    """Yield the names in a directory that are copied with a model; some may be no files."""
     there = names_in(folder, ALONG)
     yield from (name for name in ALONG if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's

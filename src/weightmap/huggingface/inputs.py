@@ -60,7 +60,7 @@ ALONG = (
 
 
 def check_not_read(file: Any, *targets: str) -> None:
-    """Raise `TargetError` if a path is that of a file of a model, shards too, or of one of `ALONG` beside it."""
+    """Raise `TargetError` if a path names a file of a model, a shard, or one of `ALONG` beside it."""
     check_apart(sources_of(file), targets, ALONG)
 
 

@@ -5,7 +5,7 @@ its keys: all else of a conversion is as for any model.
 
 Our decisions
 -------------
-* Tensors keep their types, but for those that llama.cpp wants in float32: `tensors.stays_float32`.
+* Tensors keep their types, except where llama.cpp wants float32: `tensors.stays_float32`.
 * A configuration, a tokenizer or a tensor that llama.cpp would refuse, or would compute wrongly with, is an
   `EncodeError` before a file is created. What it says is needed for this: a model that just runs may be wrong.
 * ``general.*`` are what the package gguf makes of the folder's name, the model card and ``generation_config.json``:

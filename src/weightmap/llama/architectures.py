@@ -46,7 +46,7 @@ class Config:
         self.values, self._defaults = values, defaults or {}
 
     def get(self, name: str) -> Any:
-        """Return a field as it is stored, or its default; None where there is neither."""
+        """Return a stored field, or its default; None where there is neither."""
         value = self.values.get(name)
         if value is None:
             value = self._defaults.get(name)
@@ -104,7 +104,7 @@ class Architecture:
     defaults : mapping
         See `Config`.
     permuted : bool
-        Whether the rows of q and k are those of transformers' rotary embedding, by halves, where llama.cpp has pairs.
+        Whether the rows of q and k follow transformers' rotary embedding, by halves, where llama.cpp has pairs.
     shifted : bool
         Whether norms multiply by one more than is stored.
     has_head_dim : bool

@@ -435,7 +435,7 @@ class _Stack(Derived):
             yield from row.source.reads(row.offset + start, row.offset + stop)
 
     def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:
-        """Implement `Source.stretches`: those of all."""
+        """Implement `Source.stretches`: the stretches of all sources."""
         ranges: list[tuple[Source, int, int]] = []
         for row, start, stop in self._parts(begin - self._base, end - self._base):
             part = row.source.stretches(row.offset + start, row.offset + stop)

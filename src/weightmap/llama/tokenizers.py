@@ -106,7 +106,7 @@ class Special:
             self._notes.append(f"the special token {kind} has the id {shown}, and the model {self._count} tokens")
 
     def _add_processor(self, processor: Mapping[str, Any], names: dict[str, str], *, stated: bool) -> None:
-        """Add what a post-processor says; `stated` says that the names are those of ``tokenizer_config.json``."""
+        """Add what a post-processor says; `stated`: the names come from ``tokenizer_config.json``."""
         if processor.get("type") == "RobertaProcessing":
             self.adds |= {"bos": True, "eos": True, "sep": True}
             for kind, usual in (("cls", "bos"), ("sep", "eos")):

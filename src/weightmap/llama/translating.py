@@ -75,7 +75,7 @@ def _front_matter(raw: bytes) -> list[str]:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of the keys that GGUF has a place for; those of other keys would be parsed for nothing."""
+    """Yield the lines of keys that GGUF has a place for: parsing the others would be useless."""
     relevant = False
     for line in lines:
         if line[:1] not in ("", " ", "\t", "-", "#"):

@@ -242,7 +242,7 @@ class Sums:
         return stored.offset + stored.nbytes
 
     def join(self, end: int, begin: int) -> bool:
-        """Whether tensors that end and begin at these bytes are handed out together, for a checksum covers both."""
+        """Whether tensors that end and begin at these bytes are yielded together: one checksum covers both."""
         return not self._last and any(
             stored.offset < end and begin < stored.offset + stored.nbytes for stored, _ in self._due
         )
@@ -269,7 +269,7 @@ class Sums:
             self._skip(end)
 
     def finish(self, end: int) -> None:
-        """Check what is due before tensors up to here are handed out. Raises `ChecksumError`."""
+        """Check the checksums due before tensors up to here are yielded. Raises `ChecksumError`."""
         while self._due and self._due[-1][1] < end:
             self._complete()
 
@@ -436,7 +436,7 @@ def mapped(
 
 
 def _pieces(name: str, key: Any, options: RunOptions) -> Iterable[Any]:
-    """Return the indices by which a tensor wanted in part is handed out."""
+    """Return the indices by which a partly wanted tensor is yielded."""
     keys = key if isinstance(key, Indices) else (key,)
     return keys if options.cut is None else (piece for key in keys for piece in options.cut(name, key))
 
@@ -559,7 +559,7 @@ class FileReader(PartReader):
             self._release.consumed(begin, end)
 
     def _part(self, number: int, name: str, key: Any) -> Any:
-        """Return a part of a tensor, of which no other bytes are read."""
+        """Return a part of a tensor, and read no other bytes of it."""
         share = self._share
         share.source.check_unchanged()
         row = share.rows.get(number) or share.spans.of(number)

@@ -269,7 +269,7 @@ def _advice(report: PlanReport, sampled: Sample | None, file: TensorFile) -> Ite
 
 
 def _conversion(file: TensorFile, align: int) -> str | None:
-    """Return a command that writes a model anew, into what loses least; None where no format holds all tensors."""
+    """Return a command that rewrites a model with the smallest loss; None if no format holds all tensors."""
     from weightmap.conversion.converting import losses  # noqa: PLC0415 - to give advice only
 
     able = []

@@ -158,7 +158,7 @@ def _blocks(starts: NDArray[np.int64], length: int, block_size: int) -> Ranges:
 def _adaptive(
     ref: Row, at: int, block_size: int, scale_type: str, first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> Ranges:
-    """Return the mask, and the scales and codes of blocks, which lie behind those of all blocks before."""
+    """Return the mask, and the scales and codes of blocks, which follow those of all earlier blocks."""
     ref.storage()  # raises where the mask is damaged
     count = -(-math.prod(ref.shape) // block_size)
     size = -(-count // 4)

@@ -486,13 +486,13 @@ class Pool:
         check_open(self._file)
 
     def _check_process(self) -> None:
-        """Raise `ClosedError` in a child process: there its lock may be that of a thread that is not there."""
+        """Raise `ClosedError` in a child process, where a thread that does not exist may hold the lock."""
         if self._process is not _PROCESS.own:
             what = "the pool belongs to the parent process: open one in this process"
             raise ClosedError(what, path=name_of(self._file))
 
     def _totals(self) -> tuple[int, int]:
-        """Return the bytes of all entries, and those of values that are not in slots."""
+        """Return the bytes of all entries, and of values outside slots."""
         if self._sums is None:
             entries = self._entries.values()
             self._sums = sum(entry.cost for entry in entries), sum(entry.value_nbytes for entry in entries)

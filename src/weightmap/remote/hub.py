@@ -230,7 +230,7 @@ class HubStore:
         write_plan(path, WritePlan(len(raw), lambda sink: sink.write(raw)), durable=False)
 
     def location(self, sibling: Location, key: str) -> Location:
-        """Return the location of a file from that of another one."""
+        """Return the location of a file, by the location of another one."""
         return Location(sibling.base + key, sibling.access, sibling.base, encoded=False)
 
     def cached(self, key: str) -> str | None:

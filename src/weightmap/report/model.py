@@ -136,7 +136,7 @@ def _modules(found: Survey) -> Section:
 
 
 def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
-    """Yield the tree as nested elements that open and close, those of the first level open."""
+    """Yield the tree as nested elements that open and close; the first level is open."""
     depth = 0
     for line, following in itertools.zip_longest(lines, lines[1:]):
         while depth > line.depth:

@@ -26,7 +26,7 @@ class Line(NamedTuple):
     tensors, nbytes : int
         Of all of them.
     tensor : TensorInfo or None
-        A tensor, the first of those that the line stands for; None for a module.
+        The first tensor of the line; None for a module.
     """
 
     depth: int

@@ -92,7 +92,7 @@ class Cost(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """Root mean square of the errors relative to that of the values."""
+        """Root mean square of the errors, divided by the root mean square of the values."""
         return math.sqrt(self.error / self.square) if self.square else 0.0
 
 

@@ -88,5 +88,5 @@ def write_page(
 
 
 def _name(file: TensorFile) -> str:
-    """Return what a page calls a model: a directory by its own path, not by that of its index."""
+    """Return what a page calls a model: a directory by its own path, not its index's."""
     return folder_opened(file) or name_of(file)

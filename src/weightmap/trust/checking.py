@@ -118,7 +118,7 @@ class Trust:
         return digests[name]
 
     def admit(self, source: Source, limits: Limits) -> None:
-        """Hash an opened file, and compare. Raises `TrustError` for another file than the one that was meant.
+        """Hash an opened file, and compare. Raises `TrustError` for another digest than the listed one.
 
         In modes that copy, what is hashed is the copy, while it is made; in others the file is read and then mapped.
         """

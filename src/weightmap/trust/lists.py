@@ -157,7 +157,7 @@ def of_pointer(raw: bytes, origin: str) -> Digest | None:
 
 
 def of_file(raw: bytes, origin: str) -> Digests:
-    """Return the digests of a file: that of one file, under the name `ONLY`, or those that it lists by names."""
+    """Return the digests in a file: by name, or of one file under the name `ONLY`."""
     pointer = of_pointer(raw, origin)
     if pointer is not None:
         return {ONLY: (pointer,)}

@@ -72,7 +72,7 @@ class _Distinct:
         self._rows: list[NDArray[np.uint64]] = []
 
     def add(self, ngrams: list[str], rows: NDArray[np.uint64]) -> None:
-        """Add those that are new."""
+        """Add new ones."""
         some = StringTable.of(ngrams, "n-gram")
         new = some.find_many(ngrams) == np.arange(len(ngrams))
         for table in self._tables:

@@ -7,7 +7,7 @@ variance: along the eigenvectors of their covariance, each given to the place wh
 (Ge, He, Ke and Sun, "Optimized product quantization", 2013, the parametric solution). With `norms` the rows are made
 unit vectors first, and each row's norm is stored.
 
-The k-means is that of scipy (the extra ``[pq]``).
+The k-means is scipy's (the extra ``[pq]``).
 """
 
 from __future__ import annotations

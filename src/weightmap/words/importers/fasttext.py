@@ -216,7 +216,7 @@ class _Model:
         return matrix
 
     def blocks(self, rows: int) -> Iterator[NDArray[np.float32]]:
-        """Yield the averaged rows of the words, then those of the buckets as they are."""
+        """Yield the averaged rows of the words, then the rows of the buckets, unchanged."""
         first = 0
         if self._subwords is not None:
             yield from self._averaged(self._subwords)
