@@ -24,6 +24,7 @@ USES = {
     "diff": lambda model, _: wm.diff(model, model).equal,
     "verify": lambda model, _: wm.verify(model),
     "load": lambda model, _: wm.load(model),
+    "save": lambda model, folder: wm.save(folder / "saved.safetensors", model),
     "plan": lambda model, _: dict(wm.plan(model).run()),
     "publish": published,
     "device": lambda model, _: dict(wm.device.load(model, FakeDevice())),

@@ -30,6 +30,7 @@ from weightmap.core.formats import (
     listed,
     refuse,
 )
+from weightmap.core.model.opening import load
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant import PQShape
 from weightmap.core.quant.blocks import QuantizedTensor
@@ -504,7 +505,7 @@ def check_mappings(tensors: Any, **optional: Any) -> None:
 @takes_addresses("path", 0)
 def save(
     path: str | bytes | os.PathLike[Any],
-    tensors: Mapping[str, TensorLike],
+    tensors: Mapping[str, TensorLike] | str | os.PathLike[str] | bytes,
     *,
     format: str | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -526,8 +527,8 @@ def save(
         are made in the system's directory for temporary files, and written once they are complete, large ones in
         parts, the index last. One object is replaced; of several none may be there.
     tensors : mapping of str to array_like, torch.Tensor, jax.Array or QuantizedTensor
-        An open handle is one, and so is ``f.weights``: of it the tensors alone are written, which `convert` does in
-        flat memory, with the rest of the file.
+        An open handle is one, and so is ``f.weights``; a path or content is opened. Of these the tensors alone are
+        written: `convert` takes the rest of the file, too, in flat memory.
         Arrays of any shape, strides and byte order, written row-major and little-endian. Torch tensors may be on any
         device, require gradients, and be bfloat16 or float8; tensors that share memory are each written in full. The
         same tensors always give the same bytes.
@@ -581,6 +582,8 @@ def save(
     >>> wm.open("model.weights").metadata["model_name"]
     'tiny'
     """
+    if isinstance(tensors, (str, os.PathLike, bytes)):
+        tensors = load(tensors)
     name, how = as_path("path", path), Output.of(output)
     check_mappings(tensors, metadata=metadata, special_ids=special_ids)
     if vocab is not None and (isinstance(vocab, str) or not hasattr(vocab, "__len__")):
