@@ -211,6 +211,7 @@ class GGUFReader:
             raise ValueError(msg)
         name = as_path("path", path)
         handle = open_file(name, name, Options(DEFAULT_LIMITS, format="gguf", mode=_MODES[mode]))
+        content: Any
         source, content, _ = parts_of(handle)
         header: Header = content.header
         self._header = header

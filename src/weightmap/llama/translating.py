@@ -240,7 +240,7 @@ def as_llama(
         metadata: dict[str, Any] = {}
         notes: list[str] = []
         if with_keys:
-            model = source.absolute
+            model = source.absolute or ""
             files = Files(lambda name: read_small(sibling_path(model, name), options.trust))
             writer = gguf.GGUFWriter(None, architecture.name)
             writer.add_type(gguf.GGUFType.MODEL)
@@ -264,7 +264,7 @@ def without_keys(file: TensorFile) -> TensorFile:
 
 def check_complete_of(file: TensorFile, names: set[str]) -> None:
     """Raise `EncodeError` if a model under llama.cpp's names would lack one of its tensors under these names alone."""
-    table = parts_of(file)[1].table
+    table: Any = parts_of(file)[1].table
     try:
         check_complete(names, table.wanted)
         lost = next((name for name in names if name not in table.wanted and not name.endswith(".scale")), None)

@@ -130,8 +130,8 @@ class Spans:
         """Return `Table.dim_layout` of each tensor."""
         layout = self._columns.dim_layouts.get(dim)
         if layout is None:
-            outer, size, plain = (column[self.row] for column in self._table.dim_layout(dim))
-            layout = self._columns.dim_layouts[dim] = outer, size, plain
+            outer, size, plain = self._table.dim_layout(dim)
+            layout = self._columns.dim_layouts[dim] = outer[self.row], size[self.row], plain[self.row]
         return layout
 
     def __len__(self) -> int:

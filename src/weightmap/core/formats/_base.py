@@ -108,7 +108,7 @@ class Content:
     # Class attributes, since few formats set them and each assignment makes opening slower.
     has_metadata = False
     checksums = True
-    load_vocab: Callable[[], Vocabulary] | None = None
+    load_vocab: Callable[[], Vocabulary | None] | None = None
     config: Mapping[str, Any] | None = None
     tokenizer: Any = None
     part: NumberedPart | None = None

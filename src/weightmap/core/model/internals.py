@@ -19,10 +19,46 @@ from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from typing import Protocol
 
-    from weightmap.core.table.table import Row
+    from weightmap.core.formats import Content
+    from weightmap.core.options import Options
+    from weightmap.core.table.table import Row, Table, TensorInfo
+    from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.words.embeddings import Embeddings
+
+    class Handle(Collection[str], Protocol):
+        """What these functions use of a `TensorFile`."""
+
+        _source: Source
+        _sources: tuple[Source, ...]
+        _content: Content
+        _options: Options
+        _table: Table
+        _embeddings: Embeddings | bool | None
+        format: str
+
+        @property
+        def shards(self) -> Mapping[str, Handle]:
+            """The files of a model in several files."""
+
+        @property
+        def nbytes(self) -> int:
+            """Bytes of all files."""
+
+        @property
+        def vocab(self) -> Vocabulary | None:
+            """The vocabulary of the file."""
+
+        def info(self, name: str) -> TensorInfo:
+            """Return the description of a tensor."""
+
+        def infos(self) -> list[TensorInfo]:
+            """Return the description of every tensor."""
+
+        def __getitem__(self, name: str, /) -> Any: ...
+
 
 _Ranges = defaultdict[Source, list[Range]]
 # Runs of fewer tensors are made one by one.
@@ -31,36 +67,34 @@ _RUN = 4
 _LISTED, _LISTED_CHARACTERS = 5, 200
 
 
-def parts_of(file: Any) -> tuple[Any, Any, Any]:
+def parts_of(file: Handle) -> tuple[Source, Content, Options]:
     """Return source, content and options of a `TensorFile`; the source of a model in several files has no bytes."""
     return file._source, file._content, file._options
 
 
-def sources_of(file: Any) -> tuple[Source, ...]:
+def sources_of(file: Handle) -> tuple[Source, ...]:
     """Return the sources of all files of a handle: its own first, without bytes for a model in several files."""
-    sources: tuple[Source, ...] = file._sources
-    return sources
+    return file._sources
 
 
-def is_remote(file: Any) -> bool:
+def is_remote(file: Handle) -> bool:
     """Whether tensors lie in a store: what is read twice is fetched twice."""
     return any(source.store is not None for source in file._sources)
 
 
-def names_of(file: Any) -> dict[Source, str]:
+def names_of(file: Handle) -> dict[Source, str]:
     """Return the names of these files, from the directory of the first one on."""
     first, *others = sources_of(file)
     own = first.absolute or ""
     return {first: sibling_name(own, own)} | {source: sibling_name(source.absolute or "", own) for source in others}
 
 
-def folder_opened(file: Any) -> str | None:
+def folder_opened(file: Handle) -> str | None:
     """Return the directory that a handle was opened on; None for one opened on a file or an index."""
-    folder: str | None = file._content.folder
-    return folder
+    return file._content.folder
 
 
-def warnings_of(file: Any) -> list[str]:
+def warnings_of(file: Handle) -> list[str]:
     """Return the legal oddities that opening a file, or the files of a sharded model, found."""
     found: list[str] = [*file._content.warnings]
     for name, shard in file.shards.items():
@@ -68,37 +102,37 @@ def warnings_of(file: Any) -> list[str]:
     return found
 
 
-def where_of(file: Any) -> dict[str, str]:
+def where_of(file: Handle) -> dict[str, str]:
     """Return the file of each tensor of a model in several files; nothing for a single file."""
-    where: dict[str, str] = file._content.where if file.shards else {}
+    content: Any = file._content
+    where: dict[str, str] = content.where if file.shards else {}
     return where
 
 
-def name_of(file: Any) -> str:
+def name_of(file: Handle) -> str:
     """Return the name of a file in messages: its path, or a word in angle brackets such as ``<bytes>``."""
-    name: str = file._source.name
-    return name
+    return file._source.name
 
 
-def identities(file: Any) -> dict[str, tuple[int, ...]]:
+def identities(file: Handle) -> dict[str, tuple[int, ...]]:
     """Return the `Source.identity` of each of its files by name."""
     return {name: source.identity for source, name in names_of(file).items()}
 
 
-def check_open(file: Any) -> None:
+def check_open(file: Handle) -> None:
     """Raise `ClosedError` if the handle was closed."""
     if file._source.closed:
         file._source.fail_closed()
 
 
-def check_unchanged(file: Any) -> None:
+def check_unchanged(file: Handle) -> None:
     """Raise `FileChangedError` if size or modification time of one of its files have changed since it was opened."""
     check_open(file)
     for source in sources_of(file):
         source.check_unchanged()
 
 
-def check_index(file: Any) -> None:
+def check_index(file: Handle) -> None:
     """Check the handle before its index is used: a file that shrank would make a mapped index fault."""
     source = file._source
     if source.closed:
@@ -107,7 +141,7 @@ def check_index(file: Any) -> None:
         source.check_unchanged()
 
 
-def detach_index(file: Any) -> None:
+def detach_index(file: Handle) -> None:
     """Copy a mapped index into private memory, so that later reads of it cannot fault."""
     check_index(file)
     try:
@@ -116,31 +150,30 @@ def detach_index(file: Any) -> None:
         raise _located(file, error) from None
 
 
-def _located(file: Any, error: TensorFileError) -> TensorFileError:
+def _located(file: Handle, error: TensorFileError) -> TensorFileError:
     """Return an error of a table, which knows neither path nor format of the file."""
     return error.located(path=file._source.name, format=file.format)
 
 
-def _number(file: Any, name: str) -> int:
+def _number(file: Handle, name: str) -> int:
     """Return the number of a tensor in the table. Raises `TensorNotFoundError`."""
     check_index(file)
-    number: int = file._table.find(name)
+    number = file._table.find(name)
     if number < 0:
         raise not_found(file, name)
     return number
 
 
-def row_of(file: Any, name: str) -> Row:
+def row_of(file: Handle, name: str) -> Row:
     """Return the row of a tensor. Raises `TensorNotFoundError`."""
     i = _number(file, name)
     try:
-        row: Row = file._table.row(i)
+        return file._table.row(i)
     except TensorFileError as error:
         raise _located(file, error) from None
-    return row
 
 
-def rows_of(file: Any) -> Iterator[Row]:
+def rows_of(file: Handle) -> Iterator[Row]:
     """Yield the row of every tensor, in file order; cheaper than `row_of` for each."""
     try:
         yield from file._table.rows()
@@ -148,17 +181,17 @@ def rows_of(file: Any) -> Iterator[Row]:
         raise _located(file, error) from None
 
 
-def dense_row(file: Any, name: str) -> Row:
+def dense_row(file: Handle, name: str) -> Row:
     """Return the row of a tensor for reading it: see `Row.dense`. Raises `TensorNotFoundError`."""
     return row_of(file, name).dense
 
 
-def dense_rows(file: Any) -> Iterator[Row]:
+def dense_rows(file: Handle) -> Iterator[Row]:
     """Yield `dense_row` of every tensor, in file order; cheaper than one by one."""
     return (row if row.geometry is None else row.dense for row in rows_of(file))
 
 
-def named_rows(file: Any) -> Iterator[tuple[str, Row]]:
+def named_rows(file: Handle) -> Iterator[tuple[str, Row]]:
     """Yield name and `dense_row` of every tensor, in file order."""
     check_index(file)
     try:
@@ -168,7 +201,7 @@ def named_rows(file: Any) -> Iterator[tuple[str, Row]]:
         raise _located(file, error) from None
 
 
-def each_row(file: Any) -> Iterator[tuple[str, Row]]:
+def each_row(file: Handle) -> Iterator[tuple[str, Row]]:
     """Yield the same one by one: without numpy, which takes as long to import as 100,000 rows do."""
     table = file._table
     try:
@@ -178,7 +211,7 @@ def each_row(file: Any) -> Iterator[tuple[str, Row]]:
         raise _located(file, error) from None
 
 
-def in_order(file: Any, rows: Iterable[Row], *, arrays: bool = False) -> Iterable[Row]:
+def in_order(file: Handle, rows: Iterable[Row], *, arrays: bool = False) -> Iterable[Row]:
     """Return rows that are read one after another: of a file in a store, the next ones are requested meanwhile.
 
     With `arrays`, `Row.array` of each is used.
@@ -198,17 +231,17 @@ def requested(rows: Sequence[Row], *, arrays: bool = False) -> Iterator[Row]:
     return (row.reading(ahead) for row in rows)
 
 
-def check_made(file: Any, what: str, nbytes: int) -> None:
+def check_made(file: Handle, what: str, nbytes: int) -> None:
     """Raise `LimitError` if a model may not expand to so many bytes: see `check_expansion`."""
     check_expansion(file._options.limits, nbytes, file.nbytes, f"size of {what}", file._source.name)
 
 
-def check_copied(file: Any, name: str, nbytes: int) -> None:
+def check_copied(file: Handle, name: str, nbytes: int) -> None:
     """Raise `LimitError` for a view that a copy would make too large for its file: see `check_expansion`."""
     dense_row(file, name).source.check_size(f"tensor {quoted(name)}", nbytes)
 
 
-def not_found(file: Any, name: object) -> TensorNotFoundError:
+def not_found(file: Handle, name: object) -> TensorNotFoundError:
     """Return the error for a name that no tensor has; it suggests names."""
     message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{_suggestion(name, file)}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
@@ -226,7 +259,7 @@ def _suggestion(name: object, names: Collection[str]) -> str:
     return f"; {'the names are' if len(names) > 1 else 'its name is'} {', '.join(map(quoted, names))}"
 
 
-def arrays(file: Any) -> Iterator[Any]:
+def arrays(file: Handle) -> Iterator[Any]:
     """Yield all tensors, in file order."""
     check_open(file)
     source = file._source
@@ -256,7 +289,7 @@ class Values(ValuesView[Any]):
     """All tensors of a handle, in file order."""
 
     __slots__ = ()
-    _mapping: Any
+    _mapping: Handle
 
     def __iter__(self) -> Iterator[Any]:
         check_open(self._mapping)
@@ -267,7 +300,7 @@ class Items(ItemsView[str, Any]):
     """All names and tensors of a handle, in file order."""
 
     __slots__ = ()
-    _mapping: Any
+    _mapping: Handle
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return zip(self._mapping, arrays(self._mapping), strict=True)
@@ -289,21 +322,21 @@ class Closed:
         self._source.fail_closed()
 
 
-def shared_descriptor(file: Any) -> int:
+def shared_descriptor(file: Handle) -> int:
     """Return the descriptor of a handle's sealed memory: see `TensorFile.fileno`."""
     check_open(file)
-    number: int | None = file._source.sealed
+    number = file._source.sealed
     if number is None or len(file._sources) > 1:
         msg = 'only a single file opened with mode="sealed" has a descriptor to share'
         raise UnsupportedOperation(msg)
     return number
 
 
-def embeddings_of(file: Any) -> Embeddings | None:
+def embeddings_of(file: Handle) -> Embeddings | None:
     """Return the word vectors of a handle, made at the first use: see `TensorFile.embeddings`."""
     check_open(file)
     # Another thread may close the handle at any moment, which forgets them.
-    found: Embeddings | bool | None = file._embeddings
+    found = file._embeddings
     if isinstance(found, bool):
         from weightmap.words.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
 

@@ -549,7 +549,7 @@ def open_parts(path: str | None, first: TensorFile, options: Options) -> TensorF
     """
     source, of_first, _ = parts_of(first)
     part = of_first.part
-    if path is None or not part.names:
+    if path is None or part is None or not part.names:
         return _one_part(first, part, options)
     files: dict[str, TensorFile] = {}
     odd: list[str] = []
