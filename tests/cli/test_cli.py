@@ -464,7 +464,7 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("words analogy MODEL a", "the analogy has 1 word, expected three: A B C"),
         ("words convert TEXT a.fifu --seed 1", "--seed: only with --quantize pq"),
         ("--print-completion sh", "--print-completion is 'sh', expected one of bash, zsh, fish"),
-        *((old, f"there is no command '{old}': it is weightmap {new} now") for old, new in parser._RENAMED.items()),
+        *((old, f"there is no command '{old}': it is {new} now") for old, new in parser._RENAMED.items()),
         ("delta MODEL MODEL d --version 1", "/model.safetensors', only publish, apply, pull"),
         ("cache", "which command? show, warm, evict"),
         ("convert MODEL a.weights --normalize", "no option --normalize; weightmap words convert has one"),

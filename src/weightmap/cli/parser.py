@@ -235,11 +235,12 @@ _COMMANDS: dict[str, _Command | _Group] = {
 }
 # What commands were called, and are called now
 _RENAMED = {
-    "residency": "cache show",
-    **{name: f"cache {name}" for name in ("warm", "evict")},
-    **{name: f"delta {name}" for name in ("apply", "pull")},
-    **{name: f"words {name}" for name in ("lookup", "similar", "analogy")},
-    "completions": "--print-completion",
+    "residency": "weightmap cache show",
+    **{name: f"weightmap cache {name}" for name in ("warm", "evict")},
+    **{name: f"weightmap delta {name}" for name in ("apply", "pull")},
+    **{name: f"weightmap words {name}" for name in ("lookup", "similar", "analogy")},
+    "completions": "weightmap --print-completion",
+    "demo": "make demo",
 }
 
 
@@ -269,7 +270,7 @@ class _Parser(argparse.ArgumentParser):
             if self.prog.removeprefix("weightmap ") in _COMMANDS:
                 self.error(f"{self.prog} has no command {value!r}, only {', '.join(action.choices)}")
             if value in _RENAMED:
-                self.error(f"there is no command {value!r}: it is weightmap {_RENAMED[value]} now")
+                self.error(f"there is no command {value!r}: it is {_RENAMED[value]} now")
             self.error(f"there is no command {value!r}{_suggestion(value, action.choices)}")
         name, choices = "/".join(action.option_strings) or action.metavar, ", ".join(action.choices)
         self.error(f"{name} is {value!r}, expected one of {choices}")
