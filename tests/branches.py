@@ -1,4 +1,4 @@
-"""Every branch of the parsers, the writers and the tables is taken by some test: which tests `make coverage` runs.
+"""Nearly every branch of the parsers, writers and tables is taken by some test: which tests `make coverage` runs.
 
 They are those that take the branches, and not all, so that the run takes minutes: a test that is not here adds no
 branch. Processes that a test starts are not measured. What is measured is said in pyproject.toml.

@@ -138,7 +138,6 @@ def test_configurations_that_are_recognised(tmp_path):
     each(list(CONFIGS), check)
 
 
-LAYERS = '{"format_version": "1.0", "layers": {"a": {"format": "nvfp4"}}}'
 HEADERS = {
     "_quantization_metadata": {
         "_quantization_metadata": '{"format_version": "1.0", "layers": {"a": {"format": "nvfp4"}}}'

@@ -1,7 +1,6 @@
 """`pull` and `apply`: every version of a chain, whole or not at all, whoever stops them and whoever reads meanwhile."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -247,44 +246,6 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
         assert len(list(folder.glob("*.safetensors*"))) == (1 if target in (3, 4) else 3)
     assert number > (8 if in_place else 6)
     assert not in_place or refused > 3
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
-def test_in_place_needs_room_for_the_changes_alone(chain, tmp_path, monkeypatch):
-    """Files that somebody has open are written beside; one that is opened at the last moment goes back."""
-    base, source, states = chain
-    folder = tmp_path / "local"
-    deltas.pull(folder, source, base=base, version=0)
-    room = os.statvfs_result((4096, 4096, 1000, 1, 1, 10, 10, 10, 0, 255))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "statvfs", lambda _: room)
-        with pytest.raises(wm.TargetError):
-            deltas.pull(folder, source, version=1)
-        held = wm.load(folder)
-        with pytest.raises(wm.TargetError, match="left for the new version"):
-            deltas.pull(folder, source, version=1, in_place=True)
-        assert digests(held) == digests(states[0])
-        before = contents(folder)
-
-        def opened(name):
-            if name == "forget":
-                held["again"] = wm.open(folder)
-
-        held.clear()
-        patch.setattr(places, "step", opened)
-        with pytest.raises(wm.TargetError, match="pull again"):
-            deltas.pull(folder, source, version=1, in_place=True)
-        assert contents(folder) == before
-        assert digests(held["again"]) == digests(states[0])
-        held.pop("again").close()
-        patch.setattr(places, "step", lambda _: None)
-        assert deltas.pull(folder, source, version=2, in_place=True).version == 2
-    assert digests(wm.load(folder)) == digests(states[2])
-    assert not (folder / ".weight_sync" / "spare").exists() or not list((folder / ".weight_sync" / "spare").iterdir())
-    alone = next(folder.glob("*.safetensors"))
-    shutil.copy(alone, tmp_path / "alone.safetensors")
-    with pytest.raises(wm.TargetError, match="give its directory"):
-        deltas.apply(tmp_path / "alone.safetensors", source / "weight_v000001", in_place=True)
 
 
 def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatch):

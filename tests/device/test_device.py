@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tests.checkpoints.checkpoints import awq
 from tests.device_support import DECODED, FakeDevice, LateError, Ranks
-from tests.support import HANG
 
 import weightmap as wm
 from weightmap.core.native import files
@@ -246,29 +245,6 @@ def test_groups_bound_the_memory_of_a_device(tmp_path):
     sizes = [size for _, size in _sized(device, "allocate")]
     assert (len(sizes), max(sizes)) == (4, 8192)
     assert 2 * 8192 < device.peak <= 3 * 8192
-
-
-def test_the_next_group_is_read_while_one_is_used(tmp_path, monkeypatch):
-    """Whoever works on a tensor finds the next group on the device by then; one event a group, and no more waiting."""
-    tensors = {f"w{i}": numbers(9000) for i in range(5)}
-    path = _saved(tmp_path / "a.safetensors", tensors)
-    read, real, where = [threading.Event() for _ in tensors], files.stage, set()
-
-    def stage(source, pieces, *args, **named):
-        done = real(source, pieces, *args, **named)
-        where.add(threading.get_ident())
-        next(event for event in read if not event.is_set()).set()
-        return done
-
-    monkeypatch.setattr(files, "stage", stage)
-    device = FakeDevice()
-    with wm.plan(path) as plan:
-        for number, (name, tensor) in enumerate(load(plan, device, group=1)):
-            assert read[min(number + 1, 4)].wait(HANG), "nothing is read while the caller works"
-            assert_same(tensor, tensors[name])
-            assert not device.count("synchronize")
-    assert len(where) == 2  # the caller's thread, for the first group, and one more
-    assert device.count("synchronize") == 1
 
 
 @pytest.fixture

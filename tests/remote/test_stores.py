@@ -5,7 +5,6 @@ import logging
 import pickle
 import struct
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from tests import attacks, builders
 from tests.builders import safetensors as safe
 from tests.remote.servers import AsyncStore, Objects, Server, Stored, Virtual
-from tests.support import HANG, in_one_item
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap.cli import main
@@ -171,32 +170,6 @@ def test_a_rank_reads_its_part(world, objects, url, tmp_path):
             assert objects.nbytes <= total / world * 1.02
             assert len(objects.requests) <= len(plan.reads)
         assert all(np.array_equal(np.concatenate(seen[name]), FLOATS[name]) for name in FLOATS)
-
-
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_no_more_requests_at_a_time_than_asked_for(concurrency, objects, url, tmp_path, monkeypatch):
-    """As many requests as `concurrency` are under way, once there are so many, and never more."""
-    from weightmap.remote import ahead
-
-    monkeypatch.setattr(ahead, "REQUEST_BYTES", 32 * KIB)
-    objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
-    file = wm.open(url + "m", remote=wm.Remote(concurrency=concurrency))
-    here, most, lock, full = 0, 0, threading.Lock(), threading.Event()
-
-    def enter():
-        nonlocal here, most
-        with lock:
-            here += 1
-            most = max(most, here)
-        if most == concurrency:
-            full.set()
-        full.wait(HANG)
-        with lock:
-            here -= 1
-
-    objects.entered = enter
-    assert all(np.array_equal(array, FLOATS[name]) for name, array in wm.plan(file).run())
-    assert most == concurrency
 
 
 @pytest.mark.parametrize("source", ["model", "model/", "model/model.safetensors.index.json"])

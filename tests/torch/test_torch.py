@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 import warnings
 from pathlib import Path
 
@@ -243,23 +242,6 @@ def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
                 getattr(torch, {1: "int8", 2: "int16", 4: "int32"}.get(tensor.itemsize, "int64"))
             )
             assert bits(tensor) == bits(whole.flip(0)[::2, 1:3])
-
-
-def test_pairs_of_float4_are_those_of_safetensors(tmp_path):
-    if not hasattr(torch, "float4_e2m1fn_x2"):
-        pytest.skip("this torch has no float4")
-    pairs = torch.arange(32, dtype=torch.uint8).reshape(4, 8).view(torch.float4_e2m1fn_x2)
-    theirs_torch.save_file({"x": pairs}, tmp_path / "theirs.safetensors")
-    compat.save_file({"x": pairs}, tmp_path / "ours.safetensors")
-    assert (tmp_path / "ours.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
-    expected = theirs_torch.load_file(tmp_path / "theirs.safetensors")["x"]
-    got = compat.load_file(tmp_path / "theirs.safetensors", framework="pt")["x"]
-    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-    assert bits(got.view(torch.uint8)) == bits(expected.view(torch.uint8)) == bytes(range(32))
-    header = json.dumps({"x": {"dtype": "F4", "shape": [2, 3], "data_offsets": [0, 3]}}).encode()
-    (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"abc")
-    odd = compat.load_file(tmp_path / "odd.safetensors", framework="pt")["x"]
-    assert (odd.dtype, bits(odd)) == (torch.uint8, b"abc")
 
 
 def test_save_takes_tensors_as_they_are(tmp_path, model):

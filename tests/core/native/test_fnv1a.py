@@ -96,14 +96,3 @@ def test_counts_and_gaps(count, gap):
     for longest in (0, 3, 17, 60):
         names = [rng.randbytes(rng.randint(0, longest)) for _ in range(count)]
         assert hash_with_gap(names, gap) == (-1, [by_definition(name) for name in names])
-
-
-@pytest.mark.usefixtures("isa")
-def test_blob_too_short():
-    names = [b"x" * 20] * 100
-    blob = b"x" * (70 * 20 + 19)
-    with pytest.raises(ValueError, match="70"):
-        kernels.fnv1a32_many(blob, [20] * 100)
-    where, hashes = hash_with_gap(names, 0, blob)
-    assert where == 70
-    assert hashes[:70] == [by_definition(names[0])] * 70

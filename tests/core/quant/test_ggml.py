@@ -186,24 +186,6 @@ def test_the_search_gives_no_larger_errors_than_ggml(scheme):
 
 
 @pytest.mark.parametrize(
-    ("array", "scheme", "match"),
-    [
-        (np.zeros(32), "iq2_xs", "scheme to quantise to is 'iq2_xs', expected one of q4_0, "),
-        (np.zeros(32), "int4", "scheme to quantise to is 'int4'"),
-        (np.zeros((32, 31)), "q4_0", r"shape of q4_0 is \[32, 31\]"),
-        (np.zeros(128), "q4_k", "a multiple of 256"),
-        (np.float32(1), "q4_0", "shape of q4_0"),
-        (np.full(32, np.nan), "q8_0", "element 0 is nan"),
-        (np.array([0.0] * 31 + [1e39]), "q4_1", "element 31 is"),
-        (np.array(["a"] * 32), "q4_0", "real numbers"),
-    ],
-)
-def test_what_cannot_be_quantised(array, scheme, match):
-    with pytest.raises(wm.QuantError, match=match):
-        quantize_ggml(array, scheme)
-
-
-@pytest.mark.parametrize(
     ("scheme", "block_size", "target"),
     [
         ("int4_block", 32, "q4_0"),

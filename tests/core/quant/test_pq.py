@@ -1,7 +1,5 @@
 """Product quantisation: decoding against its definition, damaged codes, and similarities without decoding."""
 
-import pickle
-
 import numpy as np
 import pytest
 from tests.support import in_one_item
@@ -73,18 +71,6 @@ def test_every_way_to_read_gives_the_same_bits(kind):
     out = np.zeros((40_000, 15), np.float32)[::2]
     assert np.array_equal(q.dequantize(out=out), whole)
     assert np.array_equal(q.dequantize(np.float16), whole.astype(np.float16))
-
-
-def test_its_parts_are_views():
-    parts = make(projection=True, norms=True)
-    q = ProductQuantized(*parts)
-    for given, part in zip(parts, (q.codes, q.codebooks, q.projection, q.norms), strict=True):
-        assert np.shares_memory(given, part)
-        assert not part.flags.writeable
-    assert q.nbytes == sum(part.nbytes for part in parts) == len(q.payload)
-    assert (q.ndim, q.size, q.block_size, len(q)) == (2, 600, 0, 40)
-    assert "3 codebooks of 7 x 5 and projection and norms" in repr(q)
-    assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(q))), np.asarray(q))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -12,6 +12,7 @@ from tests.builders import noise
 from tests.support import DATA, listing, save_with
 
 import weightmap as wm
+from weightmap.core.native import access, scans
 
 TRUTH = DATA / "cnn_v2" / "ourreading" / "spec_example_v2.bin"
 MALFORMED = DATA / "malformed" / "cnn_v2_ourreading"
@@ -215,3 +216,13 @@ def test_what_cannot_be_expressed_is_refused(case, tmp_path):
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert caught.value.path == str(tmp_path / "out.bin")
     assert listing(tmp_path) == []
+
+
+def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch):
+    """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
+    most = U32 // 32
+    fault = access.Fault(access.faults()["CAPACITY"], most + 1, 0, most + 1, most)
+    monkeypatch.setattr(scans, "scan_layers", lambda _: fault)
+    with pytest.raises(wm.LimitError, match=f"num_layers is {most + 1}, expected at most {most}") as caught:
+        wm.open(TRUTH)
+    assert (caught.value.field, caught.value.offset) == ("num_layers", 8)

@@ -280,3 +280,20 @@ def test_graphs_within_graphs_end_somewhere():
         with wm.open(model([], inner)) as f:
             assert list(f) == listed
             assert bool(f.verify().warnings) is not bool(listed)
+
+
+def test_names_are_unique_among_all_files(path):
+    """A name inside and one outside are one too many."""
+    path.write_bytes(model([tensor_proto("a", normal((2,))), apart("a", "w.bin")]))
+    with pytest.raises(wm.LayoutError, match="both called 'a'"):
+        wm.open(path)
+
+
+@pytest.mark.parametrize("part", [b"\x0a\x05k", b"\x0a\x80", b"\xff" * 12, b"\x0d\0", field(1, b"\xff")])
+def test_metadata_that_is_damaged(part):
+    """A message that ends within a field, a number without an end, a text that is not UTF-8."""
+    with wm.open(model([], tail=field(14, part))) as f:
+        with pytest.raises(wm.FormatError):
+            _ = f.metadata
+        with pytest.raises(wm.FormatError):
+            f.verify()
