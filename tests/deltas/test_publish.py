@@ -147,7 +147,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match="expected"):
             deltas.publish(base, after, source, **wrong)
-    monkeypatch.setattr(publishing, "MOST", 1000)
+    monkeypatch.setattr(publishing, "MAX_POSITIONS", 1000)
     with pytest.raises(wm.EncodeError, match="'embed' is 576000, expected at most 1000"):
         deltas.publish(base, after, source, version=2, encoding="overwrite")
     assert sorted(source.rglob("*")) == before

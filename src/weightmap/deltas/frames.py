@@ -36,7 +36,7 @@ BLOCK = 1 << 19
 _READ, _HEAD = 1 << 17, 18
 _WINDOW = 1 << 27
 # Positions are 32 bits wide.
-MOST = 1 << 32
+MAX_POSITIONS = 1 << 32
 
 
 class Frame(NamedTuple):
@@ -176,10 +176,10 @@ class _Patch:
 
     def finish(self) -> None:
         """Require the end of the frame, and the checksum of the result."""
-        found = self._sum.hexdigest()
-        if found != self._frame.digest:
+        digest = self._sum.hexdigest()
+        if digest != self._frame.digest:
             what, expected = f"{self._frame.checksum} of the result", f"{self._frame.digest}, as the delta says"
-            raise self._frame.error(what, field="checksum", actual=found, expected=expected)
+            raise self._frame.error(what, field="checksum", actual=digest, expected=expected)
 
 
 class _Xor(_Patch):
@@ -209,12 +209,12 @@ class _Overwrite(_Patch):
         self._places, self._values = (_Decoder(frame, 4, high) for _ in range(2))
         head = np.empty(4, np.uint8)
         self._places.fill(head)
-        self._left = count = int(head.view("<u4")[0])
+        self._pending = count = int(head.view("<u4")[0])
         declared = self._places.size
         if count > nbytes or declared not in (None, 4 + 5 * count):
-            most = nbytes if declared is None else min(nbytes, (declared - 4) // 5)
-            raise frame.error("number of changed bytes", field="count", actual=count, expected=f"at most {most}")
-        self._known = np.empty(0, np.int64)
+            limit = nbytes if declared is None else min(nbytes, (declared - 4) // 5)
+            raise frame.error("number of changed bytes", field="count", actual=count, expected=f"at most {limit}")
+        self._positions = np.empty(0, np.int64)
         self._last = -1
         room = np.empty(BLOCK, np.uint8)
         for start in range(0, 4 + 4 * count, BLOCK):
@@ -223,35 +223,35 @@ class _Overwrite(_Patch):
     def apply(self, block: NDArray[np.uint8], at: int) -> None:
         end = at + len(block)
         while True:
-            if not len(self._known):
-                if not self._left:
+            if not len(self._positions):
+                if not self._pending:
                     break
                 self._read_places()
-            count = int(np.searchsorted(self._known, end))
+            count = int(np.searchsorted(self._positions, end))
             values = np.empty(count, np.uint8)
             self._values.fill(values)
-            block[self._known[:count] - at] = values
-            self._known = self._known[count:]
-            if len(self._known):
+            block[self._positions[:count] - at] = values
+            self._positions = self._positions[count:]
+            if len(self._positions):
                 break
         self._sum.update(block)
 
     def _read_places(self) -> None:
         """Decode the next positions."""
-        count = min(self._left, BLOCK // 4)
+        count = min(self._pending, BLOCK // 4)
         raw = np.empty(4 * count, np.uint8)
         self._places.fill(raw)
-        known = raw.view("<u4").astype(np.int64)
-        if known[0] <= self._last or bool((known[1:] <= known[:-1]).any()):
+        positions = raw.view("<u4").astype(np.int64)
+        if positions[0] <= self._last or bool((positions[1:] <= positions[:-1]).any()):
             raise self._frame.error("positions of changed bytes are not in rising order", field="positions")
-        self._last = int(known[-1])
+        self._last = int(positions[-1])
         if self._last >= self._nbytes:
             expected = f"less than {self._nbytes}, the bytes of the tensor"
             raise self._frame.error("a position", field="positions", actual=self._last, expected=expected)
-        self._known, self._left = known, self._left - count
+        self._positions, self._pending = positions, self._pending - count
 
     def finish(self) -> None:
-        if self._left or len(self._known):  # of a tensor without bytes
+        if self._pending or len(self._positions):  # of a tensor without bytes
             raise self._frame.error("a position lies outside of the tensor", field="positions")
         self._values.finish()
         super().finish()

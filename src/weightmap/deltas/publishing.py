@@ -24,7 +24,8 @@ from weightmap.core.model.listing import CHECKSUMS, new_sum
 from weightmap.core.model.opening import as_handle
 from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
 from weightmap.core.native import access
-from weightmap.deltas.frames import BLOCK, ENCODINGS, MOST, encoded
+from weightmap.core.ranges import Range
+from weightmap.deltas.frames import BLOCK, ENCODINGS, MAX_POSITIONS, encoded
 from weightmap.deltas.tree import Tree
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
 from weightmap.deltas.writing import exhaust
@@ -169,11 +170,11 @@ def publish(
         raise ValueError(f"version is {number} and base_version {before}, expected 0 <= base_version < version")
     count = access.cpus() if threads is None else as_threads(threads)
     check_progress(progress)
-    wanted = _Wanted.of(encoding, checksum, level, max_shard_size)
+    how = _Encoding.of(encoding, checksum, level, max_shard_size)
     address = path_of(directory)
     source: Any = as_path("directory", directory) if address is None else address
     needed = None if base_version is not None or before == 0 else inside(source, version_name(before))
-    job = _Job(base, new, number, before, needed, wanted, full, count, progress)
+    job = _Job(base, new, number, before, needed, how, full, count, progress)
     report = _publish(job, source) if type(source) is str else _publish_to_store(job, source)
     return report._replace(seconds=time.perf_counter() - started)
 
@@ -186,7 +187,7 @@ class _Job(NamedTuple):
     version: int
     base_version: int
     needed: Any
-    how: _Wanted
+    how: _Encoding
     full: bool | None
     threads: int
     progress: Callable[[int, int], None] | None
@@ -259,11 +260,13 @@ def _publish_to_store(job: _Job, address: Any) -> DeltaReport:
     room = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(8).hex()}")
     with _new_folder(*os.path.split(room)):
         report = _publish(job, room)
-        made = os.path.join(room, version_name(report.version))
-        names = [os.path.relpath(os.path.join(at, name), made) for at, _, files in os.walk(made) for name in files]
+        written = os.path.join(room, version_name(report.version))
+        names = [
+            os.path.relpath(os.path.join(at, name), written) for at, _, files in os.walk(written) for name in files
+        ]
         last = INDEX if INDEX in names else SINGLE
         try:
-            upload(final, made, [*sorted(set(names) - {last}), last], new=True)  # type: ignore[arg-type]
+            upload(final, written, [*sorted(set(names) - {last}), last], new=True)  # type: ignore[arg-type]
         except FileExistsError:
             raise _exists(final) from None
     return report
@@ -286,20 +289,20 @@ def _exists(final: str) -> TargetError:
     return TargetError("this version exists: publish another one", path=final)
 
 
-class _Wanted(NamedTuple):
+class _Encoding(NamedTuple):
     """How a delta is written."""
 
     encoding: str
     checksum: str
     level: int
-    most: int
+    max_shard_size: int
 
     @classmethod
-    def of(cls, encoding: str, checksum: str, level: int, max_shard_size: int | str) -> _Wanted:
+    def of(cls, encoding: str, checksum: str, level: int, max_shard_size: int | str) -> _Encoding:
         """Check the caller's wishes."""
-        for name, given, known in (("encoding", encoding, ENCODINGS), ("checksum", checksum, tuple(CHECKSUMS))):
-            if given not in known:
-                raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
+        for name, value, values in (("encoding", encoding, ENCODINGS), ("checksum", checksum, tuple(CHECKSUMS))):
+            if value not in values:
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(values)}")
         if as_integer("level", level) not in _LEVELS:
             raise ValueError(f"level is {level}, expected 1 to {_LEVELS[-1]}")
         return cls(encoding, checksum, level, bytes_of_size(max_shard_size))
@@ -320,10 +323,10 @@ def _misfit(old: TensorFile, now: TensorFile) -> str | None:
 
 
 def _write_full(
-    now: TensorFile, new: Any, hidden: str, wanted: _Wanted, progress: Callable[[int, int], None] | None
+    now: TensorFile, new: Any, hidden: str, how: _Encoding, progress: Callable[[int, int], None] | None
 ) -> list[str]:
     """Write a checkpoint of all tensors; return their names."""
-    convert(new, os.path.join(hidden, SINGLE), max_shard_size=wanted.most, progress=progress)
+    convert(new, os.path.join(hidden, SINGLE), max_shard_size=how.max_shard_size, progress=progress)
     path = sources_of(now)[0].path
     if path is not None:
         Along(path, hidden, replace=True).copy()
@@ -333,12 +336,12 @@ def _write_full(
 class _Frame(NamedTuple):
     """An encoded tensor: its parts in the spool file, and the checksum of its new bytes."""
 
-    parts: list[tuple[int, int]]
+    parts: list[Range]
     digest: str
 
     @property
     def nbytes(self) -> int:
-        return sum(size for _, size in self.parts)
+        return sum(part.nbytes for part in self.parts)
 
 
 class _Encoder:
@@ -351,18 +354,20 @@ class _Encoder:
         self,
         old: TensorFile,
         now: TensorFile,
-        wanted: _Wanted,
+        how: _Encoding,
         hidden: str,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self._wanted, self._hidden, self._progress = wanted, hidden, progress
+        self._how, self._hidden, self._progress = how, hidden, progress
         before = dict(zip(old, dense_rows(old), strict=True))
         self._pairs = {name: (before[name], row) for name, row in zip(now, dense_rows(now), strict=True)}
         self._total, self._done = sum(row.nbytes for _, row in self._pairs.values()), 0
         for name, (_, row) in self._pairs.items():
-            if wanted.encoding == "overwrite" and row.nbytes > MOST:
+            if how.encoding == "overwrite" and row.nbytes > MAX_POSITIONS:
                 what = f"bytes of tensor {quoted(name)}"
-                raise EncodeError(what, actual=row.nbytes, expected=f'at most {MOST} with encoding="overwrite"')
+                raise EncodeError(
+                    what, actual=row.nbytes, expected=f'at most {MAX_POSITIONS} with encoding="overwrite"'
+                )
         self._lock, self._end = threading.Lock(), 0
         self._frames: dict[str, _Frame] = {}
         path = os.path.join(hidden, "frames")
@@ -379,9 +384,9 @@ class _Encoder:
         metadata = {
             "version": f"{version:06}",
             "base_version": f"{base_version:06}",
-            "delta_encoding": self._wanted.encoding,
+            "delta_encoding": self._how.encoding,
             "compression_format": "zstd",
-            "checksum_format": self._wanted.checksum,
+            "checksum_format": self._how.checksum,
         }
         data = json.dumps({"metadata": metadata, "weight_map": where}, indent=2, ensure_ascii=False).encode()
         write_plan(os.path.join(self._hidden, INDEX), WritePlan(len(data), lambda sink: sink.write(data)))
@@ -402,7 +407,7 @@ class _Encoder:
         else:
             yield row.nbytes
             return
-        digest = new_sum(self._wanted.checksum)
+        digest = new_sum(self._how.checksum)
         summed = 0
 
         def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
@@ -415,17 +420,17 @@ class _Encoder:
                     digest.update(new)
                     summed = at
 
-        parts: list[tuple[int, int]] = []
+        parts: list[Range] = []
         waiting = bytearray()
 
         def spool() -> None:
             with self._lock:
                 at, self._end = self._end, self._end + len(waiting)
-            parts.append((at, len(waiting)))
+            parts.append(Range(at, at + len(waiting)))
             write_all(self._spool, memoryview(waiting), at)
             waiting.clear()
 
-        for piece in encoded(blocks, row.nbytes, self._wanted.encoding, self._wanted.level):
+        for piece in encoded(blocks, row.nbytes, self._how.encoding, self._how.level):
             waiting += piece
             if len(waiting) >= _SPOOLED:
                 spool()
@@ -439,7 +444,7 @@ class _Encoder:
         groups: list[list[str]] = []
         filled = 0
         for name, frame in frames.items():
-            if not groups or filled + frame.nbytes > self._wanted.most:
+            if not groups or filled + frame.nbytes > self._how.max_shard_size:
                 groups.append([])
                 filled = 0
             groups[-1].append(name)
@@ -459,8 +464,8 @@ class _Encoder:
         return where
 
     def _read(self, frame: _Frame) -> Iterator[bytes]:
-        for at, size in frame.parts:
-            yield os.pread(self._spool, size, at)
+        for part in frame.parts:
+            yield os.pread(self._spool, part.nbytes, part.begin)
 
 
 def _blocks(old: Row, new: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:

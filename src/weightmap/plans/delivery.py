@@ -162,7 +162,7 @@ class PartReader:
         new = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
         octets = new(row.nbytes, np.uint8)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            head = heads.known(number, begin)[: end - begin]
+            head = heads.head(number, begin)[: end - begin]
             at = begin + len(head)
             octets[begin - row.offset : at - row.offset] = np.frombuffer(head, np.uint8)
             self.fill(octets[at - row.offset : end - row.offset], at)

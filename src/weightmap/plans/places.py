@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 # Bytes of heads that are kept: a mask is a hundredth of its tensor.
-_MOST_KEPT = 16 << 20
+_MAX_HEAD_BYTES = 16 << 20
 
 
 class _Head:
@@ -32,23 +32,23 @@ class _Head:
 
     Attributes
     ----------
-    known : bytes
+    head : bytes
         The bytes of the tensor that were read, from its first one on.
     """
 
     def __init__(self, source: Source, begin: int) -> None:
         self._source, self._begin = source, begin
         self.name = source.name
-        self.known = b""
+        self.head = b""
 
     def pread(self, offset: int, count: int) -> bytes:
-        """Do what `Source.pread` does, and keep the bytes if they continue those that are known."""
+        """Do what `Source.pread` does, and keep the bytes if they continue the head."""
         at, end = offset - self._begin, offset - self._begin + count
-        if not 0 <= at <= len(self.known):
+        if not 0 <= at <= len(self.head):
             return self._source.pread(offset, count)
-        if end > len(self.known):
-            self.known += self._source.pread(self._begin + len(self.known), end - len(self.known))
-        return self.known[at:end]
+        if end > len(self.head):
+            self.head += self._source.pread(self._begin + len(self.head), end - len(self.head))
+        return self.head[at:end]
 
 
 class Heads:
@@ -57,7 +57,7 @@ class Heads:
     def __init__(self) -> None:
         self._refs: dict[int, Row] = {}
         # Bytes that are kept, but for those of the last tensor, which may still be read.
-        self._kept = 0
+        self._nbytes = 0
         self._last: tuple[Row, ...] = ()
 
     def of(self, number: int, ref: Row) -> Row:
@@ -66,24 +66,24 @@ class Heads:
             return ref
         ref_ = self._refs.get(number)
         if ref_ is None:
-            self._kept += sum(len(_known(last)) for last in self._last)
-            if self._kept > _MOST_KEPT:
+            self._nbytes += sum(len(_head_of(last)) for last in self._last)
+            if self._nbytes > _MAX_HEAD_BYTES:
                 self._refs.clear()
-                self._kept = 0
+                self._nbytes = 0
             head: Any = _Head(ref.source, ref.offset)
             ref_ = self._refs[number] = ref._replace(source=head)
             self._last = (ref_,)
         return ref_
 
-    def known(self, number: int, begin: int) -> bytes:
+    def head(self, number: int, begin: int) -> bytes:
         """Return the bytes of a tensor, from `begin` on in its file, that were read already."""
         ref = self._refs.get(number)
-        return b"" if ref is None or begin < ref.offset else _known(ref)[begin - ref.offset :]
+        return b"" if ref is None or begin < ref.offset else _head_of(ref)[begin - ref.offset :]
 
 
-def _known(ref: Row) -> bytes:
+def _head_of(ref: Row) -> bytes:
     source: Any = ref.source
-    data: bytes = source.known
+    data: bytes = source.head
     return data
 
 
