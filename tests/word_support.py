@@ -11,7 +11,7 @@ from weightmap.core.table.strings import StringTable
 from weightmap.core.table.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from weightmap.core.table.subwords import Subwords
+    from weightmap.core.table.vocabulary import Subwords
 
 # Characters of one to four bytes in UTF-8, of one to three bytes as code points; zero bytes; no characters at all.
 WORDS = [

@@ -169,7 +169,7 @@ hooks.overlay.register("weightmap.deltas.overlay", "overlay")
 hooks.weights_of.register("weightmap.checkpoints.handle", "weights_of")
 hooks.importers.register("weightmap.words.importers", "every")
 hooks.direct_reader.register("weightmap.plans.direct", "DirectReader")
-hooks.prefetch.register("weightmap.plans.prefetch", "prefetch")
+hooks.prefetch.register("weightmap.plans.pages", "prefetch")
 
 
 def __dir__() -> list[str]:

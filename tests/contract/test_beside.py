@@ -17,8 +17,7 @@ from weightmap.core.formats import Content, Format
 from weightmap.core.model.internals import sources_of
 from weightmap.core.native import scans
 from weightmap.core.table import Rules
-from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.joined import JoinedTable
+from weightmap.core.table.columns import ColumnTable, JoinedTable
 from weightmap.device import Staging, load
 
 MAGIC, AT = b"ASID", 4096

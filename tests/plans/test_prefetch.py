@@ -13,7 +13,7 @@ from tests.support import address, mappings, run_child, until
 
 import weightmap as wm
 from weightmap.core.native import access
-from weightmap.plans import prefetch as prefetching
+from weightmap.plans import pages as prefetching
 
 PAGE = mmap.PAGESIZE
 LINUX = sys.platform == "linux"
@@ -159,7 +159,7 @@ def test_a_file_that_became_shorter_is_no_crash(tmp_path):
     code = """
 import os, sys, time
 import weightmap as wm
-from weightmap.plans import prefetch as prefetching
+from weightmap.plans import pages as prefetching
 prefetching.PIECE_BYTES = 1 << 16
 for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
     f = wm.open(path, mode="mmap")

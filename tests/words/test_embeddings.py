@@ -12,7 +12,7 @@ from tests.word_support import WORDS, listed, unit_sum, vocabulary
 
 import weightmap as wm
 from weightmap.core.quant.product import ProductQuantized
-from weightmap.core.table.subwords import Subwords
+from weightmap.core.table.vocabulary import Subwords
 from weightmap.words import embeddings as module
 from weightmap.words import embeddings as rows_module
 from weightmap.words.embeddings import Embeddings

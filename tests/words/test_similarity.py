@@ -13,7 +13,7 @@ from tests.word_support import vocabulary
 import weightmap as wm
 from weightmap import cli
 from weightmap.core.quant.product import ProductQuantized
-from weightmap.core.table.subwords import Subwords
+from weightmap.core.table.vocabulary import Subwords
 from weightmap.words import embeddings as similarity
 from weightmap.words.embeddings import Embeddings
 

@@ -10,8 +10,7 @@ from tests import word_files as wb
 
 import weightmap as wm
 from weightmap.core.formats._base import discover
-from weightmap.core.table.subwords import Subwords
-from weightmap.core.table.vocabulary import Vocabulary
+from weightmap.core.table.vocabulary import Subwords, Vocabulary
 from weightmap.words import convert as convert_words
 from weightmap.words import importers
 

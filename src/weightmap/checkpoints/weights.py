@@ -10,8 +10,7 @@ import numpy as np
 
 from weightmap.checkpoints.configuration import quantisation_of, type_of
 from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
-from weightmap.checkpoints.pieced import PiecedTensor
-from weightmap.checkpoints.repacking import TargetTypes, head
+from weightmap.checkpoints.pieced import PiecedTensor, TargetTypes, head
 from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes.derived import Derived
 from weightmap.core.bytes.geometry import Geometry, ascending
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Coding
-    from weightmap.checkpoints.repacking import Layout
+    from weightmap.checkpoints.pieced import Coding, Layout
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.table.table import Table, TensorInfo

@@ -23,7 +23,7 @@ from weightmap.core.lazy import later
 from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
 from weightmap.core.model.saving import pieces
 from weightmap.errors import QuantError, TensorFileError, counted, quoted
-from weightmap.huggingface.inputs import check_not_read
+from weightmap.huggingface.along import check_not_read
 
 if TYPE_CHECKING:
     import argparse

@@ -34,8 +34,8 @@ from weightmap.core.model.sharding import beside, bytes_of_size, is_folder, shar
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
+from weightmap.huggingface.along import check_not_read
 from weightmap.huggingface.directory import directory_around, read_directory
-from weightmap.huggingface.inputs import check_not_read
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of

@@ -25,9 +25,8 @@ from weightmap.core.model.sharding import encode_index, holding, tensor_bytes, w
 from weightmap.core.model.single import is_index, open_file
 from weightmap.core.options import Options
 from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError, counted, quoted
-from weightmap.huggingface.along import Along, is_whole
+from weightmap.huggingface.along import Along, check_not_read, is_whole
 from weightmap.huggingface.directory import read_directory
-from weightmap.huggingface.inputs import check_not_read
 from weightmap.llama.translating import without_keys
 
 if TYPE_CHECKING:

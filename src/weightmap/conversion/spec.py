@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weightmap.checkpoints.repacking import REPACKED, TargetTypes
+from weightmap.checkpoints.pieced import REPACKED, TargetTypes
 from weightmap.checkpoints.weights import as_parameters, storage_of
 from weightmap.conversion.quantizer import Quantizer
 from weightmap.core.arguments import listed, matches, mistyped, takes

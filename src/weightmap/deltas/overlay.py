@@ -21,7 +21,7 @@ from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import parts_of, warnings_of
 from weightmap.core.model.opening import located, open_with, options_of
 from weightmap.core.ranges import Range
-from weightmap.core.table.joined import JoinedTable
+from weightmap.core.table.columns import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
 from weightmap.deltas.versions import Delta, read_version
 from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, counted, quoted

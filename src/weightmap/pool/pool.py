@@ -31,8 +31,7 @@ import numpy as np
 
 from weightmap.checkpoints.weights import Pieces, as_parameters
 from weightmap.core.arguments import as_threads
-from weightmap.core.bytes.memory import headroom
-from weightmap.core.bytes.process import PerProcess
+from weightmap.core.bytes.memory import PerProcess, headroom
 from weightmap.core.dtypes import GGML_SCHEMES, numpy_dtype
 from weightmap.core.model.internals import check_open, name_of, row_of, sources_of
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted

@@ -24,7 +24,7 @@ from threading import Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.core.bytes.process import PerProcess
+from weightmap.core.bytes.memory import PerProcess
 from weightmap.errors import Remedy
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import AddressError, MissingDependencyError, counted
 from weightmap.remote.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.remote.location import Location
-from weightmap.remote.proxies import login_of
-from weightmap.remote.web import WebStore
+from weightmap.remote.web import WebStore, login_of
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -29,8 +29,8 @@ from weightmap.errors import (
     counted,
     quoted,
 )
+from weightmap.huggingface.along import check_apart, check_not_read
 from weightmap.huggingface.directory import find_source
-from weightmap.huggingface.inputs import check_apart, check_not_read
 from weightmap.words.explicit import explicit
 from weightmap.words.importers import IMPORTERS, NAMES
 from weightmap.words.importers._words import Words, check_finite, normalised, rows_in_block, unnormalised

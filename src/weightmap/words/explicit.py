@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.core.table.strings import StringTable
-from weightmap.core.table.subwords import Subwords
+from weightmap.core.table.vocabulary import Subwords
 from weightmap.errors import EncodeError
 from weightmap.words.importers._words import rows_in_block
 

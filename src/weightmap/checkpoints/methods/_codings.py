@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from weightmap.checkpoints.methods import FLOATS, Group, blocks_of
-from weightmap.checkpoints.pieced import E2M1, Codes, Coding, Grouped, low_first, to_float32
-from weightmap.checkpoints.repacking import exponents_fit, float_blocks, floats_fit, integer_blocks, integers_fit
+from weightmap.checkpoints.pieced import (
+    E2M1,
+    Codes,
+    Coding,
+    Grouped,
+    exponents_fit,
+    float_blocks,
+    floats_fit,
+    integer_blocks,
+    integers_fit,
+    low_first,
+    to_float32,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Pieces
-    from weightmap.checkpoints.repacking import Layout, TargetTypes
+    from weightmap.checkpoints.pieced import Layout, Pieces, TargetTypes
 
 
 # Each byte.

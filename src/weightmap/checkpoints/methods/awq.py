@@ -8,16 +8,14 @@ import numpy as np
 
 from weightmap.checkpoints.methods import HALVES, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Transposed
-from weightmap.checkpoints.pieced import unpacked
-from weightmap.checkpoints.repacking import integer_blocks, integers_fit
+from weightmap.checkpoints.pieced import integer_blocks, integers_fit, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Coding, Pieces
-    from weightmap.checkpoints.repacking import Layout, TargetTypes
+    from weightmap.checkpoints.pieced import Coding, Layout, Pieces, TargetTypes
 
 _MIDDLE = 8
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Pieces
-    from weightmap.checkpoints.repacking import TargetTypes
+    from weightmap.checkpoints.pieced import Pieces, TargetTypes
 
 # What the library multiplies int8 values by: 1 / 127 in float32.
 _ONE_127TH = np.float32(0.007874015718698502)

@@ -11,8 +11,7 @@ import numpy as np
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import fp4, scaled
 from weightmap.checkpoints.methods.gptq import checked_groups
-from weightmap.checkpoints.pieced import Codes, Coding, Grouped, unpacked
-from weightmap.checkpoints.repacking import integer_blocks, integers_fit
+from weightmap.checkpoints.pieced import Codes, Coding, Grouped, integer_blocks, integers_fit, unpacked
 from weightmap.errors import FormatError, quoted
 
 if TYPE_CHECKING:
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Pieces
-    from weightmap.checkpoints.repacking import Layout, TargetTypes
+    from weightmap.checkpoints.pieced import Layout, Pieces, TargetTypes
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 

@@ -5,14 +5,47 @@ from __future__ import annotations
 import contextlib
 import os
 from _thread import _local
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from weightmap.core.native import access
 from weightmap.core.native.files import LINE, to_line
 from weightmap.errors import LimitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+# Per-process objects.
+
+_T = TypeVar("_T")
+
+
+class PerProcess(Generic[_T]):
+    """An object with threads or locks, made anew in each forked child.
+
+    Threads do not survive a fork, and a lock held meanwhile is never released.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the object: now, and in each forked child.
+
+    Attributes
+    ----------
+    own : object
+        The one of this process.
+    """
+
+    __slots__ = ("_make", "own")
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self.own: _T = self._make()
+
 
 # Version 1 writes "no limit" as a number that no machine reaches.
 _NO_LIMIT = 1 << 60

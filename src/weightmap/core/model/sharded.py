@@ -41,7 +41,7 @@ from weightmap.core.model.single import (
 )
 from weightmap.core.native.access import cpus
 from weightmap.core.options import DEFAULT_LIMITS, Options
-from weightmap.core.table.joined import JoinedTable
+from weightmap.core.table.columns import JoinedTable
 from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     FormatError,

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from weightmap.core.native import access, scans
-from weightmap.core.table import Rules
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.geometry import Geometry
+    from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.table import Rules
-
-    Index = bytes | NDArray[np.uint8]
+    from weightmap.core.table.table import Place, Row, Run
+    from weightmap.errors import LayoutError
 
 
 class ColumnTable(Table):
@@ -164,3 +167,136 @@ class RecordTable(Table):
             self.names_size = self.names.nbytes
         else:
             self.fail(fault)
+
+
+# ----------------------------------------------------------------------------------------------------
+# `JoinedTable`: the tables of several files as one, for models in several files and files with side files.
+
+
+class JoinedTable(Table):
+    """Tables of several files as one; each checks its own rows.
+
+    A table without a source gets that of the opened file; a format sets those of the side files.
+
+    Parameters
+    ----------
+    tables : sequence of Table
+    order : ndarray of int64, optional
+        Its rows, in order, by their numbers in the concatenated tables; by default all.
+    names : StringTable, optional
+        Their names, where they are known.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], order: NDArray[np.int64] | None = None, names: StringTable | None = None
+    ) -> None:
+        self._tables = tables
+        self._first = list(accumulate(map(len, tables), initial=0))
+        self._order = order
+        self.count: int = self._first[-1] if order is None else len(order)
+        self._names = names
+        if tables:
+            self.rules: Rules = tables[0].rules  # for messages
+        self._looked = True  # `find` takes the index at once
+
+    @property
+    def is_mapped(self) -> bool:  # type: ignore[override]
+        """Whether one of the tables looks into a mapping."""
+        return any(table.is_mapped for table in self._tables)
+
+    def belongs_to(self, source: Source, format: str) -> None:
+        """Set the file that was opened, and the format that messages name."""
+        super().belongs_to(source, format)
+        for table in self._tables:
+            if table.source is None:
+                table.belongs_to(source, format)
+
+    def _load_names(self) -> StringTable:
+        names = StringTable.joined((table.read_names() for table in self._tables), "tensor name")
+        return names if self._order is None else names.take(self._order)
+
+    def _table_of(self, i: int) -> tuple[Table, int]:
+        """Return the table of row i, and its number there."""
+        among = i if self._order is None else int(self._order[i])
+        number = bisect_right(self._first, among) - 1
+        return self._tables[number], among - self._first[number]
+
+    def place(self, i: int) -> Place:
+        """Return row i: see `Table.place`. Raises `FileChangedError` if its file has changed."""
+        table, number = self._table_of(i)
+        table.source.check_unchanged()
+        row = table.row(number)
+        return row.dtype, row.shape, row.offset, row.nbytes, row
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        table, number = self._table_of(i)
+        if table.is_mapped:
+            table.source.check_unchanged()
+        return table.row(number)
+
+    def runs(self) -> Iterator[Run]:
+        """Yield all rows as runs: see `Table.runs`. Raises `FileChangedError` if their file has changed."""
+        if self._order is not None:
+            yield from ((self.place(i)[4], 1, 0) for i in range(self.count))  # type: ignore[misc] # it has a row
+            return
+        for table in self._tables:
+            table.source.check_unchanged()
+            yield from table.runs()
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in order."""
+        if self._order is not None:
+            yield from map(self.row, range(self.count))
+            return
+        for table in self._tables:
+            yield from table.rows()
+
+    def _columns(self, parts: Iterable[Sequence[NDArray[Any]]], *dtypes: Any) -> list[NDArray[Any]]:
+        """Return the joined columns of all tables, for the rows of this one."""
+        empty = [np.empty(0, dtype) for dtype in dtypes]
+        joined = [np.concatenate(column, dtype=column[0].dtype) for column in zip(empty, *parts, strict=True)]
+        return joined if self._order is None else [column[self._order] for column in joined]
+
+    def owners(self, numbers: Mapping[Source, int]) -> NDArray[np.int32]:
+        """Return the number of the source of each row."""
+        return self._columns(([table.owners(numbers)] for table in self._tables), np.int32)[0]
+
+    def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the data of each row begins in its file, and its bytes: see `Table.spans`."""
+        begins, sizes = self._columns((table.spans() for table in self._tables), np.int64, np.int64)
+        return begins, sizes
+
+    def dim_layout(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Implement `Table.dim_layout` for each row."""
+        parts = (table.dim_layout(dim) for table in self._tables)
+        outer, size, plain = self._columns(parts, np.int64, np.int64, np.bool_)
+        return outer, size, plain
+
+    def detach_index(self) -> None:
+        """Copy mapped indexes into private memory."""
+        for table in self._tables:
+            if table.is_mapped:
+                table.source.check_unchanged()
+                table.detach_index()
+
+    def position(self, row: int) -> int | None:
+        """Return the offset in its file of a row's entry, or None where it is unknown."""
+        table, number = self._table_of(row)
+        return table.position(number)
+
+    def check(self) -> None:
+        """Check every row, and that names are unique among all."""
+        for table in self._tables:
+            table.check()
+        repeated, duplicate, original = self.names.duplicates()
+        if repeated:
+            self.refuse("NAME_DUPLICATE", duplicate, 0, original)
+
+    def disorder(self) -> LayoutError | None:
+        """Return the first overlap or hole that lax rules tolerated; None when there is none."""
+        return next(filter(None, (table.disorder() for table in self._tables)), None)
+
+
+if TYPE_CHECKING:
+    Index = bytes | NDArray[np.uint8]

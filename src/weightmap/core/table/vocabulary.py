@@ -6,16 +6,242 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from weightmap.core.native import access, checksums
 from weightmap.core.table.strings import StringTable
-from weightmap.errors import TensorFileError, counted
+from weightmap.errors import LayoutError, LimitError, TensorFileError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeVar, overload
 
-    from weightmap.core.table.subwords import Subwords
+    from numpy.typing import NDArray
 
-    T = TypeVar("T")
+# The subwords of a vocabulary: the character n-grams of unknown words, and their rows in the matrix.
+#
+# The n-grams of a word are the substrings of ``<word>`` with `min_n` to `max_n` characters, from each character on in
+# turn, the longest first. A character is a code point, not a byte.
+#
+# ========== ================================================================================================
+# kind       the index of an n-gram
+# ========== ================================================================================================
+# bucket     FNV-1a 64 over the number of characters (u64) and each character (u32), little-endian, modulo
+#            `size`, a power of two
+# fasttext   FNV-1a 32 over the UTF-8, in which a byte of 0x80 or more is sign-extended before the XOR, modulo
+#            `size`
+# explicit   listed in the file; other n-grams have none
+# ========== ================================================================================================
+#
+# The row of an n-gram is the number of words plus its index: the rows of n-grams follow those of words.
+
+KINDS = ("bucket", "fasttext", "explicit")
+_LARGEST = {"bucket": 1 << 63, "fasttext": access.U32_MAX, "explicit": 1 << 63}
+
+
+class Subwords:
+    """The n-grams of a subword vocabulary.
+
+    Parameters
+    ----------
+    kind : str
+        "bucket", "fasttext" or "explicit".
+    n_words : int
+        Number of words, whose rows come first.
+    min_n, max_n : int
+        Shortest and longest n-grams, in characters.
+    size : int
+        Rows of n-grams: buckets, or distinct indices.
+    ngrams : callable, optional
+        For an explicit vocabulary: returns the table of its n-grams and their indices, uint64; called at first use.
+        A repeated n-gram counts at its first place.
+
+    Attributes
+    ----------
+    kind, n_words, min_n, max_n, size, ngrams
+        As given.
+
+    Raises
+    ------
+    LayoutError
+        When the kind does not allow a number.
+
+    Examples
+    --------
+    >>> from weightmap.core.table.vocabulary import Subwords
+    >>> Subwords("bucket", n_words=0, min_n=6, max_n=6, size=1 << 21).indices("hallo")
+    [1321513, 136555]
+    """
+
+    __slots__ = ("_native", "kind", "max_n", "min_n", "n_words", "ngrams", "size")
+
+    def __init__(
+        self,
+        kind: str,
+        n_words: int,
+        min_n: int,
+        max_n: int,
+        size: int,
+        ngrams: Callable[[], tuple[StringTable, NDArray[np.uint64]]] | None = None,
+    ) -> None:
+        if kind not in KINDS or (ngrams is None) == (kind == "explicit"):
+            raise ValueError(f"kind is {kind!r}, expected one of {', '.join(KINDS)}; only 'explicit' has n-grams")
+        if not 1 <= min_n <= max_n <= access.U32_MAX:
+            expected = f"1 <= min_n <= max_n <= {access.U32_MAX}"
+            raise LayoutError("range of n-grams", field="min_n", actual=f"{min_n} to {max_n}", expected=expected)
+        whole = kind != "bucket" or size & (size - 1) == 0
+        if not (kind != "explicit") <= size <= _LARGEST[kind] or not whole:
+            expected = "a power of two" if kind == "bucket" else f"at most {_LARGEST[kind]}"
+            raise LayoutError(f"number of {kind} subwords", field="size", actual=size, expected=expected)
+        self.kind = kind
+        self.n_words: int = n_words
+        self.min_n: int = min_n
+        self.max_n: int = max_n
+        self.size: int = size
+        self.ngrams: Callable[[], tuple[StringTable, NDArray[np.uint64]]] | None = ngrams
+        self._native: checksums.Ngrams | dict[str, int] | None = None
+
+    def indices(self, word: str) -> list[int]:
+        """Return the rows of the n-grams of `word`, in the order of the n-grams; a row may repeat.
+
+        Parameters
+        ----------
+        word : str
+            Any text, in the vocabulary or not. A lone surrogate is a character; fastText's hash takes it as the three
+            bytes that UTF-8 would use, and no explicit n-gram contains it.
+
+        Returns
+        -------
+        list of int
+            Empty if the word is too short for an n-gram, or none of its n-grams is listed.
+
+        Raises
+        ------
+        LimitError
+            When the word has more than 1,048,576 n-grams, with rows or without.
+        FormatError
+            When the n-grams of the file are damaged.
+        """
+        rows: list[int] = self.rows_of([word])[0].tolist()
+        return rows
+
+    def rows_of(self, words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the rows of the n-grams of a few words.
+
+        Parameters
+        ----------
+        words : sequence of str
+            A few: each has dozens of rows, and may have a million. `parts` takes many.
+
+        Returns
+        -------
+        rows : ndarray of uint64
+            Word after word, as `indices` returns them.
+        bounds : ndarray of uint64, shape (len(words) + 1,)
+            The rows of word i are ``rows[bounds[i]:bounds[i + 1]]``.
+        """
+        parts = list(self.parts(words))
+        if len(parts) == 1:
+            return parts[0][1:]
+        bounds = [np.zeros(1, np.uint64)]
+        for _, _, part in parts:
+            bounds.append(part[1:] + bounds[-1][-1])
+        return np.concatenate([rows for _, rows, _ in parts]), np.concatenate(bounds)
+
+    def parts(self, words: Sequence[str]) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]]:
+        """Yield the rows of the n-grams of many words, in bounded memory.
+
+        Parameters
+        ----------
+        words : sequence of str
+            Some thousands of them.
+
+        Yields
+        ------
+        first : int
+            Number of the part's first word. One part holds all words, unless they have more than a million rows.
+        rows, bounds : ndarray
+            As `rows_of` returns them, for the words of the part.
+        """
+        waiting = [(0, len(words))]
+        while waiting:
+            first, last = waiting.pop()
+            rows = self._rows(words if last - first == len(words) else words[first:last])
+            if rows is None:
+                middle = (first + last) // 2
+                waiting += [(middle, last), (first, middle)]
+            else:
+                yield first, *rows
+
+    def _rows(self, words: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | None:
+        """Return rows and bounds; None for several words with more than a million rows."""
+        native = self._native
+        if native is None:
+            native = self._native = self._load()
+        if isinstance(native, dict):
+            return self._look_up(native, words)
+        packed = checksums.pack_texts(words, "<", ">")
+        if packed is None:
+            raise LimitError("UTF-8 of the words", actual="more", expected="at most 4 GiB")
+        rows = native.rows(*packed)
+        if isinstance(rows, int):
+            raise self._too_many(words[rows])
+        return rows
+
+    def _load(self) -> checksums.Ngrams | dict[str, int]:
+        if self.ngrams is None:
+            return checksums.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words)
+        table, numbers = self.ngrams()
+        if len(numbers) != len(table):
+            raise LayoutError("number of indices of n-grams", actual=len(numbers), expected=len(table))
+        index = table.index
+        if index is None:  # too many hashes collide
+            rows: dict[str, int] = {}
+            for ngram, number in zip(table, numbers.tolist(), strict=True):
+                rows.setdefault(ngram, number + self.n_words)
+            return rows
+        return checksums.Ngrams(self.kind, self.min_n, self.max_n, self.size, self.n_words, (*index, numbers))
+
+    def _look_up(
+        self, listed: dict[str, int], words: Sequence[str]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | None:
+        rows: list[int] = []
+        bounds = [0]
+        for word in words:
+            text = f"<{word}>"
+            longest = min(self.max_n, len(text))
+            if count_of(self, len(text)) > checksums.NGRAMS_MOST:
+                raise self._too_many(word)
+            for start in range(len(text)):
+                for n in range(min(longest, len(text) - start), self.min_n - 1, -1):
+                    row = listed.get(text[start : start + n])
+                    if row is not None:
+                        rows.append(row)
+            bounds.append(len(rows))
+            if len(rows) > checksums.NGRAMS_MOST and len(words) > 1:
+                return None
+        return np.array(rows, np.uint64), np.array(bounds, np.uint64)
+
+    def _too_many(self, word: str) -> LimitError:
+        what = f"number of n-grams of {min_to_max(self)} characters of a word of {len(word)}"
+        return LimitError(
+            what, actual=f"more than {checksums.NGRAMS_MOST}", expected=f"at most {checksums.NGRAMS_MOST}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Subwords {self.kind}, {min_to_max(self)} characters, {self.size} rows>"
+
+
+def count_of(subwords: Subwords, length: int) -> int:
+    """Return how many n-grams a text of `length` characters has, including brackets."""
+    longest = min(subwords.max_n, length)
+    count = max(0, longest - subwords.min_n + 1)
+    return count * (length + 1) - (subwords.min_n + longest) * count // 2
+
+
+def min_to_max(subwords: Subwords) -> str:
+    """Return the lengths of n-grams, such as "3 to 6"."""
+    return f"{subwords.min_n} to {subwords.max_n}"
 
 
 class Vocabulary(Sequence[str]):
@@ -163,3 +389,7 @@ class Vocabulary(Sequence[str]):
 
     def __repr__(self) -> str:
         return f"<Vocabulary of {counted(self._count, 'token')}>"
+
+
+if TYPE_CHECKING:
+    T = TypeVar("T")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.table.subwords import Subwords
+    from weightmap.core.table.vocabulary import Subwords
 
 # Recognises word embeddings of other programs by their beginning.
 

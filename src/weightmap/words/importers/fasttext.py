@@ -12,7 +12,7 @@ import numpy as np
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import refuse
 from weightmap.core.formats._base import Importer
-from weightmap.core.table.subwords import Subwords
+from weightmap.core.table.vocabulary import Subwords
 from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, cut_off, quoted, too_many
 from weightmap.words.importers._words import (
     ADVICE,

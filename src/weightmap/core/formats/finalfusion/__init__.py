@@ -59,7 +59,7 @@ Writing
 -------
 ``save(path, {"embeddings": matrix}, vocab=words)``, and optionally ``"norms"``, float32, one for each word. The matrix
 is a two-dimensional array, or a `QuantizedTensor` of scheme "pq". A vocabulary with subwords has an attribute
-``subwords``, as the `Vocabulary` of an opened file has: a `weightmap.core.table.subwords.Subwords`, or anything with
+``subwords``, as the `Vocabulary` of an opened file has: a `weightmap.core.table.vocabulary.Subwords`, or anything with
 its attributes ``kind`` ("bucket", "fasttext" or "explicit"), ``min_n``, ``max_n``, ``size`` (rows of subwords) and, if
 explicit, ``ngrams``. `Vocabulary.of` makes one::
 
@@ -84,8 +84,7 @@ from weightmap.core.options import DEEPEST
 from weightmap.core.table import ANY_GAP, Rules
 from weightmap.core.table.columns import ColumnTable
 from weightmap.core.table.strings import StringTable
-from weightmap.core.table.subwords import Subwords
-from weightmap.core.table.vocabulary import Vocabulary
+from weightmap.core.table.vocabulary import Subwords, Vocabulary
 from weightmap.errors import (
     FormatError,
     LayoutError,

@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from weightmap.errors import TensorFileError
 
 # For models with data in other files
-_join = later("weightmap.core.table.joined", "JoinedTable")
+_join = later("weightmap.core.table.columns", "JoinedTable")
 _open_all_beside = later("weightmap.core.bytes.beside", "open_all_beside")
 # By data_type.
 _NAMES = (
