@@ -30,7 +30,7 @@ from weightmap.core.model.internals import (
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix
-from weightmap.core.model.sharding import beside, bytes_of_size, is_folder, sharded_target
+from weightmap.core.model.sharding import beside, bytes_of_size, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
@@ -200,7 +200,7 @@ def convert(
     >>> report.tensors, report.quantized[0].bits_per_weight
     (2, 4.5)
     """
-    output, run = Output.of(output), validated_run(run)
+    output, run = Output.of(output), ALONE if run is None else validated_run(run)
     threads = None if threads is None else as_threads(threads)
     path = as_path("dst", dst)
     check_progress(progress)
@@ -221,13 +221,13 @@ def convert(
     with contextlib.ExitStack() as stack:
         source = _open_source(stack, src)
         target = _target_of(source, path, format, spec, run)
-        by_suffix = target.record if format is None and quantize is None else None
-        with meant_by_suffix(target.path, by_suffix):
-            how = None if quantize is None else _as_quantize(quantize, target)
-            if source.of_words or not isinstance(target.record, Format) or (how is not None and how.scheme == "pq"):
-                report = _convert_words(source, target, spec, rename, how, progress)
-            else:
-                report = _convert_tensors(source, target, spec.of(source, target, how), names, rename, run, progress)
+        if format is None and quantize is None and getattr(target.record, "suffix_means", None):
+            stack.enter_context(meant_by_suffix(target.path, target.record))
+        how = None if quantize is None else _as_quantize(quantize, target)
+        if source.of_words or not isinstance(target.record, Format) or (how is not None and how.scheme == "pq"):
+            report = _convert_words(source, target, spec, rename, how, progress)
+        else:
+            report = _convert_tensors(source, target, spec.of(source, target, how), names, rename, run, progress)
         if output.sha256sums:
             write_sums(target.path if os.path.isdir(target.path) else report.dst)
         return report
@@ -241,16 +241,8 @@ class _Source(NamedTuple):
     folder: str | None  # the directory that was opened
     directory: ModelDirectory | None  # what lies in that directory
     path: str | None
-
-    @property
-    def of_words(self) -> bool:
-        """Whether these are words of another program."""
-        return not isinstance(self.file, TensorFile)
-
-    @property
-    def name(self) -> str:
-        """The name in the report."""
-        return self.folder or self.path or (self.file.path if self.of_words else name_of(self.file))
+    name: str  # in the report
+    of_words: bool = False
 
 
 class _Target(NamedTuple):
@@ -272,16 +264,17 @@ def _open_source(stack: contextlib.ExitStack, src: Any) -> _Source:
     else:
         file = open_or_import(src)
         if not isinstance(file, TensorFile):
-            return _Source(file, weights=False, folder=None, directory=None, path=path_of(src))
+            path = path_of(src)
+            return _Source(file, False, None, None, path, path or file.path, of_words=True)  # noqa: FBT003 - by fields
         stack.enter_context(file)
     folder, path = folder_opened(file), file.path
     directory = None if folder is None or path is None else read_directory(folder, path)
-    return _Source(file, isinstance(src, Weights), folder, directory, path)
+    return _Source(file, isinstance(src, Weights), folder, directory, path, folder or path or name_of(file))
 
 
 def _is_sharded(path: str) -> bool:
     """Whether this is the path of a directory or an index."""
-    return path.endswith(INDEX_SUFFIX) or is_folder(path)
+    return path.endswith((INDEX_SUFFIX, os.sep)) or os.path.isdir(path)
 
 
 def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: Run) -> _Target:
@@ -291,7 +284,7 @@ def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: 
         path = path if os.path.lexists(path) else os.path.join(path, "")
     shards = None
     if format not in NAMES and _is_sharded(path):
-        if format is None and source.path is not None and not source.of_words and is_folder(path):
+        if format is None and source.path is not None and not source.of_words and not path.endswith(INDEX_SUFFIX):
             stored = FORMATS.get(source.file.format)
             format = None if stored is None or stored.plan is None else stored.name
         shards = sharded_target(path, None if format is None else format_named(format, NAMES))
@@ -464,7 +457,8 @@ def _convert_file(
         raise error.located(path=name_of(file)) from None
     if spec.output.align is not None:
         warnings += unaligned_note(*unaligned(target, spec.output.align), spec.output.align)
-    warnings += overflow_note(*preparer.overflow.total, spec.dtype)
+    if spec.dtype is not None:
+        warnings += overflow_note(*preparer.overflow.total, spec.dtype)
     return ConvertReport(
         name_of(file),
         target,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
     from weightmap.core.native.quantised import Unwritten
-    from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.core.table.table import Row
     from weightmap.llama.tensors import Shape
 
@@ -45,7 +45,7 @@ _PIECE = 1 << 17
 # they are written, so that memory stays flat.
 _KEEP = 64 << 20
 # Parts of the names of embeddings in models of Hugging Face and of llama.cpp.
-_EMBEDDINGS = ("embed", "embd")
+_EMBEDDINGS = re.compile("embed|embd", re.IGNORECASE)
 # llama.cpp's replacements for tensors whose rows are not whole blocks of 256.
 _INSTEAD = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 
@@ -112,9 +112,17 @@ class Quantize:
         if scheme != "adaptive" and self.bits != 5:
             raise QuantError(f"bits is for adaptive: {scheme} has a fixed number of bits")
         if scheme != "pq":
-            quantize_zeros(self, 1)
+            if scheme not in GGML_SCHEMES or self.scale_type != "fp16":  # these have blocks and scales of one kind
+                _quantize_zeros(self)
         elif self.include is not None or self.exclude is not None:
             raise QuantError("pq is for word embeddings: Pq(include=...) of weightmap.words.convert chooses a matrix")
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block; 0 for a scheme with one scale for all."""
+        if self.usual in GGML_SCHEMES:
+            return quantised.GGML_TYPES[self.usual].block_size
+        return self.block_size if self.usual in (*BLOCKED, "adaptive") else 0
 
     @property
     def mixture(self) -> str | None:
@@ -127,10 +135,10 @@ class Quantize:
         return MIXTURES.get(self.scheme, self.scheme)
 
 
-def quantize_zeros(how: Quantize, threads: int) -> QuantizedTensor:
-    """Quantise a row of zeros this way, and return it. Raises `QuantError` for values that do not go together."""
+def _quantize_zeros(how: Quantize) -> None:
+    """Quantise a row of zeros this way. Raises `QuantError` for values that do not go together."""
     row = quantised.GGML_TYPES[how.usual].block_size if how.usual in GGML_SCHEMES else 1
-    return quantize(np.zeros(row, np.float32), how.usual, **quantize_options(how), threads=threads)
+    quantize(np.zeros(row, np.float32), how.usual, **quantize_options(how), threads=1)
 
 
 def quantize_options(how: Quantize) -> dict[str, Any]:
@@ -251,7 +259,7 @@ class Quantizer:
         self._kept = 0
         self._encoders: dict[str, _Blocks] = {}
         self._others: dict[str | None, list[str]] = {}
-        self.block_size: int = quantize_zeros(how, self._options["threads"]).block_size
+        self.block_size: int = how.elements
 
     def wants(self, name: str, row: Row) -> str | None:
         """Return the scheme that a tensor gets; None for one that stays as it is."""
@@ -262,7 +270,7 @@ class Quantizer:
         if self._include is not None:
             wanted = matches(name, self._include)
         else:
-            is_embedding = any(part in name.lower() for part in _EMBEDDINGS) and self._mixture is None
+            is_embedding = self._mixture is None and _EMBEDDINGS.search(name) is not None
             wanted = len(row.shape) >= 2 and not is_embedding
         if not wanted:
             return None

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 Rename: TypeAlias = "Mapping[str, str] | Callable[[str], str] | None"
 
 
+_PRIVATELY = Options(DEFAULT_LIMITS, private=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The arguments of `weightmap.convert` that hold for every file of the new model."""
@@ -51,7 +54,7 @@ class Spec:
     shape: Shape | None = None  # of a model under llama.cpp's names, where types depend on them
     configured: bool = False  # whether a ``config.json`` lies beside the model
     # How the files of the source are opened, by whoever opens them again.
-    opening: Options = field(default_factory=lambda: Options(DEFAULT_LIMITS, private=True), repr=False, compare=False)
+    opening: Options = field(default=_PRIVATELY, repr=False, compare=False)
 
     def of(self, source: Any, target: Any, quantize: Quantize | None) -> Spec:
         """Return the arguments with what source and target say."""
@@ -102,7 +105,7 @@ class Spec:
     def check_globs(self, names: Collection[str], source: str) -> None:
         """Raise `EncodeError` for a glob that no tensor of a model matches, and for globs that leave none of them."""
         how, given = self.quantize, {"include": self.include, "exclude": self.exclude}
-        if all(globs is None for globs in given.values()) and (how is None or (how.include is how.exclude is None)):
+        if self.include is self.exclude is None and (how is None or how.include is how.exclude is None):
             return
         count = counted(len(names), "tensor")
         if how is not None:

@@ -80,16 +80,17 @@ class Packed(Tensors):
         self._places.append(place)
         return len(self.kinds) - 1
 
-    def add(self, name: str, kind: int, offset: int) -> None:
-        """Append a tensor by its name in the source."""
+    def extend(self, tensors: Iterable[tuple[str, int, int]]) -> None:
+        """Append tensors by their names in the source, the numbers of their kinds, and their offsets."""
         last, self._few = self._last, None
-        last.append(name)
-        if len(last) == _TOGETHER:
-            self._texts.append(("".join(last), array("Q", accumulate(map(len, last)))))
-            last.clear()
-        self._numbers.append(kind)
-        self._offsets.append(offset)
-        self.nbytes += self.kinds[kind].nbytes
+        for name, kind, offset in tensors:
+            last.append(name)
+            if len(last) == _TOGETHER:
+                self._texts.append(("".join(last), array("Q", accumulate(map(len, last)))))
+                last.clear()
+            self._numbers.append(kind)
+            self._offsets.append(offset)
+            self.nbytes += self.kinds[kind].nbytes
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -99,15 +100,15 @@ class Packed(Tensors):
             return iter(self._few)
         over = self._over()
         every = zip(self.origins(), self._numbers, self._offsets, strict=True)
-        payloads = (self._payload(name, number, offset, over) for name, number, offset in every)
-        if self._texts or any(place.source is not source for place, source in zip(self._places, over, strict=True)):
-            return payloads
-        self._few = list(payloads)
+        if self._texts or self._renamed or over != [place.source for place in self._places]:
+            return (self._payload(name, number, offset, over) for name, number, offset in every)
+        kinds, places = self.kinds, self._places
+        self._few = [kinds[number].again(name, places[number]._replace(offset=at)) for name, number, at in every]
         return iter(self._few)
 
     def write(self, sink: Sink) -> None:
         """Append the bytes of all tensors: those of neighbours in a file that are only copied at once."""
-        over = self._over()
+        over = self._over() if self._few is None else [place.source for place in self._places]
         copied = [
             kind.is_made_by(copy) and _in_file(place) for kind, place in zip(self.kinds, self._places, strict=True)
         ]
@@ -166,8 +167,7 @@ class Packed(Tensors):
             order.sort(key=lambda i: ranks[numbers[i]])
         found = Packed(self._renamed, self._threads)
         found.kinds, found._places = self.kinds, self._places
-        for i in order:
-            found.add(names[i], numbers[i], self._offsets[i])
+        found.extend((names[i], numbers[i], self._offsets[i]) for i in order)
         return found
 
 
@@ -192,6 +192,8 @@ def _in_file(place: Row) -> bool:
 def file_metadata(file: TensorFile) -> dict[str, Any]:
     """Return the metadata of a file that a conversion takes along."""
     metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
+    if not metadata:
+        return metadata
     if file.layout == "sharded":
         for key in ("total_size", "total_parameters"):  # the books of the index, not what the model is
             metadata.pop(key, None)
@@ -255,8 +257,9 @@ def extras_of(
     """
     carried = found.carries[layout]
     places = found.metadata_keys if "metadata" in carried else frozenset[str]()
-    odd = getattr(metadata, "odd", ())
-    metadata, homeless = fitted(metadata, places, found.metadata_kinds, found.metadata_most)
+    odd, homeless = getattr(metadata, "odd", ()), list[str]()
+    if metadata:
+        metadata, homeless = fitted(metadata, places, found.metadata_kinds, found.metadata_most)
     foreign = found.own_keys & metadata.keys() if file.format != found.name else frozenset[str]()
     if foreign:
         metadata = {key: value for key, value in metadata.items() if key not in foreign}
@@ -299,9 +302,9 @@ def extras_of(
         lost.append("the configuration")
     if tokenizer is not None and "tokenizer" not in carried:
         lost.append("the tokenizer")
-    tokens = not token_keys(file) & metadata.keys() if vocab is own else not along
-    if vocab is not None and "vocab" not in carried and tokens:
-        lost.append(f"the vocabulary of {counted(len(vocab), 'token')}")
+    if vocab is not None and "vocab" not in carried:
+        tokens = not token_keys(file) & metadata.keys() if vocab is own else not along
+        lost += [] if not tokens else [f"the vocabulary of {counted(len(vocab), 'token')}"]
     expected = found.expected_keys.items() if file.format != found.name else ()
     notes += [
         f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())
@@ -481,7 +484,8 @@ class Preparer:
         if left_out:
             some = ", ".join(map(quoted, left_out[:5])) + ", ..." * (len(left_out) > 5)
             warnings.append(f"{entries(len(left_out))} of what was left out ({some}): left behind")
-        warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
+        if file.shards:
+            warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
         tensors: Tensors = packed
         if found.embeddings is not None and file.format != found.name:
             tensors, named = _as_embeddings(packed, *found.embeddings)
@@ -497,7 +501,7 @@ class Preparer:
         """Return the tensors to write, and name and reason for each one that is left out."""
         spec, found, quantizer = self._spec, self._format, self.quantizer
         all_taken = spec.include is None and not spec.exclude
-        packed, dropped = Packed(renamed, self._threads), []
+        packed, dropped, tensors = Packed(renamed, self._threads), [], list[tuple[str, int, int]]()
         known: dict[Any, int] = {}
         for name, place in places:
             if not (all_taken or spec.takes(name)):
@@ -522,7 +526,11 @@ class Preparer:
                 number = packed.add_kind(made, place)
                 if made.dtype.name != "adaptive":  # whose sizes depend on their values
                     known[key] = number
-            packed.add(name, number, offset)
+            tensors.append((name, number, offset))
+            if len(tensors) == _TOGETHER:
+                packed.extend(tensors)
+                tensors.clear()
+        packed.extend(tensors)
         return packed, dropped
 
     def _payload(self, name: str, row: Row, *, quantizing: bool, kept: bool, trial: bool) -> Payload:

@@ -268,7 +268,7 @@ class Source:
 
     def read_into(self, offset: int, target: NDArray[np.uint8]) -> None:
         """Fill a contiguous array with the bytes from `offset` on. Raises `TruncatedError` when the file has fewer."""
-        file = self._opened()
+        file = self._file if self._released is None else self._opened()
         if file is None:
             memory = self._held()[offset : offset + len(target)]
             got = len(memory)

@@ -44,6 +44,7 @@ _OTHER = re.compile(
 )
 # Tensors that mark a file.
 _MARKS = ("scaled_fp8", "comfy_quant")
+_SCALES_OR_MARKS = re.compile("scale|absmax|SCB|comfy_quant")
 # Whose scales are called so.
 _WRITERS = {
     "scales": "GPTQ, AWQ and MLX",
@@ -87,8 +88,7 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
 
 def _tell_of_scales(names: Iterable[str]) -> bool:
     """Whether some of these tensors may be scales, or mark a file as quantised."""
-    text = "\n".join(names)
-    return any(word in text for word in ("scale", "absmax", "SCB", _MARKS[1]))
+    return _SCALES_OR_MARKS.search("\n".join(names)) is not None
 
 
 def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | None] | None:

@@ -482,7 +482,7 @@ class Output:
     @property
     def alignment(self) -> int:
         """The alignment in bytes, 1 for none."""
-        return aligned_to(self.align)
+        return 1 if self.align is None else int(self.align)
 
     @classmethod
     def of(cls, output: Output | None) -> Output:

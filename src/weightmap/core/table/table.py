@@ -299,18 +299,15 @@ class Table:
             dtype, geometry = self._typed(i, shape)
             if geometry is not None:
                 nbytes = (math.prod(shape) * dtype.bits + 7) // 8
-        return self._row(dtype, shape, offset, nbytes, geometry)
+        quantized = self.quantized if dtype.quantized else None
+        return tuple.__new__(Row, (dtype, shape, self.source, offset, nbytes, geometry, quantized))
 
     def row(self, i: int) -> Row:
         """Return row i, checked."""
         dtype, shape, offset, nbytes, row = self.place(i)
-        return self._row(dtype, shape, offset, nbytes) if row is None else row
-
-    def _row(
-        self, dtype: DType, shape: tuple[int, ...], offset: int, nbytes: int, geometry: Geometry | None = None
-    ) -> Row:
-        quantized = self.quantized if dtype.quantized else None
-        return tuple.__new__(Row, (dtype, shape, self.source, offset, nbytes, geometry, quantized))
+        if row is not None:
+            return row
+        return Row(dtype, shape, self.source, offset, nbytes, None, self.quantized if dtype.quantized else None)
 
     def _batches(self) -> Iterator[tuple[int, int, tuple[NDArray[Any], ...]]]:
         """Yield first row, end and columns of all rows, a batch at a time: see `Rows.batch`."""

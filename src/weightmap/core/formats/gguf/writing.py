@@ -250,14 +250,15 @@ def plan(request: Request) -> WritePlan:
     values, alignment = key_values(request, reasons)
     if reasons:
         refuse("GGUF", reasons)
-    header, offset = bytearray(struct.pack("<4sI2Q", MAGIC, _VERSION, len(tensors), len(values))), 0
+    header, offset, gaps = bytearray(struct.pack("<4sI2Q", MAGIC, _VERSION, len(tensors), len(values))), 0, False
     for value in values:
         header += value
     for tensor in tensors:
         name, shape = tensor.name.encode(), tensor.shape[::-1]
         numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, CODES[tensor.dtype.name], offset)
         header += struct.pack("<Q", len(name)) + name + numbers
-        offset += tensor.nbytes + -tensor.nbytes % alignment
+        offset += tensor.nbytes + (gap := -tensor.nbytes % alignment)
+        gaps = gaps or gap > 0
     if len(header) >= access.U32_MAX - 1:
         refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
     base = aligned(len(header), alignment)
@@ -265,14 +266,13 @@ def plan(request: Request) -> WritePlan:
 
     def write(sink: Sink) -> None:
         sink.write(header)
-        gap = base - len(header)
+        sink.pad(base - len(header) if padded else 0)
+        if not gaps:
+            tensors.write(sink)
+            return
         for tensor in tensors:
-            if gap:
-                sink.pad(gap)
             tensor.write(sink)
-            gap = -tensor.nbytes % alignment
-        if gap and padded:
-            sink.pad(gap)
+            sink.pad(-tensor.nbytes % alignment)
 
     return WritePlan(base + offset if padded else len(header), write)
 
