@@ -128,17 +128,14 @@ BY_BLOCKS = ("int4_block", "int5_block")
 BARE_DEFAULTS: dict[str, Any] = {"block_size": 32, "scale_type": "fp16"}
 
 
-class Header:
+class Header(NamedTuple):
     """The checked header: the offset of each section, which ends where the next one begins."""
 
-    __slots__ = ("config", "end", "metadata", "tokenizer", "weights")
-
-    def __init__(self, metadata: int, config: int, tokenizer: int, weights: int, end: int) -> None:
-        self.metadata: int = metadata
-        self.config: int = config
-        self.tokenizer: int = tokenizer
-        self.weights: int = weights
-        self.end: int = end  # of the last section
+    metadata: int
+    config: int
+    tokenizer: int
+    weights: int
+    end: int  # of the last section
 
 
 def read_header(source: Source, head: bytes, options: Options, warnings: list[str]) -> Header:
@@ -204,14 +201,11 @@ class _Rules(Rules):
     fields = MappingProxyType({"name": ("name", 2)})
 
 
-class Records:
+class Records(NamedTuple):
     """The records of a file."""
 
-    __slots__ = ("columns", "relative")
-
-    def __init__(self, columns: scans.Columns, *, relative: bool) -> None:
-        self.columns: scans.Columns = columns
-        self.relative: bool = relative  # whether padding counts from the beginning of the section
+    columns: scans.Columns
+    relative: bool  # whether padding counts from the beginning of the section
 
 
 def walk(

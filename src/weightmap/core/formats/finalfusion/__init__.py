@@ -341,19 +341,14 @@ def _skip(source: Source, position: int, count: int, tail: int, what: str) -> It
 _PADDING_MOST = 4
 
 
-class Placing:
+class Placing(NamedTuple):
     """Finds the data of a chunk."""
 
-    __slots__ = ("length", "position", "size", "starts_norms", "warnings")
-
-    def __init__(
-        self, position: int, length: int, size: int, warnings: list[str], starts_norms: Callable[[int], bool]
-    ) -> None:
-        self.position: int = position  # offset of the chunk
-        self.length: int = length  # that its header declares
-        self.size: int = size  # of the file
-        self.warnings: list[str] = warnings
-        self.starts_norms: Callable[[int], bool] = starts_norms  # whether a chunk of norms begins at an offset
+    position: int  # offset of the chunk
+    length: int  # that its header declares
+    size: int  # of the file
+    warnings: list[str]
+    starts_norms: Callable[[int], bool]  # whether a chunk of norms begins at an offset
 
     @property
     def payload(self) -> int:
@@ -369,6 +364,15 @@ class Placing:
         if len(raw) < fields.size:
             raise cut_off(f"the fields of the {what}", self.size, self.payload + fields.size, field=what)
         return fields.unpack_from(raw)
+
+    def block(
+        self, what: str, code: int, shape: tuple[int, ...], nbytes: int, fields: int, product: PQShape | None = None
+    ) -> Block:
+        """Return the chunk whose data of `nbytes` bytes lies behind `fields` bytes: see `place`."""
+        width = BITS[code] // 8 if product is None else 4
+        data, end = self.place(what, fields, nbytes, width, last=what == "norms")
+        padding, declared = self.payload + fields, self.payload + self.length
+        return Block(code, shape, self.position, padding, data, end, product, declared)
 
     def place(self, what: str, fields: int, nbytes: int, width: int, *, last: bool = False) -> tuple[int, int]:
         """Return the offset of the data and the end of the chunk.
@@ -425,9 +429,7 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
     nbytes = rows * cols * width
     # numpy multiplies the other dimensions of an empty matrix too.
     _check_size(max(rows, 1) * max(cols, 1) * width, "matrix", placing.payload)
-    data, end = placing.place("matrix", MATRIX_FIELDS.size, nbytes, width)
-    padding, declared = placing.payload + MATRIX_FIELDS.size, placing.payload + placing.length
-    return Block(code, (rows, cols), placing.position, padding, data, end, None, declared)
+    return placing.block("matrix", code, (rows, cols), nbytes, MATRIX_FIELDS.size)
 
 
 def read_product(placing: Placing, raw: bytes) -> Block:
@@ -442,9 +444,7 @@ def read_product(placing: Placing, raw: bytes) -> Block:
     nbytes = sum(product_sizes((rows, width), product))
     _check_size(nbytes, "quantised matrix", placing.payload)
     _check_size(max(rows, 1) * width * 4, "quantised matrix", placing.payload)
-    data, end = placing.place("quantised matrix", QUANTIZED_FIELDS.size, nbytes, 4)
-    padding, declared = placing.payload + QUANTIZED_FIELDS.size, placing.payload + placing.length
-    return Block(PQ_CODE, (rows, width), placing.position, padding, data, end, product, declared)
+    return placing.block("quantised matrix", PQ_CODE, (rows, width), nbytes, QUANTIZED_FIELDS.size, product)
 
 
 def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, int, int]:
@@ -488,9 +488,7 @@ def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
         raise LayoutError("number of norms", field="n_norms", offset=placing.payload, actual=count, expected=expected)
     nbytes = 4 * count
     _check_size(nbytes, "norms", placing.payload)
-    data, end = placing.place("norms", NORMS_FIELDS.size, nbytes, 4, last=True)
-    padding, declared = placing.payload + NORMS_FIELDS.size, placing.payload + placing.length
-    return Block(F32_CODE, (count,), placing.position, padding, data, end, None, declared)
+    return placing.block("norms", F32_CODE, (count,), nbytes, NORMS_FIELDS.size)
 
 
 # ----------------------------------------------------------------------------------------------------

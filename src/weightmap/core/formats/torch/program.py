@@ -78,7 +78,26 @@ _STORED = frozenset(("TEXT", "BYTES", "LATIN", "LONG"))
 _OF_KIND = {number: name for name, number in scans.PICKLE_VALUES.items()}
 
 
-class Program:
+_CALLS = "calls a function with arguments that torch.save does not write"
+_CYCLE = "a container holds itself, and has no end: save what it holds without it"
+_LAUGHS = "containers that hold each other many times have more members than the program has bytes"
+_NAMES = "at most {} (by the size of the pickle, and Limits.max_header_bytes)"
+_MEMORY = "{name} takes more memory than any that torch.save writes ({kind})"
+# For other faults: the class of the error, what is wrong, its field, and what was expected in the place of a number.
+_FAULTS: dict[str, tuple[type[FormatError], str, str, str]] = {
+    "PICKLE_STACK": (FormatError, "{name}: opcode {actual:#04x} finds on the stack what it cannot take", "pickle", ""),
+    "PICKLE_MEMO": (FormatError, "{name}: number of an entry of the memo", "pickle", "less than {}"),
+    "PICKLE_CALL": (UnsupportedError, f"{{name}}: opcode {{actual:#04x}} {_CALLS}", "pickle", ""),
+    "PICKLE_RANGE": (LayoutError, "{name}: a tensor reaches past its storage, to element", "pickle", "less than {}"),
+    "PICKLE_OVERFLOW": (LayoutError, "{name}: the product of a shape exceeds 2**63 - 1 bytes", "pickle", ""),
+    "PICKLE_REPEATED": (LayoutError, "{name}: a dictionary has a key twice, or a set a member", "name", ""),
+    "PICKLE_CYCLE": (LimitError, f"{{name}}: {_CYCLE}", "pickle", ""),
+    "PICKLE_LAUGHS": (LimitError, f"{{name}}: {_LAUGHS}", "pickle", ""),
+    "PICKLE_NAMES": (LimitError, "{name}: bytes of names", "max_header_bytes", _NAMES),
+}
+
+
+class Program(NamedTuple):
     """A program, at its place in the file.
 
     Attributes
@@ -90,13 +109,10 @@ class Program:
         Where it begins, and the bytes that it may have.
     """
 
-    __slots__ = ("name", "offset", "size", "source")
-
-    def __init__(self, source: Source, name: str, offset: int, size: int) -> None:
-        self.source: Source = source
-        self.name: str = name
-        self.offset: int = offset
-        self.size: int = size
+    source: Source
+    name: str
+    offset: int
+    size: int
 
     def read(self, at: int, count: int) -> bytes:
         """Return bytes of the program."""
@@ -155,59 +171,20 @@ def error_of(fault: Fault, program: Program, options: Options) -> FormatError | 
             (str(expected), "at most 5") if actual == 0x80 else (f"{actual:#04x}", "one that torch.save writes")
         )
         return UnsupportedError(what, field="pickle", offset=at, actual=shown, expected=requirement)
-    if kind == "PICKLE_STACK":
-        return FormatError(
-            f"{name}: opcode {actual:#04x} finds on the stack what it cannot take", field="pickle", offset=at
-        )
-    if kind == "PICKLE_MEMO":
-        what = f"{name}: number of an entry of the memo"
-        return FormatError(what, field="pickle", offset=at, actual=actual, expected=f"less than {expected}")
-    if kind == "PICKLE_CALL":
-        what = f"{name}: opcode {actual:#04x} calls a function with arguments that torch.save does not write"
-        return UnsupportedError(what, field="pickle", offset=at)
-    if kind == "PICKLE_RANGE":
-        what = f"{name}: a tensor reaches past its storage, to element"
-        return LayoutError(what, field="pickle", offset=at, actual=actual, expected=f"less than {expected}")
-    if kind == "PICKLE_OVERFLOW":
-        what = f"{name}: the product of a shape exceeds 2**63 - 1 bytes"
-        return LayoutError(what, field="pickle", offset=at)
-    if kind == "PICKLE_REPEATED":
-        what = f"{name}: a dictionary has a key twice, or a set a member"
-        return LayoutError(what, field="name", offset=program.offset)
-    return _excess_of(fault, program, options)
-
-
-def _excess_of(fault: Fault, program: Program, options: Options) -> LimitError:
-    """Return the error for a fault by excess."""
-    kind, name, actual, expected = fault.kind, program.name, fault.actual, fault.expected
     if kind == "PICKLE_DEEP":
-        what = f"{name}: depth of containers within each other"
-        return LimitError(
-            what, field="pickle", offset=program.offset, actual=f"more than {expected}", expected=f"at most {expected}"
-        )
-    if kind == "PICKLE_CYCLE":
-        what = f"{name}: a container holds itself, and has no end: save what it holds without it"
-        return LimitError(what, field="pickle", offset=program.offset)
-    if kind == "PICKLE_LAUGHS":
-        what = f"{name}: containers that hold each other many times have more members than the program has bytes"
-        return LimitError(what, field="pickle", offset=program.offset)
-    if kind == "PICKLE_NAMES":
-        what, limit_text = (
-            f"{name}: bytes of names",
-            f"at most {expected} (by the size of the pickle, and Limits.max_header_bytes)",
-        )
-        return LimitError(what, field="max_header_bytes", offset=program.offset, actual=actual, expected=limit_text)
+        what, depth = f"{name}: depth of containers within each other", f"more than {expected}"
+        return LimitError(what, field="pickle", offset=program.offset, actual=depth, expected=f"at most {expected}")
     if kind == "CAPACITY":
-        return LimitError(
-            f"{name}: number of tensors or storages",
-            field="max_tensors",
-            offset=program.offset,
-            actual=f"more than {expected}",
-            expected=f"at most {options.limits.max_tensors} (Limits.max_tensors)",
-        )
-    return LimitError(
-        f"{name} takes more memory than any that torch.save writes ({kind})", field="pickle", offset=program.offset
-    )
+        what, count = f"{name}: number of tensors or storages", f"more than {expected}"
+        limit = f"at most {options.limits.max_tensors} (Limits.max_tensors)"
+        return LimitError(what, field="max_tensors", offset=program.offset, actual=count, expected=limit)
+    cls, what, field, limit = _FAULTS.get(kind, (LimitError, _MEMORY, "pickle", ""))
+    error = cls(what.format(name=name, actual=actual, kind=kind), field=field, offset=at)
+    if cls is LimitError or kind == "PICKLE_REPEATED":  # no byte of the program shows it
+        error.offset = program.offset
+    if limit:
+        error.actual, error.expected = actual, limit.format(expected)
+    return error
 
 
 def _unknown(module: bytes, attribute: bytes) -> tuple[str, str, str]:
