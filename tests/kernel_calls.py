@@ -405,17 +405,16 @@ def _wm_index_build(p: Place, size: int) -> Any:
     return lib.wm_index_build(*args, p.room(1, "uint64_t"), p.room(1, "uint64_t"))
 
 
-def _wm_index_find(p: Place, size: int) -> Any:
+def _wm_index_lookup(p: Place, size: int) -> Any:
     index, _ = _index(p, size, 2)
     blob, bounds = strings(size, 0)
     last = blob[bounds[-2] :] if len(bounds) > 1 else b""
-    return [lib.wm_index_find(*index, p.give(name), len(name)) for name in (last, noise(size))]
-
-
-def _wm_index_lookup(p: Place, size: int) -> Any:
-    index, _ = _index(p, size, 2)
     described = ffi.new("wm_index *", index)
-    return [lib.wm_index_lookup(described, p.give(name), len(name)) for name in (noise(size), b"0", b"")]
+    return [lib.wm_index_lookup(described, p.give(name), len(name)) for name in (last, noise(size), b"0", b"")]
+
+
+def _wm_variant(p: Place, size: int) -> Any:
+    return [lib.wm_variant(p.give(name, "char *", 1)) == ffi.NULL for name in (b"crc32\0", b"lookup\0", b"crc\0")]
 
 
 def _wm_index_find_many(p: Place, size: int) -> Any:

@@ -127,8 +127,8 @@ enum {
 int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64_t max, uint64_t most_names,
                    const wm_pickle_tensors *tensors, const wm_pickle_values *values, uint8_t *path, wm_pickle *out,
                    wm_fault *fault);
-/* Lists the next `count` storages, at most as many as are left: names[bounds[i], bounds[i+1]) is the prefix and the key of one, with
- * room for WM_PICKLE_KEY bytes of key; at[i] is the place of its key in the program, nbytes[i] its claimed bytes, item[i] the bytes
+/* Lists up to `count` more storages: names[bounds[i], bounds[i+1]) is the prefix and the key of one, with room for WM_PICKLE_KEY
+ * bytes of key; at[i] is the place of its key in the program, nbytes[i] its claimed bytes, item[i] the bytes
  * of an element, and type[i] the code of its type. *cursor is out->storages at first. Returns 0, or -1 with *fault filled. */
 enum { WM_PICKLE_KEY = 255 };
 typedef struct {

@@ -97,8 +97,8 @@ uint32_t wm_cpu_features(void) {
  *   AMD Zen 4                                  24 to 27    20 (output not prefetched)
  *   Intel Cascade Lake                              5.9    8.1 (5.6 when the output is not prefetched)
  *   Intel Cascade Lake, two threads                11.6    14.7
- * The CPUs that gain tell the size of the third-level cache that a core reaches (cpu_cache), those that lose do not. So a CPU that tells
- * it streams, when input and output take three quarters of that cache. Outputs in GB/s (Zen 5, 32 MiB of cache), used again and again:
+ * CPUs that gain from streaming report the third-level cache of a core (cpu_cache); the others do not. So a CPU with a reported
+ * size streams once input and output take three quarters of it. Outputs in GB/s (Zen 5, 32 MiB of cache), used again and again:
  *                       MiB         12    16    20    24    32    64
  *   int4, streamed                  41    41    40    41    41    38
  *   int4, stored                    78    58    42    38    34    28

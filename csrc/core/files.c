@@ -157,7 +157,7 @@ static uint64_t batch(const uint64_t *starts, uint64_t n, uint64_t length, uint6
     return i;
 }
 
-/* What lies between two runs is read from the disk with them, unless it is so many times a run. */
+/* Bytes between two runs are read with them, up to this many times a run. */
 enum { TIMES = 8 };
 
 /* Asks the kernel for the pages of runs, and for others only where they are less than `gap` bytes: it reads them at once, and in steps

@@ -128,13 +128,12 @@ int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds
     return duplicates;
 }
 
-int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
-                      const uint32_t *slots, uint64_t capacity, const uint8_t *name, uint64_t name_len) {
+int64_t wm_index_lookup(const wm_index *index, const uint8_t *name, uint64_t name_len) {
     strings s;
     uint64_t slot;
     uint32_t number;
-    if (!describe(&s, data, len, bounds, n, gap, capacity)) return -1;
-    if (probe(&s, slots, wm_fnv1a32(name, name_len), name, name_len, &slot, &number) != PRESENT) return -1;
+    if (!describe(&s, index->data, index->len, index->bounds, index->n, index->gap, index->capacity)) return -1;
+    if (probe(&s, index->slots, wm_fnv1a32(name, name_len), name, name_len, &slot, &number) != PRESENT) return -1;
     return number;
 }
 
@@ -158,9 +157,4 @@ int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds
         }
     }
     return 0;
-}
-
-int64_t wm_index_lookup(const wm_index *index, const uint8_t *name, uint64_t name_len) {
-    return wm_index_find(index->data, index->len, index->bounds, index->n, index->gap, index->slots, index->capacity, name,
-                         name_len);
 }

@@ -223,13 +223,14 @@ typedef struct {
     uint8_t *out;
     uint64_t rows, columns;
     int bits, packing, type;
-    int in_runs, streaming; /* codes of at most 4 bits, of which each RUN columns have one group; and aligned lines */
+    int in_runs, streaming; /* codes of at most 4 bits, one group for each RUN columns; and aligned lines */
 } wm_grouped;
 typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
 
-/* Looks up n codes of `rows` rows, in blocks of `width`: see lookup.h. Block b has the table which[b], or b where `which` is NULL, of
- * `bytes` for each value. Codes of a row lie `codes_apart` bytes behind those of the row before, its values `out_apart`. Only output whose lines and blocks are aligned to 64 bytes may be streamed. Where codes are `numbers`
- * other than WM_ANY_NUMBERS, the values are (number - zeros[table]) * scales[table] rounded to a type; no zeros where they are NULL. */
+/* Looks up n codes of `rows` rows, in blocks of `width`: see lookup.h. Block b uses table which[b], or b if `which` is NULL; a value
+ * has `bytes` bytes. Rows of codes lie `codes_apart` bytes apart, rows of values `out_apart`. Output may be streamed if its lines
+ * and blocks are aligned to 64 bytes. With `numbers` other than WM_ANY_NUMBERS a value is (number - zeros[table]) * scales[table],
+ * rounded; `zeros` may be NULL. */
 enum { WM_ANY_NUMBERS, WM_INTEGERS, WM_E4M3 };
 typedef struct {
     const uint8_t *codes, *tables, *which;
@@ -302,9 +303,9 @@ enum { WM_MAX_PARTS = 64 };
 typedef int wm_piece_fn(void *context, int thread, uint64_t begin, uint64_t end);
 int wm_run_pieces(wm_piece_fn *run, void *context, uint64_t n, uint64_t piece, int threads);
 
-/* Divides the work [0, n) among at most `threads` threads (and WM_MAX_PARTS), as many as have at least `min` each: into up to
- * eight parts for each, at most WM_MAX_PARTS, that begin at multiples of `align`. Calls run(context, part, begin, end) for each,
- * and returns the number of parts when all are done: 1 when dividing is not worth while.
+/* Divides the work [0, n) among up to `threads` threads with at least `min` each: into up to eight parts a thread, WM_MAX_PARTS in
+ * all, that begin at multiples of `align`. Calls run(context, part, begin, end) for each part. Returns the number of parts when
+ * all are done: 1 if dividing does not pay.
  */
 typedef void wm_part_fn(void *context, int part, uint64_t begin, uint64_t end);
 int wm_run_parts(wm_part_fn *run, void *context, uint64_t n, uint64_t align, uint64_t min, int threads);

@@ -22,20 +22,13 @@
  * "avx512" < "avx512icl" (VPCLMULQDQ); on arm64 "portable" < "neon" (CRC32 and PMULL). Each kernel uses the best
  * variant whose features both the chosen tier and the CPU have; "avx2" uses VPCLMULQDQ too where the CPU has it.
  */
-const char *wm_isa_name(int tier);    /* the tier's name; NULL when there is no such tier on this architecture */
-int wm_isa_available(int tier);       /* 1 when this CPU has all features of the tier */
-int wm_isa_selected(void);            /* the tier in use; the best available one after loading */
-int wm_isa_select(int tier);          /* use this tier from now on, in all threads; 0, or -1 when not available */
-uint64_t wm_stream_least(void);       /* bytes read and written from which outputs bypass the caches; UINT64_MAX: never */
-const char *wm_crc32_variant(void);   /* the function in use for long inputs: "crc32_x86_pclmulqdq", ... */
-const char *wm_fnv1a32_variant(void); /* the same for batches of names */
-const char *wm_f16_to_f32_variant(void);
-const char *wm_bf16_to_f32_variant(void);
-const char *wm_intblock_variant(void);     /* and for quantised blocks */
-const char *wm_ggml_variant(void);         /* and for blocks of ggml */
-const char *wm_combine_rows_variant(void); /* and for projections in product quantisation */
-const char *wm_groups_variant(void);
-const char *wm_lookup_variant(void);
+const char *wm_isa_name(int tier); /* the tier's name; NULL when there is no such tier on this architecture */
+int wm_isa_available(int tier);    /* 1 when this CPU has all features of the tier */
+int wm_isa_selected(void);         /* the tier in use; the best available one after loading */
+int wm_isa_select(int tier);       /* use this tier from now on, in all threads; 0, or -1 when not available */
+uint64_t wm_stream_least(void);    /* bytes read and written from which outputs bypass the caches; UINT64_MAX: never */
+/* The function in use for a kernel of internal.h, for long inputs: "crc32_x86_pclmulqdq" for "crc32"; NULL for another name. */
+const char *wm_variant(const char *name);
 
 /* --------------------------------------------------------------------------------------------------- CRC-32
  * The CRC-32 of zlib, PNG and Ethernet: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
@@ -88,10 +81,10 @@ int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
  *   out[r][c] = (values[code of row r, column c] - zeros[b]) * scales[b] * factor
  * in float32, as type 0, or rounded once, ties to even, to float16 (type 1) or bfloat16 (type 2). Row r begins at codes + r *
  * row_bytes, with a byte for each code of 8 bits, or for two of 4 bits, the low half first or, with `high_first`, the high half.
- * `values` has 2^bits numbers. Blocks at the edges may be smaller, and the first ones begin `before` rows earlier; b is the number of the block, row by row; or where `which` is not
- * NULL, which[number of the block], and there are at most 256 scales. `zeros` may be NULL. Uses up to `threads` threads, fewer for
- * little work. Returns 0; -1 for sizes that do not fit together, or a block without a scale; -2 when `out` overlaps an input; or -3
- * when there is no memory.
+ * `values` has 2^bits numbers. Blocks at the edges may be smaller, and the first ones begin `before` rows earlier. b numbers the
+ * blocks row by row; with `which`, it is which[number of the block], for at most 256 scales. `zeros` may be NULL. Uses up to
+ * `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not fit together, or a block without a scale; -2 when
+ * `out` overlaps an input; -3 without memory.
  */
 int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_first, uint64_t row_bytes, uint64_t rows,
               uint64_t columns, uint64_t before, uint64_t height, uint64_t width, const float *values, const float *scales,
@@ -121,7 +114,7 @@ int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int pa
 int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n);
 /* Decodes elements [first, first + count) of the n elements in data[0, size), at any alignment, to float32 or, with `half` not
  * 0, to float16, rounded from it with ties to even. `out` is aligned for its type. Uses up to `threads` threads. Returns 0, -1
- * when the size is not that of wm_blocks_size or the range not within the n elements, or -2 when data and out overlap. */
+ * for a size other than wm_blocks_size or a range outside the n elements, or -2 when data and out overlap. */
 int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
                      uint64_t first, void *out, uint64_t count, int half, int threads);
 
@@ -154,8 +147,8 @@ int wm_ggml_decode(const uint8_t *data, uint64_t size, int type, uint64_t n, uin
                    int half, int threads);
 /* Whether wm_ggml_encode knows a type: q4_0 to q8_0, q2_k to q6_k, iq4_nl and mxfp4. */
 int wm_ggml_encodes(int type);
-/* Quantises x[0, n), whole blocks, to such data in out[0, out_size). q4_0 to q8_0 get the bytes of gguf-py; a search for the
- * least squared error finds those of the others. They depend neither on the CPU nor on the number of threads. A scale too
+/* Quantises x[0, n), whole blocks, to such data in out[0, out_size). q4_0 to q8_0 get the bytes of gguf-py; for the others
+ * a search minimises the squared error. Bytes depend neither on the CPU nor on the number of threads. A scale too
  * large for float16 becomes the largest finite one. `errors`, unless NULL, gets the sum of the squared errors of each block.
  * Returns -1 when done, the index of the first element that is NaN or infinite (nothing is written then), or -2 for a type or
  * sizes that do not fit. */
@@ -185,8 +178,8 @@ typedef struct {
     uint64_t size, at;
     int flush;
 } wm_unwritten;
-/* What became of it: done; number `at` is NaN or infinite, the first one; the file could not be read at byte `at`, or the other
- * one written or read, with an errno (0: the file ends there); or the arguments do not fit. */
+/* The outcome: done; number `at` is the first that is NaN or infinite; a file failed at byte `at`, with an errno (0: it ends there);
+ * or the arguments do not fit. */
 enum { WM_DONE = 0, WM_NOT_FINITE = 1, WM_UNREADABLE = 2, WM_UNWRITABLE = 3, WM_UNFIT = 4, WM_OTHER_UNREADABLE = 5 };
 typedef struct {
     int what;
@@ -197,12 +190,12 @@ typedef struct {
 uint64_t wm_quantize_room(const wm_numbers *numbers, const wm_blocks *blocks, uint64_t *pieces);
 /* Quantises the numbers to out[0, out_size), exactly the bytes of their blocks, which do not depend on the CPU or the number of
  * threads; and writes what an earlier call left, unless it is NULL. For each piece, sums[0, n_sums) gets the sum of the squared
- * errors and that of the squares, 2 * pieces in all. As many threads work as there is room for, and `threads` at most. */
+ * errors and the sum of the squares, 2 * pieces in all. Up to `threads` threads work, as `room` allows. */
 void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uint8_t *out, uint64_t out_size, double *sums,
                          uint64_t n_sums, uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads,
                          wm_outcome *outcome);
 
-/* Bytes of a file, and where they go in another one, in pieces of so many bytes. */
+/* Bytes of a file, their place in another one, and the bytes of a piece. */
 typedef struct {
     int source, target;
     uint64_t from, to, size, piece;
@@ -252,16 +245,13 @@ int64_t wm_walk_strings(const uint8_t *data, uint64_t len, uint64_t count, int w
 int64_t wm_utf8_strings(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap);
 
 /* Builds a hash index over n strings (index.c). `capacity` is a power of two, at least 4/3 n and at most 2^32. Only
- * wm_index_find and its like read the slots. Of equal strings the first is kept. Returns the number of strings that equal an
+ * wm_index_lookup and wm_index_find_many read the slots. Of equal strings the first is kept. Returns the number of strings that equal an
  * earlier one (the first such in *duplicate, its earlier twin in *original); -1 for bounds that do not lie in data in rising
  * order or a bad capacity; or -2 when hashes collide so much (64 different strings of one hash, or 256 slots probed) that the
  * table would be slow, which only crafted strings cause. */
 int64_t wm_index_build(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap, uint32_t *slots,
                        uint64_t capacity, uint64_t *duplicate, uint64_t *original);
 /* The number of the string equal to name[0, name_len), or -1. Safe for any contents of `data` and `slots`. */
-int64_t wm_index_find(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
-                      const uint32_t *slots, uint64_t capacity, const uint8_t *name, uint64_t name_len);
-/* The same for strings described by one struct, so that a look-up is a call of three arguments. */
 typedef struct {
     const uint8_t *data;
     uint64_t len;
@@ -272,7 +262,7 @@ typedef struct {
     uint64_t capacity;
 } wm_index;
 int64_t wm_index_lookup(const wm_index *index, const uint8_t *name, uint64_t name_len);
-/* wm_index_find for many names at once: name i is names[name_bounds[i], name_bounds[i+1]); out[i] = number or -1.
+/* wm_index_lookup for many names at once: name i is names[name_bounds[i], name_bounds[i+1]); out[i] = number or -1.
  * Returns 0, or -1 for name_bounds that do not lie in names in rising order or a bad capacity. */
 int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds, uint64_t n, uint32_t gap,
                        const uint32_t *slots, uint64_t capacity, const uint8_t *names, uint64_t names_len,
@@ -296,8 +286,8 @@ typedef struct {
     const uint64_t *indices;
     uint64_t n_indices;
 } wm_subwords;
-/* Writes the rows of the n-grams of n texts: those of text i = texts[bounds[i], bounds[i+1]), which has its brackets "<" and
- * ">", to rows[row_bounds[i], row_bounds[i+1]). row_bounds has n + 1 entries. Returns the number of rows; when it exceeds cap,
+/* Writes the rows of the n-grams of n texts: for text i = texts[bounds[i], bounds[i+1]), brackets "<" and ">" included, to
+ * rows[row_bounds[i], row_bounds[i+1]). row_bounds has n + 1 entries. Returns the number of rows; when it exceeds cap,
  * `rows` is filled only in part, and the caller repeats the call with more room. Returns -1 for bounds that do not lie in
  * texts in rising order or a bad kind, or -2 - i when text i has more than WM_NGRAMS_MOST n-grams, with or without rows. */
 int64_t wm_subword_rows(const wm_subwords *subwords, const uint8_t *texts, uint64_t len, const uint32_t *bounds, uint64_t n,
@@ -353,19 +343,18 @@ uint64_t wm_adaptive_plan_size(uint64_t block_size, uint64_t n);
 int wm_adaptive_check(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n, uint64_t *plan,
                       uint64_t n_plan, wm_fault *fault);
 /* Like wm_blocks_decode, for such data, by the plan made for them; does not read their mask. Returns 0 when every element was
- * written; -1 when the size is not that of the plan, the range not within the n elements, or wm_adaptive_check did not make
- * the plan; or -2 when data and out overlap. A block of float16 is decoded as by wm_f16_to_f32. */
+ * written; -1 for another size than the plan's, a range outside the n elements, or a plan that wm_adaptive_check did not make; or
+ * -2 when data and out overlap. A block of float16 is decoded as by wm_f16_to_f32. */
 int wm_adaptive_decode(const uint8_t *data, uint64_t size, int scale_type, uint64_t block_size, uint64_t n,
                        const uint64_t *plan, uint64_t n_plan, uint64_t first, void *out, uint64_t count, int half, int threads);
-/* Quantises n elements to int4 and, where that may pay, to int5, and chooses a kind for each block, so that the scales and codes take at most
- * `budget` bytes and the squared error is small; on at most `threads` threads. All is left in the room of wm_adaptive_room numbers, for
- * wm_adaptive_encode. Returns the size of the data; -1 for sizes that do not fit, or a budget too small for int4; -2 - i for an
- * element i that is not finite. */
+/* Chooses a kind for each block of n elements, so that scales and codes take at most `budget` bytes and the squared error is small;
+ * up to `threads` threads. Leaves its choice in `room`, wm_adaptive_room numbers, for wm_adaptive_encode. Returns the size of the
+ * data; -1 for sizes that do not fit, or a budget too small for int4; -2 - i for an element i that is not finite. */
 uint64_t wm_adaptive_room(int scale_type, uint64_t block_size, uint64_t n);
 int64_t wm_adaptive_choose(const float *x, uint64_t n, int scale_type, uint64_t block_size, uint64_t budget, uint64_t *room,
                            uint64_t room_size, int threads);
-/* Writes the data, out[0, out_size), of the same elements and their room. What is too large for float16 becomes the largest one.
- * Returns 0, or -1 for another size than wm_adaptive_choose gave. */
+/* Writes the data, out[0, out_size), of the same elements and their room. An element too large for float16 becomes its largest
+ * number. Returns 0, or -1 for another size than wm_adaptive_choose returned. */
 int wm_adaptive_encode(const float *x, uint64_t n, int scale_type, uint64_t block_size, uint64_t *room, uint64_t room_size,
                        uint8_t *out, uint64_t out_size);
 
@@ -423,12 +412,12 @@ int wm_resident(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t
 /* How many pages that hold one of size bytes from `offset` on of a file are in the page cache; or -errno: ENOSYS on systems
  * other than Linux, and before 6.5. */
 int64_t wm_cached(int fd, uint64_t offset, uint64_t size);
-/* The number of the kind of file system that a file lies on, as statfs has it; or -errno (ENOSYS on systems other than Linux). */
+/* The type of the file system of a file, from statfs; or -errno (ENOSYS on systems other than Linux). */
 int64_t wm_file_system(int fd);
-/* Lets the disk begin to write size bytes from `offset` on of a file, without waiting for it: a hint, on Linux alone. */
+/* Starts writing size bytes of a file from `offset` on to the disk, and does not wait: a hint, on Linux alone. */
 void wm_begin_flush(int fd, uint64_t offset, uint64_t size);
-/* Reads n runs of `length` bytes each from a file, which begin at starts[i] in rising order, one after another into out. The
- * kernel is asked for their pages ahead, and for those of less than `gap` bytes between them, which on a disk takes less time.
+/* Reads n runs of `length` bytes each from a file, which begin at starts[i] in rising order, one after another into out. Asks
+ * the kernel for their pages ahead, gaps of less than `gap` bytes included, which on a disk takes less time.
  * Returns the bytes read: fewer where the file ends, and with an errno in *error where it cannot be read (ENOSYS without pread). */
 uint64_t wm_read_runs(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t gap, uint8_t *out, int *error);
 /* Bytes of a page of memory. */

@@ -7,7 +7,7 @@
 #endif
 
 /* ------------------------------------------------------------------------------------------------ scan faults
- * What a scan of an index found wrong, and where. Python words the message.
+ * The fault that a scan of an index found, and its place. Python words the message.
  */
 typedef struct {
     int32_t code;      /* one of the WM_FAULT_ constants; 0 none */
@@ -337,11 +337,10 @@ int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint3
  *
  * dtype[i] is the data_type, 1 to 28. Alone, begin and end are the data in this file. With WM_ONNX_MADE, they are the fields of
  * numbers that wm_onnx_numbers makes the data of; with WM_ONNX_EXTERNAL, the data in another file, the last of `files` up to that
- * tensor. Initialisers of strings (data_type 8) are listed, with no data; so are, with data_type 0 and if `lax`, those that cannot be
- * read. at[i] is where tensor i begins, with bit WM_ONNX_NESTED_BIT for one in a node, in a graph within another, in a function or in
- * training_info. `kept` receives the fields of
- * the model but the graph: 1 to 6, 8 and 14. Checks the structure, and that fields hold as many numbers as the shape says, or for
- * varints as many as these bytes can; see wm_columns_check for the rest.
+ * tensor. Initialisers of strings (data_type 8) are listed without data; with `lax`, unreadable ones too, as data_type 0. at[i] is
+ * the beginning of tensor i, with bit WM_ONNX_NESTED_BIT if it lies in a node, a graph within another, a function or training_info.
+ * `kept` receives the fields of the model but the graph: 1 to 6, 8 and 14. Checks the structure, and the number of values against
+ * the shape; see wm_columns_check for the rest.
  *
  * Capacities may be 0, but for the bounds: the walk goes on beyond them, `out` has those needed, and the columns hold the first
  * tensors alone. `at` holds as many as the columns. Returns 0, or -1 with *fault filled, the message in out->message and the number
@@ -391,8 +390,8 @@ int wm_onnx_numbers(const uint8_t *data, uint64_t len, uint64_t number, uint64_t
  * Lists of strings in its vocabularies. Each entry is a u32 length, that many bytes, and `tail` bytes: none after a word, the
  * index of 8 bytes after an n-gram.
  */
-/* Walks those of `count` entries that lie whole in data[0, len). Returns their bytes, and their number in *walked: so a list may
- * be walked in pieces. */
+/* Walks the first of `count` entries, while they lie whole in data[0, len). Returns their bytes, and their number in *walked: so a
+ * list may be walked in pieces. */
 uint64_t wm_finalfusion_skip(const uint8_t *data, uint64_t len, uint64_t count, uint32_t tail, uint64_t *walked);
 /* Walks `count` n-grams with their indices (tail 8). Fills bounds (count + 1 entries, gap 12: string i is data[bounds[i],
  * bounds[i+1] - 12)) and indices (count entries). N-grams past 2^32 - 5 bytes do not fit. Returns the bytes walked, or -1 - i

@@ -129,12 +129,10 @@ int wm_isa_select(int t) {
     return 0;
 }
 
-const char *wm_crc32_variant(void) { return wm_variants_in_use()->crc32_name; }
-const char *wm_fnv1a32_variant(void) { return wm_variants_in_use()->fnv1a32_name; }
-const char *wm_f16_to_f32_variant(void) { return wm_variants_in_use()->f16_to_f32_name; }
-const char *wm_bf16_to_f32_variant(void) { return wm_variants_in_use()->bf16_to_f32_name; }
-const char *wm_intblock_variant(void) { return wm_variants_in_use()->intblock_name; }
-const char *wm_combine_rows_variant(void) { return wm_variants_in_use()->combine_rows_name; }
-const char *wm_ggml_variant(void) { return wm_variants_in_use()->ggml_name; }
-const char *wm_groups_variant(void) { return wm_variants_in_use()->groups_name; }
-const char *wm_lookup_variant(void) { return wm_variants_in_use()->lookup_name; }
+const char *wm_variant(const char *name) {
+    const wm_variants *v = wm_variants_in_use();
+#define NAME_IF(type, kernel) \
+    if (!strcmp(name, #kernel)) return v->kernel##_name;
+    WM_KERNELS(NAME_IF)
+    return NULL;
+}

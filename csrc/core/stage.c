@@ -21,8 +21,8 @@
 enum {
     STEP = 1 << 18,          /* bytes read before their checksum is computed: they are in the L2 cache of any CPU then */
     MAX_GAP = 4096,          /* runs that lie closer are read together */
-    TOGETHER = 32768,        /* at most so many bytes, which fit on the stack of a thread everywhere */
-    BYTES_A_THREAD = 1 << 18 /* bytes worth a thread */
+    TOGETHER = 32768,        /* bytes of such a read: they fit on the stack of any thread */
+    BYTES_A_THREAD = 1 << 18 /* least work of a thread */
 };
 
 #if defined(_WIN32)

@@ -92,8 +92,8 @@ static int fits_blocks(uint8_t code, uint64_t block_size) {
     return block_size != 0 && block_size % (code == BLOCKS ? 2 : 8) == 0;
 }
 
-/* Checks the header and the size of quantised data of n elements. The size of adaptive data depends on its mask, which is not
- * read here: it is at least that of all blocks in 4 bits, and at most that of all blocks as halves. */
+/* Checks the header and the size of quantised data of n elements. The size of adaptive data depends on its mask, which this does
+ * not read: it lies between all blocks in 4 bits and all blocks as halves. */
 static int check_quantised(walker *w, const record *r, uint64_t n) {
     const wm_amb_section *s = w->section;
     int by_blocks = r->code == BLOCKS || r->code == BLOCKS + 1;

@@ -2,8 +2,8 @@
  *
  *     "\x93NUMPY" | 1, 0 | u16 length | {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } | spaces | newline
  *
- * A header is a literal of Python, so there are other ways to write the same; and there are other types. What is not exactly of
- * this form is left to the caller: an archive may have a million members, and nearly all of them are.
+ * A header is a literal of Python, so other texts say the same, and there are other types. Only this exact form is read here, which
+ * nearly all members of an archive have; the caller reads the others.
  */
 #include "core/internal.h"
 

@@ -85,7 +85,7 @@ static uint64_t memo_entry(machine *m, uint64_t i, int make) {
     return fresh + i % PAGE * VALUE_WORDS;
 }
 
-/* Whether an entry of the memo, which has a page, is taken out anywhere: its kind is no MARK when it has been put in. */
+/* Whether the program reads an entry of the memo, whose page exists. An entry that was put in is not a MARK. */
 static int is_wanted(value entry) { return entry.kind != MARK || entry.n; }
 
 /* Picklers number the memo's entries one after another, from 0 or 1, so no number exceeds how many were put in. */
@@ -300,7 +300,7 @@ static int next(machine *m) {
     return 0;
 }
 
-/* Makes an entry of the memo for each number that the program takes out. What is wrong with a program is found when it is run. */
+/* Makes an entry of the memo for each number that the program reads. Running the program finds its faults. */
 static int find_wanted(machine *m) {
     uint64_t n = 0, puts = 0;
     value line;

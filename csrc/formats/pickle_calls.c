@@ -116,7 +116,7 @@ static const struct {
 enum { N_NAMES = sizeof NAMES / sizeof *NAMES, NAME_MOST = 32, ARGS_MOST = 16, PARTS_MOST = 255 };
 
 /* --------------------------------------------------------------------------------------------------- calls */
-/* Copies a text that is no longer than the names in the list may be; any other, and what is none, becomes zeros. Returns 0 or -1. */
+/* Copies a text that may be a name of the list; a longer one, or another value, becomes zeros. Returns 0 or -1. */
 static int short_text(machine *m, value text, char out[NAME_MOST]) {
     memset(out, 0, NAME_MOST);
     return text.kind == TEXT && text.n <= NAME_MOST ? wm_pickle_copy(&m->in, text.at, text.n, (uint8_t *)out) : 0;
@@ -144,16 +144,16 @@ int wm_pickle_name(machine *m, value module, value name) {
     return push(m, ODD, WM_PICKLE_ODD_UNKNOWN, at);
 }
 
-/* The place in the tuple of a call's first odd argument, which makes the result odd; without one, the number of arguments. No
- * function of the list takes as many as are looked at, and a long tuple may be mentioned often. */
+/* The index of a call's first odd argument, which makes the result odd; or the number of arguments. Looks at more than any function
+ * of the list takes, but not at all of a long tuple, which may occur often. */
 static uint64_t odd_one(const machine *m, value args) {
     uint64_t i = 0;
     while (i < args.n && i < ARGS_MOST && get(m, args.at + i * VALUE_WORDS).kind != ODD) i++;
     return i < ARGS_MOST ? i : args.n;
 }
 
-/* Gives the words of a call's arguments back to the pool, but for those that the memo or a container has. Each value on the stack
- * was made before those above it, so nothing else is in or behind the first of them. */
+/* Returns the words of a call's arguments to the pool, unless the memo or a container has them. A value on the stack is older than
+ * the values above it, so the words from the first argument on belong to the arguments alone. */
 static void give_back(machine *m, value args) {
     uint64_t first = m->pool;
     for (uint64_t i = 0; i <= args.n; i++) {
@@ -164,7 +164,7 @@ static void give_back(machine *m, value args) {
     m->pool = first;
 }
 
-/* Copies a tuple of integers that are not negative, of as many as an array may have dimensions; 0 for anything else. */
+/* Copies a shape: a tuple of up to NDIM_MOST integers, none negative; returns 0 for anything else. */
 static int read_shape(const machine *m, value v, uint64_t shape[NDIM_MOST]) {
     if (v.kind != TUPLE || v.n > NDIM_MOST) return 0;
     for (uint64_t i = 0; i < v.n; i++) {

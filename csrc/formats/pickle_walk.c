@@ -4,8 +4,8 @@
 /* Members of containers that are walked: one for each byte of the program, and these. */
 enum { DEPTH = 128, EXTRA_VISITS = 4096 };
 
-/* A container that is being walked: its next value, how many are left in its chunk and in all, the next chunk, and where its name
- * ends in the path. */
+/* A container on the way: its next value, the values that remain in its chunk and in all, the next chunk, and the end of its name
+ * in the path. */
 typedef struct {
     uint32_t kind;
     uint64_t self, at, here, remaining, next, number, path_len;

@@ -4,14 +4,13 @@
  *
  *     "PK\1\2" .. u16 flags, method .. u32 crc | u32 stored, size | u16 name_length, extra_length, comment_length .. u32 offset | name ..
  *
- * and at that offset the entry begins with a header of its own, "PK\3\4", which says most of it again, and then its bytes. Programs
- * that believe one of the two see another archive than those that believe the other. So both are read here, and have to agree. Of
- * sizes and offsets that do not fit 32 bits the fields are 0xFFFFFFFF, and the numbers stand in an "extra field" of type 1. A writer
- * that did not know size and checksum when it wrote the header leaves zeros there (flag 8), of sizes in the fields or, as numpy does
- * for a stream, in the extra field; the central directory has the true ones.
+ * and at that offset the entry begins with its own header, "PK\3\4", which repeats most of this, and its bytes. Programs that
+ * trust different headers would see different archives, so both are read here and must agree. Sizes and offsets beyond 32 bits are
+ * 0xFFFFFFFF in the fields, and stand in an "extra field" of type 1. A writer that did not know size and checksum in advance leaves
+ * zeros in the header (flag 8), in the fields or, as numpy does for a stream, in the extra field; the central directory is complete.
  *
- * A name has to be one name for every reader. Some end it at a zero byte; names that are not ASCII are UTF-8 with flag 0x800, and of
- * code page 437 for many readers without; and an extra field of type 0x7075 has another name, which some readers prefer.
+ * All readers must see the same name. Some end it at a zero byte; a name beyond ASCII is UTF-8 with flag 0x800, and code page 437
+ * for many readers without it; an extra field of type 0x7075 has another name, which some readers prefer.
  *
  * The central directory is in private memory. The headers are read one at a time, by pread or a function in its place, or from
  * the memory of a buffer.

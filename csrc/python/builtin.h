@@ -16,23 +16,8 @@
 
 #include "core/internal.h"
 
-/* Releasing and taking the lock costs more than a kernel needs for this many bytes. */
-enum { KEEP_GIL_BELOW = 8192 };
-
 /* C casts a pointer to a function safely only by way of void (*)(void). */
 #define WM_FUNCTION(function) ((PyCFunction)(void (*)(void))(function))
-
-/* How many threads C may use, at most INT_MAX. -1 with an exception when it is not a number, or below 1. */
-static inline int take_threads(PyObject *threads) {
-    int overflow;
-    const long n = PyLong_AsLongAndOverflow(threads, &overflow);
-    if (n == -1 && !overflow && PyErr_Occurred()) return -1;
-    if (overflow < 0 || (!overflow && n < 1)) {
-        PyErr_Format(PyExc_ValueError, "threads is %S, expected 1 or more", threads);
-        return -1;
-    }
-    return overflow || n > INT_MAX ? INT_MAX : (int)n;
-}
 
 /* Adds functions to the module. 0, or -1 without an exception. The caller holds the lock. */
 static inline int add_functions(PyMethodDef *functions) {

@@ -1,6 +1,21 @@
 /* crc32, fnv1a32 and fnv1a64 of any buffer. For a short one they take as long as zlib.crc32. */
 #include "python/builtin.h"
 
+/* Releasing and taking the lock costs more than a kernel needs for this many bytes. */
+enum { KEEP_GIL_BELOW = 8192 };
+
+/* How many threads C may use, at most INT_MAX. -1 with an exception when it is not a number, or below 1. */
+static int take_threads(PyObject *threads) {
+    int overflow;
+    const long n = PyLong_AsLongAndOverflow(threads, &overflow);
+    if (n == -1 && !overflow && PyErr_Occurred()) return -1;
+    if (overflow < 0 || (!overflow && n < 1)) {
+        PyErr_Format(PyExc_ValueError, "threads is %S, expected 1 or more", threads);
+        return -1;
+    }
+    return overflow || n > INT_MAX ? INT_MAX : (int)n;
+}
+
 /* Sets the arguments given by name, whose values are args[0], args[1], ... 0, or -1 with an exception. */
 static int take_keywords(PyObject *kwnames, PyObject *const *args, PyObject **data, PyObject **value, PyObject **threads) {
     Py_ssize_t n = PyTuple_Size(kwnames);

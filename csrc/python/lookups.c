@@ -1,6 +1,6 @@
 /* fstat, finder and placer: the state of one file, and functions for one hash index and for one table. A look-up calls all
- * three, and through cffi these calls would be a third of its time. What the functions read was built and touched by this
- * process, so they keep the lock.
+ * three, and through cffi these calls would be a third of its time. They read memory that this process built, so they keep the
+ * lock.
  */
 #include "python/builtin.h"
 
@@ -57,7 +57,7 @@ static PyObject *file_state(PyObject *module, PyObject *args) {
     return (PyObject *)object;
 }
 
-/* What a function keeps: a copy of the struct, and the Python objects that own its memory. */
+/* The state of such a function: a copy of the struct, and the Python objects that own its memory. */
 typedef struct {
     PyObject *keep;
     union {

@@ -1,12 +1,11 @@
 /* Quantises to blocks of different kinds: see adaptive.c.
  *
- * Each block begins as int4, and may become int5 and float16 for more bytes and a smaller error. Its errors over its bytes have a lower
- * convex hull. Each edge of the hull is a step that lowers the error, at a rate that falls along the hull. Taking steps in order of
- * their rates is optimal at every total that they reach.
+ * A block begins as int4, and may become int5 and float16: more bytes, a smaller error. The edges of the lower convex hull of its
+ * errors over its bytes are steps, at rates that fall along the hull. Taking all steps in order of their rates is optimal at every
+ * total that they reach.
  *
- * int4 of all blocks is searched. An error as int4 is also the most that more bytes can save, so int5 is searched for the blocks
- * alone that may save as much for their bytes as the last step that fits, and float16 is measured where the error as int5 allows
- * for that. Both lie in the room until the kinds are known.
+ * All blocks are searched as int4. More bytes can save its error at most, so only blocks that may save as much for their bytes as
+ * the last step that fits are searched as int5, and measured as float16. Both lie in the room until the kinds are chosen.
  */
 #include "quant/intblock.h"
 
@@ -24,7 +23,7 @@ static void add_squares(const float *x, const float *y, uint64_t n, double sums[
 }
 static double sum_of(const double s[8]) { return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])); }
 
-/* Rounds to float16. What is too large becomes the largest one, not infinity. */
+/* Rounds to float16; a number too large becomes its largest, not infinity. */
 static void write_halves(const float *x, uint64_t n, uint8_t *out) {
     wm_variants_in_use()->narrow(x, n, out);
     for (uint64_t at = 0, end; at < n; at = end) {

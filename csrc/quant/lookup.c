@@ -1,8 +1,7 @@
 /* Codes with scales of blocks: the entry point, which makes the tables, and the loops in plain C. lookup.h has the loops.
  *
- * What a code stands for in a block is computed once, in a table of all codes, and then looked up: so the bits of a value are those
- * of the formula for every code, and types of codes differ in their tables alone. Tables are made where they are used: for as many
- * blocks as the first-level cache holds, then for these the rows are looked up one by one.
+ * A table has the value of each code in a block, by the formula; codes are then looked up. So types of codes differ in their tables
+ * alone. Tables are made for as many blocks as the first-level cache holds, which then serve row after row.
  */
 #include "quant/groups_value.h"
 
@@ -43,7 +42,7 @@ static void skip_blocks(wm_looked *row, uint64_t n) {
     }
 }
 
-/* What numbers codes of 8 bits stand for. A NaN is always looked up. */
+/* The kind of numbers that codes of 8 bits are. A NaN is always looked up. */
 static int numbers_of(const float *values) {
     int integers = 1, e4m3 = 1;
     for (unsigned q = 0; q < 256; q++) {

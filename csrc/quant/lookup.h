@@ -1,8 +1,8 @@
 /* Codes to values by tables: the loops, compiled once for each instruction set.
  *
- * A table holds what each code stands for in a block. Tables of 16 values fit in one or two registers, those of 256 halves in eight:
- * then one instruction looks up all codes of a vector. Where registers are too small, the values of integers and of float8 numbers are
- * computed, which is faster than looking them up one by one. A file defines, besides what coded_lanes.h needs, and only where it pays:
+ * A table has the value of each code in a block. A table of 16 values fits in one or two registers, one of 256 halves in eight: then
+ * one instruction looks up all codes of a vector. Where registers are too small, integers and float8 numbers are computed, which is
+ * faster than looking them up one by one. A file defines, besides what coded_lanes.h needs, and only where it pays:
  *
  *   NIBBLES      1 if there are: nibbles_2, tables of 16 halves for 32 codes, and nibbles_4, a table of 16 floats for 16 codes,
  *                with load_nibbles_2(table of the first 16 codes, table of the others), load_nibbles_4(table),
@@ -11,7 +11,7 @@
  *                row, whole lines of them, and returns of how many; the block has n codes, from number c on
  *   line         64 bytes of values, with store_line(line, out, streaming)
  *
- * What is left of a block, and what has no vectors, is looked up one by one.
+ * The end of a block, and types without vectors, are looked up one by one.
  */
 /* One row of codes of 4 bits. */
 TARGET WM_INLINE void look_up_nibbles(const wm_looked *w, const uint8_t *codes, uint8_t *out, int bytes, int streaming) {

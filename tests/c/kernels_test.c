@@ -640,7 +640,8 @@ static void *work_beside_others(void *arg) {
         *wrong += wm_crc32(0, shared, SHARED, 2) != crc;
         *wrong += wm_f16_to_f32(shared, floats, SHARED / 2, 2) != 0;
         *wrong += wm_index_build(shared, SHARED, shared_bounds, SHARED / 16, 0, slots, 8192, NULL, NULL) < 0;
-        *wrong += wm_index_find(shared, SHARED, shared_bounds, SHARED / 16, 0, slots, 8192, shared + 160, 16) != 10;
+        const wm_index index = {shared, SHARED, shared_bounds, SHARED / 16, 0, slots, 8192};
+        *wrong += wm_index_lookup(&index, shared + 160, 16) != 10;
         uint8_t *memory = wm_memory_new((uint64_t)(1 + round % 3) << 21);
         if (memory) memory[0] = memory[(1 << 21) - 1] = 1;
         wm_memory_free(memory);
@@ -660,7 +661,7 @@ static void test_concurrency(void) {
     for (int i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, work_beside_others, &wrong[i])) exit(2);
     for (int round = 0; round < 50 * ROUNDS; round++)
-        if (wm_isa_select(round % 5) == 0) check(wm_crc32_variant() != NULL, "variant", (uint64_t)round);
+        if (wm_isa_select(round % 5) == 0) check(wm_variant("crc32") != NULL, "variant", (uint64_t)round);
     for (int i = 0; i < THREADS; i++) {
         pthread_join(threads[i], NULL);
         check(wrong[i] == 0, "beside others", wrong[i]);
@@ -808,8 +809,8 @@ static void test_entry_points(void) {
     for (int tier = 0; wm_isa_name(tier); tier++) {
         if (wm_isa_select(tier)) continue;
         check(wm_isa_selected() == tier, "select", (uint64_t)tier);
-        printf("tier %s: %s, %s, %s, %s\n", wm_isa_name(tier), wm_crc32_variant(), wm_fnv1a32_variant(),
-               wm_f16_to_f32_variant(), wm_bf16_to_f32_variant());
+        printf("tier %s: %s, %s, %s, %s\n", wm_isa_name(tier), wm_variant("crc32"), wm_variant("fnv1a32"),
+               wm_variant("f16_to_f32"), wm_variant("bf16_to_f32"));
         test_combine();
         test_half_threads();
         test_blocks();

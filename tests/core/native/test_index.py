@@ -43,7 +43,7 @@ class Index:
         self.twins = (duplicate[0], original[0])
 
     def find(self, name):
-        return lib.wm_index_find(*self.base, *self.table, NAMES.put(name), len(name))
+        return lib.wm_index_lookup(ffi.new("wm_index *", (*self.base, *self.table)), NAMES.put(name), len(name))
 
     def find_many(self, names):
         bounds = np.cumsum([0, *map(len, names)]).astype(np.uint32)

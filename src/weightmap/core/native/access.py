@@ -305,7 +305,7 @@ def variant(kernel: str) -> str:
     kernel : str
         "crc32", "fnv1a32", "f16_to_f32", "bf16_to_f32", "intblock", "combine_rows" or "groups".
     """
-    name: str = ffi.string(getattr(lib, f"wm_{kernel}_variant")()).decode()
+    name: str = ffi.string(lib.wm_variant(kernel.encode())).decode()
     return name
 
 

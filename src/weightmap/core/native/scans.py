@@ -1061,9 +1061,11 @@ class Rows:
 
     def row(self, i: int) -> tuple[int, tuple[int, ...], int, int] | Fault:
         """Return dtype code, shape, offset in the file and bytes of row i; or its fault."""
-        row, fault = ffi.new("wm_row *"), ffi.new("wm_fault *")
-        if lib.wm_row_check(self._native, i, row, fault):
-            return fault_of(fault)
+        row = ffi.new("wm_row *")
+        if lib.wm_row_check(self._native, i, row, NULL):
+            fault = ffi.new("wm_fault *")
+            if lib.wm_row_check(self._native, i, row, fault):
+                return fault_of(fault)
         return row.dtype, tuple(row.dims[0 : row.ndim]), self._native.base + row.offset, row.nbytes
 
     def batch(self, first: int, last: int) -> tuple[NDArray[Any], ...] | Fault:
