@@ -391,7 +391,7 @@ class Local:
 
     def begin_changes(self) -> Descriptor:
         """Make the file for the changes of a step in place."""
-        self._drop_spares()  # they take room
+        self._sync.clear(_OLD_FILES)  # they take room
         self._next = self._sync.make(_NEXT)
         return self._new(CHANGES)
 
@@ -453,7 +453,7 @@ class Local:
         """Go to the next version: everything that it needs is in ``next/``, complete and on the disk."""
         self.check(change)
         self._next.flush()
-        self._drop_spares()  # nothing needs the others any more
+        self._sync.clear(_OLD_FILES)  # nothing needs the others any more
         recorded = not self._sync.is_free(_STATE)
         step("journal")
         self._write(_JOURNAL, change._asdict())
@@ -477,9 +477,6 @@ class Local:
     def _forget(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._sync.remove(name)
-
-    def _drop_spares(self) -> None:
-        self._sync.clear(_OLD_FILES)
 
     def _take(self, change: Journal) -> None:
         """Move the files that are to be changed in place to ``next/``."""

@@ -260,13 +260,11 @@ def _publish_to_store(job: _Job, address: Any) -> DeltaReport:
     room = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(8).hex()}")
     with _new_folder(*os.path.split(room)):
         report = _publish(job, room)
-        written = os.path.join(room, version_name(report.version))
-        names = [
-            os.path.relpath(os.path.join(at, name), written) for at, _, files in os.walk(written) for name in files
-        ]
+        root = os.path.join(room, version_name(report.version))
+        names = [os.path.relpath(os.path.join(at, name), root) for at, _, files in os.walk(root) for name in files]
         last = INDEX if INDEX in names else SINGLE
         try:
-            upload(final, written, [*sorted(set(names) - {last}), last], new=True)  # type: ignore[arg-type]
+            upload(final, root, [*sorted(set(names) - {last}), last], new=True)  # type: ignore[arg-type]
         except FileExistsError:
             raise _exists(final) from None
     return report

@@ -132,8 +132,7 @@ class Tree:
 
     def names(self) -> list[str]:
         """Return the names in the directory itself, sorted."""
-        folder = self._folder
-        return sorted(os.listdir(folder.path if folder.fd is None else folder.fd))
+        return sorted(os.listdir(self._folder.path if self._folder.fd is None else self._folder.fd))
 
     def move(self, name: str, to: Tree, new: str) -> None:
         """Give a file a name in another tree, in the place of another; nothing if it has it already."""
@@ -200,8 +199,7 @@ class Tree:
 
     def flush(self, name: str = "") -> None:
         """Flush the entries of the directory, or of the folder that a file lies in, to the disk."""
-        folder = self._parent(name)[0] if name else self._folder
-        folder.flush()
+        (self._parent(name)[0] if name else self._folder).flush()
 
     def is_at(self, path: str) -> bool:
         """Whether a path leads to this directory."""

@@ -202,12 +202,16 @@ def write_files(
 def _to_write(
     files: Iterable[tuple[Source, Sequence[Row], Descriptor, bool]], progress: Callable[[int], None]
 ) -> Iterator[tuple[Descriptor, Source, tuple[int, int, Row | None]]]:
+    """Yield the parts of files to write: changed tensors, and long unchanged ones in shares."""
     for source, rows, fd, shares in files:
-        for part in _shared(segments(source, rows)):
-            if shares and part[2] is None:
-                progress(part[1])
-            else:
-                yield fd, source, part
+        for offset, nbytes, row in segments(source, rows):
+            step = nbytes if row is not None else _SHARE_BYTES
+            for at in range(offset, offset + nbytes, step or 1):
+                part = min(step, offset + nbytes - at)
+                if shares and row is None:
+                    progress(part)
+                else:
+                    yield fd, source, (at, part, row)
 
 
 def _written(fd: Descriptor, offset: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
@@ -233,14 +237,6 @@ def write_planned(plan: WritePlan, fd: Descriptor, progress: Callable[[int], Non
     plan.write(sink)
     sink.finish()
     os.fsync(fd)
-
-
-def _shared(parts: Iterable[tuple[int, int, Row | None]]) -> Iterator[tuple[int, int, Row | None]]:
-    """Yield parts, long ones that stay in shares."""
-    for offset, nbytes, row in parts:
-        step = nbytes if row is not None else _SHARE_BYTES
-        for start in range(offset, offset + nbytes, step or 1):
-            yield start, min(step, offset + nbytes - start), row
 
 
 # A list of changes: the changed bytes of files. It may be applied any number of times, whole or in part, where XOR
