@@ -1,5 +1,6 @@
 """A client that mypy checks strictly, as a user's program: `make lint` fails when a public type is lost."""
 
+from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
@@ -32,8 +33,20 @@ def store(path: str, tensors: dict[str, TensorLike]) -> int:
     return sum(array.size for array in wm.load(path, mode="copy").values())
 
 
+def models(path: Path) -> bool:
+    """A model as a path, as content, as a handle and as its parameters."""
+    with wm.open(path, remote=wm.Remote(deadline=5), trust={path.name: "sha256:..."}) as file:
+        wm.convert(file.weights, "model.gguf", output=wm.Output(durable=False))
+        wm.plan(file, {"weight": np.s_[:, 1:2]}).close()
+        wm.plan(file, [("weight", slice(1)), ("weight", slice(3))]).close()
+        wm.plan(path, lambda info: info.nbytes > 1).close()
+        return wm.diff(file, path.read_bytes()).equal and wm.verify(file.weights).structure_only is None
+
+
 def wrong(path: str) -> None:
     """What a type checker must refuse; an ignore that is not needed is an error too."""
     wm.open(path, mode="map")  # type: ignore[arg-type]
     wm.load(path, verify="all")  # type: ignore[arg-type]
     wm.save(path, {"weight": "text"})  # type: ignore[dict-item]
+    wm.verify(1.5)  # type: ignore[arg-type]
+    wm.open(path, trust=5)  # type: ignore[arg-type]
