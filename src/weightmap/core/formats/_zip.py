@@ -278,32 +278,19 @@ class Archive:
 
     def is_stored(self, i: int) -> bool:
         """Whether the bytes of an entry lie in the file unchanged. Raises `UnsupportedError` for odd methods."""
-        method = int(self.entries.method[i])
+        entries = self.entries
+        method, size, stored = int(entries.method[i]), int(entries.size[i]), int(entries.stored[i])
+        if (method == DEFLATED and size <= INFLATION * stored) or (method == STORED and size == stored):
+            return method == STORED
+        name, at = quoted(self.label(i)), int(entries.offset[i])
         if method not in (STORED, DEFLATED):
-            what = f"method of entry {quoted(self.label(i))}"
-            expected = "0, stored, or 8, deflated"
-            raise UnsupportedError(
-                what, field="method", offset=int(self.entries.offset[i]), actual=method, expected=expected
-            )
-        if method == STORED and self.entries.stored[i] != self.entries.size[i]:
-            what = f"size of entry {quoted(self.label(i))}, which is stored as it is,"
-            raise LayoutError(
-                what,
-                field="size",
-                offset=int(self.entries.offset[i]),
-                actual=int(self.entries.size[i]),
-                expected=int(self.entries.stored[i]),
-            )
-        if method == DEFLATED and self.entries.size[i] > INFLATION * self.entries.stored[i]:
-            what = f"inflated size of entry {quoted(self.label(i))}"
-            raise LayoutError(
-                what,
-                field="size",
-                offset=int(self.entries.offset[i]),
-                actual=int(self.entries.size[i]),
-                expected=f"at most {INFLATION * int(self.entries.stored[i])}, what deflated bytes can hold",
-            )
-        return method == STORED
+            what, expected = f"method of entry {name}", "0, stored, or 8, deflated"
+            raise UnsupportedError(what, field="method", offset=at, actual=method, expected=expected)
+        if method == STORED:
+            what = f"size of entry {name}, which is stored as it is,"
+            raise LayoutError(what, field="size", offset=at, actual=size, expected=stored)
+        expected = f"at most {INFLATION * stored}, what deflated bytes can hold"
+        raise LayoutError(f"inflated size of entry {name}", field="size", offset=at, actual=size, expected=expected)
 
     def read(self, i: int) -> bytes:
         """Return the bytes of an entry, checked by their CRC-32. The caller bounds its size."""

@@ -90,7 +90,7 @@ def _plan_spec(request: Request) -> WritePlan:
         refuse("EMBD", reasons)
     vocab_offset = HEADER.size + len(metadata)
     if vocab:
-        _place_special(vocab, vocab_offset)
+        struct.pack_into("<I", vocab, 8, vocab_offset + len(vocab) - SPECIAL.size)
     index_offset = vocab_offset + len(vocab)
     index_end = index_offset + DESCRIPTOR.size * len(lengths) + len(names)
     data_offset = -(-index_end // ALIGNMENT) * ALIGNMENT
@@ -176,10 +176,6 @@ def _encode_vocabulary(request: Request, reasons: list[Reason]) -> bytearray:
         reasons.append(f"a vocabulary of {len(tokens)} bytes (expected fewer than 2**32)")
         return bytearray()
     return bytearray(VOCAB_HEADER.pack(len(request.vocab), len(tokens), 0) + tokens + SPECIAL.pack(*ids))
-
-
-def _place_special(vocab: bytearray, offset: int) -> None:
-    struct.pack_into("<I", vocab, 8, offset + len(vocab) - SPECIAL.size)
 
 
 def _special(special_ids: Any, vocab: Sequence[str], reasons: list[Reason]) -> list[int]:
