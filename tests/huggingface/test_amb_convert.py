@@ -69,7 +69,7 @@ def test_a_bert_directory(folder, monkeypatch):
     [(name, reason)] = report.dropped
     assert name == "embeddings.position_ids"
     assert "int64" in reason
-    assert report.warnings == ()
+    assert report.warnings == (f"dropped {name!r}: {reason}",)
     assert f.verify().warnings == ()
 
 

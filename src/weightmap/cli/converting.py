@@ -26,7 +26,7 @@ from weightmap.core.arguments import sizes
 from weightmap.core.dtypes import FLOATING, SHORT
 from weightmap.core.formats import FORMATS
 from weightmap.core.quant.quantizing import SCHEMES
-from weightmap.errors import EncodeError, QuantError, TensorFileError, UnknownFormatError, counted, quoted
+from weightmap.errors import EncodeError, QuantError, TensorFileError, UnknownFormatError, counted
 from weightmap.llama import NAMES as NAMINGS
 from weightmap.llama.tensors import MIXTURES
 from weightmap.words.importers import NAMES
@@ -342,8 +342,6 @@ def in_files(report: wm.ConvertReport) -> str:
 
 def emit_left_behind(report: wm.ConvertReport) -> None:
     """Print what a conversion left behind."""
-    for name, why in report.dropped:
-        show.emit(f"dropped {show.clean(quoted(name))}: {show.clean(why)}")
     for warning in report.warnings:
         show.emit(f"warning: {show.clean(warning)}")
     if report.copied:

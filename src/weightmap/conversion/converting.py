@@ -348,7 +348,7 @@ def _convert_tensors(
     else:
         model = None if directory is None else source.path
         report = convert_model(file, model, shards, spec, renamed, run, progress)
-    warnings += report.warnings
+    warnings += (*(f"dropped {quoted(name)}: {why}" for name, why in report.dropped), *report.warnings)
     if spec.weights:
         warnings += _decoded(file, spec)
     elif shards is None or not shards.whole or directory is None or target.record.program == PROGRAM:

@@ -67,8 +67,8 @@ class ConvertReport(NamedTuple):
     dropped : tuple of (str, str)
         Name of each omitted tensor, and the reason.
     warnings : tuple of str
-        Other losses. Numbers and booleans in the metadata become texts where the target has only texts; values that it
-        cannot hold, such as lists, are omitted and listed here.
+        All losses, those of `dropped` included. Numbers and booleans in the metadata become texts where the target has
+        only texts; values that it cannot hold, such as lists, are omitted and listed here.
     quantized : tuple of QuantizedInfo
         Every quantised tensor; if a manifest resumes an earlier run, only this run's.
     shards, skipped : int
