@@ -1,4 +1,4 @@
-"""The interface of safetensors 0.8, on every format that `weightmap.open` reads.
+"""The interface of safetensors 0.8 and 0.9, on every format that `weightmap.open` reads.
 
 Change the import, keep the code::
 
@@ -46,11 +46,18 @@ from weightmap.errors import TensorFileError as SafetensorError
 
 if TYPE_CHECKING:
     from weightmap.compat._patching import patched
+    from weightmap.compat._prefetching import PrefetchError, PrefetchLoader, TensorMeta
     from weightmap.compat._saving import TensorSpec, deserialize, save_file, serialize, serialize_file
 
+PySafeSlice = SafeSlice
+
 __all__ = [
+    "PrefetchError",
+    "PrefetchLoader",
+    "PySafeSlice",
     "SafeSlice",
     "SafetensorError",
+    "TensorMeta",
     "TensorSpec",
     "_safe_open_handle",
     "deserialize",
@@ -67,6 +74,7 @@ __getattr__ = on_demand(
     __name__,
     globals(),
     dict.fromkeys(("TensorSpec", "deserialize", "save_file", "serialize", "serialize_file"), "_saving")
+    | dict.fromkeys(("PrefetchError", "PrefetchLoader", "TensorMeta"), "_prefetching")
     | {"patched": "_patching"},
     _MODULES,
 )

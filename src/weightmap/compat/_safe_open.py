@@ -24,11 +24,13 @@ from weightmap.plans.wants import Axis, axes_of
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
     from types import TracebackType
 
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
+    from weightmap.compat._prefetching import PrefetchLoader, TensorMeta
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import TensorInfo
 
@@ -277,6 +279,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
             filename, framework_, device, pread=backend == "pread", trust=trust
         )
         self._path = self._reader.file.path
+        self._arguments = filename, framework, device, trust
 
     def __enter__(self) -> Self:
         """Return the handle itself."""
@@ -287,6 +290,87 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     ) -> None:
         """Let go of the file. Tensors and slices obtained before stay valid, as they do in safetensors."""
         self._reader = None
+
+    def opened_file(self) -> TensorFile:
+        """Return the file behind the handle."""
+        return self._open().file
+
+    def prefetch(
+        self,
+        plan: Mapping[str, Any] | None = None,
+        *,
+        device: str | int | None = None,
+        threads: int = 8,
+        budget: int | None = None,
+    ) -> PrefetchLoader:
+        """Read tensors in the background, to hand each out once: the loader is a mapping's ``take`` and an iterator.
+
+        safetensors 0.9 does this for tensors of torch on CUDA devices and rows of step 1. This works for every
+        framework, device, format and store, and for whatever index the slices of `get_slice` take.
+
+        Parameters
+        ----------
+        plan : mapping of str to (None or an index), optional
+            None selects the whole tensor, an index such as ``slice(0, 4)`` or ``(slice(None), slice(0, 8, 2))`` a part.
+            By default every tensor whole.
+        device : str or int, optional
+            By default the device of the handle.
+        threads : int, default 8
+            At most this many read.
+        budget : int, optional
+            Bytes of tensors that were read and not taken, at most; one larger tensor is read alone. By default half of
+            the memory that machine and control group leave.
+
+        Returns
+        -------
+        PrefetchLoader
+            ``names() len() take(name) close()``, and an iterator of names and tensors; a context manager.
+
+        Raises
+        ------
+        TensorNotFoundError
+            For a name that the file lacks.
+        PrefetchError
+            For an empty plan, or an index that does not fit.
+        UnsupportedError
+            For part of a tensor that is packed below the byte.
+
+        Examples
+        --------
+        >>> import numpy as np, weightmap as wm
+        >>> from weightmap.compat import safe_open
+        >>> wm.save("model.safetensors", {"w": np.arange(6, dtype=np.float32).reshape(3, 2)})
+        >>> with safe_open("model.safetensors", "np") as f, f.prefetch({"w": slice(1, 3)}) as loader:
+        ...     loader.take("w")
+        array([[2., 3.],
+               [4., 5.]], dtype=float32)
+        """
+        from weightmap.compat._prefetching import PrefetchLoader
+
+        self._open()
+        filename, framework, own_device, trust = self._arguments
+        handle = safe_open(filename, framework, own_device if device is None else device, backend="pread", trust=trust)
+        return PrefetchLoader(handle, plan, threads, budget)
+
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        """Return the entry of a tensor in the header: type, shape, and where its bytes lie in the data section.
+
+        In other formats the data section begins where the first tensor does.
+
+        Raises
+        ------
+        TensorNotFoundError
+            The file has no such tensor.
+        """
+        from weightmap.compat._prefetching import TensorMeta
+
+        file = self._open().file
+        info = file.info(name)
+        place = dense_row(file, name)
+        shard = next((part for part in file.shards.values() if name in part), file)
+        start = min((other.offset for other in shard.infos()), default=0)
+        begin = info.offset - start
+        return TensorMeta(code_of(dtype_of(file, info)), list(info.shape), (begin, begin + place.nbytes))
 
     def _open(self) -> OpenedFile:
         if self._reader is None:
@@ -355,6 +439,11 @@ class SafeSlice:
     def get_shape(self) -> list[int]:
         """Return the shape of the whole tensor."""
         return list(self._shape)
+
+    @property
+    def stored_dtype(self) -> str:
+        """The type by its name here, such as "bfloat16"."""
+        return self._dtype
 
     def get_dtype(self) -> str:
         """Return the type as safetensors spells it: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""

@@ -1,0 +1,153 @@
+"""`safe_open.prefetch`, as safetensors 0.9 has it, and what it does besides."""
+
+import threading
+
+import numpy as np
+import pytest
+from tests.support import each
+
+import weightmap as wm
+from weightmap import compat
+from weightmap.compat import PrefetchError, safe_open
+
+TENSORS = {
+    "a": np.arange(60, dtype=np.float32).reshape(5, 4, 3),
+    "b": np.arange(8, dtype=np.int64),
+    "c": np.full((2, 2), 0.5, np.float16),
+    "d": np.zeros((0, 3), np.float32),
+    "e": np.array(7.0),
+}
+SUFFIXES = (".safetensors", ".gguf", ".weights", ".bt")
+
+
+def saved(path):
+    tensors = TENSORS if path.suffix == ".safetensors" else {"a": TENSORS["a"], "c": TENSORS["c"]}
+    wm.save(path, tensors)
+    return path, tensors
+
+
+def test_each_tensor_is_handed_out_once(tmp_path):
+    """By name and by iteration, from every format; a second time raises, and so does an unknown name."""
+
+    def check(suffix):
+        path, tensors = saved(tmp_path / f"m{suffix}")
+        with safe_open(path, "np") as f, f.prefetch() as loader:
+            assert set(loader.names()) == set(tensors)
+            assert len(loader) == len(tensors)
+            np.testing.assert_array_equal(loader.take("c"), tensors["c"])
+            others = dict(loader)
+            assert set(others) == set(tensors) - {"c"}
+            for name, value in others.items():
+                np.testing.assert_array_equal(value, tensors[name])
+            for name in tensors:
+                with pytest.raises(PrefetchError, match="already taken"):
+                    loader.take(name)
+            with pytest.raises(wm.TensorNotFoundError):
+                loader.take("zz")
+            assert list(loader) == []
+
+    each(SUFFIXES, check)
+
+
+PLANS = {
+    "rows": ("a", slice(1, 4)),
+    "a step": ("a", slice(None, None, 2)),
+    "backwards": ("a", slice(None, None, -1)),
+    "another dimension": ("a", (slice(None), slice(1, 3), 0)),
+    "an integer": ("a", 2),
+    "a list": ("a", [0, 3]),
+    "all": ("b", None),
+    "nothing": ("d", slice(0, 0)),
+}
+
+
+@pytest.mark.parametrize("budget", [None, 0, 100, 1 << 20])
+def test_parts(tmp_path, budget):
+    """Whatever index a slice takes, whatever the budget; tensors outside the plan are not read."""
+    path, tensors = saved(tmp_path / "m.safetensors")
+
+    def check(kind):
+        name, index = PLANS[kind]
+        with safe_open(path, "np") as f, f.prefetch({name: index, "c": None}, budget=budget) as loader:
+            assert sorted(loader.names()) == sorted({name, "c"})
+            expected = tensors[name] if index is None else tensors[name][index]
+            np.testing.assert_array_equal(loader.take(name), expected)
+            np.testing.assert_array_equal(loader.take("c"), tensors["c"])
+
+    each(PLANS, check)
+
+
+def test_tensors_nobody_takes_stay_within_the_budget(tmp_path):
+    """What is read ahead and not taken fits the budget; taking it makes room for more."""
+    tensors = {f"t{i}": np.full(256, i, np.float32) for i in range(8)}  # 1 KiB each
+    wm.save(tmp_path / "m.safetensors", tensors)
+    with safe_open(tmp_path / "m.safetensors", "np") as f, f.prefetch(budget=3 << 10, threads=2) as loader:
+        names = []
+        for name, value in loader:
+            with loader._change:
+                assert loader._filled <= 3 << 10
+            names.append(name)
+            np.testing.assert_array_equal(value, tensors[name])
+        assert sorted(names) == sorted(tensors)
+
+
+WRONG = {
+    "an unknown name": ({"zz": None}, wm.TensorNotFoundError, "zz"),
+    "no names": ({}, PrefetchError, "selects no tensors"),
+    "too many dimensions": ({"b": (0, 0)}, PrefetchError, "'b'"),
+    "beyond the end": ({"b": 8}, PrefetchError, "'b'"),
+    "no mapping": (["a"], TypeError, "plan"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_plans_that_do_not_fit_are_refused(tmp_path, kind):
+    plan, error, words = WRONG[kind]
+    path, _ = saved(tmp_path / "m.safetensors")
+    threads = threading.active_count()
+    with safe_open(path, "np") as f, pytest.raises(error, match=words):
+        f.prefetch(plan)
+    assert threading.active_count() == threads
+
+
+def test_closing_ends_the_threads_and_keeps_what_was_handed_out(tmp_path):
+    path, tensors = saved(tmp_path / "m.safetensors")
+    with safe_open(path, "np") as f:
+        loader = f.prefetch(threads=1)
+        kept = loader.take("a")
+        loader.close()
+        loader.close()
+        np.testing.assert_array_equal(kept, tensors["a"])
+        with pytest.raises(PrefetchError, match="closed"):
+            loader.take("b")
+        with pytest.raises(PrefetchError, match="closed"):
+            list(loader)
+        with pytest.raises(ValueError, match="threads"):
+            f.prefetch(threads=0)
+    with pytest.raises(wm.ClosedError):
+        f.prefetch()
+
+
+def test_an_error_reaches_who_takes_the_tensor(tmp_path):
+    path, _ = saved(tmp_path / "m.safetensors")
+    with safe_open(path, "np") as f, f.prefetch(budget=0, threads=1) as loader:
+        with path.open("r+b") as file:  # the file shrinks under the loader
+            file.truncate(8)
+        with pytest.raises((wm.FileChangedError, wm.TruncatedError)):
+            dict(loader)
+
+
+def test_meta(tmp_path):
+    """Type, shape and place of a tensor, from the header alone."""
+    path, tensors = saved(tmp_path / "m.safetensors")
+    header = int.from_bytes(path.read_bytes()[:8], "little")
+    with safe_open(path, "np") as f:
+        for name, array in tensors.items():
+            meta = f.get_tensor_meta(name)
+            assert meta.shape == list(array.shape)
+            begin, end = meta.data_offsets
+            assert path.read_bytes()[8 + header :][begin:end] == array.tobytes()
+        assert f.get_tensor_meta("a").dtype == "F32"
+        with pytest.raises(wm.TensorNotFoundError):
+            f.get_tensor_meta("zz")
+        assert isinstance(f.get_slice("a"), compat.PySafeSlice)
