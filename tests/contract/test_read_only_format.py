@@ -16,8 +16,9 @@ from tests.support import add_format
 
 import weightmap as wm
 from weightmap import kernels
+from weightmap.conversion.metadata import fitted
 from weightmap.core.dtypes import DTYPES
-from weightmap.core.formats import FORMATS, fitted
+from weightmap.core.formats import FORMATS
 from weightmap.core.formats._base import Content, Format
 from weightmap.core.formats._cursor import Cursor
 from weightmap.core.native import scans
