@@ -53,7 +53,7 @@ def test_reading_and_writing_once_more_changes_nothing(example, tmp_path):
 
     Of a format that is only read, a file of another one that can hold all of it.
     """
-    suffix, options = example.suffix, {"format": example.format, "layout": example.layout}
+    suffix, options = example.suffix, {"format": example.format, "output": wm.Output(layout=example.layout)}
     if by_name(example.format).plan is None:
         suffix, options = ".safetensors", {}
     original, first, second = (tmp_path / f"{name}{suffix}" for name in ("original", "first", "second"))
