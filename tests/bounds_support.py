@@ -23,12 +23,6 @@ def refused(data: bytes, **options: Any) -> wm.TensorFileError:
     return error
 
 
-def warnings_of(data: bytes, **options: Any) -> tuple[str, ...]:
-    """The warnings of `verify`."""
-    with wm.open(memoryview(data), **options) as f:
-        return f.verify().warnings
-
-
 def around(value: int, reach: int = 1, *, most: int = 2**32 - 1) -> list[int]:
     """The numbers next to one, as far as a field holds them."""
     return [number for number in range(value - reach, value + reach + 1) if 0 <= number <= most]
