@@ -29,7 +29,7 @@ COMMANDS = (
     "command export",
     "command quantize",
 )
-PAGES = ("command doctor", "command residency", "command warm", "command evict")
+PAGES = ("command doctor", "command cache show", "command cache warm", "command cache evict")
 FILES = {
     **{f"{kind}{suffix}": CALLS for kind, (suffix, _) in builders.saved().items()},
     **dict.fromkeys(("a.npz", "deflated.npz", "a.pt", "legacy.pt"), (*CALLS, "device")),
