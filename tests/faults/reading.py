@@ -104,6 +104,13 @@ def about_pages(*argv):
     return document.get("error") or [document["nbytes"], [one["name"] for one in document.get("names", [])]]
 
 
+def inspected(path):
+    """Run `inspect`; what it says of the file, without what a configuration beside it says, which may be unreadable."""
+    document = json.loads(command("inspect", path, "--json"))
+    assert (document.pop("weight", None) is None) is (document.pop("problem", None) is not None)
+    return document
+
+
 READINGS = {
     "open": lambda r: everything(r.path),
     "open, full": lambda r: everything(r.path, verify="full"),
@@ -117,7 +124,7 @@ READINGS = {
     "device": lambda r: on_a_device(r.path),
     "convert": lambda r: converted(r.path, r.target),
     "diff": lambda r: wm.diff(r.path, r.same),
-    "command inspect": lambda r: command("inspect", r.path, "--json"),
+    "command inspect": lambda r: inspected(r.path),
     "command verify": lambda r: command("verify", r.path, "--json"),
     "command convert": lambda r: command("convert", r.path, r.target).rpartition(",")[0],
     "command diff": lambda r: command("diff", r.path, r.same),
