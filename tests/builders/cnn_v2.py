@@ -154,5 +154,5 @@ BUILDER = Builder(
             },
         ),
     },
-    bounds={"cnn_v2": Bounds(74, 70, 36, 32, 126, 21)},
+    bounds={"cnn_v2": Bounds(69, 64, 36, 32, 126, 21)},
 )

@@ -578,5 +578,5 @@ BUILDER = Builder(
         ),
     },
     metadata="texts",
-    bounds={"embd": Bounds(74, 52, 51, 37, 126, 17)},
+    bounds={"embd": Bounds(74, 47, 51, 37, 126, 17)},
 )

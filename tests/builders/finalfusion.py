@@ -325,5 +325,5 @@ BUILDER = Builder(
         ),
     },
     metadata="TOML",
-    bounds={"finalfusion": Bounds(215, 212, 72, 32, 66, 21)},
+    bounds={"finalfusion": Bounds(209, 206, 72, 32, 66, 21)},
 )

@@ -204,5 +204,5 @@ BUILDER = Builder(
     small=small,
     trailing=trailing,
     dictionary=(b"\x2a\x0a", b"\x4a\x04", b"\x70\x01", b"\x6a\x08", b"location", b"offset", b"\x1d\x00\x00\x00\x00"),
-    bounds={"onnx": Bounds(133, 130, 36, 32, 126, 21)},
+    bounds={"onnx": Bounds(113, 110, 36, 32, 126, 21)},
 )

@@ -83,6 +83,8 @@ class Content:
         Returns the metadata; called once, when it is first used.
     has_metadata : bool
         Whether the file has metadata, even if empty: some formats distinguish that from none.
+    may_hold_frames : bool
+        Whether the file may be one of a delta, whose tensors are frames: see `refuse_frames`.
     load_vocab : callable or None
         Returns the vocabulary; None for a file without one.
     config, tokenizer
@@ -107,6 +109,7 @@ class Content:
 
     # Class attributes, since few formats set them and each assignment makes opening slower.
     has_metadata = False
+    may_hold_frames = False
     checksums = True
     load_vocab: Callable[[], Vocabulary | None] | None = None
     config: Mapping[str, Any] | None = None

@@ -132,6 +132,7 @@ class ShardedContent(Content):
         # The metadata keys that are about one part.
         self._keys = frozenset(key for content in self._contents if content.part for key in content.part.keys)
         self.has_metadata: bool = bool(self._own) or any(content.has_metadata for content in self._contents)
+        self.may_hold_frames: bool = self.has_metadata
         with_vocab = (content for content in self._contents if content.load_vocab is not None)
         self.load_vocab: Callable[[], Vocabulary] | None = next(
             (functools.partial(getattr, content, "vocab") for content in with_vocab), None

@@ -94,7 +94,7 @@ def refuse_frames(file: TensorFile) -> TensorFile:
 
     That tensor is a frame of zstd in bytes of one dimension, and the metadata has its checksum under its name.
     """
-    if not len(file) or not file.has_metadata:
+    if not file._content.may_hold_frames or not len(file):  # noqa: SLF001 - as below
         return file
     try:
         row = file._table.row(0)  # noqa: SLF001 - `rows_of` would take as long as opening

@@ -134,7 +134,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
             warnings += _of_rank(metadata[_SHARDING], source.name)
     verify = verifier(header, table)
     content = Content("safetensors", table, metadata.copy, verify, warnings)
-    content.has_metadata = scan.metadata_begin != 0
+    content.has_metadata = content.may_hold_frames = scan.metadata_begin != 0
     return content
 
 
