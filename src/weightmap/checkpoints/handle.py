@@ -88,11 +88,13 @@ class Weights(TensorFile):
 
     def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Any]:
         """Return the resident and all stored bytes of each parameter: see `TensorFile.residency`."""
+        chosen = [names] if isinstance(names, str) else self if names is None else names
+        pieces_of = {name: self._pieces_of(name) for name in chosen}
+        stored = self.stored.residency([piece for pieces in pieces_of.values() for piece in pieces])
         total = {}
-        for name in [names] if isinstance(names, str) else list(self if names is None else names):
-            parts = [*self.stored.residency(self._stored_names(name)).values()]
-            resident, nbytes = (sum(column) for column in zip(*parts, strict=True))
-            total[name] = parts[0]._replace(resident=resident, nbytes=nbytes)
+        for name, pieces in pieces_of.items():
+            resident, nbytes = map(sum, zip(*(stored[piece] for piece in pieces), strict=True))
+            total[name] = stored[pieces[0]]._replace(resident=resident, nbytes=nbytes)
         return total
 
     def release(self, names: str | Sequence[str] | None = None) -> int:
@@ -103,11 +105,12 @@ class Weights(TensorFile):
         """Return the names of the stored tensors of parameters; None for all."""
         if names is None:
             return None
-        stored = list[str]()
-        for name in [names] if isinstance(names, str) else names:
-            pieces = row_of(self, name).geometry
-            stored += [piece for piece, _ in pieces.rows.values()] if isinstance(pieces, Pieces) else [name]
-        return stored
+        return [piece for name in ([names] if isinstance(names, str) else names) for piece in self._pieces_of(name)]
+
+    def _pieces_of(self, name: str) -> list[str]:
+        """Return the names of the stored tensors of a parameter."""
+        pieces = row_of(self, name).geometry
+        return [piece for piece, _ in pieces.rows.values()] if isinstance(pieces, Pieces) else [name]
 
     def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Any:
         """Return a pool of the model, which takes names of parameters too: see `TensorFile.pool`."""

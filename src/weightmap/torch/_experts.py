@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _SEPARATE = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
 # What transformers 5 calls a block, and the checkpoint.
 _RENAMED = (".mlp.", ".block_sparse_moe.")
-_MATRIX = 2
 
 
 def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None = None) -> None:

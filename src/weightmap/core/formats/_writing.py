@@ -181,6 +181,12 @@ class Request(NamedTuple):
     align: int = 1
     part: tuple[int, int, int] | None = None
 
+    def unfit_texts(self) -> Iterator[Unfit]:
+        """Yield the entries of `metadata` that are no texts, for a format that holds nothing else."""
+        for key, value in (self.metadata or {}).items():
+            if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
+                yield Unfit("metadata", str(key), "keys and values must be strings")
+
 
 class Unfit(NamedTuple):
     """A named thing, such as a tensor, that a format cannot express."""

@@ -271,13 +271,10 @@ def plan(request: Request) -> WritePlan:
             reasons.append("tensor '__metadata__': the name is taken")
         if not encodable(tensor.name):
             reasons.append(Unfit("tensor", tensor.name, "a name that is not Unicode text"))
-    metadata = request.metadata
-    for key, value in (metadata or {}).items():
-        if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
-            reasons.append(Unfit("metadata", str(key), "keys and values must be strings"))
+    reasons += request.unfit_texts()
     if reasons:
         refuse("safetensors", reasons)
-    align = request.align
+    metadata, align = request.metadata, request.align
     # Tensors behind one of unaligned size are unaligned: such sizes come last.
     ordered = request.tensors.arranged(lambda tensor: (tensor.nbytes % align != 0, -_CODE[tensor.dtype.name]))
     compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -112,8 +112,6 @@ _BATCH = 1024
 _SEARCHED = 1 << 20
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
-# What an archive of TorchScript has and a checkpoint has not.
-_SCRIPT = ("constants.pkl", "code/")
 _BFLOAT16 = DTYPE_NAMES.index("bfloat16")
 _PAIRS = DTYPE_NAMES.index("float4_e2m1fn")
 # A storage that has not been mentioned yet has no type.
