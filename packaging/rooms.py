@@ -16,7 +16,7 @@ BUDGETS = {
     "core/formats": 6_740,
     "checkpoints": 2_520,
     "cli": 1_890,
-    "compat": 1_230,
+    "compat": 1_210,
     "conversion": 2_710,
     "dcp": 300,
     "deltas": 2_120,

@@ -1,5 +1,6 @@
 """`safe_open.prefetch`, as safetensors 0.9 has it, and what it does besides."""
 
+import gc
 import threading
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_tensors_nobody_takes_stay_within_the_budget(tmp_path):
     with safe_open(tmp_path / "m.safetensors", "np") as f, f.prefetch(budget=3 << 10, threads=2) as loader:
         names = []
         for name, value in loader:
-            with loader._change:
+            with loader._lock:
                 assert loader._filled <= 3 << 10
             names.append(name)
             np.testing.assert_array_equal(value, tensors[name])
@@ -151,3 +152,17 @@ def test_meta(tmp_path):
         with pytest.raises(wm.TensorNotFoundError):
             f.get_tensor_meta("zz")
         assert isinstance(f.get_slice("a"), compat.PySafeSlice)
+
+
+def test_a_loader_that_nobody_closes_leaves_no_thread(tmp_path):
+    path, _ = saved(tmp_path / "m.safetensors")
+    before = set(threading.enumerate())
+    with safe_open(path, "np") as f:
+        loader = f.prefetch(budget=0)
+        threads = set(threading.enumerate()) - before
+        assert threads
+        del loader
+        gc.collect()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()

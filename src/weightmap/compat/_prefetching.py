@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -17,6 +19,7 @@ from weightmap.errors import TensorFileError, UnsupportedError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
     from types import TracebackType
 
     from weightmap.core.model.file import TensorFile
@@ -64,16 +67,15 @@ class PrefetchError(TensorFileError, ValueError):
     """A plan of `safe_open.prefetch`, or a name asked of a `PrefetchLoader`, is not what it takes."""
 
 
-class _Entry:
-    """A tensor of a loader: not begun, being read, there, or taken."""
+class _Entry(NamedTuple):
+    """A tensor of a loader: the index of what is read of it, None for all, and the bytes that this takes."""
 
-    __slots__ = ("error", "nbytes", "part", "state", "value")
+    part: Any
+    nbytes: int
 
-    def __init__(self, part: Any, nbytes: int) -> None:
-        self.part, self.nbytes = part, nbytes
-        self.state = "waiting"  # then "reading", "ready", "taken"
-        self.value: Any = None
-        self.error: BaseException | None = None
+
+def _read(handle: _Handle, name: str, part: Any) -> Any:
+    return handle.get_tensor(name) if part is None else handle.get_slice(name)[part]
 
 
 class PrefetchLoader:
@@ -85,35 +87,38 @@ class PrefetchLoader:
 
     def __init__(self, handle: _Handle, plan: Mapping[str, Any] | None, threads: int, budget: int | None) -> None:
         self._handle = handle
-        names = handle.offset_keys()
-        if plan is not None:
-            names = self._planned(plan, names)
-        self._entries = {name: self._entry(name, None if plan is None else plan[name]) for name in names}
+        self._entries = {name: self._entry(name, part) for name, part in self._planned(plan)}
         free = headroom().limit
         self._budget = math.inf if free is None else int(free * _SHARE)
         if budget is not None:
             self._budget = as_integer("budget", budget)
             if self._budget < 0:
                 raise ValueError(f"budget is {budget}, expected a number of bytes")
-        self._filled = 0
-        self._closed = False
-        self._change = threading.Condition()
-        count = min(as_threads(threads), len(self._entries))
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
+        self._lock = Lock()
+        self._waiting = deque(self._entries)  # not read yet, or taken before their turn
+        self._futures: dict[str, Future[Any]] = {}  # being read, or read and not taken
+        self._filled = 0  # bytes of these
+        self._handed_out = set[str]()
+        self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(as_threads(threads))
+        self._read_ahead()
 
-    @staticmethod
-    def _planned(plan: Mapping[str, Any], names: list[str]) -> list[str]:
+    def _planned(self, plan: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+        """Return names and indices, in file order."""
+        names = self._handle.offset_keys()
+        if plan is None:
+            return [(name, None) for name in names]
         if not isinstance(plan, Mapping):
             raise mistyped("plan", plan, "a mapping of names to None or an index")
         if not plan:
             raise PrefetchError("prefetch plan selects no tensors")
-        return [name for name in names if name in plan] + [name for name in plan if name not in set(names)]
+        unknown = next((name for name in plan if name not in self._handle.opened_file()), None)
+        if unknown is not None:
+            raise not_found(self._handle.opened_file(), unknown)
+        return [(name, plan[name]) for name in names if name in plan]
 
     def _entry(self, name: str, part: Any) -> _Entry:
         """Check an index, and return what it selects."""
-        view = self._handle.get_slice(name)  # raises for an unknown name
+        view = self._handle.get_slice(name)
         shape, dtype = view.get_shape(), DTYPES.get(view.stored_dtype)
         if dtype is not None and dtype.packed:
             if part is not None:
@@ -143,49 +148,54 @@ class PrefetchLoader:
         PrefetchError
             It was taken before, or the loader is closed.
         """
-        entry = self._entries.get(name)
-        if entry is None:
+        if name not in self._entries:
             raise not_found(self._handle.opened_file(), name)
-        with self._change:
-            self._check()
-            if entry.state == "taken":
-                raise PrefetchError(f"tensor {quoted(name)} was already taken")
-            if entry.state == "waiting":
-                entry.state = "taken"
-                mine = True
-            else:
-                mine = False
-                self._change.wait_for(lambda: entry.state != "reading" or self._closed)
-        return self._read(name, entry) if mine else self._handed_out(name, entry)
+        future = self._futures.get(name)
+        if future is not None:
+            wait((future,))  # an interrupt here leaves the tensor to be taken
+        if not self._claim(name):
+            raise PrefetchError(f"tensor {quoted(name)} was already taken")
+        return self._result(name)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield names and tensors as they are read; those that were taken are skipped."""
-        while True:
-            with self._change:
-                self._check()
-                pending = [(name, entry) for name, entry in self._entries.items() if entry.state != "taken"]
-                if not pending:
-                    return
-                ready = [pair for pair in pending if pair[1].state == "ready"]
-                waiting = [pair for pair in pending if pair[1].state == "waiting"]
-                if not ready and not waiting:
-                    self._change.wait()
-                    continue
-                name, entry = (ready or waiting)[0]
-                mine = not ready
-                if mine:
-                    entry.state = "taken"
-            yield name, self._read(name, entry) if mine else self._handed_out(name, entry)
+        """Yield names and tensors in file order; those that were taken are skipped."""
+        self._check_open()
+        for name in self._entries:
+            if self._claim(name):
+                yield name, self._result(name)
+
+    def _claim(self, name: str) -> bool:
+        """Whether nobody has taken a tensor before this call, which takes it."""
+        with self._lock:
+            self._check_open()
+            if name in self._handed_out:
+                return False
+            self._handed_out.add(name)
+            return True
+
+    def _result(self, name: str) -> Any:
+        """Return a claimed tensor: what a thread has read, or else reads now."""
+        with self._lock:
+            future = self._futures.pop(name, None)
+        if future is None:
+            return _read(self._handle, name, self._entries[name].part)
+        try:
+            return future.result()
+        except CancelledError:
+            raise PrefetchError("the loader is closed") from None
+        finally:
+            with self._lock:
+                self._filled -= self._entries[name].nbytes
+            self._read_ahead()
 
     def close(self) -> None:
         """Stop reading, and drop the tensors that nobody has taken. Those handed out stay valid."""
-        with self._change:
-            self._closed = True
-            self._change.notify_all()
-        for thread in self._threads:
-            thread.join()
-        for entry in self._entries.values():
-            entry.value = None
+        with self._lock:
+            executor, self._executor = self._executor, None
+            self._waiting.clear()
+        if executor is not None:
+            executor.shutdown(cancel_futures=True)
+        self._futures.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -195,50 +205,19 @@ class PrefetchLoader:
     ) -> None:
         self.close()
 
-    def _check(self) -> None:
-        if self._closed:
+    def _check_open(self) -> None:
+        if self._executor is None:
             raise PrefetchError("the loader is closed")
 
-    def _handed_out(self, name: str, entry: _Entry) -> Any:
-        with self._change:
-            self._check()
-            if entry.state == "taken":
-                raise PrefetchError(f"tensor {quoted(name)} was already taken")
-            value, error = entry.value, entry.error
-            entry.state, entry.value, entry.error = "taken", None, None
-            self._filled -= entry.nbytes
-            self._change.notify_all()
-        if error is not None:
-            raise error
-        return value
-
-    def _read(self, name: str, entry: _Entry) -> Any:
-        if entry.part is None:
-            return self._handle.get_tensor(name)
-        return self._handle.get_slice(name)[entry.part]
-
-    def _next(self) -> tuple[str, _Entry] | None:
-        """Return the next tensor to read, once there is room for it; None when there is none."""
-        with self._change:
-            while not self._closed:
-                waiting = ((name, entry) for name, entry in self._entries.items() if entry.state == "waiting")
-                name, entry = next(waiting, (None, None))
-                if name is None or entry is None:
-                    return None
-                if not self._filled or self._filled + entry.nbytes <= self._budget:
-                    entry.state = "reading"
-                    self._filled += entry.nbytes
-                    return name, entry
-                self._change.wait()
-        return None
-
-    def _work(self) -> None:
-        while (job := self._next()) is not None:
-            name, entry = job
-            try:
-                entry.value = self._read(name, entry)
-            except BaseException as error:  # noqa: BLE001 - whoever takes the tensor gets it
-                entry.error = error
-            with self._change:
-                entry.state = "ready"
-                self._change.notify_all()
+    def _read_ahead(self) -> None:
+        """Let the threads read the next tensors that the budget has room for."""
+        with self._lock:
+            while self._waiting and self._executor is not None:
+                name = self._waiting[0]
+                nbytes = self._entries[name].nbytes
+                if name not in self._handed_out:
+                    if self._filled and self._filled + nbytes > self._budget:
+                        return
+                    self._filled += nbytes
+                    self._futures[name] = self._executor.submit(_read, self._handle, name, self._entries[name].part)
+                self._waiting.popleft()
