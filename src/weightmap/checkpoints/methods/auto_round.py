@@ -44,15 +44,13 @@ class AutoRound(Method):
         self.extra = settings.section("extra_config")
         for key in self.extra.values:
             self.extra.section(key)
+        self.expressions: list[str] = [key for key in self.extra.values if _SIGNS.search(key)]
         self._methods: dict[tuple[int, int], Method] = {}
 
     def _of(self, module: str) -> tuple[int, int]:
         """Return bits and size of the groups of a module."""
-        extra = self.extra.values
-        expressions = (
-            key for key in extra if _SIGNS.search(key) and self.extra.matches(key, f"(?:.*(?:{key}))", module)
-        )
-        key = module if module in extra else next(expressions, None)
+        fitting = (key for key in self.expressions if self.extra.matches(key, f"(?:.*(?:{key}))", module))
+        key = module if module in self.extra.values else next(fitting, None)
         own = self.settings if key is None else self.extra.section(key)
         of_all = self.settings.integer("bits", 4), self.settings.integer("group_size", 128)
         return own.integer("bits", of_all[0]), own.integer("group_size", of_all[1])

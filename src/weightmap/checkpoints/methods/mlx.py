@@ -59,11 +59,16 @@ class Mlx(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         for module in ["", *(key for key, value in settings.values.items() if isinstance(value, dict))]:
-            self._mode(self._of(module))
+            self._mode(module)
 
-    @staticmethod
-    def _mode(settings: Settings) -> str:
+    def _stated(self, module: str, key: str) -> Settings:
+        """Return the object that states a key for a module: its own before that of all."""
+        values = self.settings.values.get(module)
+        return self.settings.section(module) if isinstance(values, dict) and key in values else self.settings
+
+    def _mode(self, module: str) -> str:
         """Return the mode of a module. Raises `UnsupportedError` for one that is not decoded."""
+        settings = self._stated(module, "mode")
         mode = settings.text("mode", _MODES[0])
         if mode not in _MODES:
             settings.unsupported("mode", " or ".join(map(repr, _MODES)))
@@ -77,20 +82,14 @@ class Mlx(Method):
         """Implement `Method.leaves_out`: modules with false."""
         return self.settings.values.get(module) is False or super().leaves_out(module)
 
-    def _of(self, module: str) -> Settings:
-        """Return the settings of a module: its own before those of all."""
-        values = self.settings.values
-        own = self.settings.section(module).values if isinstance(values.get(module), dict) else {}
-        return Settings({**values, **own}, self.settings.path, self.settings.where)
-
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
-        settings = self._of(group.module)
-        mode = self._mode(settings)
+        mode, in_bits = self._mode(group.module), self._stated(group.module, "bits")
         group.only("weight", "scales", *(["biases"] if mode == "affine" else []))
-        bits, size = settings.integer("bits", 4), settings.integer("group_size", 64 if mode == "affine" else 32)
+        bits = in_bits.integer("bits", 4)
+        size = self._stated(group.module, "group_size").integer("group_size", 64 if mode == "affine" else 32)
         if bits not in (_BITS if mode == "affine" else (4,)):
-            settings.unsupported("bits", f"one of {', '.join(map(str, _BITS))}" if mode == "affine" else "4")
+            in_bits.unsupported("bits", f"one of {', '.join(map(str, _BITS))}" if mode == "affine" else "4")
         *experts, rows, words = group.check("weight", ("uint32",), (None, None), (None, None, None))
         columns, remainder = divmod(words * 32, bits)
         if remainder or size < 1 or columns % size:
