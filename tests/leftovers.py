@@ -33,6 +33,7 @@ KEPT = ("weightmap-remote", "Dask-Offload")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1)
 EARLIER: list[dict[str, Any]] = []
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 def _threads() -> set[int]:
@@ -71,6 +72,7 @@ def _settings() -> dict[str, Any]:
         "the working directory": os.getcwd(),  # noqa: PTH109 - Path takes ten times as long
         "the environment": environment,
         "a signal's handler": [signal.getsignal(number) for number in SIGNALS],
+        "whether a timer runs": [signal.getitimer(timer) != (0, 0) for timer in TIMERS],
         "a limit of the process": [resource.getrlimit(limit) for limit in LIMITS],
         "the mask of new files": mask,
         "whether garbage is collected": gc.isenabled(),

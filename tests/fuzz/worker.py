@@ -106,14 +106,18 @@ def attempt(number, found, sources):
     return "" if error is None else f"{type(error).__name__} {error.field or ''}"
 
 
+def alarm(seconds):
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
 def run(format, first, count, state, failures):
     outcomes = Counter()
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
         sources = Sources(Path(folder))
         for number in range(first, first + count):
             struct.pack_into("<Q", state, 0, number)
-            if hasattr(signal, "setitimer"):  # not on Windows
-                signal.setitimer(signal.ITIMER_PROF, ENDLESS)
+            alarm(ENDLESS)
             found = mutant(format, number)
             try:
                 outcomes[attempt(number, found, sources)] += 1
@@ -124,6 +128,7 @@ def run(format, first, count, state, failures):
                 save(failures, format, number, found)
                 if outcomes["failed"] >= MOST_FAILURES:
                     break
+        alarm(0)
     struct.pack_into("<Q", state, 0, 2**64 - 1)
     return outcomes
 
