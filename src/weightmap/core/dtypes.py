@@ -15,7 +15,7 @@ import numpy as np
 from weightmap.errors import MissingDependencyError, QuantError, UnsupportedError
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
 
 class DType:
@@ -108,7 +108,7 @@ SHORT = {
 }
 # The types between which values are converted.
 FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
-# Packed below the byte: numpy lacks them, so they are listed, copied between files, and returned as bytes.
+# Packed below the byte: `f[name]` has their bytes, and `read` their values.
 _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 DTYPES: dict[str, DType] = {
@@ -125,7 +125,7 @@ _KNOWN_MOST = 256
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the numpy dtype of `dtype`; imports ml_dtypes if it comes from there.
+    """Return the numpy dtype of arrays of `dtype`; imports ml_dtypes if it comes from there.
 
     Raises
     ------
@@ -150,13 +150,23 @@ def _load(dtype: DType) -> np.dtype[Any]:
         what = "is one that nothing decodes" if dtype.declared else f"packs elements of {dtype.bits} bits"
         msg = f"dtype {dtype.name} {what}, which numpy lacks; f[name] gives their bytes"
         raise UnsupportedError(msg, field="dtype")
+    return _from_ml_dtypes(dtype)
+
+
+def _from_ml_dtypes(dtype: DType) -> np.dtype[Any]:
     try:
         import ml_dtypes  # noqa: PLC0415 - takes 10 ms, needed by few files
     except ImportError:
         msg = f"dtype {dtype.name} needs ml_dtypes: pip install ml_dtypes"
         raise MissingDependencyError(msg) from None
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
-    return found
+    element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
+    return element
+
+
+def packed_values(dtype: DType) -> NDArray[np.float32]:
+    """Return the value of each code of a type that packs its elements."""
+    codes = np.arange(1 << dtype.bits, dtype=np.uint8)
+    return codes.view(_from_ml_dtypes(dtype)).astype(np.float32)
 
 
 def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:

@@ -1,7 +1,8 @@
 """numpy's `.npy`, read only: one array, called "".
 
 See `weightmap.core.formats._npy` for the header. The data follows it, to the end of the file. The array is a view of
-the mapping, in the order and type in which it was saved: also Fortran order, big-endian, structured.
+the mapping, in the order and type in which it was saved: also Fortran order, big-endian, structured. numpy saves types
+of ml_dtypes as bytes without a type, "<V2" for bfloat16: ``f.read("", dtype="bfloat16")`` reads them.
 """
 
 from __future__ import annotations

@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
-# The functions of model/parts.py give the rest of the package what users do not need.
+# The functions of model/internals.py give the rest of the package what users do not need.
 class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
 
     Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive: they remain valid
     after `close` and after the handle is gone. Elements of less than a byte (float4, float6), which numpy lacks, come
-    as their packed bytes, a uint8 array of one dimension; `info` has dtype and shape. Many threads may read from a
-    handle at once. A handle that was opened by path can be pickled: the copy opens the path again, and raises
-    `FileChangedError` if the file has changed. A handle in mode "sealed" that `multiprocessing` passes to a new process
-    carries its memory instead: nothing is opened or copied there.
+    as their packed bytes, a uint8 array of one dimension; `info` has dtype and shape, `read` the values. Many threads
+    may read from a handle at once. A handle that was opened by path can be pickled: the copy opens the path again, and
+    raises `FileChangedError` if the file has changed. A handle in mode "sealed" that `multiprocessing` passes to a new
+    process carries its memory instead: nothing is opened or copied there.
 
     For a model in several files, `path` is the index's, `info` counts offsets within a shard, and `metadata` has the
     index's entries and the entries that all shards share.

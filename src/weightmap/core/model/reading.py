@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.arguments import as_threads
-from weightmap.core.dtypes import DTYPES, dtype_named, numpy_dtype
+from weightmap.core.dtypes import DTYPES, dtype_named, dtype_of, numpy_dtype, packed_values
 from weightmap.core.native import access, floats
 from weightmap.errors import LimitError, UnsupportedError, counted
 
@@ -36,8 +36,10 @@ def read(
     threads = 1 if threads is None else as_threads(threads)
     source.check_unchanged()
     quantized = row.dtype.quantized
-    stored = _FLOAT32 if quantized else numpy_dtype(row.dtype)
+    stored = _FLOAT32 if quantized or row.dtype.packed else numpy_dtype(row.dtype)
     source.check_size(what, math.prod(row.shape) * stored.itemsize)
+    if stored.kind == "V" and row.dtype.name not in DTYPES:
+        stored = _as_saved(stored, _target_dtype(dtype, stored) if out is None else out.dtype)
     if row.dtype.name not in DTYPES and not quantized:
         _check_numbers(stored, _target_dtype(dtype, stored) if out is None else out.dtype, what)
     if out is None:
@@ -64,10 +66,17 @@ def _target_dtype(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[An
     return stored.newbyteorder("=") if wider else _FLOAT32
 
 
+def _as_saved(stored: np.dtype[Any], target: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of elements that `numpy.save` calls void: `target`, if it is one of ml_dtypes of their size."""
+    known = dtype_of(target)
+    return target if known is not None and known.code is None and stored == f"V{target.itemsize}" else stored
+
+
 def _check_numbers(stored: np.dtype[Any], target: np.dtype[Any], what: str) -> None:
     """Refuse elements that are no numbers, such as texts, dates and records, unless `target` has them."""
     if stored.kind not in "fc" and not np.can_cast(stored, target, "same_kind"):
-        msg = f"{what} has elements of {stored}, which do not become {target}; f[name] gives them"
+        saved = "; dtype='bfloat16' reads them if they were saved as that" if stored == "V2" else ""
+        msg = f"{what} has elements of {stored}, which do not become {target}; f[name] gives them{saved}"
         raise UnsupportedError(msg, field="dtype")
 
 
@@ -103,6 +112,9 @@ def _fill(row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -
 
 def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int, stop: int) -> None:
     """Read and convert elements `start` to `stop`."""
+    if row.dtype.packed:
+        _unpack_part(row, target, start, stop)
+        return
     size = stored.itemsize
     widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32 and not row.dtype.swapped
     for chunk in row.source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
@@ -112,3 +124,15 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
         else:
             piece[...] = np.frombuffer(chunk, stored)
         start += len(piece)
+
+
+def _unpack_part(row: Row, target: NDArray[Any], start: int, stop: int) -> None:
+    """Read elements `start` to `stop` of a type that packs them, the first one in the lowest bits of its byte."""
+    bits, values = row.dtype.bits, packed_values(row.dtype)
+    begin, end = start * bits // 8, -(-stop * bits // 8)
+    for chunk in row.source.chunks(row.offset + begin, end - begin, _PIECE * bits // 8):
+        count = min(stop - start, len(chunk) * 8 // bits)
+        each = np.unpackbits(np.frombuffer(chunk, np.uint8), count=count * bits, bitorder="little")
+        codes = np.packbits(each.reshape(count, bits), axis=1, bitorder="little")
+        target[start : start + count] = values[codes[:, 0]]
+        start += count

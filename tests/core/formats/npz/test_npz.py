@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests import zip_files
@@ -58,6 +59,22 @@ def test_arrays_of_numpy(name, kind, tmp_path):
         assert b"".join(map(bytes, dense_row(f, key).chunks())) == little.tobytes()
         assert f.info(key).nbytes == array.nbytes
         assert next(iter(f.values())).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_types_of_ml_dtypes_are_read_by_their_names(tmp_path, name):
+    """numpy saves them as bytes, "<V2" and "<V1": `dtype` says what these are, and nothing is guessed."""
+    array = np.asfortranarray(MATRIX.astype(getattr(ml_dtypes, name)))
+    np.save(tmp_path / "a.npy", array)
+    np.savez_compressed(tmp_path / "a.npz", array)
+    for suffix, key in ((".npy", ""), (".npz", "arr_0")):
+        with wm.open(tmp_path / f"a{suffix}") as f:
+            out = np.empty(array.shape, array.dtype)
+            for got in (f.read(key, dtype=name), f.read(key, out=out)):
+                assert (got.dtype, got.tobytes()) == (array.dtype, array.tobytes())
+            for other in (None, "int16", "float16", "float8_e8m0fnu" if name == "bfloat16" else "bfloat16"):
+                with pytest.raises(wm.UnsupportedError, match="dtype='bfloat16'" if name == "bfloat16" else "V1"):
+                    f.read(key, dtype=other)
 
 
 def test_deflated_members_are_inflated_within_the_limits():

@@ -8,6 +8,7 @@ import os
 import struct
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import noise, normal
@@ -16,6 +17,7 @@ from tests.fuzz.mutate import mutant
 from tests.support import in_one_item
 
 import weightmap as wm
+from weightmap.core.model import reading
 
 onnx = pytest.importorskip("onnx")
 from onnx import numpy_helper  # noqa: E402 - once it is known to be there
@@ -97,6 +99,22 @@ def same_as_package(path, data, **options):
         return True
     expected = judged(path, data)
     return expected is None or {name: expected.get(name) for name in found} == found
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_elements_of_less_than_a_byte_are_read_as_values(tmp_path, monkeypatch, name):
+    """`read` has what the package has, in any type, in pieces and in threads; ``f[name]`` has the bytes."""
+    monkeypatch.setattr(reading, "_THREAD_LEAST", 1 << 16)
+    path, codes = tmp_path / "m.onnx", np.resize(np.arange(1 << BITS[name], dtype=np.uint8), 2**19 + 2**17 + 5)
+    proto = numpy_helper.from_array(codes.view(getattr(ml_dtypes, name)).reshape(1, -1), "w")
+    path.write_bytes(one(proto.SerializeToString()))
+    expected = numpy_helper.to_array(proto).astype(np.float32)
+    with wm.open(path) as f:
+        for threads in (1, 3):
+            np.testing.assert_array_equal(f.read("w", threads=threads), expected)
+        got = f.read("w", "float16", out=np.empty(expected.shape[::-1], np.float16).T)
+        np.testing.assert_array_equal(got, expected.astype(np.float16))
+        assert f["w"].nbytes == -(-expected.size * BITS[name] // 8)
 
 
 def one(*parts):

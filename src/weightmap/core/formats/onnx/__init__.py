@@ -23,8 +23,8 @@ Data
 * External data is a part of another file, which lies in the directory of the model or below it: ``location`` is its
   path, ``offset`` (0) and ``length`` (as the shape says) are decimal, ``checksum`` is its SHA-1 in hexadecimal digits,
   which `verify` compares. Other keys, and external_data of a tensor with the default location, are ignored.
-* Types below the byte are listed, copied between files, and returned as packed bytes: int4, uint4, int2, uint2,
-  float4_e2m1fn, float6_e2m3fn, float6_e3m2fn, the first element in the lowest bits.
+* Types below the byte are int4, uint4, int2, uint2, float4_e2m1fn, float6_e2m3fn, float6_e3m2fn: ``f[name]`` has their
+  packed bytes, the first element in the lowest bits, and `read` their values.
 
 Metadata are texts: the fields 1 to 6 of the model by their names; ``opset_import``, or ``opset_import.<domain>`` of a
 domain other than ""; and ``metadata_props`` by their keys, or ``metadata_props.<key>`` where that is taken.
