@@ -4,6 +4,7 @@ import importlib
 import json
 import struct
 
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
@@ -75,8 +76,8 @@ def test_headers_in_any_json_dress():
 
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
-def test_dtypes_below_a_byte_come_as_their_bytes(dtype, nbytes, put):
-    """Packed types of four and six bits are listed with their own type and size, and are views of their bytes."""
+def test_dtypes_below_a_byte(dtype, nbytes, put):
+    """Packed types of four and six bits have their own type and size, views of their bytes, and values by `read`."""
     # Six in a row of one shape, for these are handed out together, and one of another.
     header = {f"a{i}": st.entry(dtype, [2, 4], i * nbytes, (i + 1) * nbytes) for i in range(6)}
     header["b"] = st.entry("U8", [1], 6 * nbytes, 6 * nbytes + 1)
@@ -95,8 +96,10 @@ def test_dtypes_below_a_byte_come_as_their_bytes(dtype, nbytes, put):
                 assert np.shares_memory(array, f[f"a{i}"])
         assert f["c"].shape == everything["c"].shape == (0,)
         assert f["b"].tolist() == [6 * nbytes]
-        with pytest.raises(wm.UnsupportedError, match=r"m\.safetensors: .*f\[name\] gives their bytes"):
-            f.read("a0")
+        bits = sum(byte << 8 * i for i, byte in enumerate(data[nbytes : 2 * nbytes]))
+        codes = np.array([bits >> i * nbytes & (1 << nbytes) - 1 for i in range(8)], np.uint8)  # eight elements
+        assert f.read("a1").reshape(-1).tolist() == codes.view(getattr(ml_dtypes, named)).astype(np.float32).tolist()
+        assert f.read("c").shape == (8, 0)
     assert list(wm.load(path)) == list(header)
     assert wm.load(path, mode="copy")["a2"].tobytes() == data[2 * nbytes : 3 * nbytes]
 

@@ -8,7 +8,8 @@ The header is one JSON object, ``{`` at its first byte, padded behind with white
 * ``data_offsets`` count from the first byte after the header. Sorted by them, the tensors follow each other from 0 to
   the end of the file without overlap or hole.
 * ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32
-  C64 F64 I64 U64. F4 and F6 pack elements below the byte: reading gives their bytes.
+  C64 F64 I64 U64. F4 and F6 pack elements below the byte, the first one in the lowest bits: ``f[name]`` has their
+  bytes, and `read` their values.
 * ``__metadata__`` maps strings to strings. null is no metadata: mlx writes it.
 * Keys in a tensor's object besides these three mean nothing: they are skipped, with a warning that names the first one.
 
