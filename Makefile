@@ -104,7 +104,7 @@ wheels: $(ORACLES)wheels/.installed
 ## clean: remove everything that these made, .venv and .venv-* included
 clean:
 	@rm -rf $(VENV) .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
-	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json
+	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json workflows.json
 	@find src csrc tests benchmarks -name __pycache__ -type d -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------- the environment

@@ -3,7 +3,7 @@
 # NAME-test of the first runs the tests in the oracle's environment; of the others in .venv, and starts the oracle's Python.
 IN_ORACLE  := clients torch experts quantised llama distributed device gensim
 IN_VENV    := vllm modelexpress finalfusion
-.PHONY: $(addsuffix -test,$(IN_ORACLE) $(IN_VENV) ggml browser) bench-ggml device-bench
+.PHONY: $(addsuffix -test,$(IN_ORACLE) $(IN_VENV) ggml browser) bench-ggml device-bench workflows
 
 # ------------------------------------------------------------------------------------------------- the environments
 # Each installs requirements/NAME.txt. The table names what some do before, with what options, and what after; `PIP_IN` is pip
@@ -135,3 +135,11 @@ ggml-test: $(MODULE) $(VENV)/.extra-test $(GGML)/libggml.so
 bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
 	@unset PYTHONDONTWRITEBYTECODE; $(GGML_BUILT) $(PYTEST) $(TIMED) --benchmark-json=benchmark-ggml.json \
 	    benchmarks/bench_ggml.py
+
+# -------------------------------------------------------------------------------------------------------- whole workflows
+# Some of them: make workflows WORKFLOWS="loading --turns 9". llama.cpp is timed too where make llama-test has made its environment.
+## workflows: what users run from beginning to end, beside what they would run instead: an environment of 2 GB, twenty minutes
+WORKFLOWS :=
+workflows: $(MODULE) $(ORACLES)workflows/.installed
+	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)" $(if $(wildcard $(ORACLES)llama/.installed),WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)") \
+	    $(ORACLES)workflows/bin/python benchmarks/workflows $(WORKFLOWS)

@@ -13,6 +13,8 @@ memory, and plots by size.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 import details
 import results
 import targets
-from results import table
+from results import digits, span, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,6 +52,12 @@ The *limit* is the best that this machine does in the same run: C loops (`benchm
 as many bytes, or the system calls that every reader needs. A row over several sizes shows the worst, in brackets. †
 falls short of its target: [benchmarks/MISSED.md](../benchmarks/MISSED.md) says by how much, and why. It also has the
 figures of kernels, limits and threads.
+"""
+WORKFLOWS = """## Whole workflows
+
+What users run from beginning to end (`make workflows`): each turn is a process of its own, {turns} turns in
+alternation, medians; large files have {mib:,} MiB. Memory is the most anonymous memory beyond that before. *Cold*: no
+file is in the page cache. Measured on {machine[cpu]}, {machine[cores]} cores.
 """
 MISSED = """# Details, and what was missed
 
@@ -129,8 +137,8 @@ def missed(outcomes: list[Outcome]) -> Iterator[str]:
         yield ""
 
 
-def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of docs/benchmarks.md; `drawn` are {path from the page: description}."""
+def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str], whole: Path) -> Iterator[str]:
+    """Yield the lines of docs/benchmarks.md; `drawn` are {path from the page: description}, `whole` workflows.json."""
     yield HEAD
     yield (
         f"Measured on {run.machine.get('cpu')}, {run.machine.get('cores')} cores, on {run.date} "
@@ -145,9 +153,27 @@ def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str]) -> Iterato
         yield ""
         yield f"![{description}]({path})"
         yield ""
+    yield from workflows(whole)
     yield FIGURES
     yield from figures(outcomes, detailed=False)
     yield from about(run)
+
+
+def workflows(path: Path) -> Iterator[str]:
+    """Yield the table of whole work, from the results of ``make workflows`` where there are any."""
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield WORKFLOWS.format(machine=found["machine"], turns=found["turns"], mib=found["mib"])
+    rows = []
+    for question in dict.fromkeys(row["question"] for row in found["rows"]):
+        here = [row for row in found["rows"] if row["question"] == question]
+        ours = [row for row in here if row["who"].startswith("weightmap")]
+        for mine, other in itertools.product(ours, [row for row in here if row not in ours]):
+            cells = [f"{span(row['seconds'])}, {max(row['anonymous'], 0):.0f} MiB" for row in (mine, other)]
+            ratio = f"{digits(other['seconds'] / mine['seconds'])} ×"
+            rows.append([f"{question}: `{mine['who']}`", cells[0], f"{cells[1]}, {other['who']}", ratio])
+    yield from table(["", "weightmap", "compared with", "times as fast"], rows, " > >")
 
 
 def write(path: Path, lines: Iterator[str]) -> None:
@@ -163,6 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "benchmarks.md", metavar="FILE")
     parser.add_argument("--missed", type=Path, default=ROOT / "benchmarks" / "MISSED.md", metavar="FILE")
     parser.add_argument("--details", type=Path, default=ROOT / "build" / "benchmarks", metavar="FOLDER")
+    parser.add_argument("--workflows", type=Path, default=ROOT / "workflows.json", metavar="JSON")
     parser.add_argument("--no-plots", action="store_true", help="without the plots, which need matplotlib")
     options = parser.parse_args(arguments)
     run = results.load(*options.results)
@@ -174,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         drawn = plots.save(plots.plots(run), options.details)
         summary = plots.save(plots.summary(outcomes), options.into.parent)
-    write(options.into, page(run, outcomes, summary))
+    write(options.into, page(run, outcomes, summary, options.workflows))
     write(options.missed, missed(outcomes))
     write(options.details / "details.md", details.page(run, drawn))
     for outcome in outcomes:

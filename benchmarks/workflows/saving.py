@@ -1,0 +1,82 @@
+"""Saving a large model, and checking one beside tools that hash it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from workflows.common import COLD, matrices, need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SIGNING = "import sys, model_signing; model_signing.hashing.hash(sys.argv[1])"
+
+
+def write(folder: Path, mib: int) -> None:
+    """Write the files to check."""
+    import weightmap as wm  # the files hold nothing that depends on the writer
+
+    (folder / "mib").write_text(str(mib), encoding="ascii")
+    wm.save(folder / "large.weights", matrices(mib))
+    shards = folder / "shards"
+    shards.mkdir()
+    wm.save(shards / "model.safetensors", matrices(mib), max_shard_size=mib << 17)
+    names = sorted(path.name for path in shards.iterdir())
+    sums = subprocess.check_output(["sha256sum", *names], cwd=shards)
+    (shards / "SHA256SUMS").write_bytes(sums)
+
+
+def tensors(folder: Path) -> dict[str, Any]:
+    """Return what is saved."""
+    return matrices(int((folder / "mib").read_text(encoding="ascii")))
+
+
+def ours(folder: Path, *, durable: bool) -> Callable[[], Any]:
+    """Return our save; safetensors' does not wait for the disk."""
+    wm = need("weightmap")
+    save = partial(wm.save, output=wm.Output(durable=durable))
+    save(folder / "small.safetensors", matrices(1))
+    return partial(save, folder / "ours.safetensors", tensors(folder))
+
+
+def safetensors(folder: Path) -> Callable[[], Any]:
+    """Return safetensors' save."""
+    save = need("safetensors.numpy").save_file
+    save(matrices(1), folder / "small.safetensors")
+    return partial(save, tensors(folder), folder / "theirs.safetensors")
+
+
+def command(words: list[str], folder: Path) -> list[str]:
+    """Return a command on what is to be checked."""
+    if SIGNING in words:
+        need("model_signing")
+    return [sys.executable if words[0] == "python" else words[0], *(word.format(folder) for word in words[1:])]
+
+
+CHECKS = {
+    "one file with checksums of its own": {
+        "weightmap verify": ["python", "-m", "weightmap", "verify", "{}/large.weights"],
+        "sha256sum": ["sha256sum", "{}/large.weights"],
+    },
+    "eight files by SHA-256": {
+        "weightmap verify": ["python", "-m", "weightmap", "verify", "{}/shards", "--trust", "{}/shards/SHA256SUMS"],
+        "sha256sum": ["sh", "-c", "cd {}/shards && sha256sum -c SHA256SUMS"],
+        "model-signing": ["python", "-c", SIGNING, "{}/shards"],
+    },
+}
+WORKFLOWS: dict[str, dict[str, Any]] = {
+    "save as safetensors": {
+        "weightmap, durable=False": partial(ours, durable=False),
+        "weightmap": partial(ours, durable=True),
+        "safetensors": safetensors,
+    }
+}
+WORKFLOWS |= {
+    f"verify {what}{cold}": {who: partial(command, words) for who, words in tools.items()}
+    for what, tools in CHECKS.items()
+    for cold in ("", COLD)
+}
