@@ -285,9 +285,11 @@ def test_full_versions_have_no_words_of_deltas(tmp_path, key):
     content["metadata"] |= {"version": "000001", "delta": "no"}
     index.write_text(json.dumps(content))
     deltas.pull(tmp_path / "local", tmp_path / "source")
+    empty = {"weight_map": {}}, "the index names no tensors"
     content["metadata"][key] = "x"
-    index.write_text(json.dumps(content))
-    with pytest.raises(wm.DeltaError, match=f"has {key} in 'metadata', as deltas have"):
-        deltas.pull(tmp_path / "other", tmp_path / "source")
+    for damaged, why in (empty, (content, f"has {key} in 'metadata', as deltas have")):
+        index.write_text(json.dumps(damaged))
+        with pytest.raises(wm.DeltaError, match=why):
+            deltas.pull(tmp_path / "other", tmp_path / "source", base=tmp_path / "local")
     with pytest.raises(wm.DeltaError, match=key):
         deltas.apply(tmp_path / "local", folder)

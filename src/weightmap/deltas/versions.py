@@ -150,7 +150,9 @@ def _read(directory: str, path: str, options: Options) -> Delta | None:
 
 
 def _check_plain(index: Mapping[str, Any]) -> None:
-    """Refuse the index of a delta in which the words that say so are damaged: a full version has none of the others."""
+    """Refuse the index of a delta in which the words that say so are damaged, and one without tensors."""
+    if not index.get("weight_map"):
+        raise DeltaError("the index names no tensors: it is damaged, publish this version again", field="weight_map")
     for key, value in index.items():
         odd = sorted(_OF_DELTAS & value.keys()) if isinstance(value, dict) and key != "weight_map" else ()
         if odd:

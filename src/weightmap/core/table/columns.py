@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.native import access, scans
+from weightmap.core.table import Rules
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.table import Table
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
-    from weightmap.core.table import Rules
     from weightmap.core.table.table import Place, Row, Run
     from weightmap.errors import LayoutError
 
@@ -195,8 +195,7 @@ class JoinedTable(Table):
         self._order = order
         self.count: int = self._first[-1] if order is None else len(order)
         self._names = names
-        if tables:
-            self.rules: Rules = tables[0].rules  # for messages
+        self.rules: Rules = tables[0].rules if tables else Rules(0, 0)  # for messages
         self._looked = True  # `find` takes the index at once
 
     @property
