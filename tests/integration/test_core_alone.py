@@ -19,6 +19,23 @@ for name in weightmap.__all__:
         assert purpose == f"weightmap.{name}" and missing in sys.argv, error
     else:
         print(name)
+f = weightmap.open(bytes([2, *bytes(7)]) + b"{}")
+for name, call in {
+    "f.prefetch": f.prefetch,
+    "f.residency": f.residency,
+    "f.release": f.release,
+    "f.pool": lambda: f.pool(4096),
+    "f.weights": lambda: f.weights,
+    "f.embeddings": lambda: f.embeddings,
+    "scheme pq": lambda: weightmap.quantize([[1.0]], "pq"),
+    "opening an address": lambda: weightmap.open("https://localhost/m.safetensors"),
+}.items():
+    try:
+        call()
+    except weightmap.MissingDependencyError as error:
+        assert f"{name} needs weightmap." in str(error), error
+    else:
+        raise AssertionError(name)
 """
 
 

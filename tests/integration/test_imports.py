@@ -103,7 +103,7 @@ def imports(module):
             above = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
             names = [f"{base}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and name_of(node.func) in {"import_module", "later"}:
+        elif isinstance(node, ast.Call) and name_of(node.func) in {"import_module", "import_part", "later"}:
             names = spelt(node.args[0])
         else:
             continue

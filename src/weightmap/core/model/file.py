@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.core import hooks
 from weightmap.core.bytes.descriptor import ADVICE
+from weightmap.core.lazy import import_part
 from weightmap.core.model.internals import (
     Closed,
     Items,
@@ -350,9 +351,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        from weightmap.plans.residency import prefetch  # noqa: PLC0415 - opening needs none of it
-
-        prefetch(self, names)
+        import_part("weightmap.plans.residency", "f.prefetch").prefetch(self, names)
 
     def advise(self, advice: Advice) -> None:
         """Tell the system how the tensors will be accessed from now on, for its read-ahead. Changes speed only.
@@ -389,9 +388,9 @@ class TensorFile(Mapping[str, Any]):
         OSError
             Where the system does not tell: outside Linux, and for files that you neither own nor may write to.
         """
-        from weightmap.plans.residency import residency  # noqa: PLC0415 - opening needs none of it
-
-        return residency(self, names)
+        by_name: dict[str, Residency]
+        by_name = import_part("weightmap.plans.residency", "f.residency").residency(self, names)
+        return by_name
 
     def release(self, names: str | Sequence[str] | None = None) -> int:
         """Give the pages of these tensors (default: all) back to the system; return how many bytes left memory.
@@ -404,9 +403,8 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        from weightmap.plans.residency import release  # noqa: PLC0415 - opening needs none of it
-
-        return release(self, names)
+        released: int = import_part("weightmap.plans.residency", "f.release").release(self, names)
+        return released
 
     def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Pool:
         """Return a pool of tensors in memory of their own, for a model that is larger than memory.
@@ -429,9 +427,8 @@ class TensorFile(Mapping[str, Any]):
         ------
         ClosedError
         """
-        from weightmap.pool.pool import Pool  # noqa: PLC0415 - opening needs none of it
-
-        return Pool(self, budget, direct=direct, threads=threads)
+        pool: Pool = import_part("weightmap.pool.pool", "f.pool").Pool(self, budget, direct=direct, threads=threads)
+        return pool
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:
         """Read the whole file once (by pread, with flat memory); check its structure, and its checksums if it has any.

@@ -14,6 +14,7 @@ from weightmap.core.arguments import similar
 from weightmap.core.bytes.open_source import sibling_name
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import by_name
+from weightmap.core.lazy import import_part
 from weightmap.core.options import check_expansion
 from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
@@ -336,11 +337,10 @@ def embeddings_of(file: Handle) -> Embeddings | None:
     """Return the word vectors of a handle, made at the first use: see `TensorFile.embeddings`."""
     check_open(file)
     # Another thread may close the handle at any moment, which forgets them.
-    found = file._embeddings
-    if isinstance(found, bool):
-        from weightmap.words.embeddings import Embeddings  # noqa: PLC0415 - embeddings stand on a file, not under it
-
-        file._embeddings = found = Embeddings.of(file, by_name(file.format).embeddings)
+    embeddings = file._embeddings
+    if isinstance(embeddings, bool):
+        words = import_part("weightmap.words.embeddings", "f.embeddings")
+        file._embeddings = embeddings = words.Embeddings.of(file, by_name(file.format).embeddings)
         if file._source.closed:
             file._embeddings = False
-    return found
+    return embeddings

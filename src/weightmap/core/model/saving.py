@@ -30,6 +30,7 @@ from weightmap.core.formats import (
     listed,
     refuse,
 )
+from weightmap.core.lazy import import_part
 from weightmap.core.model.opening import load
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant import PQShape
@@ -630,6 +631,4 @@ def save(
             name, target_format, payloads, limit, plan, progress=progress, durable=how.durable, overwrite=how.overwrite
         )
     if how.sha256sums:
-        from weightmap.trust.lists import write_sums  # noqa: PLC0415 - for lists of digests alone
-
-        write_sums(name)
+        import_part("weightmap.trust.lists", "sha256sums=").write_sums(name)

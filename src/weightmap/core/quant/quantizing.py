@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.core.arguments import as_threads, mistyped, names_moved, similar
 from weightmap.core.dtypes import scale_type_named
+from weightmap.core.lazy import import_part
 from weightmap.core.native import quantised
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.ggml import quantize_ggml
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike
+
+    from weightmap.core.quant.product import ProductQuantized
 
 # Every scheme that needs no training.
 SCHEMES = (*BITS, "adaptive", *quantised.GGML_ENCODED)
@@ -123,9 +126,8 @@ def quantize(
     threads = 1 if threads is None else as_threads(threads)
     scheme, scale_type = scheme_named(scheme), scale_type_named(scale_type)
     if scheme == "pq":
-        from weightmap.words.training import train_pq  # noqa: PLC0415 - other schemes do without its imports
-
-        return train_pq(array)
+        trained: ProductQuantized = import_part("weightmap.words.training", "scheme pq").train_pq(array)
+        return trained
     if scheme in quantised.GGML_ENCODED:
         if scale_type != "fp16":
             raise QuantError(f"scale_type of {scheme}", actual=repr(scale_type), expected="'fp16'")
