@@ -36,7 +36,8 @@ def read(
     threads = 1 if threads is None else as_threads(threads)
     source.check_unchanged()
     quantized = row.dtype.quantized
-    stored = _FLOAT32 if quantized or row.dtype.packed else numpy_dtype(row.dtype)
+    unpacked = row.dtype.packed and not row.dtype.declared
+    stored = _FLOAT32 if quantized or unpacked else numpy_dtype(row.dtype)
     source.check_size(what, math.prod(row.shape) * stored.itemsize)
     if stored.kind == "V" and row.dtype.name not in DTYPES:
         stored = _as_saved(stored, _target_dtype(dtype, stored) if out is None else out.dtype)
