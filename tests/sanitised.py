@@ -38,6 +38,7 @@ LEFT_OUT = {
     ),
     **dict.fromkeys(
         (
+            "tests/deltas/test_pull.py::test_memory_is_that_of_some_blocks",
             "tests/pool/test_pool.py::test_memory_stays_within_the_budget",
             "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
             "tests/core/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",
