@@ -32,8 +32,9 @@ import numpy as np
 from weightmap.checkpoints.weights import Pieces, as_parameters
 from weightmap.core.arguments import as_threads
 from weightmap.core.bytes.memory import PerProcess, headroom
-from weightmap.core.dtypes import GGML_SCHEMES, numpy_dtype
+from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.internals import check_open, name_of, row_of, sources_of
+from weightmap.core.native.quantised import GGML_TYPES
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
 from weightmap.plans.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
 from weightmap.plans.pages import cached_in
@@ -800,7 +801,7 @@ def _of_row(row: Row, index: int | None) -> _Reading:
     if not row.dtype.quantized:
         dtype, shape = row.viewed
         each = prod(shape[1:]) * dtype.itemsize
-    elif row.dtype.name in GGML_SCHEMES and len(row.shape) > 1:
+    elif len(row.shape) > 1 and (ggml := GGML_TYPES.get(row.dtype.name)) and not prod(row.shape[1:]) % ggml.block_size:
         each = row.nbytes // row.shape[0]
     else:
         inner = row.shape[1:]

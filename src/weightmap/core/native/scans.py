@@ -24,7 +24,7 @@ from weightmap.core.native.access import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -980,6 +980,18 @@ class Columns:
         begin = self.array(self.begin, n, "<u8")[order]
         end = self.array(self.end, n, "<u8")[order] if self.end else None
         return Columns(text, bounds, self.array(self.dtype, n, "u1")[order], dims, dim_bounds, begin, end)
+
+    def with_shapes(self, shapes: Mapping[int, Sequence[int]]) -> Columns:
+        """Return new columns in which the rows of these numbers have other shapes."""
+        n = self.count
+        text, dims = self.text(), self.array(self.dims, self.n_dims, "<u8")
+        bounds, dim_bounds = (self.array(column, n + 1, "<u4") for column in (self.bounds, self.dim_bounds))
+        begin, end = (self.array(column, n, "<u8") for column in (self.begin, self.end))
+        each = np.split(dims, dim_bounds[1:-1])
+        for row, shape in shapes.items():
+            each[row] = np.array(shape, np.uint64)
+        dim_bounds = np.cumsum([0, *map(len, each)], dtype=np.uint32)
+        return Columns(text, bounds, self.array(self.dtype, n, "u1"), np.concatenate(each), dim_bounds, begin, end)
 
     def groups(self, order: NDArray[np.intp], counts: NDArray[np.intp]) -> list[Columns]:
         """Return new columns for each of `counts` rows that follow one another in `order`."""

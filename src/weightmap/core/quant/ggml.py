@@ -54,9 +54,9 @@ class GgmlTensor(QuantizedTensor):
     scheme : str
         One of `GGML_SCHEMES`.
     shape : tuple of int
-        The last dimension is a multiple of the block size.
+        Of a multiple of the block size of elements; blocks may reach from one row into the next.
     payload : ndarray of uint8, or bytes-like
-        The blocks of all rows, one after another, at any alignment.
+        The blocks, one after another, at any alignment.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ class GgmlTensor(QuantizedTensor):
     Raises
     ------
     QuantError
-        When scheme and shape need a payload of another size, or rows do not consist of whole blocks.
+        When scheme and shape need a payload of another size, or part of a block.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class GgmlTensor(QuantizedTensor):
         self.size: int = math.prod(self.shape)
         self.block_size: int = kind.block_size
         self.scale_type: str = _OTHER_SCALES[scheme][0] if scheme in _OTHER_SCALES else "fp16"
-        _check_rows(scheme, self.shape)
+        _check_blocks(scheme, self.shape, self.size)
         self._octets = octets = octets_of(payload)
         expected = self.size // kind.block_size * kind.block_bytes
         if len(octets) != expected:
@@ -185,7 +185,8 @@ class GgmlTensor(QuantizedTensor):
         if isinstance(key, tuple) and len(key) > 1 and self.ndim > 2 and isinstance(key[0], (int, np.integer)):
             inner = self.nbytes // self.shape[0] if self.shape[0] else 0
             first = range(self.shape[0])[key[0]] if -self.shape[0] <= key[0] < self.shape[0] else None
-            if first is not None and not isinstance(key[0], (bool, np.bool_)):
+            whole = not math.prod(self.shape[1:]) % self.block_size
+            if first is not None and whole and not isinstance(key[0], (bool, np.bool_)):
                 octets = self._octets[first * inner : (first + 1) * inner]
                 return GgmlTensor(self.scheme, self.shape[1:], octets)[key[1:]]
         return super().__getitem__(key)
@@ -236,9 +237,13 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
 
 def _check_rows(scheme: str, shape: tuple[int, ...]) -> None:
     """Raise `QuantError` unless rows of this shape consist of whole blocks."""
+    _check_blocks(scheme, shape, shape[-1] if shape else 1, "a last dimension that is ")
+
+
+def _check_blocks(scheme: str, shape: tuple[int, ...], count: int, what: str = "elements: ") -> None:
     block_size = quantised.GGML_TYPES[scheme].block_size
-    if not shape or shape[-1] % block_size:
-        expected = f"a last dimension that is a multiple of {block_size}"
+    if count % block_size:
+        expected = f"{what}a multiple of {block_size}"
         raise QuantError(f"shape of {scheme}", field="shape", actual=list(shape), expected=expected)
 
 

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from tests.builders import gguf, noise, normal
+from tests.builders import Tensor, gguf, noise, normal
 from tests.support import DATA
 
 import weightmap as wm
@@ -223,6 +223,59 @@ def test_tensors_that_cannot_be_written(tmp_path):
         with pytest.raises(wm.EncodeError, match=words):
             wm.save(tmp_path / "t.gguf", tensors)
     assert not list(tmp_path.iterdir())
+
+
+SHAPES = {"conv": (48, 4, 3, 4), "deep": (8, 1, 2, 3, 16), "dense": (6, 4, 2), "rows": (9, 256)}
+
+
+def reshaped(tmp_path, *more):
+    """A file of ComfyUI's converter: rows of whole blocks, and the shapes that they were."""
+    blocks = {"conv": ("q8_0", (9, 256)), "deep": ("q4_0", (3, 256)), "rows": ("q4_0", (9, 256))}
+    tensors = {"dense": noise("float16", (48,))}
+    for name, (scheme, shape) in blocks.items():
+        payload = wm.quantize(normal(shape).array, scheme).payload
+        tensors[name] = Tensor(scheme, shape, payload.tobytes())
+    noted = [KV(f"comfy.gguf.orig_shape.{name}", ["i32"], SHAPES[name]) for name in ("conv", "deep", "dense")]
+    path = tmp_path / "s.gguf"
+    path.write_bytes(gguf.build(tensors, [*noted, KV("comfy.gguf.orig_shape.gone", ["i32"], [7]), *more]))
+    return path
+
+
+def test_shapes_that_the_metadata_name(tmp_path):
+    """Blocks reach from one row into the next; written anew, a tensor keeps its shape and its bytes."""
+    path, target = reshaped(tmp_path), tmp_path / "t.gguf"
+    wm.convert(path, target, rename={"conv": "other"})
+    infos = {info.name: tuple(info.dims[::-1]) for info in gguf.dissect(target.read_bytes()).infos}
+    assert infos == {"other": (9, 256), "deep": (3, 256), "dense": (6, 4, 2), "rows": (9, 256)}
+    with wm.open(path, verify="full") as f, wm.open(target) as t, f.pool(1 << 20) as pool:
+        assert {info.name: info.shape for info in f.infos()} == SHAPES
+        for name, shape in SHAPES.items():
+            whole = np.asarray(f[name])
+            assert whole.shape == f[name].shape == shape
+            assert (
+                t.read({"conv": "other"}.get(name, name)).tobytes()
+                == f.read(name).tobytes()
+                == whole.astype("f4").tobytes()
+            )
+            for key in (1, slice(2, 5), (1, 0), [3, 1, 3]):
+                np.testing.assert_array_equal(np.asarray(f[name][key]), whole[key])
+            with pool.hold(name, 1) as held:
+                np.testing.assert_array_equal(np.asarray(held), whole[1])
+            ((_, part),) = wm.plan(f, {name: slice(1, 3)}).run()
+            np.testing.assert_array_equal(np.asarray(part), whole[1:3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(["i32"], [9, 255]), (["i32"], [-9, -256]), (["f32"], [9, 256]), (["str"], ["9"]), ("u8", 9), (["i32"], [1] * 65)],
+)
+def test_shapes_that_do_not_fit(tmp_path, kind, value):
+    path = reshaped(tmp_path, KV("comfy.gguf.orig_shape.rows", kind, value))
+    with pytest.raises(wm.LayoutError, match=r"'comfy\.gguf\.orig_shape\.rows', expected an array of integers whose"):
+        wm.open(path)
+    with wm.open(path, strict=False) as f:
+        assert (f.info("rows").shape, f.info("deep").shape) == ((9, 256), SHAPES["deep"])
+        assert "orig_shape.rows" in "".join(f.verify().warnings)
 
 
 @pytest.mark.parametrize("alignment", [8, 24, 64, 4096])

@@ -26,6 +26,9 @@ Our choices, where the specification is silent or implementations differ
 * ``general.alignment`` says how a file is laid out: `convert` takes it from GGUF files, and from no others.
 * Schemes have the names of types in lower case, such as "q4_k". Nothing decodes Q8_1 and Q8_K: they are listed, copied
   to other GGUF files, and returned as bytes.
+* ``comfy.gguf.orig_shape.NAME``, i32 or i64, is the shape of a tensor before ComfyUI's converter laid it out in rows of
+  whole blocks: the tensor has this shape, and blocks may reach from one row into the next. A shape of another number of
+  elements is refused; ``strict=False`` keeps the stored one. Blocks that do not divide rows are written so.
 * A type that is not in the list is refused. ``strict=False`` shows such tensors, of up to 128 types, as bytes: those up
   to the next tensor or the end of the file. Their dtype is "gguf_" and the number of the type.
 * Arrays of big-endian files are big-endian. Looking up blocks there, or bfloat16, which has no byte order in numpy,
@@ -47,6 +50,7 @@ Our choices, where the specification is silent or implementations differ
 from __future__ import annotations
 
 import functools
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +60,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 
 from weightmap.core.bytes.open_source import called
-from weightmap.core.dtypes import DECLARED, DTYPES, GGML_SCHEMES, SCHEMES, DType
+from weightmap.core.dtypes import DECLARED, DTYPES, GGML_SCHEMES, NUMPY_MAX_NDIM, SCHEMES, DType
 from weightmap.core.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
 from weightmap.core.lazy import later
 from weightmap.core.native import access, checksums, scans
@@ -195,15 +199,11 @@ MAGIC = b"GGUF"
 U32, STRING, ARRAY = 4, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
-DENSE = {
-    "float32": 0,
-    "float16": 1,
+DENSE = {"float32": 0, "float16": 1, "float64": 28, "bfloat16": 30} | {
     "int8": 24,
     "int16": 25,
     "int32": 26,
     "int64": 27,
-    "float64": 28,
-    "bfloat16": 30,
 }
 OPAQUE = {"q8_1": 9, "q8_k": 15}
 CODES = DENSE | OPAQUE | GGML_SCHEMES
@@ -213,17 +213,15 @@ BLOCKS = {name: scans.ggml_block(code) for name, code in GGML_SCHEMES.items()}
 BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292)}
 DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
 ALIGNMENT = "general.alignment"
+SHAPE_OF = "comfy.gguf.orig_shape."
+_SHAPES = ((ARRAY, 5), (ARRAY, 11))
 TOKENS = "tokenizer.ggml.tokens"
 SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 # The keys of each special id, by our names. gguf-py misspells "separator".
+_IDS = {"unk": ("unknown",), "pad": ("padding",), "sep": ("separator", "seperator")}
 SPECIAL_IDS: dict[str, tuple[str, ...]] = {
-    "bos": ("tokenizer.ggml.bos_token_id",),
-    "eos": ("tokenizer.ggml.eos_token_id",),
-    "unk": ("tokenizer.ggml.unknown_token_id",),
-    "pad": ("tokenizer.ggml.padding_token_id",),
-    "sep": ("tokenizer.ggml.separator_token_id", "tokenizer.ggml.seperator_token_id"),
-    "cls": ("tokenizer.ggml.cls_token_id",),
-    "mask": ("tokenizer.ggml.mask_token_id",),
+    name: tuple(f"tokenizer.ggml.{word}_token_id" for word in _IDS.get(name, (name,)))
+    for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 }
 VERSIONS = (1, 2, 3)
 # Bytes of the second read, if the first page does not hold the header; each further read doubles the total.
@@ -698,7 +696,6 @@ def _dtypes(others: tuple[int, ...] = (), *, big: bool) -> tuple[DType | None, .
 class _Rules(Rules):
     __slots__ = ()
     dtypes = _dtypes(big=False)
-    max_ndim = 4
     alignment, max_gap = 32, 31
     fields = MappingProxyType({"data_offset": ("offset", 0), "shape": ("dimensions", 0), "dtype": ("type", 0)})
 
@@ -740,6 +737,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         codes = ", ".join(map(str, others))
         warnings.append(f"tensors of types that weightmap does not know are shown as bytes (type codes: {codes})")
     _check_end(source, header, options, warnings)
+    columns = _reshaped(columns, header, options, warnings)
 
     def where(row: int) -> int | None:
         return locate(header, row if order is None else int(order[row]))
@@ -748,18 +746,33 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     if options.checked:
         table.check()
     vocab = _vocabulary(header)
-    content = GGUFContent(
-        "gguf",
-        table,
-        functools.partial(metadata, header),
-        functools.partial(verify, header, table, vocab),
-        warnings,
-    )
+    check_all = functools.partial(verify, header, table, vocab)
+    content = GGUFContent("gguf", table, functools.partial(metadata, header), check_all, warnings)
     content.header = header
     content.load_vocab = vocab
     content.part = _part(source, header)
     table.quantized = _swapped if scan.big else _BLOCKS
     return content
+
+
+def _reshaped(columns: scans.Columns, header: Header, options: Options, warnings: list[str]) -> scans.Columns:
+    """Return the columns with the shapes that key-values name."""
+    data, prefix, shapes = header.data, SHAPE_OF.encode(), dict[int, list[int]]()
+    places = {bytes(data[i:j]): j for i, j in header.scan.keys().tolist() if data.startswith(prefix, i)}
+    for row in range(columns.count) if places else ():
+        key = prefix + columns.name(row)
+        at = places.get(key, -1)
+        if at < 0:
+            continue
+        kinds, ndim = (header.u32(at), header.u32(at + 4)), header.count(at + 8)
+        shape = array_at(header, at + 4).tolist() if kinds in _SHAPES and ndim <= NUMPY_MAX_NDIM else [-1]
+        count = math.prod(columns.dims[columns.dim_bounds[row] : columns.dim_bounds[row + 1]])
+        if min(shape, default=0) >= 0 and math.prod(shape) == count:
+            shapes[row] = shape
+        else:
+            what, expected = quoted(key.decode(errors="replace")), f"an array of integers whose product is {count}"
+            options.tolerate(LayoutError(what, field="metadata_kv", offset=at, expected=expected), warnings)
+    return columns.with_shapes(shapes) if shapes else columns
 
 
 def _check_end(source: Source, header: Header, options: Options, warnings: list[str]) -> None:
@@ -771,8 +784,7 @@ def _check_end(source: Source, header: Header, options: Options, warnings: list[
         if any(source.pread(end, source.size - end)):
             padded = end
         else:
-            error = cut_off("the padding of its last tensor", source.size, padded, field="size")
-            options.tolerate(error, warnings)
+            options.tolerate(cut_off("the padding of its last tensor", source.size, padded, field="size"), warnings)
             return
     trailing(source, padded, options, warnings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,28 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats import gguf
 from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
-from weightmap.core.formats.gguf import (
-    ALIGNMENT,
-    ALIGNMENT_UNIT,
-    ARRAY,
-    BLOCKS,
-    CODES,
-    DENSE,
-    MAGIC,
-    NUMBERS,
-    SPECIAL_IDS,
-    SPLIT_COUNT,
-    SPLIT_NO,
-    SPLIT_TENSORS,
-    STRING,
-    TOKENS,
-    U32,
-    KeyValues,
-    Strings,
-    aligned,
-    encode_string,
-)
 from weightmap.core.native import access, scans
 from weightmap.errors import counted
 
@@ -42,7 +23,7 @@ if TYPE_CHECKING:
 
 # Encodes metadata as key-values of version 3: unchanged ones as they were read, new ones by their Python types.
 
-_CODES = {spelling: code for code, spelling in NUMBERS.items()}
+_CODES = {spelling: code for code, spelling in gguf.NUMBERS.items()}
 # Types for new integers, with their ranges: the first that holds all of them is used.
 _INTEGERS = [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u8", 0, 2**64 - 1)]
 # Levels of arrays of arrays that the scan allows, above an array of values.
@@ -58,12 +39,13 @@ class _Misfit(Exception):  # noqa: N818 - a verdict on a value, not an error of 
 def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], int]:
     """Return the encoded key-values of a request, and the alignment; report values without encoding in `reasons`."""
     metadata = request.metadata or {}
-    stored = KeyValues.of(metadata)
+    stored = gguf.KeyValues.of(metadata)
     merged = dict(metadata)
     if _alignment(merged) % request.align:
-        merged[ALIGNMENT] = request.align
+        merged[gguf.ALIGNMENT] = request.align
     _add_vocabulary(request, merged, reasons)
     _add_part(request, merged, reasons)
+    _add_shapes(request, merged)
     pairs = []
     for key, value in merged.items():
         if not isinstance(key, str) or not encodable(key) or len(key.encode()) > scans.GGUF_KEY_MOST:
@@ -71,38 +53,51 @@ def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], in
             continue
         raw = stored.stored(key) if stored is not None and metadata.get(key) is value else None
         try:
-            pairs.append(encode_string(key.encode()) + (_new(key, value) if raw is None else raw))
+            pairs.append(gguf.encode_string(key.encode()) + (_new(key, value) if raw is None else raw))
         except _Misfit as reason:
             reasons.append(Unfit("metadata", key, str(reason)))
     return pairs, _alignment(merged)
 
 
 def _alignment(metadata: Mapping[str, Any]) -> int:
-    value = metadata.get(ALIGNMENT)
+    value = metadata.get(gguf.ALIGNMENT)
     return 32 if value is None or _bad_alignment(value) else int(value)
 
 
 def _bad_alignment(value: Any) -> bool:
-    return not isinstance(value, (int, np.integer)) or not 0 < value <= access.U32_MAX or bool(value % ALIGNMENT_UNIT)
+    return (
+        not isinstance(value, (int, np.integer)) or not 0 < value <= access.U32_MAX or bool(value % gguf.ALIGNMENT_UNIT)
+    )
 
 
 def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
     """Add tokens and special ids to the metadata, unless these have the same ones already."""
     vocab, ids = request.vocab, request.special_ids
-    if vocab is not None and not _same_tokens(metadata.get(TOKENS), vocab):
+    if vocab is not None and not _same_tokens(metadata.get(gguf.TOKENS), vocab):
         bad = next((i for i, token in enumerate(vocab) if not isinstance(token, str) or not encodable(token)), None)
         if bad is None:
-            metadata[TOKENS] = Strings.of(vocab)
+            metadata[gguf.TOKENS] = gguf.Strings.of(vocab)
         else:
             reasons.append(f"token {bad}, which is not Unicode text")
     for name, value in (ids or {}).items():
-        keys = SPECIAL_IDS.get(name)
+        keys = gguf.SPECIAL_IDS.get(name)
         if keys is None or not isinstance(value, (int, np.integer)) or not 0 <= value <= access.U32_MAX:
-            reasons.append(Unfit("special id", str(name), f"an id of {', '.join(SPECIAL_IDS)}, from 0 to 2**32 - 1"))
+            reasons.append(
+                Unfit("special id", str(name), f"an id of {', '.join(gguf.SPECIAL_IDS)}, from 0 to 2**32 - 1")
+            )
             continue
         key = next((key for key in keys if key in metadata), keys[0])
         if metadata.get(key) != value:
             metadata[key] = np.uint32(value)
+
+
+def _add_shapes(request: Request, metadata: dict[str, Any]) -> None:
+    """Add the shapes of tensors that are stored in another one, and correct those that the metadata name."""
+    if any(str(key).startswith(gguf.SHAPE_OF) for key in metadata) or any(map(_laid_out, request.tensors.kinds)):
+        for tensor in request.tensors:
+            key = f"{gguf.SHAPE_OF}{tensor.name}"
+            if key in metadata or _laid_out(tensor):
+                metadata[key] = list(tensor.shape)
 
 
 def _add_part(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
@@ -111,30 +106,34 @@ def _add_part(request: Request, metadata: dict[str, Any], reasons: list[Reason])
     if parts > _MOST_PARTS:
         reasons.append(f"{counted(parts, 'part')} (expected at most {_MOST_PARTS})")
     elif parts > 1:
-        metadata |= {SPLIT_NO: np.uint16(number), SPLIT_COUNT: np.uint16(parts), SPLIT_TENSORS: np.int32(tensors)}
+        metadata |= {
+            gguf.SPLIT_NO: np.uint16(number),
+            gguf.SPLIT_COUNT: np.uint16(parts),
+            gguf.SPLIT_TENSORS: np.int32(tensors),
+        }
 
 
 def _same_tokens(stored: Any, vocab: Sequence[str]) -> bool:
     """Whether the metadata hold exactly these tokens already."""
-    if not isinstance(stored, (Strings, list, tuple)) or len(stored) != len(vocab):
+    if not isinstance(stored, (gguf.Strings, list, tuple)) or len(stored) != len(vocab):
         return False
     return all(a == b for a, b in zip(stored, vocab, strict=True))
 
 
 def _new(key: str, value: Any) -> bytes:
     """Encode a new value: its type, and itself."""
-    if key == ALIGNMENT:  # readers accept no other type
+    if key == gguf.ALIGNMENT:  # readers accept no other type
         if _bad_alignment(value):
-            raise _Misfit(f"it must be a multiple of {ALIGNMENT_UNIT} below 2**32")
-        return struct.pack("<2I", U32, int(value))
+            raise _Misfit(f"it must be a multiple of {gguf.ALIGNMENT_UNIT} below 2**32")
+        return struct.pack("<2I", gguf.U32, int(value))
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
     if isinstance(value, str):
-        return struct.pack("<I", STRING) + encode_string(_text(value))
+        return struct.pack("<I", gguf.STRING) + gguf.encode_string(_text(value))
     spelling = _spelling(value)
     if spelling is not None:
         return struct.pack("<I", _CODES[spelling]) + np.array(value, f"<{spelling}").tobytes()
-    return struct.pack("<I", ARRAY) + _array(value, 1)
+    return struct.pack("<I", gguf.ARRAY) + _array(value, 1)
 
 
 def _text(text: str) -> bytes:
@@ -182,7 +181,7 @@ def _array(value: Any, depth: int) -> bytes:
     """Encode an array: the type of its items, their number, and the items."""
     if depth > _DEEPEST:
         raise _Misfit(f"lists nested more than {_DEEPEST} deep")
-    if isinstance(value, Strings):
+    if isinstance(value, gguf.Strings):
         return _strings(value.table.raws(), len(value))
     if isinstance(value, np.ndarray) and value.dtype.kind not in "UT":
         if value.ndim > 1:
@@ -226,17 +225,19 @@ def _numbers(values: NDArray[Any], spelling: str) -> bytes:
 
 
 def _strings(texts: Any, count: int) -> bytes:
-    parts = [struct.pack("<IQ", STRING, count)]
+    parts = [struct.pack("<IQ", gguf.STRING, count)]
     for raw in texts:
         parts += (struct.pack("<Q", len(raw)), raw)
     return b"".join(parts)
 
 
 def _arrays(items: Sequence[Any], depth: int) -> bytes:
-    return b"".join((struct.pack("<IQ", ARRAY, len(items)), *(_array(item, depth + 1) for item in items)))
+    return b"".join((struct.pack("<IQ", gguf.ARRAY, len(items)), *(_array(item, depth + 1) for item in items)))
 
 
 _MAX_NDIM, _VERSION = 4, 3
+# Elements of a row where ComfyUI's converter lays out a tensor anew.
+_ROW = 256
 # A file without tensors is padded up to this alignment: the metadata may declare one of 4 GiB.
 _PADDED = 4096
 
@@ -250,18 +251,18 @@ def plan(request: Request) -> WritePlan:
     values, alignment = key_values(request, reasons)
     if reasons:
         refuse("GGUF", reasons)
-    header, offset, gaps = bytearray(struct.pack("<4sI2Q", MAGIC, _VERSION, len(tensors), len(values))), 0, False
+    header, offset, gaps = bytearray(struct.pack("<4sI2Q", gguf.MAGIC, _VERSION, len(tensors), len(values))), 0, False
     for value in values:
         header += value
     for tensor in tensors:
-        name, shape = tensor.name.encode(), tensor.shape[::-1]
-        numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, CODES[tensor.dtype.name], offset)
+        name, shape = tensor.name.encode(), (_laid_out(tensor) or tensor.shape)[::-1]
+        numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, gguf.CODES[tensor.dtype.name], offset)
         header += struct.pack("<Q", len(name)) + name + numbers
         offset += tensor.nbytes + (gap := -tensor.nbytes % alignment)
         gaps = gaps or gap > 0
     if len(header) >= access.U32_MAX - 1:
         refuse("GGUF", [f"a header of {len(header)} bytes, more than positions of 32 bits"])
-    base = aligned(len(header), alignment)
+    base = gguf.aligned(len(header), alignment)
     padded = len(tensors) > 0 or alignment <= _PADDED
 
     def write(sink: Sink) -> None:
@@ -277,12 +278,21 @@ def plan(request: Request) -> WritePlan:
     return WritePlan(base + offset if padded else len(header), write)
 
 
+def _laid_out(tensor: Payload) -> tuple[int, ...]:
+    """Return the shape in the file of a tensor whose rows are no whole blocks; else ()."""
+    size, block = math.prod(tensor.shape), gguf.BLOCKS.get(tensor.dtype.name, (1,))[0]
+    if not tensor.dtype.declared or not tensor.shape or tensor.shape[-1] % block == 0:
+        return ()
+    width = block if size % _ROW else _ROW
+    return size // width, width
+
+
 def _problems(tensor: Payload) -> list[str]:
     """Return the properties of a tensor that the format cannot express."""
-    name, shape = tensor.dtype.name, tensor.shape
+    name, shape = tensor.dtype.name, _laid_out(tensor) or tensor.shape
     problems = []
-    if name not in (BLOCKS if tensor.dtype.declared else DENSE):
-        problems.append(lacking(name, DENSE))
+    if name not in (gguf.BLOCKS if tensor.dtype.declared else gguf.DENSE):
+        problems.append(lacking(name, gguf.DENSE))
     if len(shape) > _MAX_NDIM:
         problems.append(f"{counted(len(shape), 'dimension')} (expected 0 to {_MAX_NDIM})")
     if not encodable(tensor.name):
