@@ -199,12 +199,8 @@ MAGIC = b"GGUF"
 U32, STRING, ARRAY = 4, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # Codes of types, by the names of dtypes and of schemes. Nothing decodes the opaque ones.
-DENSE = {"float32": 0, "float16": 1, "float64": 28, "bfloat16": 30} | {
-    "int8": 24,
-    "int16": 25,
-    "int32": 26,
-    "int64": 27,
-}
+_DENSE = ("float32", "float16", "int8", "int16", "int32", "int64", "float64", "bfloat16")
+DENSE = dict(zip(_DENSE, (0, 1, 24, 25, 26, 27, 28, 30), strict=True))
 OPAQUE = {"q8_1": 9, "q8_k": 15}
 CODES = DENSE | OPAQUE | GGML_SCHEMES
 TYPES = {code: name for name, code in CODES.items()}
