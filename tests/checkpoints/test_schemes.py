@@ -11,6 +11,7 @@ from tests.checkpoints.checkpoints import EXAMPLES
 from tests.support import each
 
 import weightmap as wm
+from weightmap.core.quant.blocks import decode_range
 
 TRUTH = Path(__file__).parent / "groundtruth"
 MODELS = sorted(path.parent.name for path in TRUTH.glob("*/expected.json"))
@@ -85,7 +86,7 @@ def test_examples(tmp_path):
         out = np.empty(wanted.shape[::-1], w.dtype).T
         assert w.dequantize(out=out, threads=2) is out
         same(out, own)
-        same(w.flat(3, 17), wanted.reshape(-1)[3:17])
+        same(decode_range(w, 3, 17), wanted.reshape(-1)[3:17])
         same(pickle.loads(pickle.dumps(w)).dequantize(), own)
 
     each(EXAMPLES, check)

@@ -70,6 +70,7 @@ SPEAKERS = {
     "compat": ("save", "open"),
     "conversion": ("convert", "Output", "Run", "verify", "diff"),
     "core/formats": ("open", "save", "convert"),
+    "core/model/reading": ("f.read",),
     "core/model/saving": ("save",),
     "core/model": ("open",),
     "core/arguments": ("open", "save", "convert", "quantize", "verify", "diff", "plan"),

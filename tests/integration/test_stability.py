@@ -17,14 +17,8 @@ NAMES = ("open", "load", "save", "convert", "quantize", "diff", "verify", "plan"
 CLASSES = ("TensorFile", "QuantizedTensor", "Vocabulary")
 MODULES = ("kernels", "compat", "torch")
 RECORDS = ("Limits", "Output", "Quantize", "Remote", "Run")  # arguments of these functions
-# No promise holds for these: they are experimental, or for other modules of the package alone.
-EXCEPTED = {
-    "TensorFile.pool",
-    "QuantizedTensor.flat",
-    "QuantizedTensor.in_runs",
-    "QuantizedTensor.runs",
-    "Vocabulary.table",
-}
+# No promise holds for these: they are experimental.
+EXCEPTED = {"TensorFile.pool"}
 
 
 def signature(name, thing):

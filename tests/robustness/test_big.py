@@ -15,6 +15,7 @@ from tests.collisions import colliding
 from tests.support import address, mappings, same
 
 import weightmap as wm
+from weightmap.core.table.vocabulary import strings_of
 
 GIB = 2**30
 
@@ -118,8 +119,8 @@ def test_a_flooded_vocabulary_stays_quick(flood):
     with wm.open(memoryview(data)) as f:
         assert [f.vocab.index(token) for token in flood] == list(range(len(flood)))
         assert "absent" not in f.vocab
-        assert f.vocab.table.find_many([*flood, "absent"]).tolist() == [*range(len(flood)), -1]
-        assert f.vocab.table.index is None, "there is a dict in its place"
+        assert strings_of(f.vocab).find_many([*flood, "absent"]).tolist() == [*range(len(flood)), -1]
+        assert strings_of(f.vocab).index is None, "there is a dict in its place"
     assert time.process_time() - begin < 2
 
 

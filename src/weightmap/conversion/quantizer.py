@@ -21,6 +21,7 @@ from weightmap.core.native import access, quantised
 from weightmap.core.native.access import Failed
 from weightmap.core.native.files import COMPARED
 from weightmap.core.native.quantised import BlockEncoder
+from weightmap.core.quant.blocks import decode_range
 from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.core.quant.quantizing import folded, quantize, scheme_named
 from weightmap.core.quant.schemes import BITS, BLOCKED
@@ -371,7 +372,7 @@ class Quantizer:
         wrong = 0.0
         for at in range(0, len(values), _PIECE):
             piece = values[at : at + _PIECE]
-            wrong += quantised.sum_of_squares(piece - tensor.flat(at, at + len(piece)))
+            wrong += quantised.sum_of_squares(piece - decode_range(tensor, at, at + len(piece)))
         return tensor.payload, wrong, quantised.sum_of_squares(values)
 
     def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float) -> None:

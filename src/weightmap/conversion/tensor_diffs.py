@@ -13,6 +13,7 @@ from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.model.internals import check_made, in_order, row_of, sources_of
 from weightmap.core.native.access import Failed, cpus
 from weightmap.core.native.files import COMPARED, FileComparer, differing
+from weightmap.core.quant.blocks import decode_chunks, decode_range
 from weightmap.errors import UnsupportedError, quoted
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def pairs(a: Row, b: Row) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
 def _values(place: Row) -> Iterator[NDArray[Any]]:
     if place.dtype.quantized:
         for tensor in in_pieces(place):
-            for values in tensor.in_runs(_PIECE):
+            for values in decode_chunks(tensor, _PIECE):
                 yield values.astype(np.float64)
         return
     stored = numpy_dtype(DTYPES[place.dtype.name])
@@ -357,7 +358,7 @@ def _compare_decoded(name: str, a: Row, b: Row, texts: tuple[str, str]) -> Tenso
         if np.array_equal(left.payload, right.payload):
             continue
         for at in range(0, left.size, _PIECE):
-            values = [part.flat(at, min(at + _PIECE, part.size)) for part in (left, right)]
+            values = [decode_range(part, at, min(at + _PIECE, part.size)) for part in (left, right)]
             apart = values[0].view(np.uint32) != values[1].view(np.uint32)
             with np.errstate(invalid="ignore"):
                 distance = np.abs(values[0].astype(np.float64) - values[1])

@@ -21,6 +21,7 @@ from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
 from weightmap.core.model.sharded import disagreements
 from weightmap.core.native.access import cpus
+from weightmap.core.quant.blocks import decode_chunks
 from weightmap.core.ranges import Range
 from weightmap.core.table.table import Row
 from weightmap.errors import TensorFileError, counted, quoted
@@ -612,7 +613,7 @@ def _parts(name: str, place: Row) -> Iterator[Any]:
 
 
 def _decoded(name: str, place: Row, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
-    pieces = (values for tensor in in_pieces(place) for values in tensor.in_runs(_PIECE))
+    pieces = (values for tensor in in_pieces(place) for values in decode_chunks(tensor, _PIECE))
     return overflow.cast(name, pieces, wanted)
 
 

@@ -11,6 +11,7 @@ from weightmap.conversion.pieces import in_pieces
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.core.native import quantised
+from weightmap.core.quant.blocks import decode_chunks, decode_runs
 from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
 from weightmap.device._slots import Change
 from weightmap.errors import quoted
@@ -315,10 +316,9 @@ class Transfer:
         if ref.dtype.quantized:
             if axes is None:
                 for tensor in in_pieces(ref):
-                    yield from tensor.in_runs(_HOST_BYTES // 4)
+                    yield from decode_chunks(tensor, _HOST_BYTES // 4)
                 return
-            tensor = ref.decoder()
-            yield tensor.runs(*self._runs()) if hasattr(tensor, "runs") else np.asarray(tensor)[ascending(axes)]
+            yield decode_runs(ref.decoder(), *self._runs())
             return
         stored = np.dtype(np.uint8) if ref.dtype.packed else numpy_dtype(ref.dtype).newbyteorder("=")
         if axes is None:
@@ -429,7 +429,7 @@ class ArrayTransfer:
     def pieces(self, limit: int) -> Iterator[Piece]:
         """Yield the elements in row-major order, in new memory."""
         done, at, together = 0, 0, limit // self._kind.itemsize
-        for part in self._array.in_runs(together) if self._packed else _runs(self._array, together):
+        for part in decode_chunks(self._array, together) if self._packed else _runs(self._array, together):
             data = np.ascontiguousarray(part, self._kind).reshape(-1).view(np.uint8)
             if self.dtype == self._kind.name:
                 yield Piece(len(data), _NONE, _NONE, done, None, data)

@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap.core.bytes.descriptor import aligned
 from weightmap.core.native import checksums, files
+from weightmap.core.quant.blocks import QuantizedTensor, decode_runs
 from weightmap.core.ranges import Range
 from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import ask_for, file_system_of, give_back, reads_ahead
@@ -579,12 +580,12 @@ class FileReader(PartReader):
 def _selected(tensor: Any, key: Any, name: str) -> Any:
     """Return what an index selects of an array or a quantised tensor; decode no block that the part does not need."""
     shape: tuple[int, ...] = tensor.shape
-    if hasattr(tensor, "runs"):
+    if isinstance(tensor, QuantizedTensor):
         axes = axes_of(key, shape, name)
         starts, length = runs_of(axes, shape, name)
         # Where runs lie as close together as that, decoding what lies between them is faster.
         if len(starts) > 1 and _SPARSE * len(starts) * length < starts[-1] + length - starts[0]:
-            return arranged(tensor.runs(starts, length).reshape(-1), axes, key)
+            return arranged(decode_runs(tensor, starts, length).reshape(-1), axes, key)
     return tensor[key.of(shape) if isinstance(key, Shard) else key]
 
 

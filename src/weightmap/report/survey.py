@@ -16,7 +16,7 @@ from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.core.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.core.model.internals import names_of, rows_of
 from weightmap.core.native import quantised
-from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.blocks import QuantizedTensor, decode_chunks
 from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.quantizing import quantize
 from weightmap.core.quant.schemes import BITS
@@ -134,7 +134,7 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
     scheme, layout = row.dtype.name, row.layout()
     if layout is None or (scheme not in BITS and scheme not in GGML_SCHEMES):
         left = most  # schemes whose blocks differ in size: the first elements
-        for values in row.decoder().in_runs(min(most, 1 << 14)):
+        for values in decode_chunks(row.decoder(), min(most, 1 << 14)):
             yield values[:left]
             left -= len(values)
             if left <= 0:

@@ -19,7 +19,7 @@ from weightmap.core.model.sharding import sharded_target
 from weightmap.core.model.single import check_replaceable
 from weightmap.core.options import DEFAULT_LIMITS, Limits, validated_limits
 from weightmap.core.table.strings import StringTable
-from weightmap.core.table.vocabulary import Vocabulary
+from weightmap.core.table.vocabulary import Vocabulary, strings_of
 from weightmap.errors import (
     EncodeError,
     MissingDependencyError,
@@ -248,7 +248,7 @@ def from_file(
 
     place = next(place for other, place in named_rows(file) if other == name)
 
-    table = vocab.table if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
+    table = strings_of(vocab) if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
     metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     make = functools.partial(_rows, place)
     return Words((parts_of(file)[0],), file.format, table, height, dims, make, gather, norms, subwords, metadata)

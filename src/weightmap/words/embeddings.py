@@ -12,6 +12,7 @@ from weightmap.core.dtypes import SCHEMES
 from weightmap.core.native import access, checksums
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.product import ProductQuantized
+from weightmap.core.table.vocabulary import strings_of
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnknownWordError, counted, quoted
 
 if TYPE_CHECKING:
@@ -496,7 +497,7 @@ class Embeddings:
         if isinstance(words, str) or not isinstance(words, Iterable):
             raise mistyped("words", words, "a sequence of words")
         words = words if isinstance(words, (list, tuple)) else list(words)
-        rows = self._vocab.table.find_many(words)
+        rows = strings_of(self._vocab).find_many(words)
         present = rows >= 0
         subwords = self._vocab.subwords
         dtype = _FLOAT32

@@ -12,8 +12,9 @@ from tests.support import DATA, kernel_modules
 
 import weightmap as wm
 from weightmap._kernels import ffi
-from weightmap.core.quant.blocks import QuantizedTensor
+from weightmap.core.quant.blocks import QuantizedTensor, decode_range
 from weightmap.core.quant.product import ProductQuantized
+from weightmap.core.table.vocabulary import strings_of
 
 FILLS = (0xA5, 0x5A)
 # Kernels that fill a part of their outputs, with the way in which the caller knows how much.
@@ -108,11 +109,11 @@ def readings(f):
             keys = (slice(1, None), [0, -1], 0, slice(None, None, 3), (slice(None), -1))
             yield from (lambda q=tensor, key=key: q[key] for key in keys)
             yield from (lambda q=tensor, t=t: q.dequantize("float16", threads=t) for t in (1, 2))
-            yield lambda q=tensor: q.flat(1, q.size - 1)
+            yield lambda q=tensor: decode_range(q, 1, q.size - 1)
             yield lambda q=tensor: (q.kinds, q.scales, q.payload)
     if f.vocab is not None:
         words = [*list(f.vocab)[:5], *UNKNOWN]
-        yield lambda: (list(f.vocab), f.vocab.table.find_many(words))
+        yield lambda: (list(f.vocab), strings_of(f.vocab).find_many(words))
 
 
 def plain(result):

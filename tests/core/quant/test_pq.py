@@ -5,6 +5,7 @@ import pytest
 from tests.support import in_one_item
 
 import weightmap as wm
+from weightmap.core.quant.blocks import decode_range
 from weightmap.core.quant.product import ProductQuantized
 
 
@@ -64,7 +65,7 @@ def test_every_way_to_read_gives_the_same_bits(kind):
     for key in (slice(3, 30), slice(30, 3, -4), [5, 1, 5, -1], np.arange(20_000) % 3 == 0, (slice(2, 9), 4), -1):
         assert np.array_equal(q[key], whole[key])
     for start, stop in ((0, 0), (3, 4), (3, 14), (3, 15), (15, 30), (14, 31), (1, 299_999)):
-        assert np.array_equal(q.flat(start, stop), whole.reshape(-1)[start:stop])
+        assert np.array_equal(decode_range(q, start, stop), whole.reshape(-1)[start:stop])
     assert np.array_equal(q.gather([7, 3], threads=2), whole[[7, 3]])
     unaligned = np.frombuffer(b"\0" + np.array([7, 3], "<u8").tobytes(), np.uint8)[1:].view("<u8")
     assert np.array_equal(q.gather(unaligned), whole[[7, 3]])
@@ -85,7 +86,7 @@ def test_a_code_without_centroid_is_an_error_where_it_is_read(kind):
         lambda: q[[1, 20]],
         q.dequantize,
         lambda: q.dequantize(threads=4),
-        lambda: q.flat(20 * 15 + 3, 20 * 15 + 4),
+        lambda: decode_range(q, 20 * 15 + 3, 20 * 15 + 4),
         lambda: q.dots(np.zeros(15, np.float32), 0, 40),
         lambda: q.row_norms(16, 24),
     ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from weightmap.core.native import access, checksums
 from weightmap.core.ranges import Range
+from weightmap.core.table.vocabulary import strings_of
 from weightmap.errors import ChecksumError, LayoutError, counted
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Verification:
 
     def vocabulary(self, vocab: Vocabulary) -> None:
         """Check that tokens are UTF-8; warn of repeated ones, and of special ids that no token has."""
-        table = vocab.table
+        table = strings_of(vocab)
         bad = table.not_utf8()
         if bad >= 0:
             table[bad]  # raises the error for this token

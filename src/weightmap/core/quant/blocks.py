@@ -339,29 +339,6 @@ class QuantizedTensor:
         self._decode_to(start, stop, dense, threads)
         target[...] = dense
 
-    def flat(self, start: int, stop: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return elements `start` to `stop` of the flattened tensor, decoding no other blocks than theirs.
-
-        Raises ValueError when they do not lie within it.
-        """
-        if not 0 <= start <= stop <= self.size:
-            raise ValueError(f"elements {start} to {stop} do not lie within {self.size}")
-        part = access.empty(stop - start, dtype_named(dtype))
-        self._decode(start, stop, part, 1)
-        return part
-
-    def runs(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32]:
-        """Return runs of elements of the flattened tensor, a row for each, decoding no other blocks than theirs."""
-        part = access.empty((len(starts), length), np.float32)
-        for row, start in zip(part, starts.tolist(), strict=True):
-            self._decode(start, start + length, row, 1)
-        return part
-
-    def in_runs(self, max_elements: int) -> Iterator[NDArray[np.float32]]:
-        """Yield the elements of the flattened tensor, at most `max_elements` at a time."""
-        for start in range(0, self.size, max_elements):
-            yield self.flat(start, min(start + max_elements, self.size))
-
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's protocol
         if copy is False:
             raise ValueError("a quantised tensor is decoded into a new array: copy=False is impossible")
@@ -435,3 +412,30 @@ for _name in ("lt", "le", "gt", "ge", "neg", "abs"):
 
 def _rebuild(scheme: str, shape: tuple[int, ...], payload: bytes, block_size: int, scale_type: str) -> QuantizedTensor:
     return QuantizedTensor(scheme, shape, payload, block_size=block_size, scale_type=scale_type)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Parts of the flattened tensor, which decode no other blocks than theirs.
+
+
+def decode_range(tensor: QuantizedTensor, start: int, stop: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """Return elements `start` to `stop`. Raises ValueError when they do not lie within the tensor."""
+    if not 0 <= start <= stop <= tensor.size:
+        raise ValueError(f"elements {start} to {stop} do not lie within {tensor.size}")
+    part = access.empty(stop - start, dtype_named(dtype))
+    tensor._decode(start, stop, part, 1)  # noqa: SLF001 - of this module
+    return part
+
+
+def decode_runs(tensor: QuantizedTensor, starts: NDArray[np.int64], length: int) -> NDArray[np.float32]:
+    """Return runs of `length` elements, a row for each start."""
+    part = access.empty((len(starts), length), np.float32)
+    for row, start in zip(part, starts.tolist(), strict=True):
+        tensor._decode(start, start + length, row, 1)  # noqa: SLF001 - of this module
+    return part
+
+
+def decode_chunks(tensor: QuantizedTensor, max_elements: int) -> Iterator[NDArray[np.float32]]:
+    """Yield all elements, at most `max_elements` at a time."""
+    for start in range(0, tensor.size, max_elements):
+        yield decode_range(tensor, start, min(start + max_elements, tensor.size))

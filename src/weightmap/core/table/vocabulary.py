@@ -293,8 +293,7 @@ class Vocabulary(Sequence[str]):
         return cls(lambda: StringTable.of(tokens, "word"), len(tokens), subwords=subwords)
 
     @property
-    def table(self) -> StringTable:
-        """The strings themselves; the first use scans them."""
+    def _strings(self) -> StringTable:
         table = self._table
         if table is None:
             try:
@@ -324,7 +323,7 @@ class Vocabulary(Sequence[str]):
         def __getitem__(self, i: slice) -> list[str]: ...
 
     def __getitem__(self, i: int | slice) -> str | list[str]:
-        table = self.table
+        table = self._strings
         if isinstance(i, slice):
             return [table[k] for k in range(*i.indices(self._count))]
         try:
@@ -340,10 +339,10 @@ class Vocabulary(Sequence[str]):
         return table[k]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.table)
+        return iter(self._strings)
 
     def __contains__(self, token: object) -> bool:
-        return self.table.find(token) >= 0
+        return self._strings.find(token) >= 0
 
     def index(self, token: str, start: int = 0, stop: int | None = None) -> int:
         """Return the id of `token`.
@@ -360,7 +359,7 @@ class Vocabulary(Sequence[str]):
         ValueError
             When the vocabulary does not have it.
         """
-        id_ = self.table.find(token)
+        id_ = self._strings.find(token)
         begin, end, _ = slice(start, stop).indices(self._count)
         if not begin <= id_ < end:
             msg = f"{token!r} is not in the vocabulary"
@@ -376,7 +375,7 @@ class Vocabulary(Sequence[str]):
 
     def get(self, token: str, default: Any = None) -> Any:
         """Return the id of `token`, or `default` if the vocabulary does not have it."""
-        id_ = self.table.find(token)
+        id_ = self._strings.find(token)
         return default if id_ < 0 else id_
 
     def count(self, value: str) -> int:
@@ -389,6 +388,11 @@ class Vocabulary(Sequence[str]):
 
     def __repr__(self) -> str:
         return f"<Vocabulary of {counted(self._count, 'token')}>"
+
+
+def strings_of(vocabulary: Vocabulary) -> StringTable:
+    """Return the strings of a vocabulary; the first use scans them."""
+    return vocabulary._strings  # noqa: SLF001 - of this module
 
 
 if TYPE_CHECKING:
