@@ -112,9 +112,9 @@ def test_what_has_no_place_in_the_header_is_refused(tmp_path):
     assert listing(tmp_path) == []
 
 
-@pytest.mark.parametrize("format", ["safetensors", "bintensors"])
-def test_a_header_longer_than_readers_allow_is_not_written(tmp_path, format, monkeypatch):
-    monkeypatch.setattr(importlib.import_module(f"weightmap.core.formats.{format}"), "MAX_HEADER", 64)
+@pytest.mark.parametrize(("format", "module"), [("safetensors", "safetensors.writing"), ("bintensors", "bintensors")])
+def test_a_header_longer_than_readers_allow_is_not_written(tmp_path, format, module, monkeypatch):
+    monkeypatch.setattr(importlib.import_module(f"weightmap.core.formats.{module}"), "MAX_HEADER", 64)
     wm.save(tmp_path / "fits", {}, format=format, metadata={"k": "v"})
     with pytest.raises(wm.EncodeError, match="a header of"):
         wm.save(tmp_path / "long", {}, format=format, metadata={"k": "v" * 64})

@@ -30,18 +30,15 @@ Ours
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.formats._base import CONSOLIDATE, Content, Format, trailing
 from weightmap.core.formats._cursor import LENGTH, read_header, verifier
-from weightmap.core.formats._recognition import MAX_HEADER, is_safetensors
-from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
+from weightmap.core.formats._recognition import is_safetensors
 from weightmap.core.lazy import later
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules
@@ -255,47 +252,6 @@ def _string(raw: bytes) -> str:
     return repr(pieces[0].decode(errors="replace")) if pieces else ""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Writing safetensors.
-
-_CODE = {canonical: code for code, canonical in enumerate(DTYPE_NAMES.values())}
-_THEIRS = {canonical: theirs for theirs, canonical in DTYPE_NAMES.items()}
-
-
-def plan(request: Request) -> WritePlan:
-    """Lay out a safetensors file."""
-    reasons: list[Reason] = []
-    for tensor in request.tensors:
-        if tensor.dtype.name not in _CODE:  # blocks that are only copied; the format has every other dtype
-            reasons.append(Unfit("tensor", tensor.name, lacking(tensor.dtype.name, _CODE)))
-        if tensor.name == "__metadata__":
-            reasons.append("tensor '__metadata__': the name is taken")
-        if not encodable(tensor.name):
-            reasons.append(Unfit("tensor", tensor.name, "a name that is not Unicode text"))
-    reasons += request.unfit_texts()
-    if reasons:
-        refuse("safetensors", reasons)
-    metadata, align = request.metadata, request.align
-    # Tensors behind one of unaligned size are unaligned: such sizes come last.
-    ordered = request.tensors.arranged(lambda tensor: (tensor.nbytes % align != 0, -_CODE[tensor.dtype.name]))
-    compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    # As text, entry by entry: making a dictionary for each tensor takes longer than encoding it.
-    header, before, offset = bytearray(b"{"), "", 0
-    if metadata is not None:
-        header += f'"__metadata__":{compact(dict(sorted(metadata.items())))}'.encode()
-        before = ","
-    for tensor in ordered:
-        name, code, shape = compact(tensor.name), _THEIRS[tensor.dtype.name], ",".join(map(str, tensor.shape))
-        end = offset + tensor.nbytes
-        header += f'{before}{name}:{{"dtype":"{code}","shape":[{shape}],"data_offsets":[{offset},{end}]}}'.encode()
-        before, offset = ",", end
-    header += b"}"
-    header += framing(len(header), align)
-    if len(header) > MAX_HEADER:
-        refuse("safetensors", [f"a header of {len(header)} bytes, more than {MAX_HEADER}"])
-    return WritePlan(LENGTH.size + len(header) + offset, framed(header, ordered))
-
-
 FORMAT = Format(
     name="safetensors",
     title="safetensors",
@@ -303,7 +259,7 @@ FORMAT = Format(
     layouts=("safetensors",),
     sniff=is_safetensors,
     parse=parse,
-    plan=plan,
+    plan=later(f"{__name__}.writing", "plan"),
     carries={"safetensors": frozenset({"metadata"})},
     dtypes={"safetensors": frozenset(DTYPE_NAMES.values())},
     aligns={"safetensors": 4096},
