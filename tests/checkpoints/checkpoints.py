@@ -404,14 +404,18 @@ def mlx(bits, *, experts=0, layer=False):
     )
 
 
-def mlx_mxfp4():
-    """MLX's mxfp4: eight e2m1 codes to a word, the first one its lowest nibble; exponents for 32 columns."""
-    q, e = numbers(23, (6, 64), 16), numbers(24, (6, 2), 256).astype(np.uint8)
-    e[e == 255] = 0
-    values = product(np.array(E2M1, np.float32)[q], np.repeat(np.exp2(e.astype(np.float64) - 127), 32, 1))
-    tensors = {f"{MODULE}.weight": stream(q, 4), f"{MODULE}.scales": e}
-    said = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
-    return Checkpoint("mlx", {}, tensors, values, extra={"quantization": said, "quantization_config": said})
+def mlx_floats(mode, *, experts=0):
+    """MLX's floats: codes laid end to end, e2m1 or e4m3; scales in bytes, exponents for 32 columns or e4m3 for 16."""
+    bits, size = (8 if mode == "mxfp8" else 4), (16 if mode == "nvfp4" else 32)
+    lead = (experts, 6) if experts else (6,)
+    s = numbers(24, (6 * max(experts, 1), 128 // size), 127).astype(np.uint8)
+    wide = s.view(F8).astype(np.float32) if mode == "nvfp4" else np.exp2(s.astype(np.float64) - 127)
+    q = numbers(23, (len(s), 128), 127 if bits == 8 else 16).astype(np.uint8)
+    values = product(q.view(F8) if bits == 8 else np.array(E2M1, np.float32)[q], np.repeat(wide, size, 1))
+    tensors = {f"{MODULE}.weight": stream(q, bits).reshape(*lead, -1), f"{MODULE}.scales": s.reshape(*lead, -1)}
+    said = {"group_size": size, "bits": bits, "mode": mode} if experts else {"mode": mode}
+    extra = {"quantization": said, "quantization_config": said}
+    return Checkpoint("mlx", {}, tensors, values.reshape(*lead, -1), extra=extra)
 
 
 def auto_round(packing, *, layer=False):
@@ -498,10 +502,11 @@ EXAMPLES = {
     "nf4, one row of blocks": lambda: four_bits("nf4", nested=True, shape=(4, 128)),
     "nf4 in bfloat16": lambda: four_bits("nf4", nested=True, shape=(8, 64), storage=BF16),
     "int8 of bitsandbytes": eight_bits,
-    **{f"mlx {bits}": (lambda bits=bits: mlx(bits)) for bits in (2, 3, 4, 5, 6, 8)},
+    **{f"mlx {bits}": (lambda bits=bits: mlx(bits)) for bits in (1, 2, 3, 4, 5, 6, 8)},
     "mlx experts": lambda: mlx(6, experts=3),
     "mlx by layer": lambda: mlx(3, layer=True),
-    "mlx mxfp4": mlx_mxfp4,
+    **{f"mlx {mode}": (lambda mode=mode: mlx_floats(mode)) for mode in ("mxfp4", "nvfp4", "mxfp8")},
+    **{f"mlx {mode} experts": (lambda mode=mode: mlx_floats(mode, experts=3)) for mode in ("mxfp4", "nvfp4", "mxfp8")},
     **{
         f"{packing}{', by layer' * layer}": (lambda packing=packing, layer=layer: auto_round(packing, layer=layer))
         for packing in ("auto_round", "auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq")

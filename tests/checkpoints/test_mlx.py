@@ -17,7 +17,7 @@ def of_mlx(folder, tensors, **said):
         return f.weights["l.weight"].dequantize()
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("shape", [(24, 256), (3, 8, 256)])
 def test_affine(tmp_path, bits, shape):
     """In float32 every value has MLX's bits; experts have one more dimension."""
@@ -30,11 +30,15 @@ def test_affine(tmp_path, bits, shape):
         np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-def test_mxfp4(tmp_path):
-    """Its codes and exponents are those of MXFP4."""
+@pytest.mark.parametrize(("mode", "size", "bits"), [("mxfp4", 32, 4), ("nvfp4", 16, 4), ("mxfp8", 32, 8)])
+@pytest.mark.parametrize("shape", [(24, 256), (3, 8, 256)])
+def test_floats(tmp_path, mode, size, bits, shape):
+    """Every value has MLX's bits, whether the configuration states size and bits or not."""
     mx.set_default_device(mx.cpu)
-    whole = mx.array(np.random.default_rng(1).normal(0, 0.1, (24, 256)).astype(np.float32))
-    said = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    whole = mx.array(np.random.default_rng(1).normal(0, 0.1, shape).astype(np.float32))
+    said = {"group_size": size, "bits": bits, "mode": mode}
     q, s = mx.quantize(whole, **said)
-    theirs = np.array(mx.dequantize(q, s, **said).astype(mx.float32))
-    np.testing.assert_array_equal(of_mlx(tmp_path, {"weight": q, "scales": s}, **said), theirs)
+    theirs = np.array(mx.dequantize(q, s, **said, dtype=mx.float32))
+    for stated in (said, {"mode": mode}):
+        ours = of_mlx(tmp_path, {"weight": q, "scales": s}, **stated)
+        np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))

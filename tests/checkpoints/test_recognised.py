@@ -116,8 +116,8 @@ def test_commands_name_their_option(tmp_path, capsys):
 
 
 CONFIGS = {
-    "a mode of MLX": {"quantization": MLX | {"mode": "nvfp4"}},
-    "a mode of MLX inside": {"text_config": {"quantization": MLX | {"mode": "nvfp4"}}},
+    "a mode of MLX": {"quantization": MLX | {"mode": "mxfp2"}},
+    "a mode of MLX inside": {"text_config": {"quantization": MLX | {"mode": "mxfp2"}}},
     "unknown at the top": {"quantization_config": {"quant_method": "exl3"}},
     "unknown inside": {"thinker_config": {"text_config": {"quantization_config": {"quant_method": "exl3"}}}},
 }

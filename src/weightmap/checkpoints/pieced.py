@@ -291,6 +291,11 @@ class Coding:
         self.scheme, self.shape, self.codes, self.scales = scheme, shape, codes, scales
         self.block_size, self.step, self.stated = block_size, step, None
 
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of what `blocks` makes: matrices as they are stored."""
+        return self.shape
+
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Return the index of the part of each piece that decodes rows `first` to `last`; None for all of a piece.
 

@@ -426,8 +426,7 @@ class _Blocks:
 
 def _repacked(first: Row, pieces: Pieces, layout: Layout, head: bytes) -> Row:
     """Return the row of a parameter as blocks; experts are then the stored matrices, not their transposes."""
-    shape, scheme = pieces.coding.shape, layout.scheme
-    shape = (shape[0], shape[2], shape[1]) if len(shape) > 2 else shape
+    shape, scheme = pieces.coding.stored_shape, layout.scheme
     if scheme in GGML_TYPES:
         nbytes = ggml_size(math.prod(shape), scheme)
     else:

@@ -224,6 +224,11 @@ class Experts(Coding):
         super().__init__(matrix.scheme, (count, *shape), matrix.codes, matrix.scales, block_size=matrix.block_size)
         self.matrix, self.shared, self.turned, self.lying = matrix, shared, turned, lying
 
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Implement `Coding.stored_shape`."""
+        return self.shape[0], *self.matrix.shape
+
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
         roles = self.matrix.cut(0, self.matrix.shape[0])

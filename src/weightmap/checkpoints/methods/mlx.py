@@ -7,16 +7,51 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from weightmap.checkpoints.methods import FLOATS, Group, Method, Settings
-from weightmap.checkpoints.methods._codings import Experts, Fp4
-from weightmap.checkpoints.pieced import Coding, to_float32, unpacked
+from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled
+from weightmap.checkpoints.pieced import Codes, Coding, floats_fit, to_float32, unpacked
+from weightmap.core.dtypes import DTYPES, numpy_dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Pieces
+    from weightmap.checkpoints.pieced import Layout, Pieces, TargetTypes
 
-_BITS = (2, 3, 4, 5, 6, 8)
-_MODES = ("affine", "mxfp4")
+# By mode: the bits of codes, and the size of a group and the bits where nothing says them.
+_MODES = {
+    "affine": ((1, 2, 3, 4, 5, 6, 8), 64, 4),
+    "mxfp4": ((4,), 32, 4),
+    "nvfp4": ((4,), 16, 4),
+    "mxfp8": ((8,), 32, 8),
+}
+_E4M3 = numpy_dtype(DTYPES["float8_e4m3fn"])
+
+
+class Nvfp4(Fp4):
+    """`Fp4` whose scales are float8_e4m3fn, stored as uint8; there is no scale of the tensor."""
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
+        """Implement `Coding.counterpart`."""
+        if "nvfp4" not in target_types.schemes:
+            return None
+        return floats_fit(self.shape[1], read(self.scales), np.ones(1, np.float32), divides=False)
+
+    def scale(self, pieces: Pieces) -> NDArray[np.float32]:
+        """Implement `Scaled.scale`."""
+        return to_float32(pieces[self.scales].view(_E4M3))
+
+
+class Mxfp8(Scaled):
+    """`Scaled` whose codes are float8_e4m3fn, four to a word."""
+
+    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+        """Implement `Coding.coded`."""
+        return super().coded({**pieces, self.codes: pieces[self.codes].view(_E4M3)}, first, last)
+
+    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
+        """Implement `Scaled.values`."""
+        return codes.view(_E4M3).astype(np.float32)
 
 
 class Affine(Coding):
@@ -48,9 +83,10 @@ class Affine(Coding):
 class Mlx(Method):
     """``quantization: {"group_size": 64, "bits": 4, "mode": "affine"}``: `Affine` is the formula.
 
-    ``mode: "mxfp4"``: ``weight`` uint32 (out, in / 8), ``scales`` uint8 (out, in / 32), exponents: `Fp4`. The name of a
-    module, as a key, has these three for it alone, or false: it is not quantised. Experts of a layer have pieces with
-    one more dimension, the first.
+    The others have ``weight`` uint32 (out, in * bits / 32) and ``scales`` uint8 (out, in / group_size): ``mxfp4`` is
+    `Fp4` and ``mxfp8`` `Mxfp8`, both with exponents for 32 columns, ``nvfp4`` is `Nvfp4` with scales for 16. The name
+    of a module, as a key, has these three for it alone, or false: it is not quantised. Experts of a layer have pieces
+    with one more dimension, the first.
     """
 
     endings: ClassVar[tuple[str, ...]] = (".weight", ".scales", ".biases")
@@ -69,7 +105,7 @@ class Mlx(Method):
     def _mode(self, module: str) -> str:
         """Return the mode of a module. Raises `UnsupportedError` for one that is not decoded."""
         settings = self._stated(module, "mode")
-        mode = settings.text("mode", _MODES[0])
+        mode = settings.text("mode", "affine")
         if mode not in _MODES:
             settings.unsupported("mode", " or ".join(map(repr, _MODES)))
         return mode
@@ -86,23 +122,28 @@ class Mlx(Method):
         """Implement `Method.coding`."""
         mode, in_bits = self._mode(group.module), self._stated(group.module, "bits")
         group.only("weight", "scales", *(["biases"] if mode == "affine" else []))
-        bits = in_bits.integer("bits", 4)
-        size = self._stated(group.module, "group_size").integer("group_size", 64 if mode == "affine" else 32)
-        if bits not in (_BITS if mode == "affine" else (4,)):
-            in_bits.unsupported("bits", f"one of {', '.join(map(str, _BITS))}" if mode == "affine" else "4")
+        possible, usual_size, usual_bits = _MODES[mode]
+        bits = in_bits.integer("bits", usual_bits)
+        size = self._stated(group.module, "group_size").integer("group_size", usual_size)
+        if bits not in possible:
+            in_bits.unsupported(
+                "bits", f"one of {', '.join(map(str, possible))}" if mode == "affine" else str(usual_bits)
+            )
         *experts, rows, words = group.check("weight", ("uint32",), (None, None), (None, None, None))
         columns, remainder = divmod(words * 32, bits)
         if remainder or size < 1 or columns % size:
             expected = f"whole groups of {size} codes of {bits} bits"
             group.refuse("columns", "weight", actual=words, expected=expected)
         shape = (*experts, rows, columns // size)
-        if mode == "mxfp4":
-            group.check("scales", ("uint8",), shape)
-            matrix: Coding = Fp4("mlx mxfp4", (rows, columns), "weight", "scales", width=size)
+        for role in ("scales", "biases") if mode == "affine" else ("scales",):
+            group.check(role, FLOATS if mode == "affine" else ("uint8",), shape)
+        if mode == "affine":
+            matrix: Coding = Affine((rows, columns), size, bits)
+        elif mode == "mxfp8":
+            matrix = Mxfp8("mlx mxfp8", (rows, columns), "weight", "scales", height=1, width=size)
         else:
-            for role in ("scales", "biases"):
-                group.check(role, FLOATS, shape)
-            matrix = Affine((rows, columns), size, bits)
+            kind = Nvfp4 if mode == "nvfp4" else Fp4
+            matrix = kind(f"mlx {mode}", (rows, columns), "weight", "scales", width=size)
         return Experts(matrix, experts[0]) if experts else matrix
 
 
