@@ -16,7 +16,7 @@ BUDGETS = {
     "core/formats": 6_740,
     "checkpoints": 2_550,
     "cli": 1_890,
-    "compat": 1_210,
+    "compat": 1_290,
     "conversion": 2_710,
     "dcp": 300,
     "deltas": 2_120,

@@ -1,10 +1,13 @@
 """`safe_open.prefetch`, as safetensors 0.9 has it, and what it does besides."""
 
 import gc
+import mmap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.builders import safetensors as st
 from tests.support import each
 
 import weightmap as wm
@@ -41,9 +44,9 @@ def test_each_tensor_is_handed_out_once(tmp_path):
             for name, value in others.items():
                 np.testing.assert_array_equal(value, tensors[name])
             for name in tensors:
-                with pytest.raises(PrefetchError, match="already taken"):
+                with pytest.raises(PrefetchError, match="already delivered"):
                     loader.take(name)
-            with pytest.raises(wm.TensorNotFoundError):
+            with pytest.raises(wm.TensorNotFoundError, match="not in the prefetch plan"):
                 loader.take("zz")
             assert list(loader) == []
 
@@ -92,11 +95,60 @@ def test_tensors_nobody_takes_stay_within_the_budget(tmp_path):
         assert sorted(names) == sorted(tensors)
 
 
+def resident():
+    """The bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_memory_is_the_budget_and_a_tensor(tmp_path, framework):
+    """Pages of a tensor leave with its last view; a view that is kept has its values, and what was written there."""
+    if framework == "pt":
+        pytest.importorskip("torch")
+    size = 8 << 20
+    wm.save(tmp_path / "m.safetensors", {f"t{i:02}": np.full((2, size // 2), i, np.uint8) for i in range(16)})
+    kept = []
+    with safe_open(tmp_path / "m.safetensors", framework) as f:
+        before, most = resident(), 0
+        with f.prefetch(budget=2 * size, threads=2) as loader:
+            for number, name in enumerate(loader.names()):
+                tensor = loader.take(name)
+                assert (tensor[:, ::4096] == number).all()
+                if number == 0:
+                    kept.append(tensor[1, -9:])
+                    if framework == "pt":
+                        kept[0][:] = 7
+                most = max(most, resident() - before)
+                del tensor
+        assert most < 5.5 * size  # the budget, a tensor, and the one whose view is kept
+    assert set(kept[0].tolist()) == {7 if framework == "pt" else 0}
+
+
+def test_rows_of_packed_tensors(tmp_path):
+    """Rows of whole bytes; other parts of elements below the byte are refused before anything is read."""
+    path = tmp_path / "x.safetensors"
+    head = b'{"x":{"dtype":"F4","shape":[4,8],"data_offsets":[0,16]},'
+    head += b'"y":{"dtype":"F4","shape":[2,3],"data_offsets":[16,19]}}'
+    path.write_bytes(st.raw(head, bytes(range(19))))
+    for backend in ("mmap", "pread"):
+        with safe_open(path, "np", backend=backend) as f:
+            with f.prefetch({"x": slice(1, 3), "y": None}) as loader:
+                assert loader.take("x").tolist() == list(range(4, 12))
+                assert loader.take("y").tolist() == [16, 17, 18]
+            for plan in ({"x": slice(0, 4, 2)}, {"x": (slice(None), slice(4))}, {"y": slice(1)}):
+                with pytest.raises(wm.UnsupportedError, match="whole bytes"):
+                    f.prefetch(plan)
+
+
 WRONG = {
     "an unknown name": ({"zz": None}, wm.TensorNotFoundError, "zz"),
     "no names": ({}, PrefetchError, "selects no tensors"),
     "too many dimensions": ({"b": (0, 0)}, PrefetchError, "'b'"),
     "beyond the end": ({"b": 8}, PrefetchError, "'b'"),
+    "rows beyond the end": ({"b": slice(0, 9)}, PrefetchError, "'b'.* 9 is out of range"),
+    "columns beyond the end": ({"a": (..., slice(-4, None))}, PrefetchError, "-4 is out of range"),
+    "a step of 0": ({"b": slice(0, 3, 0)}, PrefetchError, "invalid prefetch plan slice.*'b'"),
+    "no index": ({"b": slice("a")}, PrefetchError, "'b'"),
     "no mapping": (["a"], TypeError, "plan"),
 }
 
@@ -149,8 +201,9 @@ def test_meta(tmp_path):
             begin, end = meta.data_offsets
             assert path.read_bytes()[8 + header :][begin:end] == array.tobytes()
         assert f.get_tensor_meta("a").dtype == "F32"
-        with pytest.raises(wm.TensorNotFoundError):
-            f.get_tensor_meta("zz")
+        for ask in (f.get_tensor_meta, f.get_slice, f.get_tensor):
+            with pytest.raises(wm.TensorNotFoundError, match="does not contain"):
+                ask("zz")
         assert isinstance(f.get_slice("a"), compat.PySafeSlice)
 
 

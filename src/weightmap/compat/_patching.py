@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
-from weightmap.compat import _prefetching, _safe_open, _saving
+from weightmap.compat import _prefetching, _reading, _safe_open, _saving
 from weightmap.compat._frameworks import imported
 from weightmap.core.bytes.open_source import from_path
 from weightmap.core.formats import HEAD, identify
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # What takes the place of the names of safetensors itself.
 _PACKAGE = {
     "PrefetchLoader": _prefetching.PrefetchLoader,
-    "PySafeSlice": _safe_open.SafeSlice,
+    "PySafeSlice": _reading.SafeSlice,
     "SafetensorError": TensorFileError,
     "TensorMeta": _prefetching.TensorMeta,
     "TensorSpec": _saving.TensorSpec,

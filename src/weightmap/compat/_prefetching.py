@@ -7,43 +7,26 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from weightmap.compat._reading import is_plain, packed_rows
 from weightmap.core.arguments import as_integer, as_threads, mistyped
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.dtypes import DTYPES, numpy_dtype
-from weightmap.core.model.internals import not_found
-from weightmap.errors import TensorFileError, UnsupportedError, quoted
+from weightmap.core.model.internals import suggestion
+from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
     from types import TracebackType
 
-    from weightmap.core.model.file import TensorFile
+    from weightmap.compat._reading import OpenedFile
 
 # The part of free memory that a loader fills by default with tensors nobody has taken yet.
 _SHARE = 0.5
-
-
-class _Slice(Protocol):
-    """A tensor of the handle: see `SafeSlice`."""
-
-    @property
-    def stored_dtype(self) -> str: ...
-    def get_shape(self) -> list[int]: ...
-    def __getitem__(self, index: Any) -> Any: ...
-
-
-class _Handle(Protocol):
-    """The handle that tensors are read from: see `safe_open`."""
-
-    def opened_file(self) -> TensorFile: ...
-    def offset_keys(self) -> list[str]: ...
-    def get_tensor(self, name: str) -> Any: ...
-    def get_slice(self, name: str) -> _Slice: ...
 
 
 class TensorMeta(NamedTuple):
@@ -74,8 +57,22 @@ class _Entry(NamedTuple):
     nbytes: int
 
 
-def _read(handle: _Handle, name: str, part: Any) -> Any:
-    return handle.get_tensor(name) if part is None else handle.get_slice(name)[part]
+def _load(loaded: dict[str, Any], reader: OpenedFile, name: str, part: Any) -> None:
+    """Read a tensor in a thread, which keeps no reference to it: a future would until its thread goes on."""
+    loaded[name] = reader.resident(name, part)
+
+
+def _check_bounds(part: Any, shape: tuple[int, ...]) -> None:
+    """Refuse slices that reach past an axis, which numpy would shorten: the tensor is not the one of the plan."""
+    parts = tuple(item for item in (part if isinstance(part, tuple) else (part,)) if item is not None)
+    if not is_plain(parts):
+        return
+    at = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
+    for item, size in (*zip(parts[:at], shape, strict=False), *zip(parts[:at:-1], shape[::-1], strict=False)):
+        if isinstance(item, slice) and (item.step or 1) > 0:
+            for bound in (item.start, item.stop):
+                if bound is not None and not -size <= bound <= size:
+                    raise IndexError(f"bound {bound} is out of range for an axis of {size}")
 
 
 class PrefetchLoader:
@@ -85,8 +82,8 @@ class PrefetchLoader:
     before its turn is read at once by the thread that asks. Leaving the ``with`` block closes the loader.
     """
 
-    def __init__(self, handle: _Handle, plan: Mapping[str, Any] | None, threads: int, budget: int | None) -> None:
-        self._handle = handle
+    def __init__(self, reader: OpenedFile, plan: Mapping[str, Any] | None, threads: int, budget: int | None) -> None:
+        self._reader = reader
         self._entries = {name: self._entry(name, part) for name, part in self._planned(plan)}
         free = headroom().limit
         self._budget = math.inf if free is None else int(free * _SHARE)
@@ -96,7 +93,8 @@ class PrefetchLoader:
                 raise ValueError(f"budget is {budget}, expected a number of bytes")
         self._lock = Lock()
         self._waiting = deque(self._entries)  # not read yet, or taken before their turn
-        self._futures: dict[str, Future[Any]] = {}  # being read, or read and not taken
+        self._futures: dict[str, Future[None]] = {}  # being read, or read and not taken
+        self._loaded: dict[str, Any] = {}  # those that were read
         self._filled = 0  # bytes of these
         self._handed_out = set[str]()
         self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(as_threads(threads))
@@ -104,32 +102,33 @@ class PrefetchLoader:
 
     def _planned(self, plan: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
         """Return names and indices, in file order."""
-        names = self._handle.offset_keys()
+        names = self._reader.offset_keys()
         if plan is None:
             return [(name, None) for name in names]
         if not isinstance(plan, Mapping):
             raise mistyped("plan", plan, "a mapping of names to None or an index")
         if not plan:
             raise PrefetchError("prefetch plan selects no tensors")
-        unknown = next((name for name in plan if name not in self._handle.opened_file()), None)
-        if unknown is not None:
-            raise not_found(self._handle.opened_file(), unknown)
+        for name in plan:
+            self._reader.check(name)
         return [(name, plan[name]) for name in names if name in plan]
 
     def _entry(self, name: str, part: Any) -> _Entry:
         """Check an index, and return what it selects."""
-        view = self._handle.get_slice(name)
-        shape, dtype = view.get_shape(), DTYPES.get(view.stored_dtype)
-        if dtype is not None and dtype.packed:
-            if part is not None:
-                what = f"tensor {quoted(name)} packs elements of {dtype.bits} bits, which cannot be sliced"
-                raise UnsupportedError(what)
-            return _Entry(None, math.prod(shape) * dtype.bits // 8)
+        view = self._reader.slice_of(name)
+        shape, dtype = tuple(view.get_shape()), DTYPES.get(view.stored_dtype)
+        bits = 32 if dtype is None else dtype.bits if dtype.packed else 8 * numpy_dtype(dtype).itemsize
+        if part is None:
+            return _Entry(None, math.prod(shape) * bits // 8)
         try:
-            count = math.prod(shape) if part is None else np.broadcast_to(np.uint8(0), tuple(shape))[part].size
-        except IndexError as error:
-            raise PrefetchError(f"prefetch plan index {part!r} for tensor {quoted(name)}: {error}") from None
-        return _Entry(part, count * (4 if dtype is None else numpy_dtype(dtype).itemsize))
+            count = np.broadcast_to(np.uint8(0), shape)[part].size
+            _check_bounds(part, shape)
+        except (IndexError, TypeError, ValueError) as error:
+            what = f"invalid prefetch plan {repr(part)[:80]} for tensor {quoted(name)} of shape {list(shape)}"
+            raise PrefetchError(f"{what}: {error}") from None
+        if dtype is not None and dtype.packed:
+            packed_rows(name, dtype, shape, part)
+        return _Entry(part, count * bits // 8)
 
     def names(self) -> list[str]:
         """Return the names that this loader hands out, in file order."""
@@ -149,12 +148,13 @@ class PrefetchLoader:
             It was taken before, or the loader is closed.
         """
         if name not in self._entries:
-            raise not_found(self._handle.opened_file(), name)
+            what = f"tensor {quoted(name)} is not in the prefetch plan{suggestion(name, self._entries)}"
+            raise TensorNotFoundError(what)
         future = self._futures.get(name)
         if future is not None:
             wait((future,))  # an interrupt here leaves the tensor to be taken
         if not self._claim(name):
-            raise PrefetchError(f"tensor {quoted(name)} was already taken")
+            raise PrefetchError(f"tensor {quoted(name)} was already delivered: it was already taken")
         return self._result(name)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -178,9 +178,10 @@ class PrefetchLoader:
         with self._lock:
             future = self._futures.pop(name, None)
         if future is None:
-            return _read(self._handle, name, self._entries[name].part)
+            return self._reader.resident(name, self._entries[name].part)
         try:
-            return future.result()
+            future.result()
+            return self._loaded.pop(name)
         except CancelledError:
             raise PrefetchError("the loader is closed") from None
         finally:
@@ -196,6 +197,7 @@ class PrefetchLoader:
         if executor is not None:
             executor.shutdown(cancel_futures=True)
         self._futures.clear()
+        self._loaded.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -219,5 +221,6 @@ class PrefetchLoader:
                     if self._filled and self._filled + nbytes > self._budget:
                         return
                     self._filled += nbytes
-                    self._futures[name] = self._executor.submit(_read, self._handle, name, self._entries[name].part)
+                    job = (self._loaded, self._reader, name, self._entries[name].part)
+                    self._futures[name] = self._executor.submit(_load, *job)
                 self._waiting.popleft()

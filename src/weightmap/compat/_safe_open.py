@@ -1,239 +1,21 @@
-"""Reading as safetensors does: `safe_open`, its slices, and `load_file`."""
+"""Reading as safetensors does: `safe_open` and `load_file`."""
 
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-import weightmap as wm
 from weightmap.compat._frameworks import framework_named
-from weightmap.core.dtypes import DTYPES, numpy_dtype
-from weightmap.core.formats.safetensors import DTYPE_NAMES
-from weightmap.core.model.internals import check_copied, dense_row, is_remote, parts_of, row_of
-from weightmap.core.model.opening import open_stored
-from weightmap.core.native import access
-from weightmap.core.ranges import Range
-from weightmap.errors import ClosedError, PlanError, TensorFileError, UnsupportedError, quoted
-from weightmap.plans.delivery import PartReader, Runs
-from weightmap.plans.places import Heads
-from weightmap.plans.residency import spans_of
-from weightmap.plans.wants import Axis, axes_of
+from weightmap.compat._reading import OpenedFile, SafeSlice, code_of, dtype_of
+from weightmap.core.model.internals import dense_row
+from weightmap.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
     from types import TracebackType
 
-    from numpy.typing import NDArray
-
-    from weightmap.compat._frameworks import Framework
     from weightmap.compat._prefetching import PrefetchLoader, TensorMeta
-    from weightmap.core.model.file import TensorFile
-    from weightmap.core.table.table import TensorInfo
-
-# Reading a tensor, or part of one, without mapping the file: what ``backend="pread"`` does.
-
-# Bytes between two runs that are read with them: a read of its own would take as long.
-_GAP = 64 << 10
-# Bytes read at once.
-_CHUNK = 16 << 20
-
-
-def _torch_files() -> Any:
-    """Return the module that makes tensors of torch, which imports that."""
-    from weightmap.torch import _files
-
-    return _files
-
-
-def read_whole(file: TensorFile, name: str) -> NDArray[Any]:
-    """Return a tensor in private memory: quantised ones as float32, those packed below the byte as bytes."""
-    row = dense_row(file, name)
-    if not row.dtype.packed:
-        return file.read(name, np.float32 if row.dtype.quantized else numpy_dtype(row.dtype))
-    octets = access.empty(row.nbytes, np.uint8)
-    row.source.read_into(row.offset, octets)
-    return octets
-
-
-def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[Any]:
-    """Return ``array[index]`` of a tensor; `index` has an ellipsis.
-
-    Where it consists of integers and slices, only its elements are read, and what lies between them where that is
-    little; of few rows of a quantised tensor, their blocks. Any other index reads the whole tensor. Raises IndexError
-    as numpy does.
-    """
-    row = dense_row(file, name)
-    key = tuple(part for part in index if part is not None)
-    if not is_plain(key):
-        return np.asarray((row.decoder() if row.dtype.quantized else read_whole(file, name))[index])
-    what = f"tensor {quoted(name)}"
-    try:
-        axes = axes_of(key, row.shape, name)
-    except PlanError:
-        np.broadcast_to(np.uint8(0), row.shape)[index]  # raises what numpy raises
-        raise
-    row.source.check_unchanged()
-    if row.dtype.quantized:
-        partial = row.shape and 2 * axes[0].size <= row.shape[0]  # rows are what is decoded without the others
-        reader = PartReader(row.source, chunk=_CHUNK, gap=_GAP, max_over_read=math.inf)
-        return np.asarray((reader.quantized(row, key, name, Heads(), 0) if partial else row.decoder())[index])
-    stored = numpy_dtype(row.dtype)
-    box = _box(axes, row.shape, stored.itemsize)
-    runs = Runs(row, box, name)
-    parts_of(file)[2].limits.check("max_copy_bytes", runs.nbytes, f"size of a part of {what}")
-    row.source.check_size(f"a part of {what}", runs.nbytes)
-    read = access.empty(tuple([axis.size for axis in box]), stored)
-    source = row.source.ahead(Range(start, start + runs.length) for start in runs.starts.tolist())
-    # Neighbours were joined in the box.
-    PartReader(source, chunk=_CHUNK, gap=0, max_over_read=1).gather(runs, read.reshape(-1).view(np.uint8))
-    part: NDArray[Any] = read[(*map(_within, axes, box), ...)]
-    return part if len(key) == len(index) else part[_axes_added(index)]
-
-
-def is_plain(index: tuple[Any, ...]) -> bool:
-    """Whether an index consists of integers, slices and an ellipsis, which plans take."""
-    plain = (int, np.integer, slice, type(Ellipsis))
-    return all(isinstance(part, plain) and not isinstance(part, bool) for part in index)
-
-
-def _box(axes: list[Axis], shape: tuple[int, ...], itemsize: int) -> list[Axis]:
-    """Return the part of each axis to read, ascending; neighbours with few bytes between them are joined."""
-    box = []
-    stride, whole = itemsize, True  # bytes from one position to the next; whether all inner axes are read in full
-    for dim in range(len(axes) - 1, -1, -1):
-        (start, step, count, _), size = axes[dim], shape[dim]
-        if count:
-            start, last = sorted((start, start + step * (count - 1)))
-            step = abs(step) if count > 1 else 1
-            if (step - 1) * stride < _GAP:
-                step, count = 1, last - start + 1
-            if dim and whole and (size - count) * stride < _GAP:
-                start, step, count = 0, 1, size  # so that the runs of all rows become one
-        box.append(Axis(start, step, count, stays=True))
-        whole = whole and count == size
-        stride *= size
-    return box[::-1]
-
-
-def _within(axis: Axis, read: Axis) -> int | slice:
-    """Return the index of the part of an axis in an array that has only what was read of it."""
-    if not axis.size:
-        return slice(0)
-    first, step = (axis.start - read.start) // read.step, axis.step // read.step
-    stop = first + step * axis.size
-    return slice(first, None if stop < 0 else stop, step) if axis.stays else first
-
-
-def _axes_added(index: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the index that adds the axes of each None in another index to its result."""
-    return tuple(
-        part if part is None or part is Ellipsis else slice(None)
-        for part in index
-        if part is None or part is Ellipsis or isinstance(part, slice)
-    )
-
-
-# As safetensors spells the data types, by our names.
-_CODES = {name: code for code, name in DTYPE_NAMES.items()}
-
-
-def code_of(dtype: str) -> str:
-    """Return a data type as safetensors spells it; "F32" for quantised tensors, which are decoded to that."""
-    return _CODES.get(dtype, "F32")
-
-
-def dtype_of(file: TensorFile, info: TensorInfo) -> str:
-    """Return the type that a tensor is read in: "float32" where int8 is no type but the scheme of a quantised one."""
-    decoded = info.dtype == "int8" and row_of(file, info.name).dtype.quantized
-    return "float32" if decoded else info.dtype
-
-
-class OpenedFile:
-    """A file whose tensors are read for one framework: what a `safe_open` and its slices share.
-
-    It closes the file when the last of them is gone.
-    """
-
-    def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool, trust: Any = None) -> None:
-        self.device: Any = None
-        self._away = False  # whether tensors go to a device other than the CPU
-        mode = framework.mode()
-        if framework.devices:
-            from weightmap.torch._tensors import torch_device
-
-            self.device = torch_device("cpu" if device is None else device)
-            self._away = self.device.type != "cpu"
-            if self._away:  # what is copied there is never written to here
-                mode = None
-        elif device not in {None, "cpu"}:
-            raise UnsupportedError("device", expected=f"cpu, for {framework.name}", actual=repr(device))
-        try:
-            self.file: TensorFile = open_stored(filename, mode=None if pread else mode, private=pread, trust=trust)
-        except FileNotFoundError as error:
-            raise MissingFileError(error.errno, error.strerror, error.filename) from None
-        self._remote = is_remote(self.file)
-        self.pread: bool = pread and not self._remote
-        self._convert = framework.deliver
-
-    def whole(self, name: str) -> Any:
-        """Return a tensor."""
-        file = self.file
-        if self._away:
-            return _torch_files().load_tensors(file, [name], self.device)[name]
-        value = read_whole(file, name) if self.pread else file[name] if self.device is None else None
-        if self.device is not None:
-            return _torch_files().read_tensor(file, name, value)
-        return self._delivered(name, value)
-
-    def _delivered(self, name: str, value: Any) -> Any:
-        """Return a value of the file, decoded where it is quantised, as the framework has it."""
-        if not isinstance(value, np.ndarray):
-            value = value.dequantize() if self._remote else self.file.read(name, np.float32)
-        return self.deliver(name, value)
-
-    def every(self, names: list[str]) -> dict[str, Any]:
-        """Return all tensors, in the order of these names. Whole files take a tenth of the time of single tensors."""
-        file = self.file
-        if self._away:
-            tensors: dict[str, Any] = _torch_files().load_tensors(file, names, self.device)
-            return tensors
-        if self.pread:
-            return {name: self.whole(name) for name in names}
-        if self.device is not None:
-            from weightmap.torch._files import shared
-
-            tensors = shared(file)
-        else:
-            tensors = {name: self._delivered(name, value) for name, value in file.items()}
-        return tensors if list(tensors) == names else {name: tensors[name] for name in names}
-
-    def part(self, name: str, index: Any) -> Any:
-        """Return part of a tensor: an array of no dimension for one element."""
-        if not any(part is Ellipsis for part in index):
-            index = (*index, Ellipsis)  # keeps a single element an array, a view, instead of a scalar
-        file = self.file
-        try:
-            if self._away and is_plain(index):
-                np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
-                return _torch_files().load_tensors(file, {name: index}, self.device)[name]
-            value = None if self.pread or self._remote else file[name]
-            # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
-            array = value[index] if isinstance(value, np.ndarray) else read_part(file, name, index)
-            return self.deliver(name, array)
-        except IndexError as error:
-            raise SliceError.of(index, file.info(name).shape, error) from None
-
-    def deliver(self, name: str, array: NDArray[Any]) -> Any:
-        """Return an array of this tensor as it is, or as a tensor on the device."""
-        if self._convert is not None and (self._away or self.device is None) and not array.flags.c_contiguous:
-            check_copied(self.file, name, array.nbytes)  # PyTorch shares memory, on the CPU; others copy
-        if not self._away:
-            return array if self._convert is None else self._convert(array)
-        return wm.torch.to_device(array, self.device)
 
 
 class safe_open:  # noqa: N801 - the name that safetensors gave it
@@ -279,7 +61,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
             filename, framework_, device, pread=backend == "pread", trust=trust
         )
         self._path = self._reader.file.path
-        self._arguments = filename, framework, device, trust
+        self._arguments = filename, framework, device, backend, trust
 
     def __enter__(self) -> Self:
         """Return the handle itself."""
@@ -290,10 +72,6 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     ) -> None:
         """Let go of the file. Tensors and slices obtained before stay valid, as they do in safetensors."""
         self._reader = None
-
-    def opened_file(self) -> TensorFile:
-        """Return the file behind the handle."""
-        return self._open().file
 
     def prefetch(
         self,
@@ -333,7 +111,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         PrefetchError
             For an empty plan, or an index that does not fit.
         UnsupportedError
-            For part of a tensor that is packed below the byte.
+            For part of a tensor that is packed below the byte, but for rows of whole bytes.
 
         Examples
         --------
@@ -348,9 +126,10 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         from weightmap.compat._prefetching import PrefetchLoader
 
         self._open()
-        filename, framework, own_device, trust = self._arguments
-        handle = safe_open(filename, framework, own_device if device is None else device, backend="pread", trust=trust)
-        return PrefetchLoader(handle, plan, threads, budget)
+        filename, framework, own_device, backend, trust = self._arguments
+        device = own_device if device is None else device
+        reader = OpenedFile(filename, framework_named(framework), device, pread=backend == "pread", trust=trust)
+        return PrefetchLoader(reader, plan, threads, budget)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Return the entry of a tensor in the header: type, shape, and where its bytes lie in the data section.
@@ -364,7 +143,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         """
         from weightmap.compat._prefetching import TensorMeta
 
-        file = self._open().file
+        file = self._open(name).file
         info = file.info(name)
         place = dense_row(file, name)
         shard = next((part for part in file.shards.values() if name in part), file)
@@ -372,9 +151,12 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         begin = info.offset - start
         return TensorMeta(code_of(dtype_of(file, info)), list(info.shape), (begin, begin + place.nbytes))
 
-    def _open(self) -> OpenedFile:
+    def _open(self, name: str | None = None) -> OpenedFile:
+        """Return the open file, which has a tensor called `name` if that is one."""
         if self._reader is None:
             raise ClosedError("file is closed", path=self._path)
+        if name is not None:
+            self._reader.check(name)
         return self._reader
 
     def keys(self) -> list[str]:
@@ -383,12 +165,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
     def offset_keys(self) -> list[str]:
         """Return the names of the tensors in the order of their data, shard after shard where there are several."""
-        file = self._open().file
-        if file.shards:  # offsets count within the shard
-            return list(file)
-        spans, names = spans_of(file), list(file)
-        order = np.lexsort((spans.begin + spans.nbytes, spans.begin))
-        return [names[row] for row in spans.row[order].tolist()]
+        return self._open().offset_keys()
 
     def metadata(self) -> dict[str, str] | None:
         """Return the metadata as strings, values of other types as JSON; None when the file has none."""
@@ -407,7 +184,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         TensorNotFoundError
             The file has no such tensor.
         """
-        return self._open().whole(name)
+        return self._open(name).whole(name)
 
     def get_tensors(self) -> dict[str, Any]:
         """Return every tensor, in the order of `offset_keys`."""
@@ -422,51 +199,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         TensorNotFoundError
             The file has no such tensor.
         """
-        reader = self._open()
-        info = reader.file.info(name)
-        return SafeSlice(reader, name, dtype_of(reader.file, info), info.shape)
-
-
-class SafeSlice:
-    """Part of a tensor on demand: ``handle.get_slice(name)[2:5, ::-1]``. It keeps the file open."""
-
-    def __init__(self, reader: OpenedFile, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        self._reader = reader
-        self._name = name
-        self._dtype = dtype
-        self._shape = shape
-
-    def get_shape(self) -> list[int]:
-        """Return the shape of the whole tensor."""
-        return list(self._shape)
-
-    @property
-    def stored_dtype(self) -> str:
-        """The type by its name here, such as "bfloat16"."""
-        return self._dtype
-
-    def get_dtype(self) -> str:
-        """Return the type as safetensors spells it: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""
-        return code_of(self._dtype)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return what numpy gives for this index, always as an array (of no dimension for one element).
-
-        Raises
-        ------
-        SliceError
-            As numpy's IndexError, which it is too: too many indices, or an integer out of bounds.
-        UnsupportedError
-            For a part of a tensor whose elements are packed below the byte.
-        """
-        parts = index if isinstance(index, tuple) else (index,)
-        stored = DTYPES.get(self._dtype)
-        if stored is None or not stored.packed:
-            return self._reader.part(self._name, parts)
-        if all(part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in parts):
-            return self._reader.whole(self._name)
-        what = f"tensor {self._name!r} packs elements of {stored.bits} bits, which cannot be sliced"
-        raise UnsupportedError(f"{what}: get_tensor gives their bytes")
+        return self._open(name).slice_of(name)
 
 
 def open_handle(f: Any, framework: str, device: str | int | None = "cpu", *, backend: str = "mmap") -> safe_open:
@@ -500,38 +233,3 @@ def load_file(
     """
     with safe_open(filename, framework, device, backend=backend) as file:
         return file.get_tensors()
-
-
-# -------------------------------------------------------------------------------- errors of safetensors' classes too
-
-
-class MissingFileError(FileNotFoundError):
-    """There is no such file: the error of the system, in the words of safetensors."""
-
-    def __str__(self) -> str:
-        return f"No such file or directory: {self.filename}"
-
-
-class SliceError(TensorFileError, IndexError):
-    """A slice asks for more than the tensor has."""
-
-    @classmethod
-    def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: IndexError) -> SliceError:
-        """Return the error for an index that numpy refused, in the words of safetensors where it has some."""
-        parts = index[: index.index(Ellipsis)] if Ellipsis in index[:-1] else index[:-1]
-        for dim, (part, size) in enumerate(zip(parts, shape, strict=False)):
-            if not isinstance(part, int):
-                continue
-            if part < -size:
-                return cls(f"Invalid index {part} for dimension {dim} of size {size}")
-            if part >= size:
-                what = f"Error during slicing [{', '.join(map(_spelt, parts))}] with shape {list(shape)}"
-                return cls(f"{what}: index {part} out of bounds for tensor dimension #{dim} of size {size}")
-        return cls(str(error))
-
-
-def _spelt(part: Any) -> str:
-    if not isinstance(part, slice):
-        return str(part)
-    start, stop = ("" if bound is None else str(bound) for bound in (part.start, part.stop))
-    return f"{start}:{stop}" + ("" if part.step is None else f":{part.step}")

@@ -8,7 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
-from weightmap.compat._safe_open import code_of, dtype_of, safe_open
+from weightmap.compat._reading import code_of, dtype_of
+from weightmap.compat._safe_open import safe_open
 from weightmap.core.arguments import as_path
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import to_bytes

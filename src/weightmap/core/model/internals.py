@@ -244,11 +244,11 @@ def check_copied(file: Handle, name: str, nbytes: int) -> None:
 
 def not_found(file: Handle, name: object) -> TensorNotFoundError:
     """Return the error for a name that no tensor has; it suggests names."""
-    message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{_suggestion(name, file)}"
+    message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{suggestion(name, file)}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
 
 
-def _suggestion(name: object, names: Collection[str]) -> str:
+def suggestion(name: object, names: Collection[str]) -> str:
     """Return the end of a message about a missing name: similar names, else all if they are few; or its wrong type."""
     if not isinstance(name, str):
         return "; names are strings (str)"
