@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import os
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from weightmap.errors import NotRegularFileError, TensorFileError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# What takes the place of the names of safetensors itself.
+# Names of the package safetensors, each with ours.
 _PACKAGE = {
     "PrefetchLoader": _prefetching.PrefetchLoader,
     "PySafeSlice": _reading.SafeSlice,
@@ -38,14 +37,14 @@ _PACKAGE = {
     "serialize": _saving.serialize,
     "serialize_file": _saving.serialize_file,
 }
-# The names of its modules, each of which is patched where its library is installed.
-_BOTH = ("load", "load_file", "save", "save_file")
-_MODULES = {
-    "flax": _BOTH,
-    "mlx": _BOTH,
-    "numpy": _BOTH,
-    "tensorflow": _BOTH,
-    "torch": (*_BOTH, "load_model", "save_model"),
+# Modules in which all names are replaced, beside those that import `safe_open` or `SafetensorError` by these names.
+_KNOWN = {
+    "safetensors",
+    *(f"safetensors.{part}" for part in ("flax", "mlx", "numpy", "tensorflow", "torch")),
+    "torch",
+    "torch.serialization",
+    "transformers.modeling_layers",
+    "transformers.modeling_utils",
 }
 # Arguments that say which files transformers should take, and no others.
 _CHOSEN = ("variant", "gguf_file", "use_safetensors", "transformers_explicit_filename")
@@ -101,10 +100,10 @@ def _looking_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return look_up
 
 
-# Functions around which ours go, each where its library has been imported: safetensors.torch imports torch.
+# Functions around which ours go, each by the module that defines it.
 _WRAPPED = (
-    ("torch", "serialization", "load", _loading),
-    ("transformers", "modeling_utils", "_get_resolved_checkpoint_files", _looking_up),
+    ("torch.serialization", "load", _loading),
+    ("transformers.modeling_utils", "_get_resolved_checkpoint_files", _looking_up),
 )
 
 
@@ -112,8 +111,9 @@ _WRAPPED = (
 def patched() -> Iterator[None]:
     """Make libraries that import safetensors use `weightmap.compat`, within a ``with`` block.
 
-    Every module that has imported a name of safetensors gets ours instead, under whatever alias, and so does every
-    module imported within the block. The end of the block restores them all.
+    The functions of safetensors' modules read and write by ours, whoever imported them, under whatever name. Modules
+    that have imported `safe_open` or `SafetensorError` get ours instead, and so do those imported within the block.
+    Nothing is imported. The end of the block restores them all.
 
     ``torch.load`` is replaced likewise: it reads files of every format, and indexes of shards; PyTorch's own files load
     as before. ``from_pretrained`` of transformers takes directories of every format: where no file has a name that it
@@ -127,54 +127,50 @@ def patched() -> Iterator[None]:
     Notes
     -----
     It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
-    keep that; those imported within it do not. Names that a library has stored elsewhere, as the default of an argument
-    for instance, are not found. Import transformers before the block, or it finds no directories of other formats.
+    keep that; those imported within it do not. `safe_open` and `SafetensorError` are replaced under these names alone,
+    not as the default of an argument, or where they were imported ``as`` something else. Import transformers before the
+    block, or it finds no directories of other formats.
 
     Examples
     --------
-    >>> import safetensors.numpy, weightmap.compat
+    >>> import safetensors, weightmap.compat
     >>> with weightmap.compat.patched():
-    ...     print(safetensors.numpy.load_file.__module__)
-    weightmap.compat.numpy
+    ...     print(safetensors.safe_open.__module__)
+    weightmap.compat._safe_open
     """
-    pairs: list[tuple[ModuleType, dict[str, Any]]] = [(imported("safetensors", "safetensors"), _PACKAGE)]
-    for part, names in _MODULES.items():
-        with contextlib.suppress(ImportError):  # the library is not installed
-            theirs, ours = import_module(f"safetensors.{part}"), import_module(f"weightmap.compat.{part}")
-            pairs.append((theirs, {name: getattr(ours, name) for name in names}))
-    for library, part, name, around in _WRAPPED:
-        with contextlib.suppress(ImportError):  # transformers without torch
-            if library in sys.modules and hasattr(theirs := import_module(f"{library}.{part}"), name):
-                pairs.append((theirs, {name: around(getattr(theirs, name))}))
-    swaps = {
-        id(old): (old, new)
-        for theirs, names_of in pairs
-        for name, new in names_of.items()
-        if (old := getattr(theirs, name, None)) is not None and not _is_ours(old)  # by a block around this one
-    }
-    back = {id(new): (new, old) for old, new in swaps.values()}
-    own = {(module, name) for module, name, _ in _found(back)}  # these modules import weightmap.compat themselves
-    for module, name, new in _found(swaps):
-        setattr(module, name, new)
+    package = imported("safetensors", "safetensors")
+    swaps = {name: (getattr(package, name), new) for name, new in _PACKAGE.items() if hasattr(package, name)}
+    for home, name, around in _WRAPPED:
+        old = getattr(sys.modules.get(home), name, None)
+        if old is not None:
+            swaps[name] = (old, around(old))
+    swaps = {name: pair for name, pair in swaps.items() if not _is_ours(pair[0])}  # a block around this one did it
+    back = {name: (new, old) for name, (old, new) in swaps.items()}
+    before = _importers()
+    own = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
+    _replace(before, swaps)
     try:
         yield
     finally:
-        for module, name, old in _found(back):
-            if (module, name) not in own:
-                setattr(module, name, old)
+        _replace([module for module in _importers() if id(module) not in own], back)
 
 
-def _found(pairs: dict[int, tuple[Any, Any]]) -> list[tuple[ModuleType, str, Any]]:
-    """Return the globals of all modules but ours that are the first of a pair, each with the second."""
-    places = []
+def _importers() -> list[ModuleType]:
+    """Return the modules of other packages in which names may have to be replaced."""
+    modules = [sys.modules[name] for name in _KNOWN if name in sys.modules]
     for module in list(sys.modules.values()):
-        if not _foreign(module):
-            continue
-        for name, value in list(vars(module).items()):
-            pair = pairs.get(id(value))
-            if pair is not None and pair[0] is value:
-                places.append((module, name, pair[1]))
-    return places
+        names = getattr(module, "__dict__", ())
+        if "safe_open" in names or "SafetensorError" in names:
+            modules.append(module)
+    return list(filter(_foreign, modules))
+
+
+def _replace(modules: list[ModuleType], pairs: dict[str, tuple[Any, Any]]) -> None:
+    """Set the names of modules that have the first value of a pair to the second."""
+    for module in modules:
+        for name, (old, new) in pairs.items():
+            if module.__dict__.get(name) is old:
+                setattr(module, name, new)
 
 
 def _is_ours(value: Any) -> bool:
