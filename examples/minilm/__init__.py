@@ -33,9 +33,10 @@ from minilm.bert import BertEncoder
 from minilm.measure import measure_in_child
 from minilm.report import measurement_lines, similarity_lines
 from minilm.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
+from weightmap._messages import counted, escape
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.internals import dense_rows
-from weightmap.errors import MissingDependencyError, counted, escape
+from weightmap.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

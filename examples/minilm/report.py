@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from minilm.measure import OPENS
-from weightmap.errors import escape
+from weightmap._messages import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,8 +6,9 @@ value. A real `OSError` (no such file, no space, no permission) passes through u
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weightmap._messages import escape as _escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,78 +40,6 @@ __all__ = [
     "UnknownWordError",
     "UnsupportedError",
 ]
-
-# Characters that control a terminal, or that are invisible there and make two names look the same: C0 and C1 controls,
-# DEL, line and paragraph separators, lone surrogates, format characters (bidirectional marks and overrides, soft
-# hyphens, annotations, tags), and Unicode's Default_Ignorable_Code_Point (fillers, variation selectors), also
-# unassigned ones.
-_HIDDEN = (
-    "[\x00-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
-    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-
-
-def _escape_one(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def escape(text: str) -> str:
-    r"""Return `text` with control and invisible characters spelt out, safe to print on a terminal.
-
-    All text from files and callers passes through here before messages and the command line show it.
-
-    Parameters
-    ----------
-    text : str
-        Anything, such as a tensor name or a metadata value.
-
-    Returns
-    -------
-    str
-        The same text, with control, format and other invisible characters and lone surrogates written as ``\xNN``,
-        ``\uNNNN`` or ``\UNNNNNNNN``.
-
-    Examples
-    --------
-    >>> from weightmap.errors import escape
-    >>> print(escape("layer\x1b[31m.weight"))
-    layer\x1b[31m.weight
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return re.sub(_HIDDEN, _escape_one, text)
-
-
-# Characters of a name in a message; a name may be as long as a header.
-_MOST_QUOTED = 200
-
-
-def quoted(name: object) -> str:
-    """Return a name as messages show it: in quotes, a long one cut off.
-
-    Examples
-    --------
-    >>> from weightmap.errors import quoted
-    >>> print(quoted("weight"), quoted("w" * 1000)[-30:])
-    'weight' wwwwwwww'... (1000 characters)
-    """
-    if isinstance(name, str) and len(name) > _MOST_QUOTED:
-        return f"{name[:_MOST_QUOTED]!r}... ({len(name)} characters)"
-    return repr(name)
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun, in the singular or plural.
-
-    Examples
-    --------
-    >>> from weightmap.errors import counted
-    >>> counted(1, "tensor"), counted(1234, "tensor")
-    ('1 tensor', '1,234 tensors')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 class Remedy(NamedTuple):
@@ -211,7 +140,7 @@ class TensorFileError(Exception):
             text += f"; {self.remedy.words.format(spell(self.remedy))}"
         if self.offset is not None:
             text += f" (at byte {self.offset})"
-        return escape(text if self.path is None else f"{self.path}: {text}")
+        return _escape(text if self.path is None else f"{self.path}: {text}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An ImportError keeps its path outside of its dictionary.
@@ -341,72 +270,3 @@ class ShardsError(TensorFileError):
 
 class MissingDependencyError(TensorFileError, ImportError):
     """The operation needs an optional package that is not installed."""
-
-
-# --------------------------------------------------------------- faults that any format may have, each in one wording
-
-
-def cut_off(
-    what: str, at: int, needed: int | None = None, *, field: str | None = None, whole: str = "the file"
-) -> TruncatedError:
-    """Return the error for a `whole` that ends at byte `at`, within `what`, which needs it to reach byte `needed`.
-
-    Examples
-    --------
-    >>> from weightmap.errors import cut_off
-    >>> print(cut_off("the name of tensor 0", 60, 80))
-    the file ends within the name of tensor 0, expected at least 80 bytes (at byte 60)
-    """
-    expected = None if needed is None else f"at least {needed} bytes"
-    return TruncatedError(f"{whole} ends within {what}", field=field, offset=at, expected=expected)
-
-
-def shrank(at: int, needed: int | None = None, *, during: str = "it") -> TruncatedError:
-    """Return the error for a file that became shorter, so that it ends at byte `at`, while `during` was being read."""
-    expected = None if needed is None else f"at least {needed} bytes"
-    return TruncatedError(
-        f"the file changed or became shorter while {during} was being read", offset=at, expected=expected
-    )
-
-
-def too_many(
-    what: str, count: int, most: int, *, field: str | None, offset: int, given: str = "the bytes that follow"
-) -> TruncatedError:
-    """Return the error for a declared number of things that exceeds `most`, the number that fits.
-
-    Examples
-    --------
-    >>> from weightmap.errors import too_many
-    >>> print(too_many("number of words", 5, 3, field="n", offset=8))
-    number of words is 5, expected at most 3, given the bytes that follow (at byte 8)
-    """
-    return TruncatedError(what, field=field, offset=offset, actual=count, expected=f"at most {most}, given {given}")
-
-
-def trailing_bytes(
-    size: int, end: int, *, field: str, offset: int | None = None, whole: str = "the file"
-) -> LayoutError:
-    """Return the error for a `whole` of `size` bytes whose content ends after `end` of them.
-
-    Examples
-    --------
-    >>> from weightmap.errors import trailing_bytes
-    >>> print(trailing_bytes(200, 176, field="size"))
-    there are trailing bytes: the size of the file is 200, expected 176 (at byte 176)
-    """
-    at = end if offset is None else offset
-    return LayoutError(
-        f"there are trailing bytes: the size of {whole}", field=field, offset=at, actual=size, expected=end
-    )
-
-
-def nonzero_padding(where: str, offset: int) -> LayoutError:
-    """Return the error for padding that should be zero.
-
-    Examples
-    --------
-    >>> from weightmap.errors import nonzero_padding
-    >>> print(nonzero_padding("between sections", 96))
-    padding between sections is not zero (at byte 96)
-    """
-    return LayoutError(f"padding {where} is not zero", field="padding", offset=offset)

@@ -19,13 +19,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.open_source import inside, names_in, path_of, sibling_path
 from weightmap.core.formats import FORMATS, of_ranks
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.deltas.overlay import open as open_under_deltas
 from weightmap.deltas.pulling import chain_to
-from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError, quoted
+from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError
 from weightmap.plans.planning import plan
 from weightmap.torch import TorchExchange
 from weightmap.torch._device import load_plan

@@ -12,7 +12,7 @@ from tests.cli.test_cli import NASTY, on_terminal
 
 import weightmap as wm
 from weightmap import cli
-from weightmap.errors import escape
+from weightmap._messages import escape
 
 TEXTS = {
     **NASTY,

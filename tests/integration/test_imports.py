@@ -18,9 +18,9 @@ import weightmap
 PACKAGE = ROOT / "src" / "weightmap"
 
 # Three storeys: a module imports from those below it. What the core adds on to itself, from the ground up:
-GROUND = {"errors", "typing", "_kernels"}
+GROUND = {"_messages", "errors", "typing", "_kernels"}
 CORE = [
-    {"amounts", "arguments", "dtypes", "globs", "hooks", "lazy", "options", "ranges", "remote_options"},
+    {"amounts", "arguments", "dtypes", "faults", "globs", "hooks", "lazy", "options", "ranges", "remote_options"},
     {"native"},
     {"bytes"},
     {"table"},
@@ -185,7 +185,8 @@ def test_only_native_touches_the_c_module():
 
 
 @pytest.mark.parametrize(
-    ("module", "needs"), [("errors", set()), ("core.lazy", {"errors"}), ("core.options", {"errors"})]
+    ("module", "needs"),
+    [("_messages", set()), ("errors", {"_messages"}), ("core.lazy", {"errors"}), ("core.options", {"errors"})],
 )
 def test_the_ground_imports_nothing_of_ours(module, needs):
     assert imports(module) <= needs

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.core.dtypes import DTYPES
+from weightmap.core.faults import cut_off
 from weightmap.core.formats._base import Content, Format, take, trailing
 from weightmap.core.native import checksums, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
-from weightmap.errors import FormatError, LayoutError, UnsupportedError, cut_off
+from weightmap.errors import FormatError, LayoutError, UnsupportedError
 
 if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source

@@ -8,8 +8,8 @@ import pytest
 from tests import word_files as wb
 
 import weightmap as wm
+from weightmap._messages import counted
 from weightmap.cli import main
-from weightmap.errors import counted
 from weightmap.words import convert as convert_words
 
 ROWS = wb.matrix(5, 4)

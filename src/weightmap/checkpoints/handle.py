@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, escape, quoted
 from weightmap.checkpoints.weights import Pieces, as_parameters, stored_info, stored_rows
 from weightmap.core.dtypes import DTYPES, name_of_dtype
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import detach_index, parts_of, row_of
 from weightmap.core.model.reading import read
 from weightmap.core.native import access
-from weightmap.errors import TensorFileError, counted, escape, quoted
+from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.configuration import quantisation_of, type_of
 from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
 from weightmap.checkpoints.pieced import PiecedTensor, TargetTypes, head
@@ -25,7 +26,7 @@ from weightmap.core.quant.schemes import BITS
 from weightmap.core.ranges import Range
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.table import Row
-from weightmap.errors import FormatError, TensorFileError, counted, quoted
+from weightmap.errors import FormatError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

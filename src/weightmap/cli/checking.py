@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
+from weightmap._messages import quoted
 from weightmap.cli import show
 from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_threads, add_weights, execution
 from weightmap.cli.outcome import (
@@ -25,7 +26,7 @@ from weightmap.cli.outcome import (
     suggest_lenient,
 )
 from weightmap.core.arguments import sizes
-from weightmap.errors import TensorFileError, quoted
+from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     import argparse

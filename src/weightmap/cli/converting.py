@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
+from weightmap._messages import counted
 from weightmap.cli import show
 from weightmap.cli.arguments import (
     Offered,
@@ -26,7 +27,7 @@ from weightmap.core.arguments import sizes
 from weightmap.core.dtypes import FLOATING, SHORT
 from weightmap.core.formats import FORMATS
 from weightmap.core.quant.quantizing import SCHEMES
-from weightmap.errors import EncodeError, QuantError, TensorFileError, UnknownFormatError, counted
+from weightmap.errors import EncodeError, QuantError, TensorFileError, UnknownFormatError
 from weightmap.llama import NAMES as NAMINGS
 from weightmap.llama.tensors import MIXTURES
 from weightmap.words.importers import NAMES

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.weights import TRAINING, as_parameters, storage_of, stored_rows, weight_of
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_lenient, add_weights, text
@@ -22,7 +23,7 @@ from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.lazy import later
 from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
 from weightmap.core.model.saving import pieces
-from weightmap.errors import QuantError, TensorFileError, counted, quoted
+from weightmap.errors import QuantError, TensorFileError
 from weightmap.huggingface.along import check_not_read
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
+from weightmap._messages import escape
 from weightmap.core.lazy import later
-from weightmap.errors import escape
 
 _SCHEMA = 1
 # 2 ms with what it imports, and most commands print none.
 _dumps: Callable[..., str] = later("json", "dumps")
 
-# Characters of the widest column; names in messages are cut at the same length (`weightmap.errors.quoted`).
+# Characters of the widest column; names in messages are cut at the same length (`weightmap._messages.quoted`).
 _WIDEST = 200
 
 # Characters of a bar

@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from weightmap import deltas
+from weightmap._messages import counted
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_threads
 from weightmap.cli.outcome import OK, UsageError
 from weightmap.core.arguments import size
 from weightmap.core.model.sharding import bytes_of_size
-from weightmap.errors import counted
 
 if TYPE_CHECKING:
     from weightmap.deltas.publishing import DeltaReport

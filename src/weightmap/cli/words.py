@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import weightmap as wm
+from weightmap._messages import counted, quoted
 from weightmap.cli import show
 from weightmap.cli.arguments import Offered, add_json, add_lenient, text
 from weightmap.cli.converting import add_lossy, as_options, emit_conversion, spelt
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.core.formats import FORMATS
-from weightmap.errors import counted, quoted
 from weightmap.words.embeddings import no_vector
 from weightmap.words.importers import NAMES
 

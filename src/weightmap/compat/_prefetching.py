@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.compat._reading import is_plain, packed_rows
 from weightmap.core.arguments import as_integer, as_threads, mistyped
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.dtypes import DTYPES, numpy_dtype
 from weightmap.core.model.internals import suggestion
-from weightmap.errors import TensorFileError, TensorNotFoundError, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

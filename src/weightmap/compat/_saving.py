@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
+from weightmap._messages import quoted
 from weightmap.compat._reading import code_of, dtype_of
 from weightmap.compat._safe_open import safe_open
 from weightmap.core.arguments import as_path
@@ -17,7 +18,7 @@ from weightmap.core.dtypes import DTYPES
 from weightmap.core.formats import Payload, Request, Tensors, by_name
 from weightmap.core.formats.safetensors import DTYPE_NAMES
 from weightmap.core.model.saving import PAIRS, check_mappings, from_arrays, is_torch, plan_request
-from weightmap.errors import EncodeError, quoted
+from weightmap.errors import EncodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from weightmap._messages import quoted
 from weightmap.compat import _safe_open, _saving
 from weightmap.compat._saving import TorchEncodeError
 from weightmap.core.model.saving import check_module
-from weightmap.errors import EncodeError, quoted
+from weightmap.errors import EncodeError
 from weightmap.torch import StateError
 from weightmap.torch._modules import load_state
 

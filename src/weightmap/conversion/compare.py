@@ -7,6 +7,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
 from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, read_at_all, tensor_diffs
 from weightmap.conversion.tensors import dropped_because, file_metadata, token_keys
@@ -15,7 +16,6 @@ from weightmap.core.formats import FORMATS
 from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of
 from weightmap.core.model.opening import as_handle
 from weightmap.core.model.sharded import equal
-from weightmap.errors import counted, quoted
 from weightmap.huggingface import directory as hub
 
 if TYPE_CHECKING:

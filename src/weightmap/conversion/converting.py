@@ -7,6 +7,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.quantizer import Quantize
@@ -33,7 +34,7 @@ from weightmap.core.model.saving import Output, choose, choose_layout, format_na
 from weightmap.core.model.sharding import beside, bytes_of_size, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
-from weightmap.errors import EncodeError, Remedy, TensorFileError, counted, quoted
+from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.huggingface.along import check_not_read
 from weightmap.huggingface.directory import directory_around, read_directory
 from weightmap.llama import PROGRAM, check_naming

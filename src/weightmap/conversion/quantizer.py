@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.conversion.pieces import in_pieces
 from weightmap.core.arguments import as_float, as_globs, as_integer, matches
 from weightmap.core.bytes.memory import room
@@ -25,7 +26,7 @@ from weightmap.core.quant.blocks import decode_range
 from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.core.quant.quantizing import folded, quantize, scheme_named
 from weightmap.core.quant.schemes import BITS, BLOCKED
-from weightmap.errors import QuantError, counted
+from weightmap.errors import QuantError
 from weightmap.llama.tensors import MIXTURES, stays_float32, type_in
 
 if TYPE_CHECKING:

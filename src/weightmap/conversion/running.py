@@ -10,6 +10,7 @@ import queue
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from weightmap._messages import counted, quoted
 from weightmap.core.arguments import as_integer, as_path, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import remove_leftovers, write_plan
@@ -17,15 +18,7 @@ from weightmap.core.bytes.memory import keeping
 from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.listing import shard_name
-from weightmap.errors import (
-    FormatError,
-    ShardsError,
-    TargetError,
-    TensorFileError,
-    UnsupportedError,
-    counted,
-    quoted,
-)
+from weightmap.errors import FormatError, ShardsError, TargetError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

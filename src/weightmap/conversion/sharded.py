@@ -10,6 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap._messages import counted, quoted
 from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, plain_name, share_of
 from weightmap.conversion.spec import viewed
 from weightmap.conversion.tensors import Prepared, Preparer, check_total, overflow_note, unaligned, unaligned_note
@@ -24,7 +25,7 @@ from weightmap.core.model.sharded import equal
 from weightmap.core.model.sharding import encode_index, holding, tensor_bytes, write_index
 from weightmap.core.model.single import is_index, open_file
 from weightmap.core.options import Options
-from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError, counted, quoted
+from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError
 from weightmap.huggingface.along import Along, check_not_read, is_whole
 from weightmap.huggingface.directory import read_directory
 from weightmap.llama.translating import without_keys

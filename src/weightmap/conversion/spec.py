@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.pieced import REPACKED, TargetTypes
 from weightmap.checkpoints.weights import as_parameters, storage_of
 from weightmap.conversion.quantizer import Quantizer
@@ -17,7 +18,7 @@ from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import name_of, parts_of, rows_of
 from weightmap.core.model.saving import Output
 from weightmap.core.options import DEFAULT_LIMITS, Options
-from weightmap.errors import EncodeError, Remedy, counted, quoted
+from weightmap.errors import EncodeError, Remedy
 from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, known, shape_of, unknown
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.conversion.metadata import TYPES, fitted, typed
 from weightmap.conversion.pieces import in_pieces
 from weightmap.conversion.quantizer import Quantizer, Regrouper
@@ -24,7 +25,7 @@ from weightmap.core.native.access import cpus
 from weightmap.core.quant.blocks import decode_chunks
 from weightmap.core.ranges import Range
 from weightmap.core.table.table import Row
-from weightmap.errors import TensorFileError, counted, quoted
+from weightmap.errors import TensorFileError
 from weightmap.llama.tensors import stays_float32
 
 if TYPE_CHECKING:

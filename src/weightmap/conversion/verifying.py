@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, share_of, validated_run
 from weightmap.conversion.sharded import FileRows, open_rows, state_of
@@ -15,7 +16,7 @@ from weightmap.core.model.opening import as_handle
 from weightmap.core.model.reports import VerifyReport, in_common
 from weightmap.core.model.sharded import disagreements
 from weightmap.core.options import Limits, Options
-from weightmap.errors import ShardsError, quoted
+from weightmap.errors import ShardsError
 from weightmap.trust.checking import check_all, compared
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
-from weightmap.errors import counted
+from weightmap._messages import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,10 +19,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 
+from weightmap._messages import counted, quoted
 from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.saving import PAIRS
-from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError, counted, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.plans.planning import plan as make_plan
 from weightmap.plans.planning import reads_of
 from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of

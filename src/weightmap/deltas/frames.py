@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.model.listing import new_sum, package
 from weightmap.core.ranges import Range
-from weightmap.errors import DeltaError, quoted
+from weightmap.errors import DeltaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

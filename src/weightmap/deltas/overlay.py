@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.core.arguments import mistyped
 from weightmap.core.bytes.derived import DecodedSource
 from weightmap.core.bytes.geometry import Decoded
@@ -24,7 +25,7 @@ from weightmap.core.ranges import Range
 from weightmap.core.table.columns import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
 from weightmap.deltas.versions import Delta, read_version
-from weightmap.errors import DeltaError, TensorFileError, UnsupportedError, counted, quoted
+from weightmap.errors import DeltaError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

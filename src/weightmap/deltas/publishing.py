@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.conversion.converting import convert
 from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress
 from weightmap.core.bytes.atomic import flush_folder, write_plan
@@ -29,7 +30,7 @@ from weightmap.deltas.frames import BLOCK, ENCODINGS, MAX_POSITIONS, encoded
 from weightmap.deltas.tree import Tree
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
 from weightmap.deltas.writing import exhaust
-from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError, quoted
+from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError
 from weightmap.huggingface.along import Along
 from weightmap.remote.uploading import upload
 

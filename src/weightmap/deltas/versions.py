@@ -16,6 +16,7 @@ import errno
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.beside import MAX_OPEN
 from weightmap.core.bytes.open_source import from_path, inside, is_missing, names_in, sibling_path
@@ -24,7 +25,7 @@ from weightmap.core.model.listing import CHECKSUMS, shard_name
 from weightmap.core.model.single import USUAL_NAMES, open_file
 from weightmap.core.options import Options
 from weightmap.deltas.frames import ENCODINGS, Frame
-from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError, quoted
+from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

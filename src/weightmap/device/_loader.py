@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.core.arguments import mistyped
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
@@ -18,7 +19,7 @@ from weightmap.core.native import access, checksums, files
 from weightmap.core.ranges import Range
 from weightmap.device._slots import UNPINNED, Slots, Staging, Worker
 from weightmap.device._transfers import ALIGN, AnyTransfer, ArrayTransfer, BatchTransfer, Transfer
-from weightmap.errors import PlanError, TensorFileError, counted, quoted
+from weightmap.errors import PlanError, TensorFileError
 from weightmap.plans.delivery import Sums, check_when
 from weightmap.plans.direct import ALIGN as BLOCK
 from weightmap.plans.direct import DirectReader

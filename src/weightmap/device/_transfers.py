@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.conversion.pieces import in_pieces
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
@@ -14,7 +15,6 @@ from weightmap.core.native import quantised
 from weightmap.core.quant.blocks import decode_chunks, decode_runs
 from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
 from weightmap.device._slots import Change
-from weightmap.errors import quoted
 from weightmap.plans.wants import axes_of, runs_of
 
 if TYPE_CHECKING:

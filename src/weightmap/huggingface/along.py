@@ -8,6 +8,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.configuration import SIDECARS, without_quantisation
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
@@ -16,7 +17,7 @@ from weightmap.core.bytes.open_source import folder_of, from_buffer, from_path, 
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.internals import sources_of
 from weightmap.core.native import checksums
-from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError, quoted
+from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.errors import EncodeError, Remedy, quoted
+from weightmap._messages import quoted
+from weightmap.errors import EncodeError, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes.derived import Derived, StridedSource
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.table import Row
-from weightmap.errors import counted, quoted
 from weightmap.llama.architectures import refusal, rope_freqs, rope_of
 
 if TYPE_CHECKING:
@@ -191,8 +191,7 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
             continue
         shape = shapes.get(kind, (hidden,))  # norms
         name = gguf.TENSOR_NAMES[tensor]
-        layers = range(config.count("num_hidden_layers")) if "{bid}" in name else range(1)
-        for layer in layers:
+        for layer in range(config.count("num_hidden_layers")) if "{bid}" in name else range(1):
             base = name.format(bid=layer)
             expected[f"{base}.weight"] = Wanted(shape, kind in optional)
             if kind in biased:

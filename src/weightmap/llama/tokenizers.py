@@ -24,8 +24,9 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
-from weightmap.errors import FormatError, MissingDependencyError, quoted
+from weightmap.errors import FormatError, MissingDependencyError
 from weightmap.llama.architectures import KEEP, refusal
 
 if TYPE_CHECKING:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.configuration import config_of, quantisation_of
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.beside import read_small
 from weightmap.core.bytes.open_source import folder_of, names_in, sibling_path
 from weightmap.core.model.internals import check_index, name_of, parts_of
-from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError, quoted
+from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
 from weightmap.huggingface.along import chat_templates
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, add_keys, architecture_of, refusal
 from weightmap.llama.tensors import Shape, Translated, check_complete

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.arguments import size
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.single import is_index
 from weightmap.core.ranges import Range
-from weightmap.errors import counted
 from weightmap.plans.pages import Sample, file_system_of, sample
 from weightmap.plans.warming import cold_in, pieces
 

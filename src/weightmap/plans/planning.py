@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, escape, quoted
 from weightmap.checkpoints.handle import stored_model
 from weightmap.checkpoints.weights import Pieces
 from weightmap.core.arguments import as_float, names_moved
@@ -22,7 +23,7 @@ from weightmap.core.model.opening import as_handle
 from weightmap.core.native import files as native_files
 from weightmap.core.ranges import Range
 from weightmap.core.table import INT64_MAX
-from weightmap.errors import PlanError, TensorFileError, counted, escape, quoted
+from weightmap.errors import PlanError, TensorFileError
 from weightmap.plans.delivery import FileReader, FileShare, PageRelease, RunOptions, check_when, mapped
 from weightmap.plans.pages import file_system_of
 from weightmap.plans.places import Heads

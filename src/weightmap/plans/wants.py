@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.arguments import as_integer, mistyped
-from weightmap.errors import PlanError, quoted
+from weightmap.errors import PlanError
 from weightmap.plans.places import places_of
 
 if TYPE_CHECKING:

@@ -29,13 +29,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.weights import Pieces, as_parameters
 from weightmap.core.arguments import as_threads
 from weightmap.core.bytes.memory import PerProcess, headroom
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.internals import check_open, name_of, row_of, sources_of
 from weightmap.core.native.quantised import GGML_TYPES
-from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError, quoted
+from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError
 from weightmap.plans.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
 from weightmap.plans.pages import cached_in
 from weightmap.pool.arena import Arena, slot_size

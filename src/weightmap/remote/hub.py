@@ -17,10 +17,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
+from weightmap._messages import counted
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.beside import stays_inside
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.errors import AddressError, MissingDependencyError, counted
+from weightmap.errors import AddressError, MissingDependencyError
 from weightmap.remote.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.remote.location import Location
 from weightmap.remote.web import WebStore, login_of

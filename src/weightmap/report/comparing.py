@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.conversion.tensor_diffs import both, distances, has_numbers, pairs
 from weightmap.core.arguments import brief
 from weightmap.core.model.internals import check_unchanged, detach_index
-from weightmap.errors import TensorFileError, counted
+from weightmap.errors import TensorFileError
 from weightmap.report import charts
 from weightmap.report.charts import by_layer
 from weightmap.report.page import Cell, document, figure, message, named, number, table, text, titles

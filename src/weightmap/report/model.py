@@ -6,8 +6,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import counted
 from weightmap.core.arguments import brief, entries, sizes
-from weightmap.errors import counted
 from weightmap.report import charts
 from weightmap.report.charts import HUGE, by_layer, pooled_bars, pooled_ranges
 from weightmap.report.modules import module_tree, separator

@@ -17,7 +17,8 @@ import stat
 from importlib import import_module, metadata, resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.errors import MissingDependencyError, escape
+from weightmap._messages import escape
+from weightmap.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

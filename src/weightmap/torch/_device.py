@@ -10,12 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import escape
 from weightmap.core.model.internals import dense_row
 from weightmap.core.model.saving import PAIRS
 from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
 from weightmap.device._loader import send_array
 from weightmap.device._transfers import ArrayTransfer
-from weightmap.errors import PlanError, UnsupportedError, escape
+from weightmap.errors import PlanError, UnsupportedError
 from weightmap.plans.planning import ParameterPlan
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.model.saving import check_module
-from weightmap.errors import TensorNotFoundError, UnsupportedError, quoted
+from weightmap.errors import TensorNotFoundError, UnsupportedError
 from weightmap.torch._modules import StateError
 from weightmap.torch._tensors import imported_torch, to_torch
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
 from weightmap.core.arguments import as_globs, listed, matches, mistyped, names_moved, takes
 from weightmap.core.model.codes import check_readable
@@ -17,7 +18,7 @@ from weightmap.core.model.saving import check_module, from_torch
 from weightmap.core.ranges import Range
 from weightmap.device import Loader
 from weightmap.device._transfers import ArrayTransfer, Transfer
-from weightmap.errors import TensorFileError, counted, quoted
+from weightmap.errors import TensorFileError
 from weightmap.plans.pages import Ahead
 from weightmap.torch._device import TorchBackend, pour, to_device
 from weightmap.torch._files import load_tensors, shared, writable_mode
@@ -278,9 +279,7 @@ def _finish(
         return
     wanted: dict[str, None] = {}  # tensors to be read for other devices, in the order of the module
     if file is not None:
-        there = [
-            name for name, tensor in targets.items() if name in state and tensor.device.type not in {"cpu", "meta"}
-        ]
+        there = [name for name, old in targets.items() if name in state and old.device.type not in {"cpu", "meta"}]
         names = (stored_names.get(id(state[name])) for name in there)
         wanted = dict.fromkeys(name for name in names if name is not None)
         rows = [row_of(file, name) for name in wanted]

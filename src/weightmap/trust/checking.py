@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import counted, quoted
 from weightmap.core.arguments import as_threads, mistyped
 from weightmap.core.bytes.open_source import from_path, path_of
 from weightmap.core.lazy import later
 from weightmap.core.native.access import cpus
 from weightmap.core.options import DEFAULT_LIMITS
-from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedError, counted, quoted
+from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust.lists import (
     ONLY,
     SHA256,

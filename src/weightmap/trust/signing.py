@@ -20,9 +20,10 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.atomic import scratch_folder, write_plan
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError, quoted
+from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust.checking import Trust, relative
 from weightmap.trust.lists import Digest, Digests, plain, read_list
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.core.arguments import as_path, as_threads, check_progress, entries, mistyped, takes
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
@@ -20,15 +21,7 @@ from weightmap.core.model.single import check_replaceable
 from weightmap.core.options import DEFAULT_LIMITS, Limits, validated_limits
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.vocabulary import Vocabulary, strings_of
-from weightmap.errors import (
-    EncodeError,
-    MissingDependencyError,
-    QuantError,
-    Remedy,
-    TensorFileError,
-    counted,
-    quoted,
-)
+from weightmap.errors import EncodeError, MissingDependencyError, QuantError, Remedy, TensorFileError
 from weightmap.huggingface.along import check_apart, check_not_read
 from weightmap.huggingface.directory import find_source
 from weightmap.words.explicit import explicit

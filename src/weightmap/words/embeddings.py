@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.core.arguments import as_integer, mistyped, similar
 from weightmap.core.dtypes import SCHEMES
 from weightmap.core.native import access, checksums
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.product import ProductQuantized
 from weightmap.core.table.vocabulary import strings_of
-from weightmap.errors import FormatError, LayoutError, TensorFileError, UnknownWordError, counted, quoted
+from weightmap.errors import FormatError, LayoutError, TensorFileError, UnknownWordError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

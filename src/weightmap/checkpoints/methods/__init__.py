@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.methods._expressions import Expression, UnsupportedExpressionError
 from weightmap.core.bytes.strict_json import kind_of
 from weightmap.core.model.codes import INTEGERS, SMALL_FLOATS
-from weightmap.errors import FormatError, UnsupportedError, quoted
+from weightmap.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.methods import FLOATS, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Scaled
 from weightmap.checkpoints.pieced import Codes, Coding
 from weightmap.core.bytes import strict_json
-from weightmap.errors import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.methods import FLOAT8, Group, Method, Settings, as_settings
 from weightmap.checkpoints.methods._codings import scaled
 from weightmap.core.bytes import strict_json
-from weightmap.errors import UnsupportedError, quoted
+from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding

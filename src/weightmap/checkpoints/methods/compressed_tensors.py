@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import fp4, scaled
 from weightmap.checkpoints.methods.gptq import checked_groups
 from weightmap.checkpoints.pieced import Codes, Coding, Grouped, integer_blocks, integers_fit, unpacked
-from weightmap.errors import FormatError, quoted
+from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

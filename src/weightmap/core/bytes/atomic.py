@@ -19,10 +19,11 @@ import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.sink import DIRECT, Sink, WritePlan
 from weightmap.core.native import access, files
 from weightmap.core.native.access import Descriptor, take_ownership
-from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError, quoted
+from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

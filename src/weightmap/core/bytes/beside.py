@@ -9,9 +9,10 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.open_source import from_path, is_missing, sibling_path
 from weightmap.core.options import Limits
-from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError, quoted
+from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

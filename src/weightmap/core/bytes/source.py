@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from weightmap._messages import escape
 from weightmap.core import hooks
 from weightmap.core.bytes.descriptor import (
     ADVICE,
@@ -33,10 +34,11 @@ from weightmap.core.bytes.descriptor import (
     read_into,
     refuse,
 )
+from weightmap.core.faults import shrank
 from weightmap.core.lazy import later
 from weightmap.core.native import access, files
 from weightmap.core.options import DEFAULT_LIMITS, check_expansion
-from weightmap.errors import ClosedError, LimitError, TruncatedError, escape, shrank
+from weightmap.errors import ClosedError, LimitError, TruncatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

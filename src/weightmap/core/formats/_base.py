@@ -14,8 +14,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from weightmap.core.faults import trailing_bytes
 from weightmap.core.lazy import later
-from weightmap.errors import UnknownFormatError, trailing_bytes
+from weightmap.errors import UnknownFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.faults import cut_off, too_many
 from weightmap.core.native import checksums
-from weightmap.errors import FormatError, cut_off, too_many
+from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.bytes.geometry import Strided
 from weightmap.core.dtypes import DECLARED, DType, dtype_of
+from weightmap.core.faults import cut_off
 from weightmap.core.formats._recognition import NPY_MAGIC
 from weightmap.core.table import INT64_MAX, Rules
-from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError, counted, cut_off
+from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

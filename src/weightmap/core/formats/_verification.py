@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.native import access, checksums
 from weightmap.core.ranges import Range
 from weightmap.core.table.vocabulary import strings_of
-from weightmap.errors import ChecksumError, LayoutError, counted
+from weightmap.errors import ChecksumError, LayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

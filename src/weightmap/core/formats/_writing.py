@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
-from weightmap.errors import EncodeError, counted
+from weightmap._messages import counted
+from weightmap.errors import EncodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

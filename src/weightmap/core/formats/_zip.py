@@ -23,24 +23,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import inflate
 from weightmap.core.bytes.source import CHUNK
+from weightmap.core.faults import cut_off, shrank
 from weightmap.core.formats._base import trailing
 from weightmap.core.formats._recognition import EMPTY_ARCHIVE
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.options import INFLATION
 from weightmap.core.ranges import Range
 from weightmap.core.table.strings import StringTable
-from weightmap.errors import (
-    ChecksumError,
-    FormatError,
-    LayoutError,
-    TruncatedError,
-    UnsupportedError,
-    cut_off,
-    quoted,
-    shrank,
-)
+from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

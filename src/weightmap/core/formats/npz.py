@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import Deflated, Strided
 from weightmap.core.formats._base import Content, Format
 from weightmap.core.formats._npy import (
@@ -29,7 +30,7 @@ from weightmap.core.formats._recognition import is_npz
 from weightmap.core.formats._zip import Archive
 from weightmap.core.native import scans
 from weightmap.core.table.columns import ColumnTable
-from weightmap.errors import FormatError, LayoutError, quoted
+from weightmap.errors import FormatError, LayoutError
 
 if TYPE_CHECKING:
     from weightmap.core.bytes.geometry import Geometry

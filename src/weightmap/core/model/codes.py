@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import counted, quoted
 from weightmap.core.dtypes import DTYPES, dtype_named
 from weightmap.core.model.internals import name_of, named_rows
-from weightmap.errors import Remedy, UnsupportedError, counted, quoted
+from weightmap.errors import Remedy, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,6 +6,7 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import counted, escape, quoted
 from weightmap.core import hooks
 from weightmap.core.bytes.descriptor import ADVICE
 from weightmap.core.lazy import import_part
@@ -24,7 +25,7 @@ from weightmap.core.model.internals import (
     shared_descriptor,
 )
 from weightmap.core.native import access
-from weightmap.errors import TensorFileError, counted, escape, quoted
+from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ from collections.abc import ItemsView, ValuesView
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from weightmap._messages import counted, quoted
 from weightmap.core.arguments import similar
 from weightmap.core.bytes.open_source import sibling_name
 from weightmap.core.bytes.source import BETWEEN, Source
@@ -17,7 +18,7 @@ from weightmap.core.formats import by_name
 from weightmap.core.lazy import import_part
 from weightmap.core.options import check_expansion
 from weightmap.core.ranges import Range
-from weightmap.errors import TensorFileError, TensorNotFoundError, counted, quoted
+from weightmap.errors import TensorFileError, TensorNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.beside import plain, stays_inside
 from weightmap.core.model.internals import rows_of
 from weightmap.core.table.strings import StringTable
-from weightmap.errors import ChecksumError, FormatError, MissingDependencyError, TruncatedError, quoted
+from weightmap.errors import ChecksumError, FormatError, MissingDependencyError, TruncatedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.arguments import as_threads
 from weightmap.core.dtypes import DTYPES, dtype_named, dtype_of, numpy_dtype, packed_values
 from weightmap.core.native import access, floats
-from weightmap.errors import LimitError, UnsupportedError, counted
+from weightmap.errors import LimitError, UnsupportedError
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

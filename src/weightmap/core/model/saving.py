@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.arguments import as_integer, as_path, check_progress, mistyped, names_moved
 from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
 from weightmap.core.bytes.open_source import takes_addresses
@@ -35,7 +36,7 @@ from weightmap.core.model.opening import load
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant import PQShape
 from weightmap.core.quant.blocks import QuantizedTensor
-from weightmap.errors import EncodeError, Remedy, TensorFileError, quoted
+from weightmap.errors import EncodeError, Remedy, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, escape, quoted
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.beside import MAX_OPEN, stays_inside
 from weightmap.core.bytes.open_source import (
@@ -53,9 +54,6 @@ from weightmap.errors import (
     TensorFileError,
     TrustError,
     UnknownFormatError,
-    counted,
-    escape,
-    quoted,
 )
 
 if TYPE_CHECKING:

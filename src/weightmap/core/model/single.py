@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import quoted
 from weightmap.core import hooks
 from weightmap.core.bytes.open_source import is_missing, open_source
 from weightmap.core.bytes.source import MODES
@@ -13,7 +14,7 @@ from weightmap.core.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.core.model.file import TensorFile
 from weightmap.core.native.access import is_set
 from weightmap.core.options import DEFAULT_LIMITS, Options
-from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError, quoted
+from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError
 
 if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source

@@ -8,18 +8,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from weightmap._messages import quoted
 from weightmap.core.dtypes import DECLARED, NUMPY_MAX_NDIM
+from weightmap.core.faults import cut_off, trailing_bytes
 from weightmap.core.native import scans
-from weightmap.errors import (
-    ChecksumError,
-    FormatError,
-    LayoutError,
-    LimitError,
-    UnsupportedError,
-    cut_off,
-    quoted,
-    trailing_bytes,
-)
+from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.native import access
 from weightmap.core.ranges import Range
 from weightmap.core.table import table_error
-from weightmap.errors import FormatError, LayoutError, TensorFileError, quoted
+from weightmap.errors import FormatError, LayoutError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

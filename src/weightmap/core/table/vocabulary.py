@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.native import access, checksums
 from weightmap.core.table.strings import StringTable
-from weightmap.errors import LayoutError, LimitError, TensorFileError, counted
+from weightmap.errors import LayoutError, LimitError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.formats import refuse
 from weightmap.core.formats._base import HEAD
 from weightmap.core.table.strings import StringTable
 from weightmap.core.table.vocabulary import Vocabulary
-from weightmap.errors import FormatError, Remedy, UnsupportedError, counted
+from weightmap.errors import FormatError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

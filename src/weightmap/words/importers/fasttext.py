@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.faults import cut_off, too_many
 from weightmap.core.formats import refuse
 from weightmap.core.formats._base import Importer
 from weightmap.core.table.vocabulary import Subwords
-from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, cut_off, quoted, too_many
+from weightmap.errors import FormatError, LayoutError, UnsupportedError
 from weightmap.words.importers._words import (
     ADVICE,
     BLOCK,

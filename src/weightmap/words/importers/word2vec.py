@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.faults import cut_off, too_many, trailing_bytes
 from weightmap.core.formats._base import Importer
 from weightmap.core.lazy import later
-from weightmap.errors import FormatError, counted, cut_off, too_many, trailing_bytes
+from weightmap.errors import FormatError
 from weightmap.words.importers._words import (
     ADVICE,
     BLOCK,

@@ -65,8 +65,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.bytes import strict_json
 from weightmap.core.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
+from weightmap.core.faults import cut_off, nonzero_padding, shrank
 from weightmap.core.formats._base import JSON, Content, Format, take, trailing
 from weightmap.core.lazy import later
 from weightmap.core.native import access, checksums, quantised, scans
@@ -82,10 +84,6 @@ from weightmap.errors import (
     TensorFileError,
     TruncatedError,
     UnsupportedError,
-    counted,
-    cut_off,
-    nonzero_padding,
-    shrank,
 )
 
 if TYPE_CHECKING:

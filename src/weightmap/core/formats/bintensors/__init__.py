@@ -50,8 +50,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import DTYPES
+from weightmap.core.faults import cut_off, too_many
 from weightmap.core.formats._base import Content, Format, trailing
 from weightmap.core.formats._cursor import LENGTH, read_header, verifier
 from weightmap.core.formats._recognition import MAX_HEADER, is_bintensors
@@ -60,16 +62,7 @@ from weightmap.core.native import access, scans
 from weightmap.core.options import Options
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
-from weightmap.errors import (
-    FormatError,
-    LayoutError,
-    TruncatedError,
-    UnsupportedError,
-    counted,
-    cut_off,
-    quoted,
-    too_many,
-)
+from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -42,23 +42,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import DTYPES
+from weightmap.core.faults import cut_off
 from weightmap.core.formats._base import TEXT, Content, Format, take, trailing
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
-from weightmap.errors import (
-    EncodeError,
-    FormatError,
-    LayoutError,
-    LimitError,
-    Remedy,
-    UnsupportedError,
-    counted,
-    cut_off,
-)
+from weightmap.errors import EncodeError, FormatError, LayoutError, LimitError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -63,6 +63,7 @@ import numpy as np
 
 from weightmap.core.bytes.open_source import from_buffer
 from weightmap.core.dtypes import DTYPES
+from weightmap.core.faults import cut_off, nonzero_padding, trailing_bytes
 from weightmap.core.formats._base import TEXT, Content, Format, new_vocabulary, take, trailing
 from weightmap.core.formats._cursor import Cursor
 from weightmap.core.formats._verification import Sum
@@ -71,16 +72,7 @@ from weightmap.core.native import access, checksums, scans
 from weightmap.core.table import ANY_GAP, Rules
 from weightmap.core.table.columns import ColumnTable, RecordTable
 from weightmap.core.table.strings import StringTable
-from weightmap.errors import (
-    ChecksumError,
-    FormatError,
-    LayoutError,
-    TruncatedError,
-    UnsupportedError,
-    cut_off,
-    nonzero_padding,
-    trailing_bytes,
-)
+from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

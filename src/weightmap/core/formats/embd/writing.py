@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
 from weightmap.core.formats.embd import (
@@ -31,7 +32,6 @@ from weightmap.core.formats.embd import (
     Header,
 )
 from weightmap.core.native import checksums
-from weightmap.errors import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

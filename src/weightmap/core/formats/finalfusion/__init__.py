@@ -77,6 +77,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap.core.dtypes import DTYPES, SCHEMES
+from weightmap.core.faults import cut_off, nonzero_padding, too_many
 from weightmap.core.formats._base import TOML, Content, Format, take, trailing
 from weightmap.core.lazy import later
 from weightmap.core.native import scans
@@ -93,9 +94,6 @@ from weightmap.errors import (
     TensorFileError,
     TruncatedError,
     UnsupportedError,
-    cut_off,
-    nonzero_padding,
-    too_many,
 )
 
 if TYPE_CHECKING:

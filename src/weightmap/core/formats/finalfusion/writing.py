@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.core.formats.finalfusion import (
@@ -42,7 +43,7 @@ from weightmap.core.formats.finalfusion import (
     shallow,
 )
 from weightmap.core.options import DEEPEST
-from weightmap.errors import LimitError, MissingDependencyError, counted
+from weightmap.errors import LimitError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

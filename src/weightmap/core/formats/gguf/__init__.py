@@ -59,25 +59,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.open_source import called
 from weightmap.core.dtypes import DECLARED, DTYPES, GGML_SCHEMES, NUMPY_MAX_NDIM, SCHEMES, DType
+from weightmap.core.faults import cut_off, nonzero_padding, too_many
 from weightmap.core.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
 from weightmap.core.lazy import later
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
 from weightmap.core.table.strings import StringTable
-from weightmap.errors import (
-    FormatError,
-    LayoutError,
-    LimitError,
-    Remedy,
-    UnsupportedError,
-    cut_off,
-    nonzero_padding,
-    quoted,
-    too_many,
-)
+from weightmap.errors import FormatError, LayoutError, LimitError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
     from typing import overload

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import gguf
 from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.core.native import access, scans
-from weightmap.errors import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

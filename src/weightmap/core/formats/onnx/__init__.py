@@ -59,8 +59,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import counted, quoted
 from weightmap.core.bytes.geometry import Made
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
+from weightmap.core.faults import cut_off, shrank
 from weightmap.core.formats._base import Content, Format
 from weightmap.core.formats._recognition import is_onnx, varint
 from weightmap.core.lazy import later
@@ -76,10 +78,6 @@ from weightmap.errors import (
     LimitError,
     TruncatedError,
     UnsupportedError,
-    counted,
-    cut_off,
-    quoted,
-    shrank,
 )
 
 if TYPE_CHECKING:

@@ -35,7 +35,9 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from weightmap._messages import counted, quoted
 from weightmap.core.dtypes import DTYPES
+from weightmap.core.faults import trailing_bytes
 from weightmap.core.formats._base import CONSOLIDATE, Content, Format, trailing
 from weightmap.core.formats._cursor import LENGTH, read_header, verifier
 from weightmap.core.formats._recognition import is_safetensors
@@ -43,7 +45,7 @@ from weightmap.core.lazy import later
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
-from weightmap.errors import FormatError, LayoutError, UnsupportedError, counted, quoted, trailing_bytes
+from weightmap.errors import FormatError, LayoutError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -57,7 +57,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import Strided
+from weightmap.core.faults import cut_off, trailing_bytes
 from weightmap.core.formats._base import Content, Format, trailing
 from weightmap.core.formats._recognition import TORCH_EXPORT, is_torch
 from weightmap.core.formats._zip import Archive, last_begin
@@ -75,16 +77,7 @@ from weightmap.core.native import access, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
 from weightmap.core.table.strings import StringTable
-from weightmap.errors import (
-    FileChangedError,
-    FormatError,
-    LayoutError,
-    LimitError,
-    UnsupportedError,
-    cut_off,
-    quoted,
-    trailing_bytes,
-)
+from weightmap.errors import FileChangedError, FormatError, LayoutError, LimitError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

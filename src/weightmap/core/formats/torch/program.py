@@ -9,19 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from weightmap._messages import quoted
 from weightmap.core.bytes.source import CHUNK
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
+from weightmap.core.faults import cut_off, shrank
 from weightmap.core.native import access, checksums, scans
-from weightmap.errors import (
-    FormatError,
-    LayoutError,
-    LimitError,
-    Remedy,
-    UnsupportedError,
-    cut_off,
-    quoted,
-    shrank,
-)
+from weightmap.errors import FormatError, LayoutError, LimitError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
