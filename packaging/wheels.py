@@ -9,6 +9,7 @@ for them, and nobody should install a module that was never loaded.
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def build(name: str, target: Target, source: Path) -> Path:
     with tarfile.open(source) as archive:
         archive.extractall(folder, filter="data")
     [unpacked] = folder.iterdir()
-    compiler = f"{sys.executable} -m ziglang cc -target {target.compiler}"
+    compiler = f"{shlex.quote(sys.executable)} -m ziglang cc -target {target.compiler}"
     run(
         *(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), "."),
         folder=unpacked,
