@@ -17,7 +17,7 @@ BUDGETS = {
     "checkpoints": 2_550,
     "cli": 1_890,
     "compat": 1_290,
-    "conversion": 2_710,
+    "conversion": 2_720,
     "dcp": 300,
     "deltas": 2_120,
     "device": 1_200,

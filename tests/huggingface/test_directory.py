@@ -37,9 +37,11 @@ def test_a_directory_with_one_checkpoint(folder, tmp_path):
     with wm.open(folder) as f:
         assert f.format == "torch"
         assert all(same(f[name], value) for name, value in (FIRST | SECOND).items())
+    (folder / "LICENSE").touch()
     for suffix in (".weights", ".amb", ".safetensors", ".gguf", ".bt"):
         target = tmp_path / f"target{suffix}"
-        wm.convert(folder, target)
+        there = "'LICENSE'" if suffix in (".weights", ".amb", ".gguf") else "'config.json', 'vocab.txt', 'LICENSE'"
+        assert f"only a directory gets copies of {there}" in wm.convert(folder, target).warnings
         assert wm.diff(folder, target, tensors_only=True).equal
     with wm.open(tmp_path / "target.weights") as f:
         assert f.vocab is not None

@@ -35,7 +35,7 @@ from weightmap.core.model.sharding import beside, bytes_of_size, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.huggingface.along import check_not_read
+from weightmap.huggingface.along import check_not_read, companions
 from weightmap.huggingface.directory import directory_around, read_directory
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
@@ -117,9 +117,9 @@ def convert(
         to the shard of their weights. It must not hold such a model yet. A Hugging Face directory (or a file or index
         in a folder with a ``config.json``) that is written to a directory becomes one again: configuration, tokenizer,
         chat template, licence, code (``*.py`` next to a ``config.json``) and the modules of sentence-transformers are
-        copied, before the index. No file there is replaced; a target that names a file gets no copies. transformers,
-        vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads directories of all
-        formats within `weightmap.compat.patched`.
+        copied, before the index. No file there is replaced. A single file gets no copies: a warning names them.
+        transformers, vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads
+        directories of all formats within `weightmap.compat.patched`.
     format : str, optional
         Format of the target; by default its suffix decides, and a directory gets the format of the source.
         "word2vec", "text", "textdims" and "fasttext" take a vocabulary and the matrix of its rows; the other formats
@@ -348,6 +348,7 @@ def _convert_tensors(
         shards = beside(target.path, target.record)
     if shards is None:
         report = _convert_file(file, directory, target.path, spec, renamed, progress)
+        warnings += _not_copied(source, directory, report)
     else:
         model = None if directory is None else source.path
         report = convert_model(file, model, shards, spec, renamed, run, progress)
@@ -357,6 +358,16 @@ def _convert_tensors(
     elif shards is None or not shards.whole or directory is None or target.record.program == PROGRAM:
         warnings += _raw(file, spec)  # no configuration is copied that would explain them
     return report._replace(src=source.name, warnings=(*warnings, *odd))
+
+
+def _not_copied(source: _Source, directory: ModelDirectory | None, report: ConvertReport) -> list[str]:
+    """Return a line about files of a model directory that a single file has no place for."""
+    if source.folder is None or directory is None:
+        return []
+    carried = FORMATS[report.format].carries[report.layout] & {"config", "vocab", "tokenizer"}
+    read = directory.seen if carried else ()
+    names = [quoted(name) for name in companions(source.folder) if name not in read]
+    return [f"only a directory gets copies of {', '.join(names)}"] if names else []
 
 
 def _decoded(file: TensorFile, spec: Spec) -> list[str]:

@@ -145,7 +145,7 @@ class Along:
         self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
     ) -> None:
         self._beside, self._folder, self._replace = folder_of(model), folder, replace
-        self._names = tuple(name for name in _names(self._beside) if not (decoded and name in SIDECARS))
+        self._names = tuple(name for name in companions(self._beside) if not (decoded and name in SIDECARS))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
             if name == "config.json":
@@ -191,7 +191,7 @@ class Along:
         return tuple(copied)
 
 
-def _names(folder: str) -> Iterator[str]:
+def companions(folder: str) -> Iterator[str]:
     """Yield the names in a directory that are copied with a model; some may be no files."""
     there = names_in(folder, ALONG)
     yield from (name for name in ALONG if name in there)
