@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 
 if TYPE_CHECKING:
     from weightmap.core.table.vocabulary import Vocabulary

@@ -12,11 +12,11 @@ array([[0., 1., 2.],
 from typing import TYPE_CHECKING
 
 from weightmap.core import hooks
+from weightmap.core.arguments import Limits
 from weightmap.core.formats import formats
-from weightmap.core.lazy import on_demand
+from weightmap.core.hooks import on_demand
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.opening import load, open
-from weightmap.core.options import Limits
 from weightmap.errors import (
     AddressError,
     ChecksumError,

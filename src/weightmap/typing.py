@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
     from numpy.typing import NDArray
 
-    from weightmap.core.options import Limits
+    from weightmap.core.arguments import Limits
     from weightmap.core.remote_options import Remote
 
 __all__ = [

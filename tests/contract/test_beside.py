@@ -10,8 +10,8 @@ from tests.device_support import FakeDevice
 from tests.support import add_format
 
 import weightmap as wm
-from weightmap.core.bytes.beside import open_beside
 from weightmap.core.bytes.geometry import Strided
+from weightmap.core.bytes.open_source import open_beside
 from weightmap.core.dtypes import DTYPES, DType
 from weightmap.core.formats import Content, Format
 from weightmap.core.model.internals import sources_of

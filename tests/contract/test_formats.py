@@ -11,8 +11,8 @@ from tests import builders
 from tests.attacks import sound
 
 import weightmap as wm
+from weightmap.core.formats import SIGNS, never
 from weightmap.core.formats._base import module_names
-from weightmap.core.formats._recognition import SIGNS, never
 
 # The module; `weightmap.core.formats` is the function of this name.
 formats = importlib.import_module("weightmap.core.formats")

@@ -11,9 +11,9 @@ from tests.builders import noise
 from tests.builders import safetensors as st
 
 import weightmap as wm
+from weightmap.core.arguments import Options
 from weightmap.core.bytes.open_source import from_buffer
 from weightmap.core.formats import FORMATS
-from weightmap.core.options import Options
 
 
 def test_metadata_that_is_there_and_empty():

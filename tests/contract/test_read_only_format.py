@@ -19,8 +19,7 @@ from weightmap import kernels
 from weightmap.conversion.metadata import fitted
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.formats import FORMATS
-from weightmap.core.formats._base import Content, Format
-from weightmap.core.formats._cursor import Cursor
+from weightmap.core.formats._base import Content, Cursor, Format
 from weightmap.core.native import scans
 from weightmap.core.table import ANY_GAP, Rules
 from weightmap.core.table.columns import ColumnTable

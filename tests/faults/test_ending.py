@@ -115,7 +115,7 @@ import numpy as np, weightmap as wm
 from weightmap.core.native.access import empty
 late = types.ModuleType("late")
 class Witness:
-    module = sys.modules["weightmap.core.bytes.descriptor"]
+    module = sys.modules["weightmap.core.native.access"]
     def __del__(self, write=sys.stderr.write, ours=vars(module), system=vars(os)):
         write(f"{ours['os']} {system['close']}")
 modes = ["mmap", "cow", "copy"] + ["sealed"] * hasattr(os, "memfd_create")

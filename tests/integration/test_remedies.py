@@ -74,7 +74,6 @@ SPEAKERS = {
     "core/model/saving": ("save",),
     "core/model": ("open",),
     "core/arguments": ("open", "save", "convert", "quantize", "verify", "diff", "plan"),
-    "core/options": ("open",),
     "core/quant": ("core.quant.blocks.QuantizedTensor.__array__",),
     "deltas": ("deltas.publish", "deltas.apply", "deltas.pull"),
     "dlpack": ("open",),

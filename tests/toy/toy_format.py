@@ -20,9 +20,9 @@ from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import FormatError, LayoutError, UnsupportedError
 
 if TYPE_CHECKING:
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.options import Options
 
 
 class _Rules(Rules):

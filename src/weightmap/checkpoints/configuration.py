@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods import FLOATS, Settings, as_settings
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import read_small
-from weightmap.core.bytes.open_source import sibling_path
+from weightmap.core.bytes.open_source import read_small, sibling_path
 from weightmap.core.model.internals import parts_of
 from weightmap.errors import TensorFileError, UnsupportedError
 

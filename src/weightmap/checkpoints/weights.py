@@ -24,7 +24,7 @@ from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.schemes import BITS
 from weightmap.core.ranges import Range
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.core.table.table import Row
 from weightmap.errors import FormatError, TensorFileError
 

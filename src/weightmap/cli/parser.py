@@ -16,7 +16,7 @@ from weightmap.cli import show
 from weightmap.cli.arguments import add_remote
 from weightmap.cli.outcome import UsageError
 from weightmap.core.arguments import similar
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.errors import MissingDependencyError
 
 if TYPE_CHECKING:

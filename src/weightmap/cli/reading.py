@@ -20,7 +20,7 @@ from weightmap.core.arguments import brief, sizes, takes
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import numpy_dtype
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
 from weightmap.core.model.saving import pieces
 from weightmap.errors import QuantError, TensorFileError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from weightmap._messages import escape
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 
 _SCHEMA = 1
 # 2 ms with what it imports, and most commands print none.

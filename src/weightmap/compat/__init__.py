@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 from weightmap.compat._reading import SafeSlice
 from weightmap.compat._safe_open import load_file, safe_open
 from weightmap.compat._safe_open import open_handle as _safe_open_handle
-from weightmap.core.lazy import on_demand
+from weightmap.core.hooks import on_demand
 from weightmap.errors import TensorFileError as SafetensorError
 
 if TYPE_CHECKING:

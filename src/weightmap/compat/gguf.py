@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import numpy as np
 
-from weightmap.core.arguments import as_path
+from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_path
 from weightmap.core.formats.gguf import BLOCKS, NUMBERS, TYPES, array_at
 from weightmap.core.model.internals import parts_of
 from weightmap.core.model.single import open_file
-from weightmap.core.options import DEFAULT_LIMITS, Options
 
 if TYPE_CHECKING:
     import os

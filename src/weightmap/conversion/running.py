@@ -17,14 +17,14 @@ from weightmap.core.bytes.atomic import remove_leftovers, write_plan
 from weightmap.core.bytes.memory import keeping
 from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.model.listing import shard_name
+from weightmap.core.model.internals import shard_name
 from weightmap.errors import FormatError, ShardsError, TargetError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-    from weightmap.core.options import Limits
+    from weightmap.core.arguments import Limits
 
 # Errors that a message names.
 _NAMED = 3

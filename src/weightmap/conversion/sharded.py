@@ -14,6 +14,7 @@ from weightmap._messages import counted, quoted
 from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, plain_name, share_of
 from weightmap.conversion.spec import viewed
 from weightmap.conversion.tensors import Prepared, Preparer, check_total, overflow_note, unaligned, unaligned_note
+from weightmap.core.arguments import Options
 from weightmap.core.bytes.atomic import file_exists, remove_leftovers, write_plan
 from weightmap.core.bytes.open_source import called, folder_of, inside
 from weightmap.core.bytes.sink import WritePlan
@@ -24,7 +25,6 @@ from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.sharded import equal
 from weightmap.core.model.sharding import encode_index, holding, tensor_bytes, write_index
 from weightmap.core.model.single import is_index, open_file
-from weightmap.core.options import Options
 from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError
 from weightmap.huggingface.along import Along, check_not_read, is_whole
 from weightmap.huggingface.directory import read_directory

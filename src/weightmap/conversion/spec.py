@@ -11,13 +11,12 @@ from weightmap._messages import counted, quoted
 from weightmap.checkpoints.pieced import REPACKED, TargetTypes
 from weightmap.checkpoints.weights import as_parameters, storage_of
 from weightmap.conversion.quantizer import Quantizer
-from weightmap.core.arguments import listed, matches, mistyped, takes
+from weightmap.core.arguments import DEFAULT_LIMITS, Options, listed, matches, mistyped, takes
 from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype
 from weightmap.core.formats import FORMATS, Format, by_name
 from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import name_of, parts_of, rows_of
 from weightmap.core.model.saving import Output
-from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.errors import EncodeError, Remedy
 from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, known, shape_of, unknown

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from weightmap.core.lazy import on_demand
+from weightmap.core.hooks import on_demand
 
 if TYPE_CHECKING:
     from weightmap.deltas.overlay import open

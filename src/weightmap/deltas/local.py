@@ -69,15 +69,14 @@ import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.arguments import Limits
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import leftovers, reserve
-from weightmap.core.bytes.beside import read_small, stays_inside
+from weightmap.core.bytes.open_source import read_small, stays_inside
 from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access, files
-from weightmap.core.options import Limits
-from weightmap.deltas.tree import MISSING, Tree
-from weightmap.deltas.writing import make_changes
+from weightmap.deltas.writing import MISSING, Tree, make_changes
 from weightmap.errors import DeltaError, FormatError, NotRegularFileError, TargetError, TensorFileError
 from weightmap.plans.pages import numbered
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Limits, Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats import Verification
-    from weightmap.core.options import Limits, Options
     from weightmap.core.table.table import Place, Row, Table
     from weightmap.typing import ModelSource, OpenOptions
 

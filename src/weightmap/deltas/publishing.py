@@ -27,9 +27,8 @@ from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
 from weightmap.core.native import access
 from weightmap.core.ranges import Range
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MAX_POSITIONS, encoded
-from weightmap.deltas.tree import Tree
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
-from weightmap.deltas.writing import exhaust
+from weightmap.deltas.writing import Tree, exhaust
 from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError
 from weightmap.huggingface.along import Along
 from weightmap.remote.uploading import upload

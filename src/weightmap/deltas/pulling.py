@@ -9,11 +9,10 @@ import time
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress, mistyped
+from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_integer, as_path, as_threads, check_progress, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.beside import read_small
-from weightmap.core.bytes.open_source import called, inside, path_of
+from weightmap.core.bytes.open_source import called, inside, path_of, read_small
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import Tensors, by_name
 from weightmap.core.formats._writing import Payload, Request
@@ -22,7 +21,6 @@ from weightmap.core.model.listing import new_sum
 from weightmap.core.model.opening import open_with
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access
-from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.deltas.local import CHANGES, Journal, Local
 from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport

@@ -17,13 +17,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import quoted
+from weightmap.core.arguments import Options
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import MAX_OPEN
-from weightmap.core.bytes.open_source import from_path, inside, is_missing, names_in, sibling_path
-from weightmap.core.model.internals import name_of, rows_of, sources_of
-from weightmap.core.model.listing import CHECKSUMS, shard_name
+from weightmap.core.bytes.open_source import MAX_OPEN, from_path, inside, is_missing, names_in, sibling_path
+from weightmap.core.model.internals import name_of, rows_of, shard_name, sources_of
+from weightmap.core.model.listing import CHECKSUMS
 from weightmap.core.model.single import USUAL_NAMES, open_file
-from weightmap.core.options import Options
 from weightmap.deltas.frames import ENCODINGS, Frame
 from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError
 

@@ -12,8 +12,17 @@ from weightmap._messages import quoted
 from weightmap.checkpoints.configuration import SIDECARS, without_quantisation
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.beside import read_small, refuse_loop, stays_inside
-from weightmap.core.bytes.open_source import folder_of, from_buffer, from_path, inside, is_directory, names_in
+from weightmap.core.bytes.open_source import (
+    folder_of,
+    from_buffer,
+    from_path,
+    inside,
+    is_directory,
+    names_in,
+    read_small,
+    refuse_loop,
+    stays_inside,
+)
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.internals import sources_of
 from weightmap.core.native import checksums

@@ -8,8 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import read_small
-from weightmap.core.bytes.open_source import folder_of, inside, is_directory, modified_at, names_in, path_of
+from weightmap.core.bytes.open_source import folder_of, inside, is_directory, modified_at, names_in, path_of, read_small
 from weightmap.core.model.sharded import look_in
 from weightmap.core.native import checksums
 from weightmap.errors import FormatError, TensorFileError

@@ -16,7 +16,7 @@ from weightmap._messages import counted, quoted
 from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes.derived import Derived, StridedSource
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.core.table.table import Row
 from weightmap.llama.architectures import refusal, rope_freqs, rope_of
 

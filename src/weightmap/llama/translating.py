@@ -11,8 +11,7 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.checkpoints.configuration import config_of, quantisation_of
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import read_small
-from weightmap.core.bytes.open_source import folder_of, names_in, sibling_path
+from weightmap.core.bytes.open_source import folder_of, names_in, read_small, sibling_path
 from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
 from weightmap.huggingface.along import chat_templates

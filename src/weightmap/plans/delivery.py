@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from weightmap.core.bytes.descriptor import aligned
 from weightmap.core.native import checksums, files
+from weightmap.core.native.access import aligned
 from weightmap.core.quant.blocks import QuantizedTensor, decode_runs
 from weightmap.core.ranges import Range
 from weightmap.plans.direct import DirectReader

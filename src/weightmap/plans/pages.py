@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap.core.bytes.descriptor import map_file
 from weightmap.core.bytes.memory import PerProcess
 from weightmap.core.native import access, files
+from weightmap.core.native.access import map_file
 from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError
 

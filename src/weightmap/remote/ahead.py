@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weightmap.core.bytes.descriptor import aligned
+from weightmap.core.native.access import aligned
 from weightmap.remote.fetching import Pieces
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from weightmap._messages import counted
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.beside import stays_inside
+from weightmap.core.bytes.open_source import stays_inside
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import AddressError, MissingDependencyError
 from weightmap.remote.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause

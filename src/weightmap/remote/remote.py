@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from weightmap.core.bytes.beside import blob_of
-from weightmap.core.bytes.descriptor import aligned, open_descriptor
+from weightmap.core.bytes.open_source import blob_of
 from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.native import files
+from weightmap.core.native.access import aligned, open_descriptor
 from weightmap.core.ranges import Range
 from weightmap.remote.ahead import HeaderCache, Prefetcher
 from weightmap.remote.location import Stored
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.options import Limits
+    from weightmap.core.arguments import Limits
     from weightmap.remote.location import Location
 
 # Smallest request; shorter ones are rounded up.

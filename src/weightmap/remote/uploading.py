@@ -60,7 +60,7 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
     if not address.takes_objects:
         raise EncodeError("files are written to folders and to stores, and this address is for reading", path=address)
     from weightmap.core.bytes.atomic import scratch_folder  # noqa: PLC0415
-    from weightmap.core.bytes.beside import read_small  # noqa: PLC0415 - for addresses alone, with all that these import
+    from weightmap.core.bytes.open_source import read_small  # noqa: PLC0415 - for addresses alone, with all that these import
 
     with scratch_folder() as room:
         is_folder = address.has_names

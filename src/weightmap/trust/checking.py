@@ -12,11 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import as_threads, mistyped
+from weightmap.core.arguments import DEFAULT_LIMITS, as_threads, mistyped
 from weightmap.core.bytes.open_source import from_path, path_of
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.core.native.access import cpus
-from weightmap.core.options import DEFAULT_LIMITS
 from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust.lists import (
     ONLY,
@@ -36,8 +35,8 @@ from weightmap.trust.lists import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from weightmap.core.arguments import Limits
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import Limits
 
 _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "sha256": hashlib.sha256,

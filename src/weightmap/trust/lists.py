@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.beside import blob_of
-from weightmap.core.bytes.open_source import is_missing
+from weightmap.core.bytes.open_source import blob_of, is_missing
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.errors import TrustError
 

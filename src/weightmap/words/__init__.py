@@ -43,7 +43,7 @@ file may contain spaces, as some of GloVe's do, unless a number follows the firs
 
 from typing import TYPE_CHECKING
 
-from weightmap.core.lazy import on_demand
+from weightmap.core.hooks import on_demand
 
 if TYPE_CHECKING:
     from weightmap.words.converting import convert

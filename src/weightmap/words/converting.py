@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import as_path, as_threads, check_progress, entries, mistyped, takes
+from weightmap.core.arguments import (
+    DEFAULT_LIMITS,
+    Limits,
+    as_path,
+    as_threads,
+    check_progress,
+    entries,
+    mistyped,
+    takes,
+    validated_limits,
+)
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
 from weightmap.core.formats import FORMATS, Importer, Payload, Request, Tensors
@@ -18,8 +28,7 @@ from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, meant_by_suffix, plan_request
 from weightmap.core.model.sharding import sharded_target
 from weightmap.core.model.single import check_replaceable
-from weightmap.core.options import DEFAULT_LIMITS, Limits, validated_limits
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Vocabulary, strings_of
 from weightmap.errors import EncodeError, MissingDependencyError, QuantError, Remedy, TensorFileError
 from weightmap.huggingface.along import check_apart, check_not_read

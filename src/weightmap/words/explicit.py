@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Subwords
 from weightmap.errors import EncodeError
 from weightmap.words.importers._words import rows_in_block
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.options import Limits
+    from weightmap.core.arguments import Limits
     from weightmap.words.importers._words import Words
 
 # Words split at once; n-grams, and their characters, looked up at once.

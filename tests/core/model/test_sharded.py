@@ -20,11 +20,11 @@ from tests.builders import safetensors as st
 from tests.support import mappings, same
 
 import weightmap as wm
+from weightmap.core.arguments import Limits, Options
 from weightmap.core.bytes.open_source import from_buffer
 from weightmap.core.model import listing, sharded
 from weightmap.core.model.internals import check_unchanged
 from weightmap.core.model.listing import read_listing
-from weightmap.core.options import Limits, Options
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 FIRST = {"a.weight": normal((3, 4), 1), "a.bias": normal((4,), 2)}

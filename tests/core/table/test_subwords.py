@@ -8,7 +8,7 @@ from tests.word_files import ngrams
 from tests.word_support import WORDS, bucket_hash, fasttext_hash, listed, table, vocabulary
 
 import weightmap as wm
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Subwords
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)  # lone surrogates too

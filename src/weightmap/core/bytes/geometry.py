@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.bytes.descriptor import aligned
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
+from weightmap.core.native.access import aligned
 from weightmap.core.ranges import Range
 from weightmap.errors import ChecksumError, FormatError, TruncatedError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Limits
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import Limits
 
     # An index, axis by axis: begin, step, number, and whether the result keeps the axis.
     Axes = Sequence[tuple[int, int, int, bool]]

@@ -8,7 +8,7 @@ from _thread import _local
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from weightmap.core.native import access
-from weightmap.core.native.files import LINE, to_line
+from weightmap.core.native.access import LINE, to_line
 from weightmap.errors import LimitError
 
 if TYPE_CHECKING:

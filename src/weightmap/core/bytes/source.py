@@ -23,7 +23,11 @@ import numpy as np
 
 from weightmap._messages import escape
 from weightmap.core import hooks
-from weightmap.core.bytes.descriptor import (
+from weightmap.core.arguments import DEFAULT_LIMITS, check_expansion
+from weightmap.core.faults import shrank
+from weightmap.core.hooks import later
+from weightmap.core.native import access, files
+from weightmap.core.native.access import (
     ADVICE,
     aligned,
     check_path,
@@ -34,10 +38,6 @@ from weightmap.core.bytes.descriptor import (
     read_into,
     refuse,
 )
-from weightmap.core.faults import shrank
-from weightmap.core.lazy import later
-from weightmap.core.native import access, files
-from weightmap.core.options import DEFAULT_LIMITS, check_expansion
 from weightmap.errors import ClosedError, LimitError, TruncatedError
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Limits
     from weightmap.core.native.access import Descriptor
-    from weightmap.core.options import Limits
     from weightmap.core.ranges import Range
 
 MODES = ("mmap", "cow", "copy", "sealed", "direct")

@@ -6,8 +6,8 @@ import json
 import math
 from typing import Any, NoReturn
 
+from weightmap.core.arguments import DEEPEST
 from weightmap.core.native import scans
-from weightmap.core.options import DEEPEST
 from weightmap.errors import FormatError
 
 _KINDS = {

@@ -6,14 +6,14 @@ To add a format, add a file; no registration is needed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.core.formats._base import HEAD, LOOK, Content, Format, Importer, module_names
-from weightmap.core.formats._recognition import SIGNS, Signs
-from weightmap.core.lazy import later, on_demand
-from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError
+from weightmap.core.formats._base import CONSOLIDATE, HEAD, LOOK, Content, Format, Importer, module_names
+from weightmap.core.hooks import on_demand
+from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -48,10 +48,258 @@ __all__ = [
 _WRITING = dict.fromkeys(
     ("Filled", "Payload", "Request", "Tensors", "Unfit", "check_names", "listed", "refuse"), "_writing"
 )
-_hint = later("weightmap.core.formats._recognition", "hint")
-_damaged = later("weightmap.core.formats._recognition", "damaged")
-of_ranks: Callable[..., Any] = later("weightmap.core.formats._recognition", "of_ranks")
 __getattr__: Callable[[str], Any] = on_demand(__name__, globals(), _WRITING | {"Verification": "_verification"})
+
+# ----------------------------------------------------------------------------------------------------
+# Kinds of files that are not models, by their first bytes, for messages
+
+_PICKLE = "this is a Python pickle, and not one of torch.save, or a damaged one: pickles are programs, and not run here"
+# Beginnings of files often mistaken for models, in lower case, and the message for each.
+_HINTS = (
+    (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
+    (b"<!doctype", "this is an HTML page: a download went wrong"),
+    (b"<html", "this is an HTML page: a download went wrong"),
+    (b"<?xml", "this is an XML document: a download went wrong"),
+    (b"\x1f\x8b\x08", "this is gzip: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "this is zstd: decompress it first"),
+    (b"bzh", "this is bzip2: decompress it first"),
+    (b"\xfd7zxz", "this is xz: decompress it first"),
+    (b"7z\xbc\xaf", "this is a 7-Zip archive: unpack it first"),
+    (b"pk\x03\x04", "this is a ZIP archive, and neither a PyTorch checkpoint nor an .npz archive of numpy"),
+    (b"\x80\x02", _PICKLE),
+    (b"\x80\x03", _PICKLE),
+    (b"\x80\x04\x95", _PICKLE),
+    (b"\x80\x05\x95", _PICKLE),
+    (b"\x89hdf", "this is HDF5, perhaps a Keras model: convert it to safetensors first"),
+    (b"\x89png", "this is a PNG image"),
+    (b"\xff\xd8\xff", "this is a JPEG image"),
+    (b"%pdf", "this is a PDF document"),
+    (b'{"', "this is JSON text: a configuration, or an error that a server sent in place of a file"),
+    (b"{\n", "this is JSON text: a configuration, or an error that a server sent in place of a file"),
+    (b"{\r\n", "this is JSON text: a configuration, or an error that a server sent in place of a file"),
+    (b"dmbe", "this looks like EMBD with swapped bytes"),
+    (b"2nnc", "this looks like CNN v2 with swapped bytes"),
+)
+
+
+# How to join the parts that the ranks of torch.distributed.checkpoint save.
+DISTCP = (
+    "to make one checkpoint of their folder, which weightmap opens, run"
+    " python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
+)
+# Names that HuggingFaceStorageWriter gives to the files of a rank.
+_RANK = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
+_METADATA = b"torch.distributed.checkpoint.metadata"
+
+
+# Suffixes that weightmap does not write, and the program that does.
+FOREIGN = {
+    ".npz": ".npz is not written (numpy.savez(DST, **weightmap.load(SRC)) does that)",
+    ".npy": ".npy holds one array, which weightmap export writes",
+    ".pt": "PyTorch checkpoints are not written (torch.save does that)",
+    ".pth": "PyTorch checkpoints are not written (torch.save does that)",
+    ".ckpt": "PyTorch checkpoints are not written (torch.save does that)",
+    ".onnx": "ONNX is not written",
+    ".h5": "HDF5 is not written",
+}
+# Suffixes of word embeddings in text, and the names of these files for `convert`.
+WORDS = {".txt": "text", ".vec": "textdims"}
+
+
+def hint(head: bytes, min_length: int) -> UnknownFormatError | None:
+    """Return the error that names the kind of a file, known by `min_length` bytes or more; None for an unknown one."""
+    start = head[:32].lower().lstrip()
+    matches = (text for magic, text in _HINTS if len(magic) >= min_length and start.startswith(magic))
+    text = _archive(head) or next(matches, None)
+    if text is _PICKLE and _METADATA in head[:64]:
+        text = f"this says which tensors the .distcp files beside it hold parts of: {DISTCP}"
+    return None if text is None else UnknownFormatError(text, offset=0)
+
+
+def of_ranks(names: Iterable[str], path: str) -> UnsupportedError | None:
+    """Return the error for a directory where each file holds one rank's parts of tensors; None for other directories.
+
+    `names` are the files that may be models, or all files if none may.
+    """
+    suffixes = {".distcp" if name.endswith(".distcp") else _RANK.fullmatch(name) and ".safetensors" for name in names}
+    if ".distcp" in suffixes:
+        what = f"the .distcp files of this directory hold parts of tensors, as ranks saved them: {DISTCP}"
+    elif suffixes == {".safetensors"}:
+        what = f"the files of this directory hold parts of tensors, as ranks saved them: {CONSOLIDATE}"
+    else:
+        return None
+    return UnsupportedError(what, path=path)
+
+
+def damaged(head: bytes, size: int) -> UnknownFormatError | None:
+    """Return the error for a header of safetensors with a wrong length, or a wrong byte where its JSON begins.
+
+    None for another file.
+    """
+    length, available = int.from_bytes(head[:8], "little"), size - 8
+    fits, begin = 2 <= length <= available, head[8:10]
+    if begin == b'{"' and not fits:
+        what = "this looks like a safetensors header whose length is damaged: it"
+        return UnknownFormatError(what, offset=0, actual=length, expected=f"2 to {available}")
+    if not fits or not (begin.startswith(b"{") or begin.endswith(b'"')):
+        return None
+    what = "this looks like a safetensors header whose JSON is damaged: its beginning"
+    return UnknownFormatError(what, offset=8, actual=repr(head[8:24]), expected="""'{"'""")
+
+
+def _archive(head: bytes) -> str | None:
+    """Return the message for an archive by the name of its first file, if the file reaches that far."""
+    if head.startswith(b"PK\3\4") and (len(head) < 30 or len(head) < 30 + int.from_bytes(head[26:28], "little") < HEAD):
+        return "this is a ZIP archive that ends within the header of its first file: was the download complete?"
+    if head[257:262] == b"ustar":
+        return "this is a tar archive: unpack it first"
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Signs of each format: its suffixes and what recognises its first bytes, without importing the format
+
+# The longest header that reference implementations of length-prefixed formats allow.
+MAX_HEADER = 100_000_000
+# Four printable characters are at least this number, little-endian.
+_PRINTABLE = 0x20202020
+# The beginning of an archive without entries: its end record.
+EMPTY_ARCHIVE = b"PK\5\6"
+TORCH_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_CHECKPOINT_MEMBERS = (
+    b"data.pkl",
+    b"archive_format",
+    b"archive_version",
+    b"byteorder",
+    b"version",
+    b".format_version",
+    b".storage_alignment",
+    b"constants.pkl",
+)
+# The first member of an archive of torch.export, in one of its layouts.
+TORCH_EXPORT = b"serialized_exported_program.json"
+NPY_MAGIC = b"\x93NUMPY"
+
+
+def never(_head: bytes, _size: int) -> bool:
+    """Recognise nothing: the signs of a format that has magic bytes."""
+    return False
+
+
+class Signs(NamedTuple):
+    """The signs of one format: the fields of these names in its record, and `written`, whether it has a `plan`."""
+
+    suffixes: tuple[str, ...]
+    written: bool
+    magic: bytes = b""
+    leads: bytes = b""
+    sniff: Callable[[bytes, int], bool] = never
+
+
+def first_name(head: bytes) -> bytes | None:
+    """Return the name of the first entry of an archive that begins with these bytes; None for anything else."""
+    if head[:4] == EMPTY_ARCHIVE:
+        return b""
+    if head[:4] != b"PK\3\4" or len(head) < 30:
+        return None
+    return head[30 : 30 + int.from_bytes(head[26:28], "little")]
+
+
+def is_bintensors(head: bytes, size: int) -> bool:
+    """Whether this looks like BinTensors: a plausible length, then the tag of an optional value."""
+    return size >= 10 and head[8] <= 1 and 2 <= int.from_bytes(head[:8], "little") < _PRINTABLE
+
+
+def is_npy(head: bytes, _size: int) -> bool:
+    """Whether this is an array of `numpy.save`."""
+    return head.startswith(NPY_MAGIC)
+
+
+def is_npz(head: bytes, _size: int) -> bool:
+    """Whether this is an archive of arrays, by its first entry."""
+    name = first_name(head)
+    return name is not None and (name.endswith(b".npy") or head[:4] == EMPTY_ARCHIVE)
+
+
+def is_safetensors(head: bytes, size: int) -> bool:
+    """Whether this looks like safetensors: a plausible length, then a JSON object."""
+    if size < 10 or head[8:9] != b"{" or head[9:10] not in b'"} \t\n\r':
+        return False
+    return 2 <= int.from_bytes(head[:8], "little") <= max(MAX_HEADER, size - 8)
+
+
+def is_torch(head: bytes, _size: int) -> bool:
+    """Whether this is a checkpoint of PyTorch: an archive by its first entry, a legacy file by its number."""
+    name = first_name(head)
+    if name is not None:
+        _, slash, member = name.partition(b"/")
+        inside = member in _CHECKPOINT_MEMBERS or member.startswith((b"data/", b"code/", b"models/", b".data/"))
+        return name == TORCH_EXPORT or (slash == b"/" and inside)
+    # Protocols 4 and 5 put the number into a frame.
+    return head[:1] == b"\x80" and (
+        head.startswith(TORCH_MAGIC, 2) or (head[2:3] == b"\x95" and head.startswith(TORCH_MAGIC, 11))
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- ONNX
+# The wire types of protobuf, and by the fields of a model before its graph the one that each has.
+_VARINT, _BYTES, _VARINT_BITS = 0, 2, 64
+_ONNX_FIELDS = {1: _VARINT, 2: _BYTES, 3: _BYTES, 4: _BYTES, 5: _VARINT, 6: _BYTES, 8: _BYTES}
+_IR_VERSION, _DOC_STRING, _GRAPH = 1, 6, 7
+_MAX_IR_VERSION = 255
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint at a place of a message, and its end. Raises IndexError for an unterminated one."""
+    value = 0
+    for shift in range(0, _VARINT_BITS, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << _VARINT_BITS) - 1, at
+    raise IndexError
+
+
+def is_onnx(head: bytes, _size: int) -> bool:
+    """Whether this is a model of ONNX, by its first fields, up to the graph or to a long text before it."""
+    if head[4:8] == bytes(4):  # the length of a header
+        return False
+    tag = at = 0
+    try:
+        while True:
+            first = not at
+            tag, at = varint(head, at)
+            field, kind = tag >> 3, tag & 7
+            if (field, kind) == (_GRAPH, _BYTES) or first != (tag == _IR_VERSION << 3):
+                return field == _GRAPH and not first
+            value, at = varint(head, at)
+            if _ONNX_FIELDS.get(field) != kind or (first and not 0 < value <= _MAX_IR_VERSION):
+                return False
+            at += value if kind == _BYTES else 0
+    except IndexError:
+        return tag >> 3 == _DOC_STRING and at > len(head)
+
+
+# A format that is not listed here, in a file that somebody added to this folder, is imported with this package, and its
+# record says the same. A test compares this table with the records.
+SIGNS = {
+    "amb": Signs((".amb",), written=True, magic=b"AMBEE"),
+    "bintensors": Signs((".bt",), written=True, sniff=is_bintensors),
+    "cnn_v2": Signs((".bin",), written=True, magic=b"CNN2"),
+    "embd": Signs((".weights",), written=True, magic=b"EMBD"),
+    "finalfusion": Signs((".fifu",), written=True, magic=b"FiFu"),
+    "gguf": Signs((".gguf",), written=True, magic=b"GGUF"),
+    "npy": Signs((".npy",), written=False, leads=NPY_MAGIC[:1], sniff=is_npy),
+    "npz": Signs((".npz",), written=False, leads=b"P", sniff=is_npz),
+    "onnx": Signs((".onnx",), written=False, leads=b"\x08", sniff=is_onnx),
+    "safetensors": Signs((".safetensors",), written=True, sniff=is_safetensors),
+    "torch": Signs((".pt", ".pth", ".bin", ".ckpt"), written=False, leads=b"P\x80", sniff=is_torch),
+}
+
+
+# ----------------------------------------------------------------------------------------------------
+# The records of formats, and the one of a file or a name
 
 
 class _Formats(Mapping[str, Format]):
@@ -128,7 +376,6 @@ def by_suffix(path: str) -> Format:
     if written:
         return FORMATS[written[0]]
     suffixes = ", ".join(suffix for signs in _SIGNS.values() if signs.written for suffix in signs.suffixes)
-    from weightmap.core.formats._recognition import FOREIGN, WORDS  # noqa: PLC0415 - for errors only
 
     foreign = next((what for suffix, what in FOREIGN.items() if lower.endswith(suffix)), None)
     if foreign is not None:
@@ -149,7 +396,7 @@ def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | No
 
     Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
     """
-    guess: UnknownFormatError | None = _hint(head, 3) if format_.name in _GUESSED else None
+    guess: UnknownFormatError | None = hint(head, 3) if format_.name in _GUESSED else None
     return guess
 
 
@@ -187,7 +434,7 @@ def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatE
     if claims:
         msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}"
         return UnknownFormatError(msg, remedy=Remedy("give {}", "format"))
-    guess: UnknownFormatError | None = _hint(head, 2) or _damaged(head, size)
+    guess: UnknownFormatError | None = hint(head, 2) or damaged(head, size)
     if guess is not None:
         return guess
     beginning = "nothing but zero bytes" if not any(head) else repr(head[:16])

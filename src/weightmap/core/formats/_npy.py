@@ -21,7 +21,7 @@ from weightmap._messages import counted
 from weightmap.core.bytes.geometry import Strided
 from weightmap.core.dtypes import DECLARED, DType, dtype_of
 from weightmap.core.faults import cut_off
-from weightmap.core.formats._recognition import NPY_MAGIC
+from weightmap.core.formats import NPY_MAGIC
 from weightmap.core.table import INT64_MAX, Rules
 from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedError
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.native.checksums import PartSummer
-    from weightmap.core.options import Options
     from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.errors import TensorFileError
 

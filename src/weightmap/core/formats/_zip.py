@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap._messages import quoted
+from weightmap.core.arguments import INFLATION
 from weightmap.core.bytes.geometry import inflate
 from weightmap.core.bytes.source import CHUNK
 from weightmap.core.faults import cut_off, shrank
+from weightmap.core.formats import EMPTY_ARCHIVE
 from weightmap.core.formats._base import trailing
-from weightmap.core.formats._recognition import EMPTY_ARCHIVE
 from weightmap.core.native import access, checksums, scans
-from weightmap.core.options import INFLATION
 from weightmap.core.ranges import Range
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Sum, Verification
     from weightmap.core.native.access import Fault
-    from weightmap.core.options import Options
 
 # The errors for faults that scans of archives find.
 

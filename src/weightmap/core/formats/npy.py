@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.formats import is_npy
 from weightmap.core.formats._base import Content, Format, take, trailing
 from weightmap.core.formats._npy import FIRST, MAGIC, ArrayRules, read_header
-from weightmap.core.formats._recognition import is_npy
 from weightmap.core.native import checksums, scans
 from weightmap.core.table.columns import ColumnTable
 
 if TYPE_CHECKING:
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.options import Options
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:

@@ -16,6 +16,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import Deflated, Strided
+from weightmap.core.formats import is_npz
 from weightmap.core.formats._base import Content, Format
 from weightmap.core.formats._npy import (
     FIRST,
@@ -26,17 +27,16 @@ from weightmap.core.formats._npy import (
     fortran_strides,
     read_header,
 )
-from weightmap.core.formats._recognition import is_npz
 from weightmap.core.formats._zip import Archive
 from weightmap.core.native import scans
 from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import FormatError, LayoutError
 
 if TYPE_CHECKING:
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
-    from weightmap.core.options import Options
 
 _SUFFIX = b".npy"
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, escape, quoted
 from weightmap.core import hooks
-from weightmap.core.bytes.descriptor import ADVICE
-from weightmap.core.lazy import import_part
+from weightmap.core.hooks import import_part
 from weightmap.core.model.internals import (
     Closed,
     Items,
@@ -25,6 +24,7 @@ from weightmap.core.model.internals import (
     shared_descriptor,
 )
 from weightmap.core.native import access
+from weightmap.core.native.access import ADVICE
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     A = TypeVar("A", bound=NDArray[Any])
     T = TypeVar("T", bound=np.generic)
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats import Content
     from weightmap.core.formats.amb import Tokenizer
     from weightmap.core.model.reports import Residency, VerifyReport
-    from weightmap.core.options import Options
     from weightmap.core.table.table import Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.pool.pool import Pool

@@ -11,21 +11,20 @@ from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import similar
-from weightmap.core.bytes.open_source import sibling_name
+from weightmap.core.arguments import check_expansion, similar
+from weightmap.core.bytes.open_source import sibling_name, stays_inside
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import by_name
-from weightmap.core.lazy import import_part
-from weightmap.core.options import check_expansion
+from weightmap.core.hooks import import_part
 from weightmap.core.ranges import Range
-from weightmap.errors import TensorFileError, TensorNotFoundError
+from weightmap.errors import FormatError, TensorFileError, TensorNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from typing import Protocol
 
+    from weightmap.core.arguments import Options
     from weightmap.core.formats import Content
-    from weightmap.core.options import Options
     from weightmap.core.table.table import Row, Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.words.embeddings import Embeddings
@@ -345,3 +344,16 @@ def embeddings_of(file: Handle) -> Embeddings | None:
         if file._source.closed:
             file._embeddings = False
     return embeddings
+
+
+def shard_name(name: object) -> str:
+    """Return the name of a shard if it is a plain relative path that stays within the directory."""
+    if not isinstance(name, str):
+        msg = f"name of a shard is a {type(name).__name__}, expected a string"
+        raise FormatError(msg, field="weight_map")
+    # Only the name is checked: the owner of the directory may use symbolic links, as the caches of model hubs do.
+    if not stays_inside(name):
+        what = "name of a shard"
+        expected = "a relative path within the directory of the index"
+        raise FormatError(what, field="weight_map", actual=quoted(name), expected=expected)
+    return name

@@ -13,9 +13,9 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import plain, stays_inside
+from weightmap.core.bytes.open_source import plain
 from weightmap.core.model.internals import rows_of
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.errors import ChecksumError, FormatError, MissingDependencyError, TruncatedError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import Options
 
 # Bytes of an index that are parsed at once: Python's objects for them are some times as large.
 _PIECE = 1 << 20
@@ -177,19 +177,6 @@ def _outside(raw: bytes, what: bytes, start: int, end: int, minimum: int | None 
         if quotes % 2 == 0:
             return position
         at = position + 1
-
-
-def shard_name(name: object) -> str:
-    """Return the name of a shard if it is a plain relative path that stays within the directory."""
-    if not isinstance(name, str):
-        msg = f"name of a shard is a {type(name).__name__}, expected a string"
-        raise FormatError(msg, field="weight_map")
-    # Only the name is checked: the owner of the directory may use symbolic links, as the caches of model hubs do.
-    if not stays_inside(name):
-        what = "name of a shard"
-        expected = "a relative path within the directory of the index"
-        raise FormatError(what, field="weight_map", actual=quoted(name), expected=expected)
-    return name
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -9,13 +9,21 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightmap.core import hooks
-from weightmap.core.arguments import mistyped, names_moved
+from weightmap.core.arguments import (
+    DEFAULT_LIMITS,
+    ImportOptions,
+    Limits,
+    Options,
+    Rare,
+    mistyped,
+    names_moved,
+    validated_limits,
+)
 from weightmap.core.bytes.open_source import from_path, path_of, sibling_path, take_over
 from weightmap.core.formats import by_name
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_open, identities, parts_of
 from weightmap.core.model.single import INDEX_SUFFIX, is_index, open_file, open_opened, refuse_frames
-from weightmap.core.options import DEFAULT_LIMITS, ImportOptions, Limits, Options, Rare, validated_limits
 from weightmap.errors import FileChangedError, UnknownFormatError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from weightmap.errors import LimitError, UnsupportedError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from weightmap.core.options import Limits
+    from weightmap.core.arguments import Limits
     from weightmap.core.table.table import Row
 
 _FLOAT32 = np.dtype(np.float32)

@@ -31,7 +31,7 @@ from weightmap.core.formats import (
     listed,
     refuse,
 )
-from weightmap.core.lazy import import_part
+from weightmap.core.hooks import import_part
 from weightmap.core.model.opening import load
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant import PQShape

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, escape, quoted
+from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.beside import MAX_OPEN, stays_inside
 from weightmap.core.bytes.open_source import (
+    MAX_OPEN,
     called,
     folder_of,
     from_path,
@@ -26,11 +27,12 @@ from weightmap.core.bytes.open_source import (
     names_in,
     neighbours,
     sibling_path,
+    stays_inside,
 )
 from weightmap.core.formats import FORMATS, Content, by_suffix, of_ranks
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.internals import check_index, parts_of, sources_of
-from weightmap.core.model.listing import read_listing, shard_name
+from weightmap.core.model.internals import check_index, parts_of, shard_name, sources_of
+from weightmap.core.model.listing import read_listing
 from weightmap.core.model.single import (
     INDEX_SUFFIX,
     USUAL_NAMES,
@@ -41,9 +43,8 @@ from weightmap.core.model.single import (
     single_name,
 )
 from weightmap.core.native.access import cpus
-from weightmap.core.options import DEFAULT_LIMITS, Options
+from weightmap.core.table import StringTable
 from weightmap.core.table.columns import JoinedTable
-from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     FormatError,
     LayoutError,

@@ -11,13 +11,13 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes.atomic import no_directory, remove_leftovers, write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import FORMATS, Tensors, check_names
 from weightmap.core.model.internals import dense_rows
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
 from weightmap.core.native.access import take_ownership
-from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.errors import EncodeError, Remedy, TargetError
 
 if sys.platform != "win32":

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import quoted
 from weightmap.core import hooks
+from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes.open_source import is_missing, open_source
 from weightmap.core.bytes.source import MODES
 from weightmap.core.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.core.model.file import TensorFile
 from weightmap.core.native.access import is_set
-from weightmap.core.options import DEFAULT_LIMITS, Options
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _admit(source: Source, options: Options) -> None:
 
 def _check_tensors(file: TensorFile, options: Options) -> None:
     """Compare the tensors of a shard with the checksums that the index beside it speaks of, if any."""
-    from weightmap.core.bytes.beside import open_beside  # noqa: PLC0415 - as the others: for files that are damaged
+    from weightmap.core.bytes.open_source import open_beside  # noqa: PLC0415 - as the others: for files that are damaged
     from weightmap.core.model.internals import parts_of  # noqa: PLC0415
     from weightmap.core.model.listing import (  # noqa: PLC0415
         check_tensors,

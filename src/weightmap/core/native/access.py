@@ -1,19 +1,23 @@
-"""Access to the C module: faults that its scans report, output arrays, instruction sets, memory for DLPack."""
+"""Access to the C module: faults that its scans report, arrays, instruction sets, memory for DLPack, descriptors."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any
+import stat
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from weightmap import _kernels
 from weightmap.core.arguments import as_threads
+from weightmap.errors import FileChangedError, NotRegularFileError
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -101,14 +105,6 @@ def fault_of(fault: Any) -> Fault:
 
 
 # ------------------------------------------------------------------------------------------------------------- files
-def map_file(fd: int, size: int, *, cow: bool, sealed: bool = False) -> Any:
-    """Map `size` bytes of a file; return a buffer that unmaps with its last user. Raises OSError.
-
-    `cow` makes the buffer writable; `sealed` says that the file is sealed memory.
-    """
-    return module.map_file(fd, size, 2 if sealed and not cow else cow)
-
-
 def advise(memory: Any, advice: int) -> None:
     """Advise the system on the use of a mapping: 0 normal, 1 random, 2 sequential. Ignores a refusal."""
     buffer = from_buffer("uint8_t[]", memory)
@@ -228,6 +224,27 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     return np.ndarray(shape, kind, memory)
 
 
+# ----------------------------------------------------------------------------------------------------
+# Memory that files are read into: it begins at a line of the CPU's cache.
+#
+# An operating system copies a file to such a place up to a sixth faster. Large arrays of numpy and bytearrays begin 16
+# or 32 bytes behind the start of a line, so each second store of a copy meets two lines.
+
+LINE = 64  # bytes
+
+
+def to_line(buffer: bytearray | NDArray[np.uint8]) -> int:
+    """Return how many bytes into a buffer a line of the cache begins."""
+    return -int(ffi.cast("uintptr_t", from_buffer("uint8_t[]", buffer))) % LINE
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Return `size` bytes of new memory that begins at a line: tensors aligned in a file stay so in a copy."""
+    whole = empty(size + LINE, np.uint8)
+    begin = to_line(whole)
+    return whole[begin : begin + size]
+
+
 def given_array(out: object) -> NDArray[Any]:
     """Return the caller's `out`. Raises TypeError when it is not an array."""
     if not isinstance(out, np.ndarray):
@@ -330,6 +347,123 @@ def dlpack_capsule(array: NDArray[Any], code: int, flags: int | None) -> object:
     strides = tuple(stride // size for stride in array.strides)
     address = array.__array_interface__["data"][0]
     return module.dlpack(array, address, array.shape, strides, code, 8 * size, -1 if flags is None else flags)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Opening, reading and mapping of files through descriptors that close themselves; checks that a file is unchanged
+
+# Ways to touch pages; kernels.h numbers them in this order.
+ADVICE = ("normal", "random", "sequential")
+_WINDOWS = os.name == "nt"
+
+
+def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray[np.uint8], Any]:
+    """Map a file in mode "mmap", "cow" or "sealed"; return its bytes, and their owner to make arrays on.
+
+    Raises `OSError` when mapping fails.
+    """
+    cow = mode == "cow"
+    if _WINDOWS:
+        import mmap  # noqa: PLC0415 - other systems need no module for it
+
+        mapped: Any = mmap.mmap(fd, size, access=mmap.ACCESS_COPY if cow else mmap.ACCESS_READ)
+    else:
+        mapped = module.map_file(fd, size, 2 if mode == "sealed" else cow)
+    if advice is not None:
+        advise(mapped, ADVICE.index(advice))
+    # A read-only mapping exports read-only memory, so nobody can make an array on it writeable.
+    return np.ndarray((size,), np.uint8, mapped), mapped
+
+
+# O_NONBLOCK: opening a FIFO must not wait for its writer. O_BINARY exists on Windows only.
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+_FLAGS |= getattr(os, "O_BINARY", 0)
+# Linux reads at most 2 GiB at once.
+_MAX_READ = 1 << 30
+
+
+def open_descriptor(path: str) -> Descriptor:
+    """Open a file for reading. Raises `NotRegularFileError` for a socket or missing device, other errors unchanged."""
+    try:
+        return take_ownership(os.open, path, _FLAGS)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that does not exist
+            refuse(os.stat(path).st_mode, path)
+        raise
+
+
+def refuse(mode: int, name: str) -> NoReturn:
+    """Raise the error for something that is not a regular file, by its st_mode."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    names = {
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    what = names.get(stat.S_IFMT(mode), "a special file")
+    msg = f"this is {what}, not a regular file: only regular files can be opened"
+    raise NotRegularFileError(msg, path=name)
+
+
+def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> int:
+    """Fill `buffer` with the bytes of a file from `offset` on; return how many there were."""
+    filled = 0
+    try:
+        while filled < len(buffer) and (got := os.preadv(file, [buffer[filled : filled + _MAX_READ]], offset + filled)):
+            filled += got
+    except OSError as error:
+        error.filename = name
+        raise
+    return filled
+
+
+def identity_of(state: State) -> tuple[int, ...]:
+    """Return device, inode, size and modification time in ns of the state of a file."""
+    return state.device, state.inode, state.size, state.mtime_ns
+
+
+def open_again(path: str, name: str, identity: Sequence[int]) -> Descriptor:
+    """Open a file whose descriptor was released. Raises `FileChangedError` if the path leads to another file now."""
+    file = open_descriptor(path)
+    try:
+        state_ = fstat(file)
+    except OSError as error:
+        error.filename = name
+        raise
+    if identity_of(state_) != identity:
+        msg = "the file was changed or replaced after it was opened, and this handle keeps no descriptor of the old one"
+        raise FileChangedError(msg, path=name)
+    return file
+
+
+def check_path(path: str, state: State, name: str) -> None:
+    """Raise `FileChangedError` if `path` still leads to the file that was `state` and that file has changed.
+
+    If the path leads elsewhere or nowhere, the file was replaced or deleted, and its mapping is still valid.
+    """
+    try:
+        now = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if (now.st_dev, now.st_ino) != (state.device, state.inode):
+        return
+    if now.st_size != state.size or (now.st_mtime_ns - state.mtime_ns) % 2**64:
+        raise _changed(state, now.st_size, now.st_mtime_ns, name)
+
+
+def fail_changed(state: State, unchanged: int, name: str) -> NoReturn:
+    """Raise the error for the outcome of `State.unchanged`, 0 or a negative errno."""
+    if unchanged < 0:  # a server that no longer knows the file will not deliver its pages either
+        raise OSError(-unchanged, os.strerror(-unchanged), name)
+    now = fstat(state.fd)
+    raise _changed(state, now.size, now.mtime_ns, name)
+
+
+def _changed(state: State, size: int, mtime_ns: int, name: str) -> FileChangedError:
+    now, then = (f"{size} bytes, modified at {ns} ns" for size, ns in ((size, mtime_ns), (state.size, state.mtime_ns)))
+    return FileChangedError("the file was changed after it was opened: it", path=name, expected=then, actual=now)
 
 
 if TYPE_CHECKING:

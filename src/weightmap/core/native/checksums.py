@@ -10,6 +10,7 @@ import numpy as np
 from weightmap.core.native.access import (
     NULL,
     U32_MAX,
+    aligned,
     as_input,
     as_items,
     as_output,
@@ -22,7 +23,6 @@ from weightmap.core.native.access import (
     place_of,
     thread_count,
 )
-from weightmap.core.native.files import room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -230,7 +230,7 @@ class PartSummer:
         filled = np.zeros(len(gaps), np.bool_)
         fd, memory, size = place_of(source)
         if fd >= 0 and not self._room.size:
-            self._room = room(self._threads * lib.WM_SUM_ROOM)
+            self._room = aligned(self._threads * lib.WM_SUM_ROOM)
         ranges = as_items("uint64_t[]", gaps) if len(gaps) else NULL
         part = ffi.new("wm_summed *", (fd, memory, size, offset, nbytes, ranges, len(gaps)))
         crc, outcome = ffi.new("uint32_t *", value & U32_MAX), ffi.new("wm_outcome *")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.native.access import (
+    aligned,
     as_input,
     as_items,
     as_output,
@@ -45,27 +46,6 @@ def join_ranges(
     count = lib.wm_join_ranges(*pointers, len(file), min(gap, (1 << 63) - 1), max_over_read)
     begins, ends, needed = columns[:, :count]
     return file[:count], begins, ends, needed
-
-
-# ----------------------------------------------------------------------------------------------------
-# Buffers that files are read into: they begin at a line of the CPU's cache.
-#
-# An operating system copies a file to such a place up to a sixth faster. Large arrays of numpy and bytearrays begin 16
-# or 32 bytes behind the start of a line, so each second store of a copy meets two lines.
-
-LINE = 64  # bytes
-
-
-def to_line(buffer: bytearray | NDArray[np.uint8]) -> int:
-    """Return how many bytes into a buffer a line of the cache begins."""
-    return -int(ffi.cast("uintptr_t", from_buffer("uint8_t[]", buffer))) % LINE
-
-
-def room(nbytes: int) -> NDArray[np.uint8]:
-    """Return memory of so many bytes, with any content, that begins at a line of the cache."""
-    whole = np.empty(nbytes + LINE, np.uint8)
-    skipped = to_line(whole)
-    return whole[skipped : skipped + nbytes]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -269,7 +249,7 @@ class FileComparer:
 
     def __init__(self, threads: int) -> None:
         self._threads = thread_count(threads)
-        self._room = room(2 * _PIECE * self._threads)
+        self._room = aligned(2 * _PIECE * self._threads)
 
     def __call__(
         self, files: tuple[int, int], offsets: NDArray[np.int64], counts: NDArray[np.int64], dtype: str

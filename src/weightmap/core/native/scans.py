@@ -1142,7 +1142,7 @@ def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDA
     walked : int
         Bytes walked, or -1 - i if entry i does not fit.
     bounds : ndarray of uint32, shape (count + 1,)
-        As for `weightmap.core.table.strings.StringTable`, with gap 12.
+        As for `weightmap.core.table.StringTable`, with gap 12.
     indices : ndarray of uint64, shape (count,)
     """
     buffer = as_input(data)

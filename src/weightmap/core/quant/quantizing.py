@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap.core.arguments import as_threads, mistyped, names_moved, similar
 from weightmap.core.dtypes import scale_type_named
-from weightmap.core.lazy import import_part
+from weightmap.core.hooks import import_part
 from weightmap.core.native import quantised
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.ggml import quantize_ggml

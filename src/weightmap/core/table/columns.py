@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.native import access, scans
-from weightmap.core.table import Rules
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.table import Table
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.native import scans
-    from weightmap.core.table import Rules
-    from weightmap.core.table.strings import StringTable
+    from weightmap.core.table import Rules, StringTable
 
 # `Row`: a tensor's place and layout, all that is needed to use it; `TensorInfo`: the description for users.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap._messages import counted
 from weightmap.core.native import access, checksums
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.errors import LayoutError, LimitError, TensorFileError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from weightmap._messages import counted
 from weightmap.core.formats import refuse
 from weightmap.core.formats._base import HEAD
-from weightmap.core.table.strings import StringTable
+from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Vocabulary
 from weightmap.errors import FormatError, Remedy, UnsupportedError
 

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import ImportOptions, Limits
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import ImportOptions, Limits
-    from weightmap.core.table.strings import StringTable
+    from weightmap.core.table import StringTable
 
 # Positions of the fields that messages name.
 _AT = {

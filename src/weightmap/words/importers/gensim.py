@@ -20,7 +20,7 @@ from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.faults import cut_off
 from weightmap.core.formats._base import Importer
 from weightmap.core.formats._npy import FIRST, read_header
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnsupportedError
 from weightmap.words.importers._words import ADVICE, Words, check_finite, firsts, only, rows_in_block, table_of
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import ImportOptions
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import ImportOptions
 
 # A machine for pickles of word vectors, which knows a few names and calls nothing.
 #

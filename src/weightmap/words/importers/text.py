@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats._base import Importer
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.errors import FileChangedError, FormatError, LayoutError
 from weightmap.words.importers._words import (
     ADVICE,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import ImportOptions
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import ImportOptions
 
 # Text: a line for each word, with or without a first line of counts.
 #

@@ -16,7 +16,7 @@ from weightmap._messages import counted
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.faults import cut_off, too_many, trailing_bytes
 from weightmap.core.formats._base import Importer
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.errors import FormatError
 from weightmap.words.importers._words import (
     ADVICE,
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import ImportOptions
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import ImportOptions
 
 # Reading and writing word2vec's binary files.
 

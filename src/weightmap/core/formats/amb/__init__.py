@@ -70,7 +70,7 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
 from weightmap.core.faults import cut_off, nonzero_padding, shrank
 from weightmap.core.formats._base import JSON, Content, Format, take, trailing
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.core.native import access, checksums, quantised, scans
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.schemes import BITS
@@ -91,10 +91,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Limits, Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.options import Limits, Options
     from weightmap.core.table.table import Row, Table
 
 # The sections of AMB: header, JSON, tokenizer, and the records of tensors.

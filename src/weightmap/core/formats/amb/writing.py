@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from weightmap.core.arguments import DEEPEST
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
@@ -29,7 +30,6 @@ from weightmap.core.formats.amb import (
     U32_MAX,
     VERSION,
 )
-from weightmap.core.options import DEEPEST
 from weightmap.errors import FormatError
 
 if TYPE_CHECKING:

@@ -51,15 +51,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap._messages import counted, quoted
+from weightmap.core.arguments import Options
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.faults import cut_off, too_many
-from weightmap.core.formats._base import Content, Format, trailing
-from weightmap.core.formats._cursor import LENGTH, read_header, verifier
-from weightmap.core.formats._recognition import MAX_HEADER, is_bintensors
+from weightmap.core.formats import MAX_HEADER, is_bintensors
+from weightmap.core.formats._base import LENGTH, Content, Format, read_header, trailing, verifier
 from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.core.native import access, scans
-from weightmap.core.options import Options
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import FormatError, LayoutError, TruncatedError, UnsupportedError

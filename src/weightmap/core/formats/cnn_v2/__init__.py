@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.formats._writing import Tensors
-    from weightmap.core.options import Options
 
 MAGIC = b"CNN2"
 HEADER_SIZES = {1: 16, 2: 20}

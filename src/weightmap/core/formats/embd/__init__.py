@@ -64,14 +64,12 @@ import numpy as np
 from weightmap.core.bytes.open_source import from_buffer
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.faults import cut_off, nonzero_padding, trailing_bytes
-from weightmap.core.formats._base import TEXT, Content, Format, new_vocabulary, take, trailing
-from weightmap.core.formats._cursor import Cursor
+from weightmap.core.formats._base import TEXT, Content, Cursor, Format, new_vocabulary, take, trailing
 from weightmap.core.formats._verification import Sum
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.core.native import access, checksums, scans
-from weightmap.core.table import ANY_GAP, Rules
+from weightmap.core.table import ANY_GAP, Rules, StringTable
 from weightmap.core.table.columns import ColumnTable, RecordTable
-from weightmap.core.table.strings import StringTable
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -79,10 +77,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.options import Options
     from weightmap.core.table.vocabulary import Vocabulary
 
 # The fields of both layouts of EMBD, its metadata and its vocabulary, and the errors about them.

@@ -76,15 +76,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from weightmap.core.arguments import DEEPEST
 from weightmap.core.dtypes import DTYPES, SCHEMES
 from weightmap.core.faults import cut_off, nonzero_padding, too_many
 from weightmap.core.formats._base import TOML, Content, Format, take, trailing
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.core.native import scans
-from weightmap.core.options import DEEPEST
-from weightmap.core.table import ANY_GAP, Rules
+from weightmap.core.table import ANY_GAP, Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.strings import StringTable
 from weightmap.core.table.vocabulary import Subwords, Vocabulary
 from weightmap.errors import (
     FormatError,
@@ -102,10 +101,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Limits, Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.options import Limits, Options
     from weightmap.core.quant import PQShape
     from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.core.table.table import Row

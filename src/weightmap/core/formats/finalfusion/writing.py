@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import counted
+from weightmap.core.arguments import DEEPEST
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.core.formats.finalfusion import (
@@ -42,7 +43,6 @@ from weightmap.core.formats.finalfusion import (
     numbered,
     shallow,
 )
-from weightmap.core.options import DEEPEST
 from weightmap.errors import LimitError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.sink import Sink
-    from weightmap.core.table.strings import StringTable
+    from weightmap.core.table import StringTable
 
 _IDS = {kind: id_ for id_, kind in KINDS.items()}
 # Strings joined for one write.

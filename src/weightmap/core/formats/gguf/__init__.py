@@ -64,11 +64,10 @@ from weightmap.core.bytes.open_source import called
 from weightmap.core.dtypes import DECLARED, DTYPES, GGML_SCHEMES, NUMPY_MAX_NDIM, SCHEMES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, too_many
 from weightmap.core.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.core.native import access, checksums, scans
-from weightmap.core.table import Rules
+from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.strings import StringTable
 from weightmap.errors import FormatError, LayoutError, LimitError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
@@ -76,9 +75,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.options import Options
     from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.core.table.table import Row, Table
     from weightmap.core.table.vocabulary import Vocabulary

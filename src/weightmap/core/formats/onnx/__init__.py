@@ -63,13 +63,12 @@ from weightmap._messages import counted, quoted
 from weightmap.core.bytes.geometry import Made
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
 from weightmap.core.faults import cut_off, shrank
+from weightmap.core.formats import is_onnx, varint
 from weightmap.core.formats._base import Content, Format
-from weightmap.core.formats._recognition import is_onnx, varint
-from weightmap.core.lazy import later
+from weightmap.core.hooks import later
 from weightmap.core.native import scans
-from weightmap.core.table import Rules
+from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.strings import StringTable
 from weightmap.errors import (
     ChecksumError,
     FileChangedError,
@@ -85,17 +84,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault
-    from weightmap.core.options import Options
     from weightmap.core.table.table import Row, Table
     from weightmap.errors import TensorFileError
 
 # For models with data in other files
 _join = later("weightmap.core.table.columns", "JoinedTable")
-_open_all_beside = later("weightmap.core.bytes.beside", "open_all_beside")
+_open_all_beside = later("weightmap.core.bytes.open_source", "open_all_beside")
 # By data_type.
 _NAMES = (
     *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64"),

@@ -38,10 +38,9 @@ from typing import TYPE_CHECKING, Any
 from weightmap._messages import counted, quoted
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.faults import trailing_bytes
-from weightmap.core.formats._base import CONSOLIDATE, Content, Format, trailing
-from weightmap.core.formats._cursor import LENGTH, read_header, verifier
-from weightmap.core.formats._recognition import is_safetensors
-from weightmap.core.lazy import later
+from weightmap.core.formats import is_safetensors
+from weightmap.core.formats._base import CONSOLIDATE, LENGTH, Content, Format, read_header, trailing, verifier
+from weightmap.core.hooks import later
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
@@ -50,8 +49,8 @@ from weightmap.errors import FormatError, LayoutError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.options import Options
 
 # In the order of safetensors' own list, by which it sorts tensors: from small to large.
 DTYPE_NAMES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.formats._cursor import LENGTH
-from weightmap.core.formats._recognition import MAX_HEADER
+from weightmap.core.formats import MAX_HEADER
+from weightmap.core.formats._base import LENGTH
 from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.core.formats.safetensors import DTYPE_NAMES
 

@@ -60,8 +60,8 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import Strided
 from weightmap.core.faults import cut_off, trailing_bytes
+from weightmap.core.formats import TORCH_EXPORT, is_torch
 from weightmap.core.formats._base import Content, Format, trailing
-from weightmap.core.formats._recognition import TORCH_EXPORT, is_torch
 from weightmap.core.formats._zip import Archive, last_begin
 from weightmap.core.formats.torch.program import (
     DTYPE_NAMES,
@@ -74,9 +74,8 @@ from weightmap.core.formats.torch.program import (
     values_of,
 )
 from weightmap.core.native import access, scans
-from weightmap.core.table import Rules
+from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.strings import StringTable
 from weightmap.errors import FileChangedError, FormatError, LayoutError, LimitError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -84,11 +83,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.scans import Pickle, PickleStorages
-    from weightmap.core.options import Options
 
 # What an archive of torch.export has and a checkpoint has not.
 _EXPORTS = (b"/archive_format", TORCH_EXPORT)
@@ -177,7 +176,7 @@ def _open_archive(source: Source, head: bytes, options: Options, warnings: list[
         begin = last_begin(source)
         if not begin:
             raise
-    from weightmap.core.formats._recognition import DISTCP  # noqa: PLC0415 - for errors only
+    from weightmap.core.formats import DISTCP  # noqa: PLC0415 - for errors only
 
     what = "this file holds parts of tensors, as a rank of torch.distributed.checkpoint saved them"
     raise UnsupportedError(f"{what}: {DISTCP}", field="end record", offset=begin or None)

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.native.access import Fault
     from weightmap.core.native.scans import Pickle, PickleValues
-    from weightmap.core.options import Options
 
 # By the codes of csrc/formats/pickle_calls.c.
 DTYPE_NAMES = (
