@@ -617,8 +617,8 @@ def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(tmp_path, monkeypa
     wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
     inner = open_source.from_path(str(path), mode)
     function = "aligned" if mode == "copy" else "map_file"
-    original = getattr(sources, function)
-    monkeypatch.setattr(sources, function, lambda *args: (inner.close(), original(*args))[1])
+    original = getattr(sources.access, function)
+    monkeypatch.setattr(sources.access, function, lambda *args: (inner.close(), original(*args))[1])
     with pytest.raises(wm.ClosedError):
         inner.array(np.dtype("<f4"), (3,), 0, 12)
     assert not mappings(path)

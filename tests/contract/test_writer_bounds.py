@@ -176,7 +176,7 @@ LOW = 1000
 @pytest.fixture
 def low(monkeypatch):
     """Make the bound of a u32 low: content of that size takes more memory than a test may."""
-    for module in (embd_writing, amb_writing):
+    for module in (embd_writing.embd, amb_writing.amb):
         monkeypatch.setattr(module, "U32_MAX", LOW)
 
 
@@ -203,7 +203,7 @@ def test_sections_at_the_bound_of_their_size():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_tensors_of_the_simple_layout_are_counted_in_32_bits(monkeypatch, count):
     """As many tensors as a u32 counts are written, here two, and one more is refused."""
-    monkeypatch.setattr(embd_writing, "U32_MAX", 2)
+    monkeypatch.setattr(embd_writing.embd, "U32_MAX", 2)
     given = [tensor(f"{i}") for i in range(count)]
     if count <= 2:
         assert planned("embd", *given, layout="simple") > 0
@@ -213,7 +213,7 @@ def test_tensors_of_the_simple_layout_are_counted_in_32_bits(monkeypatch, count)
 
 @pytest.mark.parametrize(("bound", "good"), [(959, False), (960, True), (961, True)])
 def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
-    monkeypatch.setattr(embd_writing, "U32_MAX", bound)
+    monkeypatch.setattr(embd_writing.embd, "U32_MAX", bound)
     given = tensor("n" * 800)
     if good:
         assert planned("embd", given) == 960 + 4 + 16

@@ -55,7 +55,7 @@ def sealed(source):
 
 def without_descriptors(work, source):
     """Do it with a sharded model that keeps no descriptors, as one of many files."""
-    with mock.patch.object(sharded, "MAX_OPEN", 0):
+    with mock.patch.object(sharded.open_source, "MAX_OPEN", 0):
         return work(source)
 
 

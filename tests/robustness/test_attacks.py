@@ -227,7 +227,7 @@ def test_a_file_that_cannot_be_mapped_is_read(tmp_path, monkeypatch, caplog, cod
     def refuse(*_):
         raise OSError(code, "refused")
 
-    monkeypatch.setattr(sources, "map_file", refuse)
+    monkeypatch.setattr(sources.access, "map_file", refuse)
     with wm.open(path) as f:
         assert f["a"].shape == (2, 3)
     assert "cannot be mapped" in caplog.text

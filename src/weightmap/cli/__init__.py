@@ -11,19 +11,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from weightmap.cli import show
+from weightmap.cli import outcome, show
 from weightmap.cli.arguments import locate
-from weightmap.cli.outcome import (
-    INPUT_OUTPUT,
-    INTERRUPTED,
-    UsageError,
-    error_document,
-    reason,
-    status_of,
-    status_of_verify,
-    suggest_lenient,
-    undoing,
-)
 from weightmap.cli.parser import build_parser, command_of
 from weightmap.core.model.single import mode_of
 from weightmap.errors import TensorFileError
@@ -53,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None or sys.stderr is None:  # closed by the program that started this one
         if sys.stderr is not None:
             sys.stderr.write("weightmap: standard output is closed\n")
-        return INPUT_OUTPUT
+        return outcome.INPUT_OUTPUT
     try:
-        return undoing(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+        return outcome.undoing(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
     except BrokenPipeError:
         _silence_stdout()
         return _BROKEN_PIPE
     except KeyboardInterrupt:  # a second one, while the first was reported
-        return INTERRUPTED
+        return outcome.INTERRUPTED
 
 
 def _run(argv: list[str]) -> int:
@@ -77,14 +66,14 @@ def _run(argv: list[str]) -> int:
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
         raise
-    except (UsageError, TensorFileError, OSError, MemoryError, KeyboardInterrupt) as error:
+    except (outcome.UsageError, TensorFileError, OSError, MemoryError, KeyboardInterrupt) as error:
         source = getattr(args, "src", None) or getattr(args, "file", None)
         if source is not None:
-            suggest_lenient(args, error, source)
-        show.complain(reason(error))
+            outcome.suggest_lenient(args, error, source)
+        show.complain(outcome.reason(error))
         if "--json" in argv[: argv.index("--") if "--" in argv else None]:
             _tell_in_json(argv, error)
-        return status_of_verify(error) if verifies else status_of(error)
+        return outcome.status_of_verify(error) if verifies else outcome.status_of(error)
     return status
 
 
@@ -93,13 +82,13 @@ def _check_environment() -> None:
     try:
         mode_of(None)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise outcome.UsageError(str(error)) from None
 
 
 def _tell_in_json(argv: list[str], error: BaseException) -> None:
     """Print the document of a command that failed: commands print theirs last, so it has printed none."""
     try:
-        show.emit_json({"command": command_of(argv), "error": error_document(error)})
+        show.emit_json({"command": command_of(argv), "error": outcome.error_document(error)})
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap._messages import quoted
-from weightmap.cli import show
+from weightmap.cli import outcome, show
 from weightmap.cli.arguments import add_distribution, add_json, add_lenient, add_threads, add_weights, execution
-from weightmap.cli.outcome import (
-    DIFFERENT,
-    OK,
-    UsageError,
-    error_document,
-    failed,
-    opened,
-    reason,
-    status_of_verify,
-    suggest_lenient,
-)
 from weightmap.core.arguments import sizes
 from weightmap.errors import TensorFileError
 
@@ -62,7 +51,7 @@ def add_verify(sub: argparse.ArgumentParser) -> None:
 def verify(args: argparse.Namespace) -> int:
     """Verify files one after the other; the worst outcome is the exit status."""
     if args.manifest is not None and len(args.files) > 1:
-        raise UsageError("--manifest: for one FILE, which may be a model of many")
+        raise outcome.UsageError("--manifest: for one FILE, which may be a model of many")
     args.trusted = _trusted(args)
     with execution(args) as run:
         if len(args.files) == 1:
@@ -76,20 +65,20 @@ def verify(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
     """Verify this run's share of these files."""
-    worst = OK
+    worst = outcome.OK
     documents: list[dict[str, object]] = []
     for path in files:
         start = time.perf_counter()
         document: dict[str, object] = {"path": path}
         try:
             name = os.path.basename(os.path.normpath(path))
-            with opened(args, path, args.trusted) as file, show.progress_bar(f"verify {name}") as progress:
+            with outcome.opened(args, path, args.trusted) as file, show.progress_bar(f"verify {name}") as progress:
                 report = wm.verify(file, progress=progress, run=run, threads=args.threads)
         except (TensorFileError, OSError, MemoryError) as error:
-            suggest_lenient(args, error, path)
-            worst = max(worst, status_of_verify(error))
-            document |= {"ok": False, "error": error_document(error)}
-            line = failed(path, reason(error))
+            outcome.suggest_lenient(args, error, path)
+            worst = max(worst, outcome.status_of_verify(error))
+            document |= {"ok": False, "error": outcome.error_document(error)}
+            line = outcome.failed(path, outcome.reason(error))
             notes = []
         else:
             document |= {"ok": True, "scope": report.scope} | report._asdict() | {"path": path}
@@ -104,7 +93,7 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
         if not args.json:
             show.emit("\n".join([line, *notes]))
     if args.json:
-        show.emit_json({"command": "verify", "ok": worst == OK, "files": documents})
+        show.emit_json({"command": "verify", "ok": worst == outcome.OK, "files": documents})
     return worst
 
 
@@ -112,15 +101,15 @@ def _trusted(args: argparse.Namespace) -> Any:
     """Return the `trust` that the options of ``verify`` ask for."""
     if args.key is None and args.certificate is None:
         if args.identity is not None:
-            raise UsageError("--identity: with --certificate")
+            raise outcome.UsageError("--identity: with --certificate")
         digest = re.fullmatch("sha256:(.*)|[0-9a-fA-F]{64}", args.trust or "")
         if digest is not None and not re.fullmatch("[0-9a-fA-F]{64}", digest[1] or ""):
-            raise UsageError(f"--trust is {quoted(args.trust)}, expected sha256: and 64 hexadecimal digits")
+            raise outcome.UsageError(f"--trust is {quoted(args.trust)}, expected sha256: and 64 hexadecimal digits")
         return args.trust
     if args.trust in {None, "recorded"}:
-        raise UsageError("--key and --certificate check a signature: name its bundle by --trust FILE")
+        raise outcome.UsageError("--key and --certificate check a signature: name its bundle by --trust FILE")
     if args.key is not None and (args.certificate or args.identity):
-        raise UsageError("--key: without --certificate and --identity")
+        raise outcome.UsageError("--key: without --certificate and --identity")
     from weightmap.trust import signature  # 2 ms, which the other commands do without
 
     return signature(args.trust, key=args.key, certificate=args.certificate, identity=args.identity)
@@ -147,7 +136,7 @@ def sign(args: argparse.Namespace) -> int:
         args.file, args.out, key=args.key, certificate=args.certificate, chain=chain, allow_symlinks=links
     )
     show.emit(f"{show.clean(path)}: signature of {show.clean(args.file)}")
-    return OK
+    return outcome.OK
 
 
 def add_diff(sub: argparse.ArgumentParser) -> None:
@@ -173,9 +162,9 @@ def diff(args: argparse.Namespace) -> int:
     for name in ("rtol", "atol"):
         tolerance = getattr(args, name)
         if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
-            raise UsageError(f"--{name} is {tolerance:g}, expected a finite number of at least 0")
+            raise outcome.UsageError(f"--{name} is {tolerance:g}, expected a finite number of at least 0")
     options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "rtol", "atol")}
-    with opened(args, args.a) as a, opened(args, args.b) as b:
+    with outcome.opened(args, args.a) as a, outcome.opened(args, args.b) as b:
         report = wm.diff(a, b, **options)
     if args.json:
         show.emit_json(
@@ -189,14 +178,14 @@ def diff(args: argparse.Namespace) -> int:
                 "metadata": [{"key": key, "a": a, "b": b} for key, a, b in report.metadata],
             }
         )
-        return OK if report.equal else DIFFERENT
+        return outcome.OK if report.equal else outcome.DIFFERENT
     if report.equal:
         show.emit("no differences")
     else:
         _diff_text(args, report)
     for note in report.notes:
         show.emit(f"not counted: {show.clean(note)}")
-    return OK if report.equal else DIFFERENT
+    return outcome.OK if report.equal else outcome.DIFFERENT
 
 
 def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
@@ -264,11 +253,11 @@ def report(args: argparse.Namespace) -> int:
     from weightmap.report.writing import write_page
 
     if not args.out.lower().endswith(".html"):
-        raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .html")
+        raise outcome.UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .html")
     start = time.perf_counter()
     with ExitStack() as stack:
-        a = stack.enter_context(opened(args, args.file))
-        b = None if args.other is None else stack.enter_context(opened(args, args.other))
+        a = stack.enter_context(outcome.opened(args, args.file))
+        b = None if args.other is None else stack.enter_context(outcome.opened(args, args.other))
         progress = stack.enter_context(show.progress_bar(f"report {Path(args.file).name}"))
         damage = write_page(args.out, a, b, verify=not args.no_verify, progress=progress)
     took = time.perf_counter() - start
@@ -278,6 +267,6 @@ def report(args: argparse.Namespace) -> int:
         show.emit_json({"command": "report", **about, "verified": damage is None, "damage": damage, "seconds": took})
     else:
         if damage is not None:
-            show.emit(failed(args.file, show.clean(damage)))
+            show.emit(outcome.failed(args.file, show.clean(damage)))
         show.emit(f"{show.clean(args.out)}: {sizes(size)}, {show.seconds(took)}")
-    return OK if damage is None else DIFFERENT
+    return outcome.OK if damage is None else outcome.DIFFERENT

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap._messages import counted
-from weightmap.cli import show
-from weightmap.cli.arguments import (
-    Offered,
-    add_distribution,
-    add_json,
-    add_lenient,
-    add_threads,
-    add_weights,
-    execution,
-    text,
-)
+from weightmap.cli import arguments, show
+from weightmap.cli.arguments import text
 from weightmap.cli.outcome import OK, UsageError, opened, reason
 from weightmap.core.arguments import sizes
 from weightmap.core.dtypes import FLOATING, SHORT
@@ -82,9 +73,9 @@ def _add_conversion(
     sub.add_argument(
         "--verify", action="store_true", help="verify SRC first; otherwise checksums of tensors are ignored"
     )
-    add_lenient(sub)
-    add_threads(sub)
-    add_json(sub)
+    arguments.add_lenient(sub)
+    arguments.add_threads(sub)
+    arguments.add_json(sub)
 
     group = sub.add_argument_group("which tensors")
     _add_texts(
@@ -93,25 +84,25 @@ def _add_conversion(
         ("--exclude GLOB", "leave out tensors with such a name"),
         ("--rename OLD=NEW", "give a tensor another name"),
     )
-    add_weights(group, "convert")
+    arguments.add_weights(group, "convert")
 
     group = sub.add_argument_group("how they are stored")
     about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
-    group.add_argument("--format", metavar="FORMAT", choices=Offered(formats), help=about)
+    group.add_argument("--format", metavar="FORMAT", choices=arguments.Offered(formats), help=about)
     several = {name: format.layouts for name in formats if (format := FORMATS.get(name)) and len(format.layouts) > 1}
     listed = "; ".join(f"{' or '.join(layouts)} of {name}" for name, layouts in several.items())
     about = f"a layout of that format other than its first one{f': {listed}' if listed else ''}"
-    offered = Offered(layout for layouts in several.values() for layout in layouts)
+    offered = arguments.Offered(layout for layouts in several.values() for layout in layouts)
     group.add_argument("--layout", metavar="LAYOUT", choices=offered, help=about)
     group.add_argument(
         "--names",
         metavar=f"{{{','.join(NAMINGS)}}}",
-        choices=Offered(NAMINGS),
+        choices=arguments.Offered(NAMINGS),
         help="names in GGUF of the tensors of a model directory. auto, the default: llama.cpp's, where they are known; "
         "llama.cpp: these, or an error; keep: those of SRC",
     )
     about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"
-    group.add_argument("--dtype", metavar="DTYPE", choices=Offered((*FLOATING, *SHORT)), help=about)
+    group.add_argument("--dtype", metavar="DTYPE", choices=arguments.Offered((*FLOATING, *SHORT)), help=about)
     about = "align tensors to multiples of a power of two, for example 64"
     group.add_argument("--align", type=int, metavar="BYTES", help=about)
     group.add_argument("--max-shard-size", metavar="SIZE", help="most bytes of tensors per file, for example 5GB")
@@ -122,7 +113,7 @@ def _add_conversion(
         dest="quantize",
         required=required,
         metavar="SCHEME",
-        choices=Offered(schemes),
+        choices=arguments.Offered(schemes),
         help=f"quantise the weights by one of {', '.join(schemes)}",
     )
     _add_texts(
@@ -137,7 +128,7 @@ def _add_conversion(
     group.add_argument("--scale-type", metavar="DTYPE", help="the type of scales, fp16 or fp32 (default: fp16)")
     if not required:
         add_lossy(sub.add_argument_group("word embeddings (weightmap words convert has more options)"))
-    add_distribution(sub)
+    arguments.add_distribution(sub)
 
 
 def _add_texts(group: Any, *options: tuple[str, str]) -> None:
@@ -187,7 +178,7 @@ def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport,
     start = time.perf_counter()
     with (
         spelt(args),
-        execution(args) as run,
+        arguments.execution(args) as run,
         show.progress_bar(f"{command} {Path(args.src).name}") as progress,
     ):
         common = {"format": args.format, "progress": progress}

@@ -19,15 +19,9 @@ from weightmap.core.arguments import as_globs, as_path, as_threads, check_progre
 from weightmap.core.bytes.atomic import file_exists, write_plan
 from weightmap.core.bytes.open_source import path_of, takes_addresses
 from weightmap.core.formats import FORMATS, Format
+from weightmap.core.model import internals
 from weightmap.core.model.codes import codes_among
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.internals import (
-    folder_opened,
-    name_of,
-    named_rows,
-    rows_of,
-    warnings_of,
-)
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix
@@ -268,9 +262,9 @@ def _open_source(stack: contextlib.ExitStack, src: Any) -> _Source:
             path = path_of(src)
             return _Source(file, False, None, None, path, path or file.path, of_words=True)  # noqa: FBT003 - by fields
         stack.enter_context(file)
-    folder, path = folder_opened(file), file.path
+    folder, path = internals.folder_opened(file), file.path
     directory = None if folder is None or path is None else read_directory(folder, path)
-    return _Source(file, isinstance(src, Weights), folder, directory, path, folder or path or name_of(file))
+    return _Source(file, isinstance(src, Weights), folder, directory, path, folder or path or internals.name_of(file))
 
 
 def _is_sharded(path: str) -> bool:
@@ -336,7 +330,7 @@ def _convert_tensors(
         check_all(spec.opening.trust, spec.opening.trust.root)
     if spec.quantize is not None:
         _check_scheme(target, spec.quantize.usual)
-    warnings = [f"tolerated in the source: {line}" for line in warnings_of(file)]
+    warnings = [f"tolerated in the source: {line}" for line in internals.warnings_of(file)]
     file, spec, odd = seen_by(spec, file, names, whole=source.folder is not None or bool(file.shards))
     if spec.translated:
         directory = None  # what it says became key-values
@@ -372,7 +366,9 @@ def _not_copied(source: _Source, directory: ModelDirectory | None, report: Conve
 
 def _decoded(file: TensorFile, spec: Spec) -> list[str]:
     """Return a line about parameters that were decoded since the target has no scheme for the same numbers."""
-    names = [name for name, row in zip(file, rows_of(file), strict=True) if spec.takes(name) and storage_of(row)]
+    names = [
+        name for name, row in zip(file, internals.rows_of(file), strict=True) if spec.takes(name) and storage_of(row)
+    ]
     if not (names and spec.repacked.schemes):
         return []
     what = f"{counted(len(names), 'parameter')} decoded, such as {quoted(names[0])}"
@@ -428,7 +424,7 @@ def _check_scheme(target: _Target, scheme: str) -> None:
 
 def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
     """Say whether the tensors of a conversion take at most so many bytes."""
-    made = Preparer(spec).prepare(file, named_rows(file), None, target, {}, trial=True)
+    made = Preparer(spec).prepare(file, internals.named_rows(file), None, target, {}, trial=True)
     return made.tensors.nbytes <= (spec.max_shard_size or 0)
 
 
@@ -439,7 +435,7 @@ def losses(file: TensorFile, record: Format, align: int = 1) -> int | None:
     """
     spec = Spec(format=record.name, output=Output(record.layouts[0], align=align if align > 1 else None))
     held = {False: record.dtypes[record.layouts[0]], True: record.schemes.get(record.layouts[0], frozenset())}
-    places = list(named_rows(file))
+    places = list(internals.named_rows(file))
     if not all(place.dtype.name in held[place.dtype.quantized] for _, place in places):
         return None
     preparer = Preparer(spec)
@@ -460,7 +456,7 @@ def _convert_file(
 ) -> ConvertReport:
     """Convert a model to one file, with configuration and vocabulary of its directory."""
     preparer = Preparer(spec)
-    made = preparer.prepare(file, named_rows(file), directory, target, renamed)
+    made = preparer.prepare(file, internals.named_rows(file), directory, target, renamed)
     warnings = made.warnings + preparer.notes
     if not made.tensors:
         warnings.append("there is no tensor to write")
@@ -468,13 +464,13 @@ def _convert_file(
         durable, overwrite = spec.output.durable, spec.output.overwrite
         size = write_plan(target, made.plan, progress=progress, durable=durable, overwrite=overwrite)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
-        raise error.located(path=name_of(file)) from None
+        raise error.located(path=internals.name_of(file)) from None
     if spec.output.align is not None:
         warnings += unaligned_note(*unaligned(target, spec.output.align), spec.output.align)
     if spec.dtype is not None:
         warnings += overflow_note(*preparer.overflow.total, spec.dtype)
     return ConvertReport(
-        name_of(file),
+        internals.name_of(file),
         target,
         spec.format,
         made.layout,

@@ -21,19 +21,10 @@ from weightmap.core.model.listing import new_sum
 from weightmap.core.model.opening import open_with
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access
+from weightmap.deltas import versions
 from weightmap.deltas.local import CHANGES, Journal, Local
 from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport
-from weightmap.deltas.versions import (
-    INDEX,
-    SINGLE,
-    check_values,
-    folder_at,
-    newest_in,
-    read_version,
-    split_version,
-    version_name,
-)
 from weightmap.deltas.writing import pieces, segments, write_changes, write_files, write_planned
 from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
 from weightmap.huggingface.along import Along
@@ -45,7 +36,6 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
-    from weightmap.deltas.versions import Delta
 
 # Files are read by pread: tensors are copied, not handed out.
 _READING = Options(DEFAULT_LIMITS, private=True)
@@ -198,7 +188,7 @@ def pull(
         base = None if base is not None and os.path.samefile(base, place.folder) else base
     with place.holding():
         at = place.version()
-        target = newest_in(published) if number is None else number
+        target = versions.newest_in(published) if number is None else number
         if at is not None and (at == target or (number is None and at > target)):
             return _unchanged(place, at, started)
         path = _find_path(place, published, target, at, base)
@@ -224,10 +214,10 @@ def chain_to(model: str, source: str) -> tuple[str, list[str]]:
     DeltaError
         When a version on the way is missing, unfinished, damaged, or not built on the one before.
     """
-    source, target = split_version(source)
+    source, target = versions.split_version(source)
     place = Local(model)
     at = place.version()
-    target = newest_in(source) if target is None else target
+    target = versions.newest_in(source) if target is None else target
     if at == target:
         return model, []
     path = _find_path(place, source, target, at, None)
@@ -263,7 +253,7 @@ class UpgradePath(NamedTuple):
 
     begin: Any
     version: int
-    deltas: list[Delta]
+    deltas: list[versions.Delta]
 
 
 def _local_path(name: str, value: Any) -> str:
@@ -293,7 +283,7 @@ def _directory_of(path: str) -> str | None:
 
 def _find_path(place: Local, source: str, target: int, at: int | None, base: Any) -> UpgradePath:
     """Return the path to a version with the fewest deltas. Raises `DeltaError` where there is none."""
-    deltas: list[Delta] = []
+    deltas: list[versions.Delta] = []
     try:
         begin, number = _walk_back(place, source, target, at, base, deltas)
     except BaseException as error:
@@ -306,7 +296,7 @@ def _find_path(place: Local, source: str, target: int, at: int | None, base: Any
 
 
 def _walk_back(
-    place: Local, source: str, target: int, at: int | None, base: Any, deltas: list[Delta]
+    place: Local, source: str, target: int, at: int | None, base: Any, deltas: list[versions.Delta]
 ) -> tuple[Any, int]:
     """Add the deltas from a version back to a model; return that and its version."""
     number = target
@@ -315,8 +305,8 @@ def _walk_back(
             if base is None and (at is not None or place.model() is None):
                 raise DeltaError("version 0 is not here: give base=, the model that it is")
             return place.folder if base is None else base, 0
-        directory = folder_at(inside(source, version_name(number)))
-        delta = read_version(directory, _READING)
+        directory = versions.folder_at(inside(source, versions.version_name(number)))
+        delta = versions.read_version(directory, _READING)
         if delta is None:
             return directory, number
         deltas.append(delta)
@@ -346,7 +336,7 @@ def _advance(place: Local, path: UpgradePath, target: int, at: int | None, work:
         base = open_with(path.begin, _READING)
         with overlaid(base, path.deltas, _READING) as file, _explained(file, path.version, target):
             if not update:
-                check_values(base)
+                versions.check_values(base)
             rows = list(rows_of(file))
             changed = [row for row in rows if isinstance(row.geometry, Patched)]
             stages = not update or bool(changed)
@@ -414,7 +404,7 @@ def _stage(
     """Write what a version needs to ``next/``, all of it or what changes, and return the change that it takes."""
     parts = {name: sources_of(shard)[0] for name, shard in base.shards.items()}
     path = sources_of(file)[0].path  # of the index, or of the only file
-    only = called(path) if update and path is not None else SINGLE
+    only = called(path) if update and path is not None else versions.SINGLE
     parts, sharded = parts or {only: sources_of(file)[0]}, bool(parts)
     formats = {part.format for part in (*base.shards.values(), base)}
     plan = None
@@ -422,7 +412,7 @@ def _stage(
         if update:
             what = "format of the model"
             raise UnsupportedError(what, path=name_of(file), actual=file.format, expected="safetensors: convert it")
-        parts, sharded, plan = {SINGLE: sources_of(file)[0]}, False, _as_safetensors(file)
+        parts, sharded, plan = {versions.SINGLE: sources_of(file)[0]}, False, _as_safetensors(file)
     of: dict[Source, list[Row]] = {source: [] for source in parts.values()}
     for row in () if plan is not None else changed:
         of[row.source].append(row)
@@ -448,21 +438,21 @@ def _stage(
             files = [(source, of[source], opened[names[name]], names[name] in shared) for name, source in parts.items()]
             write_files(files, work.threads, work.add)
         else:
-            write_planned(plan, opened[SINGLE], work.add)
+            write_planned(plan, opened[versions.SINGLE], work.add)
     moves = (
         [] if update or path is None else [(name, name) for name in Along(path, place.staged(""), replace=True).copy()]
     )
     switch: tuple[str | None, str] = (only, only)
     if sharded:
-        index = called(path) if update and path is not None else INDEX
+        index = called(path) if update and path is not None else versions.INDEX
         _write_index(place, path, index, names)
         shards = [(name, name) for name in names.values()]
         # Where there was no model, shards without their index might pass for one.
         *first, switch = (*shards, (index, index)) if old else ((index, index), *shards)
         moves += first
-    elif not update and INDEX in old:  # readers prefer an index: its end is the step
+    elif not update and versions.INDEX in old:  # readers prefer an index: its end is the step
         moves.append((only, only))
-        switch = (None, INDEX)
+        switch = (None, versions.INDEX)
     # Files behind a linked folder belong to others, who may still have a use for them.
     gone: set[str] = (
         (old & set(names) if sharded else set()) if update else old - {switch[1], *(new for _, new in moves)}
@@ -492,7 +482,7 @@ def _as_safetensors(file: TensorFile) -> WritePlan:
     return target.plan(Request(Tensors(payloads), target.layouts[0], {"format": "pt"}))
 
 
-def _apply_to_file(path: str, delta: Delta, work: _Work, started: float) -> DeltaReport:
+def _apply_to_file(path: str, delta: versions.Delta, work: _Work, started: float) -> DeltaReport:
     """Replace a file by what a delta makes of it."""
     base = open_with(path, _READING)
     with overlaid(base, [delta], _READING) as file, _explained(file, delta.base_version, delta.version):

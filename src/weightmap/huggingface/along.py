@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import quoted
 from weightmap.checkpoints.configuration import SIDECARS, without_quantisation
-from weightmap.core.bytes import strict_json
+from weightmap.core.bytes import open_source, strict_json
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.open_source import (
-    folder_of,
-    from_buffer,
-    from_path,
-    inside,
-    is_directory,
-    names_in,
-    read_small,
-    refuse_loop,
-    stays_inside,
-)
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.internals import sources_of
 from weightmap.core.native import checksums
@@ -153,7 +142,7 @@ class Along:
     def __init__(
         self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
     ) -> None:
-        self._beside, self._folder, self._replace = folder_of(model), folder, replace
+        self._beside, self._folder, self._replace = open_source.folder_of(model), folder, replace
         self._names = tuple(name for name in companions(self._beside) if not (decoded and name in SIDECARS))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
@@ -166,11 +155,11 @@ class Along:
         for name in self._names:
             target = os.path.join(self._folder, name)
             try:
-                source = from_path(inside(self._beside, name), "mmap")
+                source = open_source.from_path(open_source.inside(self._beside, name), "mmap")
             except (FileNotFoundError, IsADirectoryError, NotRegularFileError):
                 continue
             except OSError as error:
-                refuse_loop(error, inside(self._beside, name))
+                open_source.refuse_loop(error, open_source.inside(self._beside, name))
                 raise
             with contextlib.closing(source):
                 with contextlib.suppress(FileNotFoundError):
@@ -182,7 +171,7 @@ class Along:
     def _new(self, name: str, source: Source) -> Source:
         """Return the content of a copy."""
         changed = self._config is not None and name == "config.json"
-        return from_buffer(self._config, "mmap") if changed else source
+        return open_source.from_buffer(self._config, "mmap") if changed else source
 
     def copy(self) -> tuple[str, ...]:
         """Copy the files; return their names. Raises `TargetError` for one that came to be with other content."""
@@ -202,7 +191,7 @@ class Along:
 
 def companions(folder: str) -> Iterator[str]:
     """Yield the names in a directory that are copied with a model; some may be no files."""
-    there = names_in(folder, ALONG)
+    there = open_source.names_in(folder, ALONG)
     yield from (name for name in ALONG if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's
         yield from sorted(name for name in there if name.endswith(".py"))
@@ -213,16 +202,16 @@ def companions(folder: str) -> Iterator[str]:
 
 def chat_templates(folder: str) -> list[str]:
     """Return the names of a directory's chat templates beside the usual one; none where its store cannot list."""
-    within = inside(folder, f"{_TEMPLATES}/")
-    names = names_in(within, ()) if is_directory(within) else ()
+    within = open_source.inside(folder, f"{_TEMPLATES}/")
+    names = open_source.names_in(within, ()) if open_source.is_directory(within) else ()
     return sorted(f"{_TEMPLATES}/{name}" for name in names if name.endswith(".jinja"))
 
 
 def _below(folder: str, inner: str) -> Iterator[str]:
     """Yield the names of the files in a folder of a directory."""
-    for name in sorted(names_in(inside(folder, f"{inner}/"), _OF_MODULES)):
+    for name in sorted(open_source.names_in(open_source.inside(folder, f"{inner}/"), _OF_MODULES)):
         path = f"{inner}/{name}"
-        if path.count("/") < _DEEPEST and is_directory(inside(folder, path)):
+        if path.count("/") < _DEEPEST and open_source.is_directory(open_source.inside(folder, path)):
             yield from _below(folder, path)
         else:
             yield path
@@ -230,25 +219,25 @@ def _below(folder: str, inner: str) -> Iterator[str]:
 
 def _folders(folder: str) -> list[str]:
     """Return the folders of the modules of sentence-transformers."""
-    path = inside(folder, _MODULES)
+    path = open_source.inside(folder, _MODULES)
     opening = b'{"modules": '  # the parser takes objects, and this is an array of them
     try:
-        modules = strict_json.loads(opening + (read_small(path) or b"") + b"}", _MODULES, offset=-len(opening))[
-            "modules"
-        ]
+        modules = strict_json.loads(
+            opening + (open_source.read_small(path) or b"") + b"}", _MODULES, offset=-len(opening)
+        )["modules"]
         modules = modules if isinstance(modules, list) else [modules]
         paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
     except TensorFileError as error:
         raise error.located(path=path) from None
     folders: list[str] = []
     for name in paths:
-        if not isinstance(name, str) or (name and not stays_inside(name.rstrip("/"))):
+        if not isinstance(name, str) or (name and not open_source.stays_inside(name.rstrip("/"))):
             actual = quoted(name) if isinstance(name, str) else strict_json.kind_of(name)
             expected = "a folder in this directory"
             raise FormatError("path of a module", path=path, field="path", actual=actual, expected=expected)
         folders.append(name.rstrip("/"))
     # The model itself has no folder, and modules without files may lack theirs.
-    return [name for name in folders if name and is_directory(inside(folder, f"{name}/"))]
+    return [name for name in folders if name and open_source.is_directory(open_source.inside(folder, f"{name}/"))]
 
 
 def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
@@ -265,7 +254,7 @@ def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
 def is_whole(path: str, nbytes: int, crc: int) -> bool:
     """Say whether a file has this size and checksum."""
     try:
-        source = from_path(path, "mmap")
+        source = open_source.from_path(path, "mmap")
     except (OSError, TensorFileError):  # it is not there, or no file
         return False
     try:

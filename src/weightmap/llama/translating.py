@@ -15,18 +15,9 @@ from weightmap.core.bytes.open_source import folder_of, names_in, read_small, si
 from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
 from weightmap.huggingface.along import chat_templates
+from weightmap.llama import tokenizers
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, add_keys, architecture_of, refusal
 from weightmap.llama.tensors import Shape, Translated, check_complete
-from weightmap.llama.tokenizers import (
-    SETTINGS,
-    Files,
-    Special,
-    add_vocab,
-    chat_template,
-    check_text,
-    merges_of_model,
-    vocab_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,7 +45,7 @@ _SAMPLING |= {"xtc_probability": False, "xtc_threshold": False, "temperature": F
 _SAMPLING |= {"mirostat_tau": False, "mirostat_eta": False}
 
 
-def card_of(files: Files, notes: list[str]) -> dict[str, Any]:
+def card_of(files: tokenizers.Files, notes: list[str]) -> dict[str, Any]:
     """Return the fields of a model card that GGUF has keys for: texts, and lists of texts and of objects of texts."""
     lines = _front_matter((files.read(CARD) or b"")[:_MAX_SEARCHED])
     text = "\n".join(_blocks(lines))
@@ -116,7 +107,7 @@ def _item(value: Any) -> Any:
     return value if isinstance(value, str) else None
 
 
-def sampling_of(files: Files, notes: list[str]) -> Mapping[str, Any]:
+def sampling_of(files: tokenizers.Files, notes: list[str]) -> Mapping[str, Any]:
     """Return how texts are to be sampled, by the fields of ``gguf.Metadata``."""
     try:
         settings = files.json(GENERATION) or {}
@@ -241,7 +232,7 @@ def as_llama(
         notes: list[str] = []
         if with_keys:
             model = source.absolute or ""
-            files = Files(lambda name: read_small(sibling_path(model, name), options.trust))
+            files = tokenizers.Files(lambda name: read_small(sibling_path(model, name), options.trust))
             writer = gguf.GGUFWriter(None, architecture.name)
             writer.add_type(gguf.GGUFType.MODEL)
             _add_about(gguf, writer, table, config, files, model, notes)
@@ -312,19 +303,24 @@ def _add_values(
 
 
 def _add_tokenizer(
-    writer: Any, architecture: Architecture, config: Config, files: Files, templates: list[str], notes: list[str]
+    writer: Any,
+    architecture: Architecture,
+    config: Config,
+    files: tokenizers.Files,
+    templates: list[str],
+    notes: list[str],
 ) -> None:
     """Add the tokenizer, its special tokens and its chat templates."""
     count = config.count("vocab_size")
-    vocab = vocab_of(files, architecture.tokenizers, count)
-    check_text(vocab.tokens)
-    add_vocab(writer, vocab)
-    if vocab.scores is None and (merges := merges_of_model(files, notes)):
+    vocab = tokenizers.vocab_of(files, architecture.tokenizers, count)
+    tokenizers.check_text(vocab.tokens)
+    tokenizers.add_vocab(writer, vocab)
+    if vocab.scores is None and (merges := tokenizers.merges_of_model(files, notes)):
         writer.add_token_merges(merges)
-    Special(files, config.values, count, notes).add_to(writer)
-    if (template := chat_template(files, templates, notes)) is not None:
+    tokenizers.Special(files, config.values, count, notes).add_to(writer)
+    if (template := tokenizers.chat_template(files, templates, notes)) is not None:
         writer.add_chat_template(template)
-    adds = (files.json(SETTINGS) or {}).get("add_prefix_space") if architecture.permuted else None
+    adds = (files.json(tokenizers.SETTINGS) or {}).get("add_prefix_space") if architecture.permuted else None
     adds = vocab.adds_space if adds is None else adds
     if architecture.shifted and vocab.scores is not None:
         adds = False
@@ -333,7 +329,7 @@ def _add_tokenizer(
 
 
 def _add_about(
-    gguf: Any, writer: Any, table: Translated, config: Config, files: Files, model: str, notes: list[str]
+    gguf: Any, writer: Any, table: Translated, config: Config, files: tokenizers.Files, model: str, notes: list[str]
 ) -> None:
     """Add general.*, the size label among them."""
     for name, row in zip(table.names, table.rows(), strict=True):

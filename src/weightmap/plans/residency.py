@@ -10,15 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from weightmap.core.arguments import mistyped
-from weightmap.core.model.internals import (
-    check_index,
-    check_open,
-    check_unchanged,
-    detach_index,
-    not_found,
-    parts_of,
-    sources_of,
-)
+from weightmap.core.model import internals
 from weightmap.core.model.reports import Residency
 from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError
@@ -43,12 +35,12 @@ class _Columns:
     nbytes: NDArray[np.int64]
 
     def __init__(self, model: Any) -> None:
-        detach_index(model)
-        source, content, _ = parts_of(model)
+        internals.detach_index(model)
+        source, content, _ = internals.parts_of(model)
         try:
-            check_unchanged(model)
+            internals.check_unchanged(model)
             self.begin, self.nbytes = content.table.spans()
-            numbers = dict(zip(sources_of(model), count(), strict=False))
+            numbers = dict(zip(internals.sources_of(model), count(), strict=False))
             self.file = content.table.owners(numbers)
         except TensorFileError as error:
             raise error.located(path=source.name, format=model.format) from None
@@ -91,9 +83,9 @@ class Spans:
 
     def __init__(self, model: Any, columns: _Columns) -> None:
         self.model: Any = model
-        self._columns, self._table = columns, parts_of(model)[1].table
+        self._columns, self._table = columns, internals.parts_of(model)[1].table
         self._names: dict[int, str] = {}  # of tensors that were looked up by them
-        self.sources: tuple[Source, ...] = sources_of(model)
+        self.sources: tuple[Source, ...] = internals.sources_of(model)
         self.file, self.row, self.begin, self.nbytes = columns.file, columns.row, columns.begin, columns.nbytes
 
     @property
@@ -174,7 +166,7 @@ class Spans:
         """Return the number of the tensor called `name`. Raises `TensorNotFoundError`."""
         row: int = self._table.find(name)
         if row < 0:
-            raise not_found(self.model, name)
+            raise internals.not_found(self.model, name)
         number = row if self._columns.number is None else int(self._columns.number[row])
         self._names[number] = name
         return number
@@ -190,13 +182,13 @@ def spans_of(model: Any) -> Spans:
     if columns is None:
         columns = _columns_of_models[model] = _Columns(model)
     else:
-        check_index(model)
+        internals.check_index(model)
     return Spans(model, columns)
 
 
 def residency(model: Any, names: str | Sequence[str] | None) -> dict[str, Residency]:
     """Implement `TensorFile.residency`."""
-    check_unchanged(model)
+    internals.check_unchanged(model)
     spans = spans_of(model)
     numbers = _numbers(spans, names)
     resident = resident_bytes(spans, numbers)
@@ -215,7 +207,7 @@ def resident_bytes(spans: Spans, numbers: NDArray[np.int64]) -> NDArray[np.int64
 
 def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
     """Implement `TensorFile.prefetch`."""
-    check_open(model)
+    internals.check_open(model)
     spans = spans_of(model)
     numbers = _numbers(spans, names)
     for file, places in _by_file(spans, numbers):
@@ -226,7 +218,7 @@ def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
 
 def release(model: Any, names: str | Sequence[str] | None) -> int:
     """Implement `TensorFile.release`."""
-    check_unchanged(model)
+    internals.check_unchanged(model)
     spans = spans_of(model)
     numbers = _numbers(spans, names)
     before = _resident_or_none(spans, numbers)

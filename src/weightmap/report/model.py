@@ -8,30 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted
 from weightmap.core.arguments import brief, entries, sizes
-from weightmap.report import charts
+from weightmap.report import charts, page
 from weightmap.report.charts import HUGE, by_layer, pooled_bars, pooled_ranges
 from weightmap.report.modules import module_tree, separator
-from weightmap.report.page import (
-    Cell,
-    document,
-    figure,
-    message,
-    named,
-    number,
-    pairs,
-    short,
-    spark,
-    table,
-    text,
-    titles,
-)
 from weightmap.report.survey import SCHEMES, alignment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightmap.report.modules import Line
-    from weightmap.report.page import Section
     from weightmap.report.survey import Survey, Tensor
 
 # Most lines of a module in the tree, and most entries of metadata
@@ -53,7 +38,7 @@ def model_page(name: str, found: Survey) -> bytes:
     first = max(range(len(drawable)), key=lambda at: drawable[at].info.nbytes, default=0)
     chosen = [
         {
-            "name": short(one.info.name) or "(no name)",
+            "name": page.short(one.info.name) or "(no name)",
             "low": one.numbers.low,
             "high": one.numbers.high,
             "bins": one.numbers.bins,
@@ -61,8 +46,8 @@ def model_page(name: str, found: Survey) -> bytes:
         for one in drawable
         if one.numbers is not None
     ]
-    (title,) = titles([name])
-    return document(title, sections, specs, {"sets": sets, "tensors": chosen, "first": first})
+    (title,) = page.titles([name])
+    return page.document(title, sections, specs, {"sets": sets, "tensors": chosen, "first": first})
 
 
 def _has_bins(tensor: Tensor) -> bool:
@@ -70,51 +55,56 @@ def _has_bins(tensor: Tensor) -> bool:
     return numbers is not None and numbers.low is not None and max(-numbers.low, numbers.high or 0) < HUGE
 
 
-def _about(name: str, found: Survey) -> Section:
+def _about(name: str, found: Survey) -> page.Section:
     kinds: dict[str, list[int]] = {}
     for tensor in found.tensors:
         kinds.setdefault(tensor.info.dtype, []).append(tensor.info.nbytes)
     elements = sum(math.prod(tensor.info.shape) for tensor in found.tensors)
     rows = [
-        ("file", text(name)),
-        ("format", text(found.format if found.layout in {None, found.format} else f"{found.format}, {found.layout}")),
+        ("file", page.text(name)),
+        (
+            "format",
+            page.text(found.format if found.layout in {None, found.format} else f"{found.format}, {found.layout}"),
+        ),
         ("size", sizes(found.nbytes)),
         ("tensors", f"{len(found.tensors):,}, of {counted(elements, 'element')}"),
         *([("parameters", str(found.weight))] if found.weight is not None else []),
         (
             "types",
-            ", ".join(f"{text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in kinds.items()),
+            ", ".join(f"{page.text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in kinds.items()),
         ),
     ]
     if len(found.files) > 1:
         rows.append(("files", f"{len(found.files):,}"))
     if found.tokens is not None:
         rows.append(("vocabulary", counted(found.tokens, "token")))
-    content = pairs(rows)
+    content = page.pairs(rows)
     if found.metadata:
-        metadata = pairs((short(key), text(value)) for key, value in list(found.metadata.items())[:_MOST_LINES])
+        metadata = page.pairs(
+            (page.short(key), page.text(value)) for key, value in list(found.metadata.items())[:_MOST_LINES]
+        )
         cut = f", the first {_MOST_LINES} of them" if len(found.metadata) > _MOST_LINES else ""
         content += f"<details><summary>{entries(len(found.metadata))}{cut}</summary>{metadata}</details>"
     return "summary", "What it is", content
 
 
-def _warnings(found: Survey) -> Section:
+def _warnings(found: Survey) -> page.Section:
     if found.damage is not None:
-        content = f'<p class="bad">Verification failed: {message(found.damage)}</p>'
+        content = f'<p class="bad">Verification failed: {page.message(found.damage)}</p>'
     elif found.verified is None:
         content = "<p>The file was not verified.</p>"
     else:
         report = found.verified
-        content = f'<p><span class="good">Verified</span>: {message(report.scope)}.</p>'
+        content = f'<p><span class="good">Verified</span>: {page.message(report.scope)}.</p>'
         if report.warnings:
-            content += f"<ul>{''.join(f'<li>{message(warning)}</li>' for warning in report.warnings)}</ul>"
+            content += f"<ul>{''.join(f'<li>{page.message(warning)}</li>' for warning in report.warnings)}</ul>"
     problems = [tensor for tensor in found.tensors if tensor.problem is not None]
     odd = [t for t in found.tensors if t.numbers is not None and (t.numbers.nans or t.numbers.infinities)]
     if problems:
-        lines = "".join(f"<li>{text(t.info.name)}: {message(t.problem)}</li>" for t in problems[:100])
+        lines = "".join(f"<li>{page.text(t.info.name)}: {page.message(t.problem)}</li>" for t in problems[:100])
         content += f'<p class="bad">{counted(len(problems), "tensor")} cannot be decoded:</p><ul>{lines}</ul>'
     if odd:
-        lines = "".join(f"<li>{text(t.info.name)}</li>" for t in odd[:100])
+        lines = "".join(f"<li>{page.text(t.info.name)}</li>" for t in odd[:100])
         content += (
             f"<p>NaN or infinite elements in {counted(len(odd), 'tensor')}, of those looked at:</p><ul>{lines}</ul>"
         )
@@ -123,7 +113,7 @@ def _warnings(found: Survey) -> Section:
     return "warnings", "Warnings", content
 
 
-def _modules(found: Survey) -> Section:
+def _modules(found: Survey) -> page.Section:
     if not found.tensors:
         return "modules", "Modules", "<p>The model has no tensors.</p>"
     infos = [tensor.info for tensor in found.tensors]
@@ -143,12 +133,12 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
             yield "</details>"
             depth -= 1
         share = line.nbytes / whole if whole else 0.0
-        said = f"{text(line.label or '(itself)')}"
+        said = f"{page.text(line.label or '(itself)')}"
         # Browsers draw <meter> so that no style makes its bar fill it.
         meter = f'<span class="meter" role="img" aria-label="{share:.1%}" style="--share:{share:.2%}"></span>'
         about = brief(line.nbytes)
         if line.tensor is not None:
-            about += f' <span class="faint">{text(line.tensor.dtype)} {text(list(line.tensor.shape))}</span>'
+            about += f' <span class="faint">{page.text(line.tensor.dtype)} {page.text(list(line.tensor.shape))}</span>'
         if line.tensors > 1:
             about += f' <span class="faint">{line.tensors:,} tensors</span>'
         name = f'<span class="name">{said}</span>'
@@ -161,10 +151,10 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
     yield "</details>" * depth
 
 
-def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
     rows = []
     for file in found.files:
-        name = short(file.name)
+        name = page.short(file.name)
         rows += [
             {"file": name, "name": gap.kind, "type": gap.kind, "begin": gap.begin, "end": gap.end}
             | {"nbytes": gap.end - gap.begin, "align": None, "resident": None}
@@ -174,8 +164,8 @@ def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, An
         info = tensor.info
         rows.append(
             {
-                "file": short(tensor.file),
-                "name": short(info.name),
+                "file": page.short(tensor.file),
+                "name": page.short(info.name),
                 "type": info.dtype,
                 "begin": info.offset,
                 "end": info.offset + info.nbytes,
@@ -205,7 +195,7 @@ def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, An
     )
     if known:
         lines.append(("in memory", f"{brief(sum(known))} before this report read the file"))
-    content = figure("bytes-map", specs["bytes-map"], "places") + pairs(lines) + _places(found)
+    content = page.figure("bytes-map", specs["bytes-map"], "places") + page.pairs(lines) + _places(found)
     return "map", "Map of the file", content
 
 
@@ -219,49 +209,49 @@ def _places(found: Survey) -> str:
         share = None if tensor.resident is None or not info.nbytes else tensor.resident / info.nbytes
         rows.append(
             [
-                Cell(named(info.name)),
-                Cell(text(info.dtype)),
-                number(info.offset, ",d"),
-                number(info.nbytes, ",d"),
-                number(alignment(info.offset), "d"),
-                number(share, ".0%"),
-                *([Cell(text(tensor.file))] if several else []),
+                page.Cell(page.named(info.name)),
+                page.Cell(page.text(info.dtype)),
+                page.number(info.offset, ",d"),
+                page.number(info.nbytes, ",d"),
+                page.number(alignment(info.offset), "d"),
+                page.number(share, ".0%"),
+                *([page.Cell(page.text(tensor.file))] if several else []),
             ]
         )
     kinds = dict.fromkeys(tensor.info.dtype for tensor in found.stored)
-    return table("places", "Where each tensor lies in its file", columns, rows, kinds=kinds)
+    return page.table("places", "Where each tensor lies in its file", columns, rows, kinds=kinds)
 
 
 def _values(
     found: Survey, drawable: Sequence[Tensor], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]
-) -> Section:
+) -> page.Section:
     place = {id(tensor): at for at, tensor in enumerate(drawable)}
     rows, spans = [], []
     for tensor in found.tensors:
         info, numbers = tensor.info, tensor.numbers
         at = place.get(id(tensor))
-        name = named(info.name)
+        name = page.named(info.name)
         if at is not None:
             name = f'<button type="button" data-tensor="{at}">{name}</button>'
-        row = [Cell(name), Cell(text(info.dtype)), Cell(text(list(info.shape)))]
+        row = [page.Cell(name), page.Cell(page.text(info.dtype)), page.Cell(page.text(list(info.shape)))]
         if numbers is None:
-            rows.append([*row, *[Cell("")] * 8])
+            rows.append([*row, *[page.Cell("")] * 8])
             continue
         if at is not None and numbers.low is not None and numbers.mean is not None:
             mean, deviation = numbers.mean, numbers.deviation or 0.0
             spans.append(
-                {"name": short(info.name), "low": numbers.low, "high": numbers.high}
+                {"name": page.short(info.name), "low": numbers.low, "high": numbers.high}
                 | {"below": mean - deviation, "above": mean + deviation}
             )
         share = numbers.zeros / numbers.seen if numbers.seen else None
         rows.append(
             [
                 *row,
-                *(number(value) for value in (numbers.low, numbers.high, numbers.mean, numbers.deviation)),
-                number(share, ".2%"),
-                number(numbers.nans + numbers.infinities, ",d"),
-                Cell(f'<span class="spark" aria-hidden="true">{spark(numbers.bins)}</span>'),
-                number(numbers.seen / max(math.prod(info.shape), 1), ".1%"),
+                *(page.number(value) for value in (numbers.low, numbers.high, numbers.mean, numbers.deviation)),
+                page.number(share, ".2%"),
+                page.number(numbers.nans + numbers.infinities, ",d"),
+                page.Cell(f'<span class="spark" aria-hidden="true">{page.spark(numbers.bins)}</span>'),
+                page.number(numbers.seen / max(math.prod(info.shape), 1), ".1%"),
             ]
         )
     sets["ranges"] = pooled_ranges(spans)
@@ -273,11 +263,11 @@ def _values(
     content = (
         f"<p>Of each tensor, up to {found.per_tensor:,} elements were looked at, in runs that lie evenly over it."
         f"{' Of complex elements, the table has the magnitudes.' if imaginary else ''}</p>"
-        + figure("ranges", specs["ranges"], "values")
+        + page.figure("ranges", specs["ranges"], "values")
         + '<h3 class="script" id="histogram-title" aria-live="polite">Histogram of <span id="histogram-of"></span></h3>'
         + '<p class="script faint">The names in the table choose the tensor.</p>'
-        + figure("histogram", specs["histogram"], "values")
-        + table(
+        + page.figure("histogram", specs["histogram"], "values")
+        + page.table(
             "values",
             "Values of each tensor",
             columns,
@@ -288,7 +278,7 @@ def _values(
     return "tensors", "Values", content
 
 
-def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
     able = [tensor for tensor in found.tensors if tensor.costs]
     schemes = [scheme for scheme in SCHEMES if any(scheme in tensor.costs for tensor in able)]
     whole = sum(tensor.info.nbytes for tensor in found.tensors)
@@ -305,12 +295,12 @@ def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[
         sets["costs"].append({"scheme": scheme, "nbytes": nbytes, "bits": bits, "relative": relative})
         summary.append(
             [
-                Cell(scheme),
-                number(len(fitting), ",d"),
-                number(bits, ".3f"),
-                Cell(brief(nbytes), nbytes),
-                number(rms, ".3e"),
-                number(relative, ".3%"),
+                page.Cell(scheme),
+                page.number(len(fitting), ",d"),
+                page.number(bits, ".3f"),
+                page.Cell(brief(nbytes), nbytes),
+                page.number(rms, ".3e"),
+                page.number(relative, ".3%"),
             ]
         )
     specs["costs"] = charts.costs()
@@ -320,10 +310,10 @@ def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[
     content = (
         "<p>Estimated from a sample of each floating-point tensor of two dimensions or more, embeddings left out: what "
         "<code>weightmap quantize</code> would quantise. The root of the mean squared error is relative to that of the "
-        "values.</p>" + figure("costs", specs["costs"], "schemes")
+        "values.</p>" + page.figure("costs", specs["costs"], "schemes")
     )
     columns = [("scheme", False), ("tensors", True), ("bits per weight", True), ("model", True), ("RMS error", True)]
-    content += table("schemes", "The whole model by scheme", [*columns, ("relative", True)], summary)
+    content += page.table("schemes", "The whole model by scheme", [*columns, ("relative", True)], summary)
     if len({row["layer"] for row in heat}) > 1:
         sets["cost-heat"] = heat
         layers = len({row["layer"] for row in heat})
@@ -334,15 +324,18 @@ def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[
             layers,
             zero=False,
         )
-        content += "<h3>By layer</h3>" + figure("cost-heat", specs["cost-heat"], "each")
+        content += "<h3>By layer</h3>" + page.figure("cost-heat", specs["cost-heat"], "each")
     rows = [
         [
-            Cell(named(tensor.info.name)),
-            Cell(text(tensor.info.dtype)),
-            *(number(tensor.costs[scheme].relative if scheme in tensor.costs else None, ".3%") for scheme in schemes),
+            page.Cell(page.named(tensor.info.name)),
+            page.Cell(page.text(tensor.info.dtype)),
+            *(
+                page.number(tensor.costs[scheme].relative if scheme in tensor.costs else None, ".3%")
+                for scheme in schemes
+            ),
         ]
         for tensor in able
     ]
     columns = [("tensor", False), ("type", False), *((scheme, True) for scheme in schemes)]
-    content += table("each", "Relative RMS error of each tensor by scheme", columns, rows)
+    content += page.table("each", "Relative RMS error of each tensor by scheme", columns, rows)
     return "quantising", "What quantising would cost", content

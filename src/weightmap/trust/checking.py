@@ -17,20 +17,7 @@ from weightmap.core.bytes.open_source import from_path, path_of
 from weightmap.core.hooks import later
 from weightmap.core.native.access import cpus
 from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedError
-from weightmap.trust.lists import (
-    ONLY,
-    SHA256,
-    Digest,
-    Digests,
-    add,
-    is_list,
-    listed_in,
-    of_file,
-    of_mapping,
-    of_text,
-    read_list,
-    recorded,
-)
+from weightmap.trust import lists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +61,7 @@ class Trust:
     def __init__(
         self,
         root: str,
-        digests: Digests,
+        digests: lists.Digests,
         *,
         siblings: bool = False,
         ignored: tuple[str, ...] = (),
@@ -100,20 +87,20 @@ class Trust:
 
     def ignores(self, name: str) -> bool:
         """Whether a file or folder needs no digest: see `check_all`."""
-        if self._siblings and is_list(os.path.join(self.root, name)):
+        if self._siblings and lists.is_list(os.path.join(self.root, name)):
             return True
         return any(name == other or name.startswith(f"{other}/") for other in self._ignored)
 
-    def expected(self, path: str) -> tuple[Digest, ...]:
+    def expected(self, path: str) -> tuple[lists.Digest, ...]:
         """Return the digests that a file must have. Raises `TrustError` if there is none."""
         name = self.name_of(path)
-        digests: Digests = {name: self.digests.get(name) or self.digests.get(ONLY, ())}
+        digests: lists.Digests = {name: self.digests.get(name) or self.digests.get(lists.ONLY, ())}
         if self._siblings:
-            for digest in recorded(self.root, name).get(name, ()):
-                add(digests, name, digest)
+            for digest in lists.recorded(self.root, name).get(name, ()):
+                lists.add(digests, name, digest)
         if not digests[name]:
             where = "beside it" if self._siblings else "in the list"
-            remedy = Remedy("{} compares one file with a digest that you have", "trust", f"{SHA256}...")
+            remedy = Remedy("{} compares one file with a digest that you have", "trust", f"{lists.SHA256}...")
             raise TrustError(f"no digest of this file is {where}: {quoted(name)}", path=path, remedy=remedy)
         return digests[name]
 
@@ -156,7 +143,7 @@ class Trust:
             for sum_ in sums:
                 sum_.update(memoryview(source.octets))
 
-    def _read(self, source: Source, sums: Sequence[_Sum], expected: Sequence[Digest]) -> None:
+    def _read(self, source: Source, sums: Sequence[_Sum], expected: Sequence[lists.Digest]) -> None:
         """Read and hash a file that is going to be mapped, unless this object has hashed it."""
         file = source.descriptor
         before, key = _state_of(file), " ".join(map(str, expected))
@@ -185,7 +172,7 @@ def _state_of(file: int) -> tuple[int, ...]:
 class _Sum:
     """A running digest of a file."""
 
-    def __init__(self, digest: Digest, size: int) -> None:
+    def __init__(self, digest: lists.Digest, size: int) -> None:
         self._digest = digest
         self._own = _ALGORITHMS[digest.algorithm]()
         self.update: Callable[[Any], None] = self._own.update
@@ -218,7 +205,7 @@ def _digests_of(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
     absolute = os.path.abspath(path)
     root = absolute if os.path.isdir(absolute) else os.path.dirname(absolute)
     if isinstance(trust, Mapping):
-        return Trust(root, of_mapping(trust), ignored=_UNLISTED)
+        return Trust(root, lists.of_mapping(trust), ignored=_UNLISTED)
     if hasattr(trust, "trust_for"):
         result: Trust = trust.trust_for(absolute, root)
         return result
@@ -227,21 +214,21 @@ def _digests_of(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
             "trust", trust, "'recorded', 'sha256:...', a mapping, the path of a list of digests, or a signature"
         )
     if trust == _RECORDED:
-        return Trust(root, listed_in(root), siblings=True, ignored=_UNLISTED, how="as recorded")
+        return Trust(root, lists.listed_in(root), siblings=True, ignored=_UNLISTED, how="as recorded")
     at = os.fsdecode(trust)
-    if at.startswith(SHA256):
-        return Trust(root, _of_one(absolute, root, (of_text(at, "trust"),)))
-    raw = read_list(at)
+    if at.startswith(lists.SHA256):
+        return Trust(root, _of_one(absolute, root, (lists.of_text(at, "trust"),)))
+    raw = lists.read_list(at)
     if raw is None:
         raise FileNotFoundError(2, os.strerror(2), at)
-    digests = of_file(raw, at)
-    if ONLY in digests:  # it is about the file that is opened, and no other one
-        digests = _of_one(absolute, root, digests[ONLY])
+    digests = lists.of_file(raw, at)
+    if lists.ONLY in digests:  # it is about the file that is opened, and no other one
+        digests = _of_one(absolute, root, digests[lists.ONLY])
     ignored = (*_UNLISTED, relative(os.path.abspath(at), root))
     return Trust(root, digests, ignored=ignored, how=f"as in {quoted(at)}")
 
 
-def _of_one(path: str, root: str, digests: tuple[Digest, ...]) -> Digests:
+def _of_one(path: str, root: str, digests: tuple[lists.Digest, ...]) -> lists.Digests:
     """Return the digests of the one file that is opened. Raises `TrustError` for a directory."""
     if os.path.isdir(path):
         what = "no digest of this directory is known, only that of one file: give a list of digests"

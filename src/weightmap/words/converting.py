@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import (
-    DEFAULT_LIMITS,
-    Limits,
-    as_path,
-    as_threads,
-    check_progress,
-    entries,
-    mistyped,
-    takes,
-    validated_limits,
-)
+from weightmap.core import arguments
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
 from weightmap.core.formats import FORMATS, Importer, Payload, Request, Tensors
@@ -44,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Globs
     from weightmap.core.bytes.sink import WritePlan
     from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
@@ -85,7 +74,7 @@ def convert(
     pq: Pq | None = None,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    limits: Limits | None = None,
+    limits: arguments.Limits | None = None,
     strict: bool = True,
 ) -> ConvertReport:
     r"""Write words and their vectors to a file of another program, or to a format of `weightmap.open`.
@@ -143,13 +132,13 @@ def convert(
     2
     """
     if pq is not None and not isinstance(pq, Pq):
-        raise mistyped("pq", pq, "a weightmap.words.Pq")
+        raise arguments.mistyped("pq", pq, "a weightmap.words.Pq")
     if subwords not in (None, "explicit"):
         raise ValueError(f"subwords is {subwords!r}, expected 'explicit'")
     if threads is not None:
-        as_threads(threads)
-    check_progress(progress)
-    target, limits = as_path("dst", dst), validated_limits(limits)
+        arguments.as_threads(threads)
+    arguments.check_progress(progress)
+    target, limits = arguments.as_path("dst", dst), arguments.validated_limits(limits)
     path, model, directory, leftover = find_source(src)
     target_record = target_format(target, format, None)
     opened = open_or_import(model, limits, lossy=lossy, strict=strict)
@@ -176,7 +165,7 @@ def hand_over(
     directory: ModelDirectory | None,
     target: str,
     target_record: Format | Importer,
-    globs: tuple[Globs, Globs],
+    globs: tuple[arguments.Globs, arguments.Globs],
     tensors: Mapping[str, Any],
     **options: Any,
 ) -> ConvertReport:
@@ -204,8 +193,8 @@ def target_format(target: str, format: str | None, layout: str | None) -> Format
 def from_file(
     file: TensorFile,
     directory: ModelDirectory | None,
-    include: Globs = None,
-    exclude: Globs = None,
+    include: arguments.Globs = None,
+    exclude: arguments.Globs = None,
     *,
     remedy: Remedy | None = None,
 ) -> Words:
@@ -230,7 +219,7 @@ def from_file(
         if len(info.shape) == 2
         and info.shape[0] == height
         and (info.dtype in FLOATING or info.dtype in SCHEMES)
-        and takes(info.name, include, exclude)
+        and arguments.takes(info.name, include, exclude)
     ]
     if len(names) != 1:
         shown = ", ".join(map(quoted, names[:10])) or "none"
@@ -263,7 +252,7 @@ def convert_words(
     *,
     source: str | None,
     progress: Callable[[int, int], None] | None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: arguments.Limits = arguments.DEFAULT_LIMITS,
     output: Output | None = None,
     normalize: bool | None = None,
     subwords: str | None = None,
@@ -373,7 +362,7 @@ def _to_words(
     if behind and "subwords" not in target_record.carries:
         warnings.append(f"format {name} has no place for n-grams: {counted(behind, 'row')} left behind")
     if words.metadata and "metadata" not in target_record.carries:
-        warnings.append(f"format {name} has no place for {entries(len(words.metadata))}: left behind")
+        warnings.append(f"format {name} has no place for {arguments.entries(len(words.metadata))}: left behind")
     assert target_record.plan is not None  # noqa: S101 - there is no name for others
     try:
         return target_record.plan(words), warnings

@@ -38,7 +38,7 @@ def kept(request, monkeypatch):
 
     The index of a model of many files is parsed in pieces.
     """
-    monkeypatch.setattr(sharded, "MAX_OPEN", request.param)
+    monkeypatch.setattr(sharded.open_source, "MAX_OPEN", request.param)
     if not request.param:
         monkeypatch.setattr(listing, "_PIECE", 16)
     return int(request.param)

@@ -7,34 +7,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from weightmap.checkpoints import pieced
 from weightmap.checkpoints.methods import FLOATS, Group, blocks_of
-from weightmap.checkpoints.pieced import (
-    E2M1,
-    Codes,
-    Coding,
-    Grouped,
-    exponents_fit,
-    float_blocks,
-    floats_fit,
-    integer_blocks,
-    integers_fit,
-    low_first,
-    to_float32,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Layout, Pieces, TargetTypes
-
 
 # Each byte.
 _EVERY = np.arange(256, dtype=np.uint8)
 
 
-class Scaled(Coding):
+class Scaled(pieced.Coding):
     """``W[o, c] = (q[o, c] - z[o // height, c // width]) * s[o // height, c // width]``.
 
     q are integers of 8 bits or float8 numbers, as stored; z are integers of the same type, where there are any. The
@@ -82,30 +68,32 @@ class Scaled(Coding):
         ranges = {self.codes: slice(first, last), self.scales: blocks}
         return ranges if self.zeros is None else ranges | {self.zeros: blocks}
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def decode(self, pieces: pieced.Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         values = self.values(pieces[self.codes])
         if self.zeros is not None:
             values = values - self.each(pieces[self.zeros].astype(np.float32), first, last)
         return values * self.each(self.scale(pieces), first, last)
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
+    def counterpart(
+        self, read: Callable[[str], NDArray[Any]], target_types: pieced.TargetTypes
+    ) -> pieced.Layout | None:
         """Implement `Coding.counterpart`: of symmetric integers with scales of rows or of all."""
         if self.zeros is not None or not self.integers or (self.height > 1 and self.height < self.shape[0]):
             return None
-        return integers_fit(8, self.shape[1], self.width, read(self.scales), target_types)
+        return pieced.integers_fit(8, self.shape[1], self.width, read(self.scales), target_types)
 
-    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: pieced.Pieces, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
         scales = pieces[self.scales].reshape(-1, blocks_of(self.shape[1], self.width))
-        return integer_blocks(layout, pieces[self.codes], scales, self.width)
+        return pieced.integer_blocks(layout, pieces[self.codes], scales, self.width)
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+    def coded(self, pieces: pieced.Pieces, first: int, last: int) -> pieced.Codes:
         """Implement `Coding.coded`."""
         del last
         codes, stored = pieces[self.codes], pieces[self.scales]
-        codes_ = Codes(codes, 8, self.values(_EVERY.view(codes.dtype)), stored, self.height, self.width)
+        codes_ = pieced.Codes(codes, 8, self.values(_EVERY.view(codes.dtype)), stored, self.height, self.width)
         if stored.dtype.itemsize == 1 and self.zeros is None:  # one of 256 scales
             every = {**pieces, self.scales: _EVERY.view(stored.dtype)}
             return codes_._replace(before=first % self.height, scales=self.scale(every), which=stored.view(np.uint8))
@@ -116,9 +104,9 @@ class Scaled(Coding):
         """Return what the codes stand for."""
         return codes.astype(np.float32)
 
-    def scale(self, pieces: Pieces) -> NDArray[np.float32]:
+    def scale(self, pieces: pieced.Pieces) -> NDArray[np.float32]:
         """Return the scales of blocks."""
-        return to_float32(pieces[self.scales])
+        return pieced.to_float32(pieces[self.scales])
 
     def each(self, blocks: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
         """Return what each element of these rows has of a number for each block."""
@@ -162,38 +150,42 @@ class Fp4(Scaled):
         found = {self.codes: slice(first, last), self.scales: slice(first, last)}
         return found if self.whole is None else found | {self.whole: None}
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
+    def counterpart(
+        self, read: Callable[[str], NDArray[Any]], target_types: pieced.TargetTypes
+    ) -> pieced.Layout | None:
         """Implement `Coding.counterpart`."""
         if ("mxfp4" if self.whole is None else "nvfp4") not in target_types.schemes:
             return None
         if self.whole is None:
-            return exponents_fit(read(self.scales))
-        return floats_fit(self.shape[1], read(self.scales), read(self.whole), divides=self.divides)
+            return pieced.exponents_fit(read(self.scales))
+        return pieced.floats_fit(self.shape[1], read(self.scales), read(self.whole), divides=self.divides)
 
-    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: pieced.Pieces, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
-        return float_blocks(layout, low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8))
+        return pieced.float_blocks(
+            layout, pieced.low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8)
+        )
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+    def coded(self, pieces: pieced.Pieces, first: int, last: int) -> pieced.Codes:
         """Implement `Coding.coded`."""
         codes = pieces[self.codes].view(np.uint8)
-        return super().coded({**pieces, self.codes: codes}, first, last)._replace(bits=4, values=E2M1)
+        return super().coded({**pieces, self.codes: codes}, first, last)._replace(bits=4, values=pieced.E2M1)
 
     def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
         """Implement `Scaled.values`."""
-        return E2M1[low_first(codes.view(np.uint8))]
+        return pieced.E2M1[pieced.low_first(codes.view(np.uint8))]
 
-    def scale(self, pieces: Pieces) -> NDArray[np.float32]:
+    def scale(self, pieces: pieced.Pieces) -> NDArray[np.float32]:
         """Implement `Scaled.scale`."""
-        scales = to_float32(pieces[self.scales])
+        scales = pieced.to_float32(pieces[self.scales])
         if self.whole is None:
             return scales
         whole = pieces[self.whole].reshape(()).astype(np.float32)
         return scales / whole if self.divides else scales * whole
 
 
-class Experts(Coding):
+class Experts(pieced.Coding):
     """``X[e] = W``, or its transpose, where W is what the pieces of expert e make: the matrices of a layer's experts.
 
     Parameters
@@ -212,13 +204,13 @@ class Experts(Coding):
 
     __slots__ = ("lying", "matrix", "shared", "turned")
 
-    matrix: Coding
+    matrix: pieced.Coding
     shared: str | None
     turned: bool
     lying: bool
 
     def __init__(
-        self, matrix: Coding, count: int, *, shared: str | None = None, turned: bool = False, lying: bool = False
+        self, matrix: pieced.Coding, count: int, *, shared: str | None = None, turned: bool = False, lying: bool = False
     ) -> None:
         shape = matrix.shape[::-1] if turned else matrix.shape
         super().__init__(matrix.scheme, (count, *shape), matrix.codes, matrix.scales, block_size=matrix.block_size)
@@ -236,7 +228,7 @@ class Experts(Coding):
 
     def rows(
         self,
-        pieces: Pieces,
+        pieces: pieced.Pieces,
         first: int,
         last: int,
         dtype: np.dtype[Any],
@@ -253,11 +245,13 @@ class Experts(Coding):
                 expert[...] = made.T
         return target
 
-    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
+    def counterpart(
+        self, read: Callable[[str], NDArray[Any]], target_types: pieced.TargetTypes
+    ) -> pieced.Layout | None:
         """Implement `Coding.counterpart`: blocks lie along in, so the matrices are those that are made."""
         return self.matrix.counterpart(read, target_types)
 
-    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: pieced.Pieces, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`: (experts, rows * bytes)."""
         rows = self.matrix.shape[0]
         made = [
@@ -266,7 +260,7 @@ class Experts(Coding):
         ]
         return np.stack(made)
 
-    def _parts(self, pieces: Pieces, number: int) -> dict[str, NDArray[Any]]:
+    def _parts(self, pieces: pieced.Pieces, number: int) -> dict[str, NDArray[Any]]:
         """Return what the pieces have of one expert: matrices, of rows of its W."""
         parts = {role: piece if role == self.shared else piece[number] for role, piece in pieces.items()}
         for role, part in parts.items():
@@ -276,7 +270,7 @@ class Experts(Coding):
         return parts
 
 
-class Transposed(Coding):
+class Transposed(pieced.Coding):
     """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = groups[c]``, or ``c // group_size`` without `groups`.
 
     Parameters
@@ -307,15 +301,15 @@ class Transposed(Coding):
         super().__init__(scheme, shape, "qweight", "scales", block_size=size, **own)
         self.bits, self.groups, self.by_rows = bits, groups, by_rows
 
-    def zero_points(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def zero_points(self, pieces: pieced.Pieces, first: int, last: int) -> NDArray[np.float32]:
         """Return z of rows `first` to `last`, shape (G, rows)."""
         raise NotImplementedError
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Grouped:
+    def coded(self, pieces: pieced.Pieces, first: int, last: int) -> pieced.Grouped:
         """Implement `Coding.coded`."""
         scales, zeros = pieces["scales"], self.zero_points(pieces, first, last)
         numbers = self.group_of_columns(self.groups)
-        return Grouped(pieces["qweight"], self.bits, numbers, scales, zeros, by_rows=self.by_rows)
+        return pieced.Grouped(pieces["qweight"], self.bits, numbers, scales, zeros, by_rows=self.by_rows)
 
 
 def fp4(

@@ -27,17 +27,7 @@ from weightmap.core.arguments import DEFAULT_LIMITS, check_expansion
 from weightmap.core.faults import shrank
 from weightmap.core.hooks import later
 from weightmap.core.native import access, files
-from weightmap.core.native.access import (
-    ADVICE,
-    aligned,
-    check_path,
-    fail_changed,
-    identity_of,
-    map_file,
-    open_again,
-    read_into,
-    refuse,
-)
+from weightmap.core.native.access import read_into
 from weightmap.errors import ClosedError, LimitError, TruncatedError
 
 if TYPE_CHECKING:
@@ -46,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Limits
-    from weightmap.core.native.access import Descriptor
     from weightmap.core.ranges import Range
 
 MODES = ("mmap", "cow", "copy", "sealed", "direct")
@@ -113,10 +102,10 @@ class Source:
     _released: str | None = None  # the path of a file whose descriptor was released
     _seen: Any = None  # the file's state when it was opened, a `State`
     _identity: tuple[int, ...] | None = None
-    _file: Descriptor | None = None
+    _file: access.Descriptor | None = None
     _octets: NDArray[np.uint8] | None = None
     _memory: Any = None  # the owner of the same bytes, on which arrays are made
-    _sealed: Descriptor | None = None  # the memory that a file was copied to
+    _sealed: access.Descriptor | None = None  # the memory that a file was copied to
     _stable = True
     _fallback = True
     _limits: Limits | None = None
@@ -133,7 +122,7 @@ class Source:
         path: str | None,
         name: str,
         mode: str,
-        file: Descriptor | None = None,
+        file: access.Descriptor | None = None,
         octets: NDArray[np.uint8] | None = None,
         *,
         stable: bool = True,
@@ -155,7 +144,7 @@ class Source:
         except OSError as error:
             raise self._named(error) from None
         if state.mode & _KIND != stat.S_IFREG:
-            refuse(state.mode, name)
+            access.refuse(state.mode, name)
         self.size = state.size
         if identity is not None:
             self._identity = identity
@@ -210,12 +199,12 @@ class Source:
     def expect(self, ranges: Iterable[Range]) -> None:
         """Note the ranges of coming calls of `pread`: a store fetches them all at once."""
 
-    def _opened(self) -> Descriptor | None:
+    def _opened(self) -> access.Descriptor | None:
         """Return the open file, to be held while it is used; None if the bytes are in memory."""
         file, path = self._file, self._released
         if file is not None or path is None:
             return file
-        return open_again(path, self.name, self.identity)
+        return access.open_again(path, self.name, self.identity)
 
     def _held(self) -> NDArray[np.uint8]:
         """Return the bytes in memory. Raises `ClosedError` once they are released."""
@@ -385,7 +374,7 @@ class Source:
         self.advice = advice
         file, memory = self._file, self._memory
         if file is not None and memory is not None and self.mode not in _COPIES:
-            access.advise(memory, ADVICE.index(advice))
+            access.advise(memory, access.ADVICE.index(advice))
         if file is not None and self.path is not None and self.mode not in _COPIES and hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
@@ -428,17 +417,17 @@ class Source:
             self.close()
         return octets
 
-    def _map(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
+    def _map(self, file: access.Descriptor) -> tuple[NDArray[np.uint8], Any]:
         """Map the file; return its bytes, and their owner to make arrays on."""
         mode = self.mode
         if mode == "mmap" and self.path is None and is_sealed(file):
             mode = "sealed"
         try:
-            return map_file(file, self.size, mode, self.advice)
+            return access.map_file(file, self.size, mode, self.advice)
         except OSError as error:
             raise self._named(error) from None
 
-    def _copy(self, file: Descriptor) -> tuple[NDArray[np.uint8], Any]:
+    def _copy(self, file: access.Descriptor) -> tuple[NDArray[np.uint8], Any]:
         """Copy the file into new memory, sealed in that mode; return the same as `_map`."""
         sealed = self.mode == "sealed"
         if not (sealed and is_sealed(file)):
@@ -450,7 +439,7 @@ class Source:
             except LimitError as error:
                 raise error.located(path=self.name) from None
             if not sealed:
-                data = aligned(self.size)
+                data = access.aligned(self.size)
                 got = self._filled(file, memoryview(data))
                 if got < self.size:
                     self._short(got, self.size)
@@ -462,7 +451,7 @@ class Source:
         self._sealed = file
         return self._map(file)
 
-    def _filled(self, file: Descriptor, view: memoryview) -> int:
+    def _filled(self, file: access.Descriptor, view: memoryview) -> int:
         """Read the file into memory; return how many bytes there were. Pieces are watched while a cache has them."""
         got, watch = 0, self.watch
         if self.past_cache:
@@ -534,7 +523,7 @@ class Source:
     def identity(self) -> tuple[int, ...]:
         """Device, inode, size and modification time in ns of the opened file; empty for a buffer."""
         identity = self._identity
-        return identity if identity is not None else () if self._seen is None else identity_of(self._seen)
+        return identity if identity is not None else () if self._seen is None else access.identity_of(self._seen)
 
     @property
     def absolute(self) -> str | None:
@@ -556,9 +545,9 @@ class Source:
         if file is not None:
             unchanged = self._seen.unchanged()
             if unchanged <= 0:
-                fail_changed(self._seen, unchanged, self.name)
+                access.fail_changed(self._seen, unchanged, self.name)
         elif self._released is not None:
-            check_path(self._released, self._seen, self.name)
+            access.check_path(self._released, self._seen, self.name)
 
     # ------------------------------------------------------------------------------------------------- sharing
     @property

@@ -16,17 +16,8 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import Deflated, Strided
-from weightmap.core.formats import is_npz
+from weightmap.core.formats import _npy, is_npz
 from weightmap.core.formats._base import Content, Format
-from weightmap.core.formats._npy import (
-    FIRST,
-    MAGIC,
-    Array,
-    ArrayRules,
-    dtype_of_array,
-    fortran_strides,
-    read_header,
-)
 from weightmap.core.formats._zip import Archive
 from weightmap.core.native import scans
 from weightmap.core.table.columns import ColumnTable
@@ -85,10 +76,10 @@ class _Members:
         self._kinds: list[DType | None] = [None] * (scans.NPY_ODD + 1)
         for number, kind in enumerate(headers.kinds):
             try:
-                self._kinds[number] = dtype_of_array(np.dtype(kind))
+                self._kinds[number] = _npy.dtype_of_array(np.dtype(kind))
             except TypeError:  # such as an integer of three bytes: its error comes with the first array of it
                 headers.kind[headers.kind == number] = scans.NPY_ODD
-        self._odd: dict[int, tuple[Array, Geometry | None]] = {}
+        self._odd: dict[int, tuple[_npy.Array, Geometry | None]] = {}
         self._left_out: list[int] = []
         for i in np.flatnonzero(headers.kind == scans.NPY_ODD).tolist():
             try:
@@ -101,13 +92,13 @@ class _Members:
         """Read the header of a member."""
         begin, size = archive.begin(i), archive.size(i)
         stored, what = archive.is_stored(i), f"entry {quoted(archive.label(i))}"
-        start = archive.beginning(i, FIRST)
-        if not start.startswith(MAGIC):
-            shown = repr(start[: len(MAGIC)])
+        start = archive.beginning(i, _npy.FIRST)
+        if not start.startswith(_npy.MAGIC):
+            shown = repr(start[: len(_npy.MAGIC)])
             raise LayoutError(
-                f"{what} is no array: its magic", field="magic", offset=begin, actual=shown, expected=repr(MAGIC)
+                f"{what} is no array: its magic", field="magic", offset=begin, actual=shown, expected=repr(_npy.MAGIC)
             )
-        array = read_header(start, functools.partial(archive.beginning, i), what, begin)
+        array = _npy.read_header(start, functools.partial(archive.beginning, i), what, begin)
         if array.start + array.nbytes != size:
             expected = f"{array.start + array.nbytes}, by its header"
             raise LayoutError(f"size of {what}", field="size", offset=begin, actual=size, expected=expected)
@@ -145,10 +136,10 @@ class _Members:
             dtype = kinds_by_code[kinds[row]]
             if dtype is None:
                 return odd[row]
-            strides = fortran_strides(shape, dtype.bits // 8) if fortran[row] else None
+            strides = _npy.fortran_strides(shape, dtype.bits // 8) if fortran[row] else None
             return dtype, None if strides is None else Strided(strides)
 
-        return ColumnTable(columns, ArrayRules(0, self._source.size), utf8=True, typed=typed)
+        return ColumnTable(columns, _npy.ArrayRules(0, self._source.size), utf8=True, typed=typed)
 
 
 FORMAT = Format(

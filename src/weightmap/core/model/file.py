@@ -9,20 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap._messages import counted, escape, quoted
 from weightmap.core import hooks
 from weightmap.core.hooks import import_part
-from weightmap.core.model.internals import (
-    Closed,
-    Items,
-    Values,
-    check_index,
-    check_open,
-    dense_row,
-    detach_index,
-    embeddings_of,
-    not_found,
-    row_of,
-    rows_of,
-    shared_descriptor,
-)
+from weightmap.core.model import internals
 from weightmap.core.native import access
 from weightmap.core.native.access import ADVICE
 from weightmap.errors import TensorFileError
@@ -133,7 +120,7 @@ class TensorFile(Mapping[str, Any]):
                 return row.array()
         except TensorFileError as error:
             raise error.located(path=source.name, format=self.format) from None
-        raise not_found(self, name)
+        raise internals.not_found(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor called `name`, or `default` when there is none."""
@@ -144,23 +131,23 @@ class TensorFile(Mapping[str, Any]):
         return self[name] if found else default
 
     def __contains__(self, name: object) -> bool:
-        check_index(self)
+        internals.check_index(self)
         return self._table.find(name) >= 0
 
     def __len__(self) -> int:
         return len(self._table)
 
     def __iter__(self) -> Iterator[str]:
-        check_index(self)
+        internals.check_index(self)
         return iter(self._table.names)
 
     def values(self) -> ValuesView[Any]:
         """Return a view of all tensors, in file order."""
-        return Values(self)
+        return internals.Values(self)
 
     def items(self) -> ItemsView[str, Any]:
         """Return a view of all pairs of name and tensor, in file order."""
-        return Items(self)
+        return internals.Items(self)
 
     @property
     def path(self) -> str | None:
@@ -178,7 +165,7 @@ class TensorFile(Mapping[str, Any]):
 
         True for copies (modes "copy" and "sealed"), descriptors of sealed memory, and `bytes`.
         """
-        check_open(self)
+        internals.check_open(self)
         return all(source.is_stable for source in self._sources)
 
     @property
@@ -205,7 +192,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def vocab(self) -> Vocabulary | None:
         """The vocabulary of the file, read at its first use, or None."""
-        check_open(self)
+        internals.check_open(self)
         return self._content.vocab
 
     @property
@@ -221,7 +208,7 @@ class TensorFile(Mapping[str, Any]):
     @property
     def embeddings(self) -> Embeddings | None:
         """Word vectors of a file with a vocabulary and one matrix that has a row for each token; else None."""
-        return embeddings_of(self)
+        return internals.embeddings_of(self)
 
     @property
     def weights(self) -> TensorFile:
@@ -249,7 +236,7 @@ class TensorFile(Mapping[str, Any]):
         """
         weights = self._weights
         if weights is None:
-            check_open(self)
+            internals.check_open(self)
             weights = self._weights = hooks.weights_of(self)
         return weights
 
@@ -260,11 +247,11 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        return row_of(self, name).info(name)
+        return internals.row_of(self, name).info(name)
 
     def infos(self) -> list[TensorInfo]:
         """Return the `TensorInfo` of every tensor, in file order, without touching any data."""
-        return [row.info(name) for name, row in zip(self, rows_of(self), strict=True)]
+        return [row.info(name) for name, row in zip(self, internals.rows_of(self), strict=True)]
 
     if TYPE_CHECKING:
 
@@ -334,8 +321,8 @@ class TensorFile(Mapping[str, Any]):
         from weightmap.core.model.codes import check_readable  # noqa: PLC0415 - views need none of it
         from weightmap.core.model.reading import read  # noqa: PLC0415 - views need none of it
 
-        detach_index(self)
-        row = dense_row(self, name)
+        internals.detach_index(self)
+        row = internals.dense_row(self, name)
         try:
             check_readable(self, name, row, dtype if out is None else access.given_array(out).dtype)
             return read(row, dtype, out, threads, self._options.limits, f"tensor {quoted(name)}")
@@ -373,7 +360,7 @@ class TensorFile(Mapping[str, Any]):
         """
         if advice not in ADVICE:
             raise ValueError(f"advice is {advice!r}, expected one of {', '.join(ADVICE)}")
-        check_open(self)
+        internals.check_open(self)
         for source in self._sources:
             source.advise(advice)
 
@@ -474,7 +461,7 @@ class TensorFile(Mapping[str, Any]):
             In any other mode, and for a model of several files.
         ClosedError
         """
-        return shared_descriptor(self)
+        return internals.shared_descriptor(self)
 
     def close(self) -> None:
         """Release the file. Idempotent; never raises; arrays obtained before remain valid."""
@@ -485,13 +472,13 @@ class TensorFile(Mapping[str, Any]):
             for own in every:
                 own.close()
         # Table and vocabulary would keep the mapping alive.
-        closed: Any = Closed(source, len(self._table))
+        closed: Any = internals.Closed(source, len(self._table))
         self._table = self._content = closed
         self._embeddings = False
         self._weights = None
 
     def __enter__(self) -> Self:
-        check_open(self)
+        internals.check_open(self)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,17 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weightmap.core import hooks
-from weightmap.core.arguments import (
-    DEFAULT_LIMITS,
-    ImportOptions,
-    Limits,
-    Options,
-    Rare,
-    mistyped,
-    names_moved,
-    validated_limits,
-)
+from weightmap.core import arguments, hooks
 from weightmap.core.bytes.open_source import from_path, path_of, sibling_path, take_over
 from weightmap.core.formats import by_name
 from weightmap.core.model.file import TensorFile
@@ -40,7 +30,7 @@ Model: TypeAlias = "ModelSource | TensorFile"
 _VERIFY = ("none", "header", "full")
 
 
-@names_moved
+@arguments.names_moved
 def open(
     source: ModelSource,
     *,
@@ -48,7 +38,7 @@ def open(
     mode: Mode | None = None,
     verify: Verify = "header",
     strict: bool = True,
-    limits: Limits | None = None,
+    limits: arguments.Limits | None = None,
     trust: Trusted | None = None,
     config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     remote: Remote | None = None,
@@ -153,26 +143,26 @@ def options_of(
     mode: str | None = None,
     verify: str = "header",
     strict: bool = True,  # noqa: FBT001, FBT002 - as `open` passes it
-    limits: Limits | None = None,
+    limits: arguments.Limits | None = None,
     trust: Any = None,
     config: Any = None,
     deltas: tuple[str, ...] = (),
-) -> Options:
+) -> arguments.Options:
     """Return valid options for `open_with`: the arguments of `open`, and directories of deltas."""
     if verify not in _VERIFY:
         msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
         raise ValueError(msg)
     if format is not None:
         by_name(format)
-    limits = DEFAULT_LIMITS if limits is None else validated_limits(limits)
+    limits = arguments.DEFAULT_LIMITS if limits is None else arguments.validated_limits(limits)
     rare = None
     if deltas or config is not None or trust is not None:
         if config is not None and not isinstance(config, Mapping):
             if not isinstance(config, (str, os.PathLike)):
                 raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
             config = os.path.abspath(config)
-        rare = Rare(deltas, config, None if trust is None else hooks.trust_in(trust, source, deltas))
-    return Options(limits, format=format, mode=mode, verify=verify, strict=strict, rare=rare)
+        rare = arguments.Rare(deltas, config, None if trust is None else hooks.trust_in(trust, source, deltas))
+    return arguments.Options(limits, format=format, mode=mode, verify=verify, strict=strict, rare=rare)
 
 
 def as_handle(source: Model, *, mode: Mode | None = None, private: bool = True) -> AbstractContextManager[TensorFile]:
@@ -193,32 +183,41 @@ def as_handle(source: Model, *, mode: Mode | None = None, private: bool = True) 
 
 
 def open_privately(
-    source: Any, *, strict: bool = True, limits: Limits | None = None, trust: Any = None, config: str | None = None
+    source: Any,
+    *,
+    strict: bool = True,
+    limits: arguments.Limits | None = None,
+    trust: Any = None,
+    config: str | None = None,
 ) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
     rare = None
     if trust is not None or config is not None:
         path = None if config is None else os.path.abspath(config)
-        rare = Rare(config=path, trust=None if trust is None else hooks.trust_in(trust, source))
-    return refuse_frames(open_with(source, Options(validated_limits(limits), strict=strict, private=True, rare=rare)))
+        rare = arguments.Rare(config=path, trust=None if trust is None else hooks.trust_in(trust, source))
+    return refuse_frames(
+        open_with(source, arguments.Options(arguments.validated_limits(limits), strict=strict, private=True, rare=rare))
+    )
 
 
 def open_stored(filename: Any, *, mode: Mode | None = None, private: bool = False, trust: Any = None) -> TensorFile:
     """Open a file for `weightmap.compat`, which shows what is stored: of a delta, its frames."""
-    rare = None if trust is None else Rare(trust=hooks.trust_in(trust, filename))
-    return open_with(filename, Options(DEFAULT_LIMITS, mode=mode, private=private, rare=rare))
+    rare = None if trust is None else arguments.Rare(trust=hooks.trust_in(trust, filename))
+    return open_with(filename, arguments.Options(arguments.DEFAULT_LIMITS, mode=mode, private=private, rare=rare))
 
 
-def open_or_import(source: Any, limits: Limits = DEFAULT_LIMITS, *, lossy: bool = False, strict: bool = True) -> Any:
+def open_or_import(
+    source: Any, limits: arguments.Limits = arguments.DEFAULT_LIMITS, *, lossy: bool = False, strict: bool = True
+) -> Any:
     """Open a file for `convert`: return a `TensorFile` as `open_privately` does, or the `Words` of an importer."""
-    file = open_with(source, ImportOptions(limits, lossy=lossy, strict=strict))
+    file = open_with(source, arguments.ImportOptions(limits, lossy=lossy, strict=strict))
     return refuse_frames(file) if isinstance(file, TensorFile) else file
 
 
-def open_with(source: Any, options: Options) -> TensorFile:
+def open_with(source: Any, options: arguments.Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
     if options.rare is not None and options.deltas:
-        base = open_with(source, Options(**options.keywords(rare=options.rare._replace(deltas=()))))
+        base = open_with(source, arguments.Options(**options.keywords(rare=options.rare._replace(deltas=()))))
         return hooks.overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and is_index(path):
@@ -250,25 +249,25 @@ def located(source: Any, remote: Remote) -> Any:
     from weightmap.core.remote_options import Remote  # noqa: PLC0415 - for addresses alone
 
     if not isinstance(remote, Remote):
-        raise mistyped("remote", remote, "a weightmap.Remote")
+        raise arguments.mistyped("remote", remote, "a weightmap.Remote")
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"remote= is for addresses, and source is a {type(source).__name__}")
     return hooks.location_of(os.fsdecode(os.fspath(source)), remote)
 
 
-def _open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:
+def _open_parts(path: str | None, first: TensorFile, options: arguments.Options) -> TensorFile:
     from weightmap.core.model.sharded import open_parts  # noqa: PLC0415 - as below
 
     return open_parts(path, first, options)
 
 
-def _open_directory(path: str, options: Options) -> TensorFile:
+def _open_directory(path: str, options: arguments.Options) -> TensorFile:
     from weightmap.core.model.sharded import open_directory  # noqa: PLC0415 - as below
 
     return open_directory(path, options)
 
 
-def _open_sharded(path: str, options: Options) -> TensorFile:
+def _open_sharded(path: str, options: arguments.Options) -> TensorFile:
     from weightmap.core.model.sharded import open_sharded  # noqa: PLC0415 - most programs open single files
 
     return open_sharded(path, options)
@@ -309,7 +308,7 @@ def reopen(
         source.close()
         if source.identity != identity:
             raise FileChangedError(msg, path=source.path)
-    file = open_with(path, Options(**options))
+    file = open_with(path, arguments.Options(**options))
     if identities(file) != expected:
         file.close()
         raise FileChangedError(msg, path=path)
@@ -320,7 +319,7 @@ def reopen(
 
 def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tuple[int, ...]) -> TensorFile:
     """Open sealed memory that the parent process has handed over."""
-    return open_opened(take_over(shared, path, identity), Options(**options))
+    return open_opened(take_over(shared, path, identity), arguments.Options(**options))
 
 
 def _reduce(file: TensorFile) -> tuple[Any, ...]:

@@ -15,22 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import quoted
+from weightmap.core import formats
 from weightmap.core.arguments import as_integer, as_path, check_progress, mistyped, names_moved
 from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
 from weightmap.core.bytes.open_source import takes_addresses
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, dtype_of
-from weightmap.core.formats import (
-    FORMATS,
-    Format,
-    Payload,
-    Request,
-    Tensors,
-    Unfit,
-    by_suffix,
-    check_names,
-    listed,
-    refuse,
-)
 from weightmap.core.hooks import import_part
 from weightmap.core.model.opening import load
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
@@ -198,7 +187,7 @@ def _swapped(dtype: np.dtype[Any]) -> bool:
     return dtype.byteorder == ">" or (_BIG_ENDIAN_HOST and dtype.byteorder == "=")
 
 
-def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
+def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
     """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names all that are no arrays."""
     payloads, reasons = [], []
     for name, value in tensors.items():
@@ -226,36 +215,36 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[Payload]:
                 what += " with a byte for each element"
             reasons.append(f"tensor {name!r}: no format stores {what}")
         else:
-            payloads.append(Payload(name, dtype, array.shape, array.nbytes, pieces, array))
+            payloads.append(formats.Payload(name, dtype, array.shape, array.nbytes, pieces, array))
     if reasons:
         msg = f"cannot write {'; '.join(reasons)}"
         raise EncodeError(msg)
     return payloads
 
 
-def _from_torch(name: str, tensor: Any) -> Payload:
+def _from_torch(name: str, tensor: Any) -> formats.Payload:
     """Return the payload of a torch tensor; one on another device is copied from there when it is written."""
     dtype, shape, nbytes = torch_info(tensor)
     if tensor.device.type == "cpu":
-        return Payload(name, dtype, shape, nbytes, pieces, torch_elements(tensor))
-    return Payload(name, dtype, shape, nbytes, lambda: pieces(torch_elements(tensor)))
+        return formats.Payload(name, dtype, shape, nbytes, pieces, torch_elements(tensor))
+    return formats.Payload(name, dtype, shape, nbytes, lambda: pieces(torch_elements(tensor)))
 
 
-def from_quantized(name: str, value: QuantizedTensor) -> Payload:
+def from_quantized(name: str, value: QuantizedTensor) -> formats.Payload:
     """Return the payload of a quantised tensor: its bytes as they are."""
     if value.scheme == "pq":
         return _from_product(name, value)
     dtype, block_size, scale_type = SCHEMES[value.scheme], value.block_size, value.scale_type
     octets = np.ascontiguousarray(value.payload)
     chunks = functools.partial(pieces, octets)
-    return Payload(name, dtype, value.shape, value.nbytes, chunks, block_size=block_size, scale_type=scale_type)
+    return formats.Payload(name, dtype, value.shape, value.nbytes, chunks, block_size=block_size, scale_type=scale_type)
 
 
-def _from_product(name: str, value: Any) -> Payload:
+def _from_product(name: str, value: Any) -> formats.Payload:
     """Return the payload of a product-quantised tensor: projection, codebooks, norms and codes."""
     arrays = [part for part in (value.projection, value.codebooks, value.norms, value.codes) if part is not None]
     quantized_len, n_centroids, _ = value.codebooks.shape
-    return Payload(
+    return formats.Payload(
         name,
         SCHEMES["pq"],
         value.shape,
@@ -280,18 +269,18 @@ _SHARDS_INSTEAD = " in it, or max_shard_size= for shards"
 _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
-def format_named(format_: str, others: Iterable[str] = ()) -> Format:
+def format_named(format_: str, others: Iterable[str] = ()) -> formats.Format:
     """Return the format called `format_`. Raises ValueError, with the formats that are written and `others`."""
-    found = FORMATS.get(format_) if isinstance(format_, str) else None
+    found = formats.FORMATS.get(format_) if isinstance(format_, str) else None
     if found is None:
-        written = (name for name, known in FORMATS.items() if known.plan is not None)
+        written = (name for name, known in formats.FORMATS.items() if known.plan is not None)
         raise ValueError(f"format is {format_!r}, expected one of {', '.join([*written, *others])}")
     return found
 
 
-def choose(path: str, format_: str | None, layout: str | None) -> Format:
+def choose(path: str, format_: str | None, layout: str | None) -> formats.Format:
     """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist."""
-    found = by_suffix(path) if format_ is None else format_named(format_)
+    found = formats.by_suffix(path) if format_ is None else format_named(format_)
     if found.plan is None:
         msg = f"{found.title} files can be read but not written"
         raise EncodeError(msg, path=path, format=found.name)
@@ -301,7 +290,7 @@ def choose(path: str, format_: str | None, layout: str | None) -> Format:
     return found
 
 
-def choose_layout(found: Format, layout: str | None, metadata: Mapping[str, Any] | None) -> str:
+def choose_layout(found: formats.Format, layout: str | None, metadata: Mapping[str, Any] | None) -> str:
     """Return the layout to write: the given one, else the one that the metadata names, else the format's first.
 
     Raises `EncodeError` when the metadata names one that does not exist.
@@ -317,7 +306,7 @@ def meant_by_suffix(path: str, found: Any) -> Iterator[None]:
     try:
         yield
     except EncodeError as error:
-        if isinstance(found, Format) and found.suffix_means and error.path == path:
+        if isinstance(found, formats.Format) and found.suffix_means and error.path == path:
             error.what = f"{os.path.splitext(path)[1]} means {found.title} here, {found.suffix_means}: {error.what}"
             if error.remedy is None or error.remedy.option == "exclude":
                 error.remedy = Remedy("give {} or fasttext for words, safetensors for a model", "format", "word2vec")
@@ -325,7 +314,11 @@ def meant_by_suffix(path: str, found: Any) -> Iterator[None]:
 
 
 def plan_request(
-    path: str, found: Format, request: Request, cure: str = "convert with {}", leave: str = "leave these out with {}"
+    path: str,
+    found: formats.Format,
+    request: formats.Request,
+    cure: str = "convert with {}",
+    leave: str = "leave these out with {}",
 ) -> WritePlan:
     """Ask the format for a plan. Raises an `EncodeError` that lists everything that the format cannot express.
 
@@ -340,9 +333,9 @@ def plan_request(
         raise error.located(path=path, format=found.name) from None
 
 
-def _plan(found: Format, request: Request) -> WritePlan:
+def _plan(found: formats.Format, request: formats.Request) -> WritePlan:
     """Check what holds for each format, and ask this one for a plan."""
-    check_names([request.tensors])
+    formats.check_names([request.tensors])
     carried = found.carries[request.layout]
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     if foreign:
@@ -357,11 +350,13 @@ def _plan(found: Format, request: Request) -> WritePlan:
     quantized = list(request.tensors.filter(lambda t: t.dtype.quantized and t.dtype.name not in schemes))
     if quantized:
         reasons = (f"quantised to {t.dtype.name}{f' ({t.refused})' if t.refused else ''}" for t in quantized)
-        refuse(found.title, [Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)])
+        formats.refuse(
+            found.title, [formats.Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)]
+        )
     keys = found.metadata_keys
     homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
     if homeless:
-        msg = f"{found.title} has no place for the metadata entries {listed(homeless)}"
+        msg = f"{found.title} has no place for the metadata entries {formats.listed(homeless)}"
         raise EncodeError(msg)
     # No array has such a shape, but a conversion to larger elements may give it to an empty tensor.
     endless = [f"{t.name[:80]!r} {t.shape}" for t in request.tensors.filter(_is_endless)]
@@ -372,40 +367,44 @@ def _plan(found: Format, request: Request) -> WritePlan:
     return found.plan(request)
 
 
-def _is_endless(tensor: Payload) -> bool:
+def _is_endless(tensor: formats.Payload) -> bool:
     """Say whether an empty tensor has other dimensions whose product is too large."""
     whole = tensor.nbytes or tensor.dtype.quantized
     return not whole and math.prod(filter(None, tensor.shape)) * tensor.dtype.bits >> 3 >= 1 << 63
 
 
-def _conversion(found: Format, request: Request, cure: str) -> Remedy | None:
+def _conversion(found: formats.Format, request: formats.Request, cure: str) -> Remedy | None:
     """Suggest a data type to convert to, if the format can express everything then."""
     known, schemes = found.dtypes[request.layout], found.schemes.get(request.layout, frozenset())
     wanted = next((name for name in ("float32", "float16") if name in known), None)
     if wanted is None:
         return None
     tensors = list(request.tensors)
-    converted = request._replace(tensors=Tensors([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors]))
+    converted = request._replace(
+        tensors=formats.Tensors([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors])
+    )
     if all(map(operator.is_, converted.tensors, tensors)):
         return None
     return Remedy(cure.replace("TYPE", wanted), "dtype", wanted) if _expresses(found, converted) else None
 
 
-def _elsewhere(found: Format, request: Request, leave: str) -> Remedy | None:
+def _elsewhere(found: formats.Format, request: formats.Request, leave: str) -> Remedy | None:
     """Suggest to leave out the tensors whose data type the format lacks, and formats that hold all of them."""
     known = {False: found.dtypes[request.layout], True: found.schemes.get(request.layout, frozenset())}
     tensors = list(request.tensors)
     held = [tensor for tensor in tensors if tensor.dtype.name in known[tensor.dtype.quantized]]
     if len(held) == len(tensors):
         return None
-    others = (other for other in FORMATS.values() if other.plan is not None)
-    able = [other.name for other in others if _expresses(other, Request(Tensors(tensors), other.layouts[0]))]
-    ways = [leave] if held and _expresses(found, request._replace(tensors=Tensors(held))) else []
+    others = (other for other in formats.FORMATS.values() if other.plan is not None)
+    able = [
+        other.name for other in others if _expresses(other, formats.Request(formats.Tensors(tensors), other.layouts[0]))
+    ]
+    ways = [leave] if held and _expresses(found, request._replace(tensors=formats.Tensors(held))) else []
     ways += [f"write {' or '.join(filter(None, (', '.join(able[:-1]), able[-1])))}"] if able else []
     return Remedy(", or ".join(ways), "exclude") if ways else None
 
 
-def _expresses(found: Format, request: Request) -> bool:
+def _expresses(found: formats.Format, request: formats.Request) -> bool:
     try:
         _plan(found, request)
     except TensorFileError:
@@ -413,13 +412,15 @@ def _expresses(found: Format, request: Request) -> bool:
     return True
 
 
-def _as_dtype(tensor: Payload, wanted: str, known: Collection[str], schemes: Collection[str]) -> Payload:
+def _as_dtype(
+    tensor: formats.Payload, wanted: str, known: Collection[str], schemes: Collection[str]
+) -> formats.Payload:
     """Return a tensor, without its bytes, as the option ``dtype`` would convert it; itself if the format holds it."""
     lacking = tensor.dtype.name not in schemes if tensor.dtype.quantized else tensor.dtype.name not in known
     if not lacking or not (tensor.dtype.quantized or tensor.dtype.name in FLOATING):
         return tensor
     nbytes = math.prod(tensor.shape) * DTYPES[wanted].bits // 8
-    return Payload(tensor.name, DTYPES[wanted], tensor.shape, nbytes, tuple)
+    return formats.Payload(tensor.name, DTYPES[wanted], tensor.shape, nbytes, tuple)
 
 
 def aligned_to(align: int | None) -> int:
@@ -613,11 +614,15 @@ def save(
     check_replaceable(name)
 
     extras = (vocab, special_ids, config, tokenizer)
-    whole = Request(Tensors(payloads), layout, metadata, *extras, checksums=how.checksums, align=how.alignment)
+    whole = formats.Request(
+        formats.Tensors(payloads), layout, metadata, *extras, checksums=how.checksums, align=how.alignment
+    )
     later_part = whole._replace(vocab=None, special_ids=None, config=None, tokenizer=None)
 
-    def plan(path: str, some: Sequence[Payload], part: tuple[int, int, int] | None = None) -> WritePlan:
-        request = (whole if part is None or not part[0] else later_part)._replace(tensors=Tensors(some), part=part)
+    def plan(path: str, some: Sequence[formats.Payload], part: tuple[int, int, int] | None = None) -> WritePlan:
+        request = (whole if part is None or not part[0] else later_part)._replace(
+            tensors=formats.Tensors(some), part=part
+        )
         return plan_request(path, target_format, request, "give arrays of TYPE", "leave these out")
 
     if limit is None:

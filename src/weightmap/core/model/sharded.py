@@ -13,49 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap import errors
 from weightmap._messages import counted, escape, quoted
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
-from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.open_source import (
-    MAX_OPEN,
-    called,
-    folder_of,
-    from_path,
-    inside,
-    is_directory,
-    is_missing,
-    names_in,
-    neighbours,
-    sibling_path,
-    stays_inside,
-)
+from weightmap.core.bytes import open_source, strict_json
 from weightmap.core.formats import FORMATS, Content, by_suffix, of_ranks
+from weightmap.core.model import single
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_index, parts_of, shard_name, sources_of
 from weightmap.core.model.listing import read_listing
-from weightmap.core.model.single import (
-    INDEX_SUFFIX,
-    USUAL_NAMES,
-    delta_error,
-    is_index,
-    mode_of,
-    open_file,
-    single_name,
-)
 from weightmap.core.native.access import cpus
 from weightmap.core.table import StringTable
 from weightmap.core.table.columns import JoinedTable
-from weightmap.errors import (
-    FormatError,
-    LayoutError,
-    LimitError,
-    MissingDependencyError,
-    ModelWarning,
-    NotRegularFileError,
-    TensorFileError,
-    TrustError,
-    UnknownFormatError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -167,7 +136,7 @@ class ShardedContent(Content):
             one, other = shards[numbers[first]], shards[numbers[row]]
             if options.strict:
                 what = f"tensor {quoted(name)} is in two {kind}, {quoted(one)} and {quoted(other)}"
-                raise LayoutError(what, field=field)
+                raise errors.LayoutError(what, field=field)
             repeated.add(name)
             rows[name] = row if meant.get(name) == other else first
             lost = one if rows[name] == row else other
@@ -195,7 +164,7 @@ class ShardedContent(Content):
             for i in np.flatnonzero(~there).tolist()
         ]
         if lines and options.strict:
-            raise LayoutError(f"{lines[0]} ({counted(len(lines), 'such tensor')})", field="weight_map")
+            raise errors.LayoutError(f"{lines[0]} ({counted(len(lines), 'such tensor')})", field="weight_map")
         self.odd += lines
         for i in np.flatnonzero(moved).tolist():
             actual = quoted(shards[placed[i]])
@@ -240,7 +209,7 @@ class ShardedContent(Content):
             if kind is not None:
                 check_tensors(file, kind)
                 run.checked(f"{name}: {kind} of every tensor")
-        except MissingDependencyError as error:
+        except errors.MissingDependencyError as error:
             run.warn(f"{name}: checksums of tensors are not compared: {error}")
             return False
         return kind is not None
@@ -293,7 +262,7 @@ def warn_of(file: Any, lines: Sequence[str], options: Options) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "weightmap":
         level, frame = level + 1, frame.f_back
     text = f"{parts_of(file)[0].name}: {shown}{more if len(lines) > _MOST_LINES else ''}"
-    warnings.warn(escape(text), ModelWarning, stacklevel=level)
+    warnings.warn(escape(text), errors.ModelWarning, stacklevel=level)
 
 
 # The name of a shard: the index has the same one without its numbers.
@@ -317,36 +286,36 @@ def look_in(folder: str) -> tuple[str, list[str]]:
     UnsupportedError
         When each file holds parts of tensors.
     """
-    names = sorted(names_in(folder, USUAL_NAMES))
+    names = sorted(open_source.names_in(folder, single.USUAL_NAMES))
     suffixes = tuple(dict.fromkeys(suffix for format_ in FORMATS.values() for suffix in format_.suffixes))
-    indexes = [name for name in names if is_index(name)]
-    usual = next((name for name in USUAL_NAMES if name in names), None)
+    indexes = [name for name in names if single.is_index(name)]
+    usual = next((name for name in single.USUAL_NAMES if name in names), None)
     if usual is None:
         candidates = indexes or [name for name in names if name.endswith(suffixes)]
     elif usual in indexes:  # beside one of the same model in another format, it is one of several
-        stem = os.path.splitext(usual.removesuffix(INDEX_SUFFIX))[0]
-        same = {usual, *(f"{stem}{suffix}{INDEX_SUFFIX}" for suffix in suffixes)}
+        stem = os.path.splitext(usual.removesuffix(single.INDEX_SUFFIX))[0]
+        same = {usual, *(f"{stem}{suffix}{single.INDEX_SUFFIX}" for suffix in suffixes)}
         candidates = [name for name in indexes if name in same]
     else:
         candidates = [usual]
     if len(candidates) != 1 and (parts := of_ranks(candidates or names, folder)) is not None:
         raise parts
     if not candidates:
-        what = f"this directory has no *{INDEX_SUFFIX} and no model file ({', '.join(suffixes)}){_away(folder)}"
+        what = f"this directory has no *{single.INDEX_SUFFIX} and no model file ({', '.join(suffixes)}){_away(folder)}"
         inner = _folders_with_models(folder, names, suffixes)
         if inner:
             what += f"; its folders hold models, open one of them: {', '.join(map(quoted, inner))}"
-        raise NotRegularFileError(what, path=folder)
+        raise errors.NotRegularFileError(what, path=folder)
     if len(candidates) > 1:
         # Those of ranks ("shard-00001-model-00001-of-00002") have no index.
         unlisted = () if indexes else (name for name in candidates if not name.startswith("shard-"))
         shards = [match for name in unlisted if (match := _NUMBERED.fullmatch(name))]
         if shards and not by_suffix(shards[0][0]).numbered:
-            index = f"{shards[0][1]}{shards[0][2]}{INDEX_SUFFIX}"
+            index = f"{shards[0][1]}{shards[0][2]}{single.INDEX_SUFFIX}"
             msg = f"this directory has shards of a model, and their index is missing: {quoted(index)}"
-            raise UnknownFormatError(msg, path=folder)
+            raise errors.UnknownFormatError(msg, path=folder)
         msg = f"this directory has several model files; open one of them: {', '.join(map(repr, candidates[:10]))}"
-        raise UnknownFormatError(msg, path=folder)
+        raise errors.UnknownFormatError(msg, path=folder)
     return _whole_beside(folder, candidates[0], names)
 
 
@@ -355,14 +324,14 @@ def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, 
 
     An index is compared with its directory when it is opened, and of a file the others of its kind are named here.
     """
-    path, whole = inside(folder, name), single_name(name)
+    path, whole = open_source.inside(folder, name), single.single_name(name)
     lines = []
-    if is_index(name):
+    if single.is_index(name):
         gone = sorted(_missing(path, names)) if whole in names else []
         if not gone:
             return path, []
         lines = [f"index {quoted(name)} names {quoted(gone[0])}, which is missing: {quoted(whole)} is opened instead"]
-        name, path = whole, inside(folder, whole)
+        name, path = whole, open_source.inside(folder, whole)
     others = _unnamed(path, {name}, names)
     return path, [*lines, *(f"file {quoted(other)} lies beside this model, and is left out" for other in others)]
 
@@ -374,12 +343,12 @@ def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str,
     inner = [name for name in names if not name.startswith(".")][:_MOST_FOLDERS]
     folders = []
     for name in inner:
-        path = inside(folder, name if type(folder) is str else f"{name}/")
+        path = open_source.inside(folder, name if type(folder) is str else f"{name}/")
         try:
-            there = names_in(path, ()) if is_directory(path) else ()
+            there = open_source.names_in(path, ()) if open_source.is_directory(path) else ()
         except OSError:
             continue
-        if any(is_index(other) or other.endswith(suffixes) for other in there):
+        if any(single.is_index(other) or other.endswith(suffixes) for other in there):
             folders.append(name)
     return folders
 
@@ -387,34 +356,36 @@ def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str,
 def _shards_named(path: str) -> set[str]:
     """Return the files that an index names; none where it is damaged or gone."""
     try:
-        source = from_path(path, "copy")
+        source = open_source.from_path(path, "copy")
         try:
             shards = read_listing(source, Options(DEFAULT_LIMITS)).shards
         finally:
             source.close()
-    except (OSError, TensorFileError):
+    except (OSError, errors.TensorFileError):
         return set()
-    return {name for name in shards if isinstance(name, str) and stays_inside(name)}
+    return {name for name in shards if isinstance(name, str) and open_source.stays_inside(name)}
 
 
 def _missing(path: str, names: Collection[str]) -> set[str]:
     """Return the files that an index names and that are not there. `names` are those in its directory."""
     shards = _shards_named(path)
     if type(path) is str:
-        return {name for name in shards if not os.path.exists(sibling_path(path, name))}
-    return set() if neighbours(path) is None else {name for name in shards if "/" not in name} - set(names)
+        return {name for name in shards if not os.path.exists(open_source.sibling_path(path, name))}
+    return set() if open_source.neighbours(path) is None else {name for name in shards if "/" not in name} - set(names)
 
 
 def _unnamed(path: str, shards: Collection[str], names: Collection[str]) -> list[str]:
     """Return the files of weights in a directory that neither a model's own files are nor another index names."""
-    suffixes = tuple({os.path.splitext(name)[1] for name in (single_name(called(path)), *shards)} - {""})
+    suffixes = tuple(
+        {os.path.splitext(name)[1] for name in (single.single_name(open_source.called(path)), *shards)} - {""}
+    )
     others = {name for name in names if name.endswith(suffixes)} - set(shards)
     others = {name for name in others if not _NO_WEIGHTS.match(name)}
     if _PULLS in names:  # shards of two versions lie there while one takes the place of the other
         return []
     for index in names if others else ():
-        if is_index(index) and index != called(path):
-            others -= _shards_named(sibling_path(path, index))
+        if single.is_index(index) and index != open_source.called(path):
+            others -= _shards_named(open_source.sibling_path(path, index))
     return sorted(others)
 
 
@@ -430,27 +401,27 @@ def _away(folder: str) -> str:
 
 def open_directory(path: str, options: Options) -> TensorFile:
     """Open the one model in a directory, with the options of `weightmap.open`."""
-    mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the directory
+    single.mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the directory
     while True:
         model_path, odd = look_in(path)
         try:
-            if not is_index(model_path):
-                file = open_file(model_path, model_path, options)
+            if not single.is_index(model_path):
+                file = single.open_file(model_path, model_path, options)
                 stale = [line for line in odd if line.startswith("index")]
                 if type(file) is not TensorFile:  # the words of an importer
                     return file
                 file = open_parts(model_path, file, options) if parts_of(file)[1].part is not None else file
                 file = _with_lines(file, odd, stale, options)
             else:
-                file = _open_index(from_path(model_path, "copy"), model_path, options, whole=True)
+                file = _open_index(open_source.from_path(model_path, "copy"), model_path, options, whole=True)
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
             if type(path) is not str or find_model(path) == model_path:
                 raise
         except OSError as error:
             what = {errno.EISDIR: "a directory", errno.ELOOP: "a link to itself"}.get(error.errno or 0)
-            if what is None or isinstance(error, TensorFileError):
+            if what is None or isinstance(error, errors.TensorFileError):
                 raise
-            raise NotRegularFileError(f"the model file of this directory is {what}", path=model_path) from None
+            raise errors.NotRegularFileError(f"the model file of this directory is {what}", path=model_path) from None
         else:
             parts_of(file)[1].folder = path
             return file
@@ -469,9 +440,9 @@ def open_sharded(path: str, options: Options) -> TensorFile:
 
     An index that is replaced while its shards are opened is read again, so that all are of one version.
     """
-    mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the index
+    single.mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the index
     try:
-        source = from_path(path, "copy")
+        source = open_source.from_path(path, "copy")
     except IsADirectoryError:
         return open_directory(path, options)
     return _open_index(source, path, options)
@@ -485,14 +456,14 @@ def _open_index(source: Source, path: str, options: Options, *, whole: bool = Fa
     while True:
         try:
             model = _open_listed(source, path, options, whole=whole)
-        except TensorFileError:
+        except errors.TensorFileError:
             if not _is_replaced(source, path):
                 raise
         else:
             if not _is_replaced(source, path):
                 return model
             model.close()
-        source = from_path(path, "copy")
+        source = open_source.from_path(path, "copy")
 
 
 def _is_replaced(source: Source, path: str) -> bool:
@@ -518,7 +489,7 @@ def _open_listed(source: Source, path: str, options: Options, *, whole: bool) ->
         _refuse_delta(listing)
         names = _names_of(listing, options, odd)
         options.limits.check("max_shards", len(names), "number of shards")
-        there = neighbours(path)
+        there = open_source.neighbours(path)
         names = _listed_in(path, names, there, options, odd)
         _open_all(_open_shards(path, names, _of_shards(options)), files, odd, len(names))
         content = ShardedContent(files, options, listing, odd)
@@ -532,7 +503,7 @@ def _open_listed(source: Source, path: str, options: Options, *, whole: bool) ->
     except BaseException as error:
         for shard in files.values():
             shard.close()
-        if isinstance(error, TensorFileError):
+        if isinstance(error, errors.TensorFileError):
             raise error.located(path=path) from None
         raise
     finally:
@@ -557,18 +528,18 @@ def open_parts(path: str | None, first: TensorFile, options: Options) -> TensorF
         options.limits.check("max_shards", part.parts, "number of parts")
         others = _open_shards(path, part.names, _of_shards(options))
         _open_all(others, files, odd, part.parts)
-        files[called(path)] = first
-        files = _by_number(files, sorted((called(path), *part.names)), part, options, odd)
+        files[open_source.called(path)] = first
+        files = _by_number(files, sorted((open_source.called(path), *part.names)), part, options, odd)
         content = ShardedContent(files, options, odd=odd)
         count = len(content.table)
         if part.tensors is not None and part.tensors != count:
             what, expected = "number of tensors in all parts", f"{part.tensors}, from the first part"
-            options.tolerate(LayoutError(what, field="part", actual=count, expected=expected), content.odd)
+            options.tolerate(errors.LayoutError(what, field="part", actual=count, expected=expected), content.odd)
         model = _joined(source, content, options)
     except BaseException as error:
         for file in (first, *files.values()):
             file.close()
-        if isinstance(error, TensorFileError):
+        if isinstance(error, errors.TensorFileError):
             raise error.located(path=path) from None
         raise
     return model
@@ -577,7 +548,7 @@ def open_parts(path: str | None, first: TensorFile, options: Options) -> TensorF
 def _one_part(file: TensorFile, part: Any, options: Options) -> TensorFile:
     """Return a part of a model that is opened alone, with a line that says so."""
     whole = "" if part.tensors is None else f" of {part.tensors:,}"
-    stem, suffix = os.path.splitext(called(file.path or ""))
+    stem, suffix = os.path.splitext(open_source.called(file.path or ""))
     name = f"{stem}-00001-of-{part.parts:05}{suffix}"
     remedy = "open the first part"
     if not part.number:
@@ -600,18 +571,18 @@ def _with_lines(file: TensorFile, lines: Sequence[str], odd: Sequence[str], opti
 
 
 def _open_all(
-    opening: Iterator[tuple[str, TensorFile | TensorFileError]],
+    opening: Iterator[tuple[str, TensorFile | errors.TensorFileError]],
     files: dict[str, TensorFile],
     odd: list[str],
     count: int,
 ) -> None:
     """Fill `files` with shards as they are opened; note those that are left out. `count` is how many the model has."""
     for name, file in opening:
-        if isinstance(file, TensorFileError):
+        if isinstance(file, errors.TensorFileError):
             odd.append(f"shard {quoted(name)} is left out: {file}")
             continue
         files[name] = file
-        if count > MAX_OPEN:
+        if count > open_source.MAX_OPEN:
             _release(file)
 
 
@@ -644,7 +615,7 @@ def _by_number(
     of one number, is left out.
     """
     numbered: dict[int, str] = {}
-    wrong: list[tuple[str, LayoutError]] = []
+    wrong: list[tuple[str, errors.LayoutError]] = []
     for place, name in enumerate(names):
         if name not in files:
             continue
@@ -655,7 +626,7 @@ def _by_number(
             if numbers is not None:
                 actual = f"part {numbers.number + 1} of {numbers.parts}"
             what, expected = f"by its metadata, {quoted(name)}", f"part {place + 1} of {part.parts}"
-            wrong.append((name, LayoutError(what, field="part", actual=actual, expected=expected)))
+            wrong.append((name, errors.LayoutError(what, field="part", actual=actual, expected=expected)))
         if 0 <= number < part.parts:
             numbered.setdefault(number, name)
     if wrong and options.strict and len(numbered) < part.parts:
@@ -672,7 +643,7 @@ def _by_number(
 def _refuse_delta(listing: Listing) -> None:
     """Raise `UnsupportedError` for the index of a delta: its files hold frames, not values."""
     if "delta_encoding" in listing.metadata:
-        raise delta_error("this is a delta: its files hold", "delta_encoding")
+        raise single.delta_error("this is a delta: its files hold", "delta_encoding")
 
 
 def _names_of(listing: Listing, options: Options, odd: list[str]) -> list[str]:
@@ -681,7 +652,7 @@ def _names_of(listing: Listing, options: Options, odd: list[str]) -> list[str]:
     for name in listing.shards:
         try:
             names.append(shard_name(name))
-        except FormatError as error:
+        except errors.FormatError as error:
             options.tolerate(error, odd)
     return sorted(names)
 
@@ -698,7 +669,7 @@ def _listed_in(
     missing = sorted({name for name in names if "/" not in name} - set(there))
     if missing:
         what = f"the store lists no {quoted(missing[0])}, which the index names"
-        error = LayoutError(f"{what} ({counted(len(missing), 'such shard')})", field="weight_map")
+        error = errors.LayoutError(f"{what} ({counted(len(missing), 'such shard')})", field="weight_map")
         if options.strict:
             raise error
     odd.extend(f"shard {quoted(name)} is left out: the store does not list it" for name in missing)
@@ -712,7 +683,7 @@ def _of_shards(options: Options) -> Options:
 
 def _open_shards(
     index: str, names: Sequence[str], options: Options
-) -> Iterator[tuple[str, TensorFile | TensorFileError]]:
+) -> Iterator[tuple[str, TensorFile | errors.TensorFileError]]:
     """Open shards, in order; those in a store many at a time, since opening one is waiting for its header.
 
     Those that are hashed are opened by as many threads as there are processors. Where `strict` is False, its error
@@ -725,9 +696,11 @@ def _open_shards(
         return
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 5 ms, for stores and hashing
 
-    def opened(name: str) -> TensorFile | TensorFileError:
+    def opened(name: str) -> TensorFile | errors.TensorFileError:
         file = _open_or_error(index, name, options)
-        if hashed and len(names) > MAX_OPEN and isinstance(file, TensorFile):  # the caller may be far behind
+        if (
+            hashed and len(names) > open_source.MAX_OPEN and isinstance(file, TensorFile)
+        ):  # the caller may be far behind
             _release(file)
         return file
 
@@ -746,35 +719,39 @@ def _open_shards(
             raise
 
 
-def _open_or_error(index: str, name: str, options: Options) -> TensorFile | TensorFileError:
+def _open_or_error(index: str, name: str, options: Options) -> TensorFile | errors.TensorFileError:
     """Open a shard; where `strict` is False, return the error for one that is missing, no file, or damaged."""
     try:
         return _open_shard(index, name, options)
-    except (FormatError, NotRegularFileError) as error:
-        if options.strict or isinstance(error, (TrustError, LimitError)):
+    except (errors.FormatError, errors.NotRegularFileError) as error:
+        if options.strict or isinstance(error, (errors.TrustError, errors.LimitError)):
             raise
         return error
 
 
 def _open_shard(index: str, name: str, options: Options) -> TensorFile:
-    path = sibling_path(index, name)
-    if is_index(name):  # an index could name itself, and opening would never end
+    path = open_source.sibling_path(index, name)
+    if single.is_index(name):  # an index could name itself, and opening would never end
         raise _no_file(name)
     try:
-        return open_file(path, path, options)
+        return single.open_file(path, path, options)
     except IsADirectoryError:
         raise _no_file(name) from None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise NotRegularFileError(f"shard {quoted(name)} is a link that leads to itself, expected a file") from None
-        if not is_missing(error):
+            raise errors.NotRegularFileError(
+                f"shard {quoted(name)} is a link that leads to itself, expected a file"
+            ) from None
+        if not open_source.is_missing(error):
             raise
-        msg = f"file {quoted(name)} of this model is missing{_away(folder_of(index))}"
-        raise LayoutError(msg, field="weight_map") from None
+        msg = f"file {quoted(name)} of this model is missing{_away(open_source.folder_of(index))}"
+        raise errors.LayoutError(msg, field="weight_map") from None
 
 
-def _no_file(name: str) -> LayoutError:
-    return LayoutError(f"shard {quoted(name)} is an index or a directory, expected a model file", field="weight_map")
+def _no_file(name: str) -> errors.LayoutError:
+    return errors.LayoutError(
+        f"shard {quoted(name)} is an index or a directory, expected a model file", field="weight_map"
+    )
 
 
 def _check_total(content: ShardedContent, metadata: Mapping[str, Any]) -> None:

@@ -7,32 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.native.access import (
-    NULL,
-    U32_MAX,
-    aligned,
-    as_input,
-    as_items,
-    as_output,
-    check_outcome,
-    ffi,
-    from_buffer,
-    given_array,
-    lib,
-    module,
-    place_of,
-    thread_count,
-)
+from weightmap.core.native import access
+from weightmap.core.native.access import NULL, U32_MAX, ffi, from_buffer, lib, module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.core.native.access import Buffer
 
-
-def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
+def crc32(data: access.Buffer, value: int = 0, *, threads: int = 1) -> int:
     """Return the CRC-32 of zlib: reflected polynomial 0xEDB88320, initial value and final XOR 0xFFFFFFFF.
 
     Parameters
@@ -54,8 +38,8 @@ def crc32(data: Buffer, value: int = 0, *, threads: int = 1) -> int:
     >>> hex(kernels.crc32(b"123456789"))
     '0xcbf43926'
     """
-    buffer = as_input(data)
-    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), thread_count(threads))
+    buffer = access.as_input(data)
+    crc: int = lib.wm_crc32(value & U32_MAX, buffer, len(buffer), access.thread_count(threads))
     return crc
 
 
@@ -83,7 +67,7 @@ def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
     return crc
 
 
-def fnv1a32(data: Buffer) -> int:
+def fnv1a32(data: access.Buffer) -> int:
     """Return the FNV-1a hash of 32 bits: basis 0x811C9DC5, prime 0x01000193.
 
     Examples
@@ -92,12 +76,12 @@ def fnv1a32(data: Buffer) -> int:
     >>> hex(kernels.fnv1a32(b"foobar"))
     '0xbf9cf968'
     """
-    buffer = as_input(data)
+    buffer = access.as_input(data)
     value: int = lib.wm_fnv1a32(buffer, len(buffer))
     return value
 
 
-def fnv1a64(data: Buffer) -> int:
+def fnv1a64(data: access.Buffer) -> int:
     """Return the FNV-1a hash of 64 bits: basis 0xCBF29CE484222325, prime 0x100000001B3.
 
     Examples
@@ -106,7 +90,7 @@ def fnv1a64(data: Buffer) -> int:
     >>> hex(kernels.fnv1a64(b"foobar"))
     '0x85944171f73967e8'
     """
-    buffer = as_input(data)
+    buffer = access.as_input(data)
     value: int = lib.wm_fnv1a64(buffer, len(buffer))
     return value
 
@@ -127,7 +111,9 @@ if not TYPE_CHECKING and lib.wm_python_functions(ffi.new("char *[]", [*_DOCS, ff
     crc32.__module__ = fnv1a32.__module__ = fnv1a64.__module__ = __name__
 
 
-def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
+def fnv1a32_many(
+    blob: access.Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | None = None
+) -> NDArray[np.uint32]:
     """Return the FNV-1a 32 of many names, much faster than name by name.
 
     Parameters
@@ -174,11 +160,15 @@ def fnv1a32_many(blob: Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | 
         counts = counts.copy()
     if out is None:
         hashes = np.empty(len(counts), np.uint32)
-    elif (hashes := given_array(out)).dtype != np.uint32 or hashes.shape != counts.shape or not hashes.flags.carray:
+    elif (
+        (hashes := access.given_array(out)).dtype != np.uint32
+        or hashes.shape != counts.shape
+        or not hashes.flags.carray
+    ):
         msg = f"out is {hashes.dtype} {hashes.shape}, expected uint32 {counts.shape}, contiguous and writeable"
         raise ValueError(msg)
-    buffer = as_input(blob)
-    words, target = as_items("uint32_t[]", counts), as_output(hashes, "uint32_t[]")
+    buffer = access.as_input(blob)
+    words, target = access.as_items("uint32_t[]", counts), access.as_output(hashes, "uint32_t[]")
     where = lib.wm_fnv1a32_many(buffer, len(buffer), words, len(counts), 0, target)
     if where >= 0:
         msg = f"name {where} of {len(counts)} runs past the blob of {len(buffer)} bytes"
@@ -200,7 +190,7 @@ class PartSummer:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = thread_count(threads)
+        self._threads = access.thread_count(threads)
         self._room = np.empty(0, np.uint8)
 
     def __call__(
@@ -228,15 +218,15 @@ class PartSummer:
         Failed
         """
         filled = np.zeros(len(gaps), np.bool_)
-        fd, memory, size = place_of(source)
+        fd, memory, size = access.place_of(source)
         if fd >= 0 and not self._room.size:
-            self._room = aligned(self._threads * lib.WM_SUM_ROOM)
-        ranges = as_items("uint64_t[]", gaps) if len(gaps) else NULL
+            self._room = access.aligned(self._threads * lib.WM_SUM_ROOM)
+        ranges = access.as_items("uint64_t[]", gaps) if len(gaps) else NULL
         part = ffi.new("wm_summed *", (fd, memory, size, offset, nbytes, ranges, len(gaps)))
         crc, outcome = ffi.new("uint32_t *", value & U32_MAX), ffi.new("wm_outcome *")
-        buffer, flags = as_output(self._room, "uint8_t[]"), as_output(filled.view(np.uint8), "uint8_t[]")
+        buffer, flags = access.as_output(self._room, "uint8_t[]"), access.as_output(filled.view(np.uint8), "uint8_t[]")
         lib.wm_crc32_of_part(part, flags, len(filled), crc, buffer, self._room.size, self._threads, outcome)
-        check_outcome(outcome)
+        access.check_outcome(outcome)
         return crc[0], filled
 
 
@@ -292,8 +282,12 @@ class Ngrams:
         index, indices, count = NULL, NULL, 0
         if table is not None:
             data, bounds, gap, slots, numbers = table
-            buffer, starts = as_input(data), as_items("uint32_t[]", bounds)
-            places, indices, count = as_items("uint32_t[]", slots), as_items("uint64_t[]", numbers), len(numbers)
+            buffer, starts = access.as_input(data), access.as_items("uint32_t[]", bounds)
+            places, indices, count = (
+                access.as_items("uint32_t[]", slots),
+                access.as_items("uint64_t[]", numbers),
+                len(numbers),
+            )
             index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, places, len(slots)))
             table = (buffer, starts, places, indices, index)
         self._keep = table
@@ -320,11 +314,11 @@ class Ngrams:
         """
         texts = len(bounds) - 1
         row_bounds = np.empty(texts + 1, np.uint64)
-        starts, ends = as_items("uint32_t[]", bounds), as_output(row_bounds, "uint64_t[]")
+        starts, ends = access.as_items("uint32_t[]", bounds), access.as_output(row_bounds, "uint64_t[]")
         room = max(_ROOM_LEAST, _ROOM * texts)
         while True:
             rows = np.empty(room, np.uint64)
-            out = as_output(rows, "uint64_t[]")
+            out = access.as_output(rows, "uint64_t[]")
             total: int = lib.wm_subword_rows(self._struct, blob, len(blob), starts, texts, out, room, ends)
             if total < 0:
                 assert total != -1  # noqa: S101 - Subwords and pack_texts check the arguments
@@ -349,9 +343,11 @@ def gather_rows(matrix: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]
     threads : int
         At most this many threads share the work.
     """
-    source, target = from_buffer("uint8_t[]", _octets(matrix)), as_output(_octets(out), "uint8_t[]")
-    width, numbers = matrix.shape[1] * matrix.itemsize, as_items("int64_t[]", rows)
-    if lib.wm_gather_rows(source, matrix.nbytes, width, numbers, len(rows), target, out.nbytes, thread_count(threads)):
+    source, target = from_buffer("uint8_t[]", _octets(matrix)), access.as_output(_octets(out), "uint8_t[]")
+    width, numbers = matrix.shape[1] * matrix.itemsize, access.as_items("int64_t[]", rows)
+    if lib.wm_gather_rows(
+        source, matrix.nbytes, width, numbers, len(rows), target, out.nbytes, access.thread_count(threads)
+    ):
         raise ValueError(f"out has shape {out.shape}, expected {len(rows)} rows of {matrix.shape[1]}")
     return out
 
@@ -405,15 +401,15 @@ def unit_sums(
         from_buffer("uint8_t[]", _octets(matrix)),
         matrix.nbytes,
         matrix.shape[1],
-        as_items("uint64_t[]", rows),
+        access.as_items("uint64_t[]", rows),
         len(rows),
-        as_items("uint64_t[]", bounds),
-        NULL if places is None else as_items("uint64_t[]", places),
+        access.as_items("uint64_t[]", bounds),
+        NULL if places is None else access.as_items("uint64_t[]", places),
         len(bounds) - 1,
-        as_output(out, "float[]"),
+        access.as_output(out, "float[]"),
         len(out),
-        NULL if norms is None else as_output(norms, "float[]"),
-        thread_count(threads),
+        NULL if norms is None else access.as_output(norms, "float[]"),
+        access.thread_count(threads),
     )
     if bad == -2:
         raise ValueError("bounds or places do not fit the rows or the output")

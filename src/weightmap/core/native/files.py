@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.native.access import (
-    aligned,
-    as_input,
-    as_items,
-    as_output,
-    check_outcome,
-    ffi,
-    from_buffer,
-    lib,
-    thread_count,
-)
+from weightmap.core.native import access
+from weightmap.core.native.access import ffi, from_buffer, lib
 
 if TYPE_CHECKING:
     from collections.abc import Buffer, Callable
@@ -60,17 +51,17 @@ def page_size() -> int:
 
 def drop_pages(memory: Any, offset: int, size: int, *, private: bool) -> int:
     """Unmap pages of a mapping, which touching brings back; of a `private` one changed pages stay. 0, or an errno."""
-    buffer = as_input(memory)
+    buffer = access.as_input(memory)
     error: int = lib.wm_drop(buffer, len(buffer), offset, size, private)
     return error
 
 
 def resident_pages(memory: Any, offset: int, size: int) -> NDArray[np.uint8] | int:
     """Return for each page that holds one of these bytes of a mapping whether it is in memory; or an errno."""
-    buffer, page = as_input(memory), page_size()
+    buffer, page = access.as_input(memory), page_size()
     skipped = (int(ffi.cast("uintptr_t", buffer)) + offset) % page
     pages = np.empty(-(-(skipped + size) // page), np.uint8)
-    error: int = lib.wm_resident(buffer, len(buffer), offset, size, as_output(pages, "uint8_t[]"), len(pages))
+    error: int = lib.wm_resident(buffer, len(buffer), offset, size, access.as_output(pages, "uint8_t[]"), len(pages))
     return error or pages
 
 
@@ -102,10 +93,10 @@ def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[n
     """
     if len(target) != len(starts) * length or (len(starts) and starts[0] < 0):
         raise ValueError(f"{len(starts)} runs of {length} bytes do not fill {len(target)}")
-    places = as_items("uint64_t[]", np.ascontiguousarray(starts, np.uint64))
+    places = access.as_items("uint64_t[]", np.ascontiguousarray(starts, np.uint64))
     error = ffi.new("int *")
     got: int = lib.wm_read_runs(
-        fd, ffi.cast("uint64_t *", places), len(starts), length, gap, as_output(target, "uint8_t[]"), error
+        fd, ffi.cast("uint64_t *", places), len(starts), length, gap, access.as_output(target, "uint8_t[]"), error
     )
     if error[0]:
         raise OSError(error[0], os.strerror(error[0]))
@@ -190,8 +181,8 @@ def copy_range(
     Failed
     """
     request, outcome = ffi.new("wm_copied *", (source, target, begin, at, count, piece)), ffi.new("wm_outcome *")
-    lib.wm_copy_range(request, as_output(room, "uint8_t[]"), room.size, thread_count(threads), outcome)
-    check_outcome(outcome)
+    lib.wm_copy_range(request, access.as_output(room, "uint8_t[]"), room.size, access.thread_count(threads), outcome)
+    access.check_outcome(outcome)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -248,8 +239,8 @@ class FileComparer:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = thread_count(threads)
-        self._room = aligned(2 * _PIECE * self._threads)
+        self._threads = access.thread_count(threads)
+        self._room = access.aligned(2 * _PIECE * self._threads)
 
     def __call__(
         self, files: tuple[int, int], offsets: NDArray[np.int64], counts: NDArray[np.int64], dtype: str
@@ -283,12 +274,12 @@ class FileComparer:
         sizes = np.minimum(np.repeat(counts, pieces) - part * piece, piece)
         places = [np.repeat(offset, pieces) + part * _PIECE for offset in offsets]
         different, measures = np.empty(len(part), np.int64), np.empty((len(part), 2), np.float64)
-        columns = [as_items("uint64_t[]", column) for column in (*places, sizes)]
+        columns = [access.as_items("uint64_t[]", column) for column in (*places, sizes)]
         pairs = ffi.new("wm_pairs *", (*files, kind, *columns, len(part), _PIECE))
-        outcome, buffer = ffi.new("wm_outcome *"), as_output(self._room, "uint8_t[]")
-        out = as_output(different, "int64_t[]"), as_output(measures, "double[]")
+        outcome, buffer = ffi.new("wm_outcome *"), access.as_output(self._room, "uint8_t[]")
+        out = access.as_output(different, "int64_t[]"), access.as_output(measures, "double[]")
         lib.wm_differing_files(pairs, *out, buffer, len(buffer), self._threads, outcome)
-        check_outcome(outcome)
+        access.check_outcome(outcome)
         return list(
             zip(
                 np.add.reduceat(different, begins).tolist(),
@@ -338,14 +329,14 @@ def stage(
     count = len(pieces[0])
     if any(len(column) != count for column in pieces) or (crcs is not None and len(crcs) != count):
         raise ValueError("the columns of pieces differ in length")
-    columns = [as_items("uint64_t[]", column) for column in pieces]
-    memory = ffi.NULL if isinstance(source, int) else as_input(source)
-    room = as_output(out, "uint8_t[]")
+    columns = [access.as_items("uint64_t[]", column) for column in pieces]
+    memory = ffi.NULL if isinstance(source, int) else access.as_input(source)
+    room = access.as_output(out, "uint8_t[]")
     fd, size = (source, 0) if isinstance(source, int) else (-1, len(memory))
     staging = ffi.new("wm_staging *", (fd, memory, size, *columns, room, len(room)))
-    sums = ffi.NULL if crcs is None else as_output(crcs, "uint32_t[]")
+    sums = ffi.NULL if crcs is None else access.as_output(crcs, "uint32_t[]")
     error = ffi.new("int *")
-    failed: int = lib.wm_stage(staging, count, sums, thread_count(threads), error)
+    failed: int = lib.wm_stage(staging, count, sums, access.thread_count(threads), error)
     if error[0] < 0:
         raise ValueError(f"piece {failed} does not lie within its source or the buffer")
     return failed, error[0]
@@ -353,6 +344,6 @@ def stage(
 
 def prefer_node(memory: NDArray[np.uint8], node: int) -> int:
     """Ask that memory lies on a NUMA node, and move there what is in use of it. Returns 0, or an errno."""
-    room = as_output(memory, "uint8_t[]")
+    room = access.as_output(memory, "uint8_t[]")
     error: int = lib.wm_prefer_node(room, len(room), node)
     return error

@@ -15,19 +15,8 @@ import numpy as np
 
 from weightmap.core.arguments import as_float, mistyped
 from weightmap.core.dtypes import GGML_SCHEMES, scale_type_named
-from weightmap.core.native.access import (
-    NULL,
-    as_input,
-    as_items,
-    as_output,
-    check_outcome,
-    empty,
-    ffi,
-    given_array,
-    lib,
-    place_of,
-    thread_count,
-)
+from weightmap.core.native import access
+from weightmap.core.native.access import NULL, ffi, lib
 from weightmap.core.native.files import COMPARED
 from weightmap.core.native.scans import ggml_block
 from weightmap.errors import QuantError
@@ -37,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from weightmap.core.native.access import Buffer
 
 SCALE_TYPES = {"fp32": 0, "fp16": 1}  # the codes of AMB
 _MAX_ELEMENTS = 1 << 56  # elements: more than any memory holds
@@ -99,8 +87,8 @@ def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
         dtype = np.float32 if dtype is None else dtype
         if dtype not in (np.float32, np.float16):
             raise ValueError(f"dtype is {dtype}, expected float32 or float16")
-        return empty(count, dtype)
-    out = given_array(out)
+        return access.empty(count, dtype)
+    out = access.given_array(out)
     if out.dtype not in (np.float32, np.float16) or out.size != count or not out.flags.carray:
         expected = f"float32 or float16 with {count} elements, C-contiguous, aligned and writeable"
         raise ValueError(f"out is {out.dtype} {out.shape}, expected {expected}")
@@ -108,7 +96,7 @@ def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
 
 
 def decode_blocks(
-    data: Buffer,
+    data: access.Buffer,
     n: int,
     *,
     bits: int,
@@ -159,22 +147,22 @@ def decode_blocks(
     n = count_of(n)
     check_range(start, stop, n)
     expected = blocks_size(n, bits=bits, block_size=block_size, scale_type=scale_type)
-    buffer = as_input(data)
+    buffer = access.as_input(data)
     if len(buffer) != expected:
         kind = f"int{bits} blocks of {block_size}" if block_size else f"int{bits} with one scale"
         what = f"size of the data of {n} elements ({kind}, {scale_type})"
         raise QuantError(what, actual=len(buffer), expected=expected)
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
-    scale, target = scale_code(scale_type), as_output(values, "uint8_t[]")
-    count, max_threads = stop - start, thread_count(threads)
+    scale, target = scale_code(scale_type), access.as_output(values, "uint8_t[]")
+    count, max_threads = stop - start, access.thread_count(threads)
     if lib.wm_blocks_decode(buffer, expected, bits, scale, block_size, n, start, target, count, half, max_threads):
         raise ValueError("out overlaps the data")
     return values
 
 
 def dequantize_int4(
-    data: Buffer,
+    data: access.Buffer,
     n: int,
     block_size: int,
     *,
@@ -226,7 +214,7 @@ def dequantize_int4(
 
 
 def dequantize_int5(
-    data: Buffer,
+    data: access.Buffer,
     n: int,
     block_size: int,
     *,
@@ -357,7 +345,7 @@ def sum_of_squares(values: NDArray[np.float32]) -> float:
     >>> sum_of_squares(np.float32([3, 4]))
     25.0
     """
-    total: float = lib.wm_sum_of_squares(as_items("float[]", values) if values.size else NULL, values.size)
+    total: float = lib.wm_sum_of_squares(access.as_items("float[]", values) if values.size else NULL, values.size)
     return total
 
 
@@ -365,7 +353,7 @@ def floats(a: ArrayLike) -> NDArray[np.float32]:
     """Return the elements as a flat array of float32. Raises QuantError unless they are finite real numbers."""
     array = real_numbers(a)
     flat = flat_floats(array)
-    if (index := lib.wm_first_not_finite(as_items("float[]", flat), flat.size)) >= 0:
+    if (index := lib.wm_first_not_finite(access.as_items("float[]", flat), flat.size)) >= 0:
         raise not_finite(array, index)
     return flat
 
@@ -390,9 +378,9 @@ def encode(
     size = blocks_size(flat.size, bits=bits, block_size=block_size, scale_type=scale_type)
     count = -(-flat.size // block_size) if block_size else 1
     data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
-    source = as_items("float[]", flat) if flat.size else NULL
-    target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
-    code, max_threads = scale_code(scale_type), thread_count(threads)
+    source = access.as_items("float[]", flat) if flat.size else NULL
+    target, sums = access.as_output(data, "uint8_t[]"), access.as_output(errors, "double[]")
+    code, max_threads = scale_code(scale_type), access.thread_count(threads)
     index = lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, max_threads)
     if index >= 0:
         raise not_finite(array, index)
@@ -443,7 +431,7 @@ class BlockEncoder:
         self._blocks = ffi.new("wm_blocks *", (ggml, bits, scale_code(scale_type), block_size))
         self._numbers, self._outcome = ffi.new("wm_numbers *"), ffi.new("wm_outcome *")
         self._pieces = ffi.new("uint64_t *")
-        self._threads = thread_count(threads)
+        self._threads = access.thread_count(threads)
         self._room, self._sums = np.empty(0, np.uint8), np.empty(0, np.float64)
 
     def __call__(
@@ -480,7 +468,7 @@ class BlockEncoder:
         Failed
         """
         numbers, pieces = self._numbers, self._pieces
-        numbers.fd, memory, numbers.size = place_of(source)
+        numbers.fd, memory, numbers.size = access.place_of(source)
         numbers.memory, numbers.at = memory, at
         numbers.kind, numbers.n = COMPARED[dtype][0], count
         each = lib.wm_quantize_room(numbers, self._blocks, pieces)
@@ -490,25 +478,25 @@ class BlockEncoder:
         if self._sums.size < 2 * pieces[0]:
             self._sums = np.empty(2 * pieces[0], np.float64)
         sums, room = self._sums[: 2 * pieces[0]], self._room
-        target: Any = as_output(np.frombuffer(out, np.uint8), "uint8_t[]") if len(out) else NULL
+        target: Any = access.as_output(np.frombuffer(out, np.uint8), "uint8_t[]") if len(out) else NULL
         before = NULL
         if earlier is not None:
-            data = as_input(earlier.data)
+            data = access.as_input(earlier.data)
             before = ffi.new("wm_unwritten *", (earlier.fd, data, len(data), earlier.offset, earlier.flush))
         lib.wm_quantize_numbers(
             numbers,
             self._blocks,
             target,
             len(out),
-            as_output(sums, "double[]"),
+            access.as_output(sums, "double[]"),
             sums.size,
-            as_output(room, "uint8_t[]"),
+            access.as_output(room, "uint8_t[]"),
             room.size,
             before,
             self._threads,
             self._outcome,
         )
-        check_outcome(self._outcome)
+        access.check_outcome(self._outcome)
         error, square = sums.reshape(-1, 2).sum(axis=0).tolist() if pieces[0] else (0.0, 0.0)
         return error, square
 
@@ -571,20 +559,20 @@ def quantize_adaptive(
         raise QuantError("bits", actual=bits, expected=expected)
     budget = max(int(bits * count * size / 8), count * int4)
     room = np.empty(lib.wm_adaptive_room(code, size, x.size), np.uint64)
-    source = as_items("float[]", x) if x.size else NULL
+    source = access.as_items("float[]", x) if x.size else NULL
     arguments = source, x.size, code, size
-    place = as_output(room, "uint64_t[]"), room.size
-    length = lib.wm_adaptive_choose(*arguments, budget, *place, thread_count(threads))
+    place = access.as_output(room, "uint64_t[]"), room.size
+    length = lib.wm_adaptive_choose(*arguments, budget, *place, access.thread_count(threads))
     if length < 0:
         raise not_finite(array, -2 - length)
     out = np.empty(length, np.uint8)
-    if lib.wm_adaptive_encode(*arguments, *place, as_output(out, "uint8_t[]"), out.size):
+    if lib.wm_adaptive_encode(*arguments, *place, access.as_output(out, "uint8_t[]"), out.size):
         raise AssertionError("blocks of another size than their kind")
     return out
 
 
 def adaptive_plan(
-    data: Buffer, n: int, block_size: int, *, scale_type: str = "fp16", size: int | None = None
+    data: access.Buffer, n: int, block_size: int, *, scale_type: str = "fp16", size: int | None = None
 ) -> NDArray[np.uint64]:
     """Check the mask of `n` elements in blocks of different kinds, and return the plan for decoding them.
 
@@ -609,12 +597,12 @@ def adaptive_plan(
         says, or the block size or scale type does not exist.
     """
     block, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
-    buffer, fault = as_input(data), ffi.new("wm_fault *")
+    buffer, fault = access.as_input(data), ffi.new("wm_fault *")
     mask = (-(-n // block) + 3) // 4
     if len(buffer) < mask:  # before a plan as long as the declared mask is allocated
         raise QuantError("size of the data", actual=len(buffer), expected=f"{mask} by its mask")
     plan = np.empty(lib.wm_adaptive_plan_size(block, n), np.uint64)
-    target, total = as_output(plan, "uint64_t[]"), len(buffer) if size is None else size
+    target, total = access.as_output(plan, "uint64_t[]"), len(buffer) if size is None else size
     if lib.wm_adaptive_check(buffer, total, code, block, n, target, plan.size, fault):
         raise _error(fault)
     return plan
@@ -629,7 +617,7 @@ def adaptive_mask(plan: NDArray[np.uint64], blocks: int) -> NDArray[np.uint8]:
 
 
 def decode_adaptive(
-    data: Buffer,
+    data: access.Buffer,
     n: int,
     block_size: int,
     *,
@@ -652,9 +640,13 @@ def decode_adaptive(
     stop = n if stop is None else stop
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     check_range(start, stop, n)
-    buffer, plan_items = as_input(data), as_items("uint64_t[]", plan)
+    buffer, plan_items = access.as_input(data), access.as_items("uint64_t[]", plan)
     values = take_out(out, stop - start, dtype)
-    half, target, max_threads = values.dtype == np.float16, as_output(values, "uint8_t[]"), thread_count(threads)
+    half, target, max_threads = (
+        values.dtype == np.float16,
+        access.as_output(values, "uint8_t[]"),
+        access.thread_count(threads),
+    )
     done = lib.wm_adaptive_decode(
         buffer, len(buffer), code, size, n, plan_items, len(plan_items), start, target, stop - start, half, max_threads
     )
@@ -732,7 +724,7 @@ def ggml_size(n: int, name: str) -> int:
 
 
 def decode_ggml(
-    data: Buffer,
+    data: access.Buffer,
     n: int,
     name: str,
     *,
@@ -778,13 +770,13 @@ def decode_ggml(
     n = count_of(n)
     check_range(start, stop, n)
     expected = ggml_size(n, name)
-    buffer = as_input(data)
+    buffer = access.as_input(data)
     if len(buffer) != expected:
         raise QuantError(f"size of the data of {n} elements of {name}", actual=len(buffer), expected=expected)
     values = take_out(out, stop - start, dtype)
     half = values.dtype == np.float16
-    target = as_output(values, "uint8_t[]")
-    count, max_threads = stop - start, thread_count(threads)
+    target = access.as_output(values, "uint8_t[]")
+    count, max_threads = stop - start, access.thread_count(threads)
     if lib.wm_ggml_decode(buffer, expected, kind.number, n, start, target, count, half, max_threads):
         raise ValueError("out overlaps the data")
     return values
@@ -822,10 +814,12 @@ def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[n
     data = np.empty(ggml_size(flat.size, name), np.uint8)
     kind = GGML_TYPES[name]
     errors = np.empty(flat.size // kind.block_size, np.float64)
-    source = as_items("float[]", flat) if flat.size else NULL
-    target, sums = as_output(data, "uint8_t[]"), as_output(errors, "double[]")
+    source = access.as_items("float[]", flat) if flat.size else NULL
+    target, sums = access.as_output(data, "uint8_t[]"), access.as_output(errors, "double[]")
     if (
-        lib.wm_ggml_encode(source, flat.size, kind.number, target, data.size, sums, errors.size, thread_count(threads))
+        lib.wm_ggml_encode(
+            source, flat.size, kind.number, target, data.size, sums, errors.size, access.thread_count(threads)
+        )
         != -1
     ):
         raise AssertionError("sizes were checked")
@@ -862,8 +856,10 @@ class ProductCodes:
         self.count: int = len(codes)
         self._dims = pieces * width
         self._turned = turned is not None
-        pointers = [NULL if array is None else as_items("float[]", array) for array in (codebooks, turned, norms)]
-        self._keep: tuple[Any, ...] = (as_input(codes), *pointers)
+        pointers = [
+            NULL if array is None else access.as_items("float[]", array) for array in (codebooks, turned, norms)
+        ]
+        self._keep: tuple[Any, ...] = (access.as_input(codes), *pointers)
         sizes = [0 if array is None else array.size for array in (codes, codebooks, turned, norms)]
         self._struct = ffi.new("wm_pq *", (*self._keep, *sizes, self.count, pieces, centroids, width))
 
@@ -893,11 +889,11 @@ class ProductCodes:
         IndexError
             For rows that do not exist.
         """
-        threads, count = thread_count(threads), out.size // self._dims if self._dims else 0
+        threads, count = access.thread_count(threads), out.size // self._dims if self._dims else 0
         room = lib.WM_PQ_TOGETHER * self._dims * min(threads, 64)
         scratch = np.empty(room if self._turned else 0, np.float32)
-        numbers, count = (NULL, count) if rows is None else (as_items("uint64_t[]", rows), len(rows))
-        target, memory = as_output(out, "float[]"), as_output(scratch, "float[]")
+        numbers, count = (NULL, count) if rows is None else (access.as_items("uint64_t[]", rows), len(rows))
+        target, memory = access.as_output(out, "float[]"), access.as_output(scratch, "float[]")
         bad: int = lib.wm_pq_decode(
             self._struct, numbers, first, count, target, out.size, memory, len(scratch), threads
         )
@@ -911,8 +907,10 @@ class ProductCodes:
         `table` is float32, C-contiguous, of shape (m, centroids); terms are added in the order of j in float32. Returns
         and raises as `decode` does.
         """
-        source, target = as_items("float[]", table), as_output(out, "float[]")
-        bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, thread_count(threads))
+        source, target = access.as_items("float[]", table), access.as_output(out, "float[]")
+        bad: int = lib.wm_pq_sums(
+            self._struct, source, table.size, first, len(out), target, access.thread_count(threads)
+        )
         if bad == -2:
             raise IndexError(f"row numbers out of range: there are {self.count} rows")
         return bad

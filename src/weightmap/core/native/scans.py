@@ -8,27 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap.core.native.access import (
-    NULL,
-    U32_MAX,
-    Fault,
-    as_input,
-    as_items,
-    as_output,
-    fault_of,
-    ffi,
-    from_buffer,
-    lib,
-    module,
-    thread_count,
-)
+from weightmap.core.native import access
+from weightmap.core.native.access import NULL, U32_MAX, ffi, from_buffer, lib, module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from weightmap.core.native.access import Buffer
 
 # Fewest bytes of a tensor in a JSON header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
 _JSON_ENTRY = 48
@@ -36,7 +23,7 @@ _JSON_ENTRY = 48
 _DIMS = 4
 
 
-def scan_json(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | Fault:
+def scan_json(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, Any] | access.Fault:
     """Turn the JSON header of a safetensors file into columns, or return its first fault.
 
     Parameters
@@ -63,7 +50,7 @@ def scan_json(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, 
         fault = ffi.new("wm_fault *")
         columns = Columns.scratch(size, count, size // 2 + 1)
         if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, fault):
-            return fault_of(fault)
+            return access.fault_of(fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
     return columns, found
 
@@ -81,7 +68,7 @@ def json_depth(text: bytes) -> int:
 _BINCODE_ENTRY = 5
 
 
-def scan_bincode(header: bytes | bytearray, layouts: int, max_tensors: int) -> tuple[Columns, Any, Fault | None]:
+def scan_bincode(header: bytes | bytearray, layouts: int, max_tensors: int) -> tuple[Columns, Any, access.Fault | None]:
     """Turn the header of a BinTensors file into columns, and return its first fault.
 
     Parameters
@@ -107,14 +94,14 @@ def scan_bincode(header: bytes | bytearray, layouts: int, max_tensors: int) -> t
     data = header if type(header) is bytes else from_buffer("uint8_t[]", header)
     failed = lib.wm_bintensors_scan(data, size, layouts, columns.native, found, fault)
     columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
-    return columns, found, fault_of(fault) if failed else None
+    return columns, found, access.fault_of(fault) if failed else None
 
 
 # Room for the name of a layer, and the size of its record, in bytes.
 _LAYER_NAME, _LAYER_RECORD = 32, 20
 
 
-def scan_layers(records: bytes) -> tuple[Columns, Any] | Fault:
+def scan_layers(records: bytes) -> tuple[Columns, Any] | access.Fault:
     """Turn the layer records of a CNN v2 file into columns, or return their first fault.
 
     Parameters
@@ -134,24 +121,24 @@ def scan_layers(records: bytes) -> tuple[Columns, Any] | Fault:
     found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
     failed = lib.wm_cnn_layers(records, len(records), count, columns.native, found, fault)
     if failed:
-        return fault_of(fault)
+        return access.fault_of(fault)
     columns.names_len = found.names_len
     return columns, found
 
 
 # Valid data allocates no wm_fault, which is a good part of a call's time. A failed check is repeated with one. If it
 # then succeeds, because the file is being written to, the data counts as valid.
-def pairs_check(data: bytes, count: int) -> Fault | None:
+def pairs_check(data: bytes, count: int) -> access.Fault | None:
     """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return a fault or None."""
     if lib.wm_pairs_check(data, len(data), count, NULL) == 0:
         return None
     fault = ffi.new("wm_fault *")
-    return fault_of(fault) if lib.wm_pairs_check(data, len(data), count, fault) else None
+    return access.fault_of(fault) if lib.wm_pairs_check(data, len(data), count, fault) else None
 
 
 def records_check(
     index: bytes | NDArray[np.uint8], count: int, rules: Any, data_size: int, room: int, *, lax: bool
-) -> int | Fault:
+) -> int | access.Fault:
     """Check `count` records of an index by a wm_rules, and the names behind them.
 
     Returns the bytes of the names, or the fault of a record or a name.
@@ -162,7 +149,7 @@ def records_check(
     if used < 0:
         fault = ffi.new("wm_fault *")
         used = lib.wm_records_check(*asked, fault)
-    return fault_of(fault) if used < 0 else used
+    return access.fault_of(fault) if used < 0 else used
 
 
 def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> int:
@@ -219,7 +206,7 @@ SECTION_FIELDS = (
 )
 
 
-def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Columns, Any, Fault | None]:
+def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Columns, Any, access.Fault | None]:
     """Turn the records of a section into columns, and return their first fault.
 
     Parameters
@@ -249,14 +236,14 @@ def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Column
         needed = (found.names_len, found.n_tensors, found.n_dims)
         if fault is None and any(need > have for need, have in zip(needed, room, strict=True)):
             # The file is being written to.
-            fault = Fault(lib.WM_FAULT_AMB_READ, found.n_tensors, section.end, 0, 0)
+            fault = access.Fault(lib.WM_FAULT_AMB_READ, found.n_tensors, section.end, 0, 0)
     columns.names_len, columns.count, columns.n_dims = needed
     return columns, found, fault
 
 
 def _walk(
     section: Section, room: tuple[int, int, int], *, relative: bool, lax: bool
-) -> tuple[Columns, Any, Fault | None]:
+) -> tuple[Columns, Any, access.Fault | None]:
     columns = Columns.scratch(*room)
     function, context = getattr(section.data, "hook", _NO_HOOK)
     data = None if function else section.data
@@ -283,7 +270,7 @@ def _walk(
     failed = lib.wm_amb_walk(asked, columns.native, found, fault)
     if function:
         section.data.check()
-    return columns, found, fault_of(fault) if failed else None
+    return columns, found, access.fault_of(fault) if failed else None
 
 
 # The marks of a row of an ONNX model: see wm_onnx_scan in scans.h.
@@ -322,7 +309,7 @@ class Initialisers(NamedTuple):
 
 def scan_model(
     source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, *, lax: bool = False
-) -> tuple[Initialisers, Fault | None]:
+) -> tuple[Initialisers, access.Fault | None]:
     """Find the initialisers of an ONNX model, and return its first fault.
 
     Parameters
@@ -351,7 +338,7 @@ def scan_model(
 
 def _scan_model(
     source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, room: tuple[int, ...], *, lax: bool
-) -> tuple[Initialisers, Fault | None]:
+) -> tuple[Initialisers, access.Fault | None]:
     fd, data = source
     names_room, tensors_room, dims_room, files_room, kept_room = room
     columns, at = Columns.scratch(names_room, tensors_room, dims_room), np.empty(tensors_room, np.uint64)
@@ -359,23 +346,23 @@ def _scan_model(
     octets = NULL if function or data is None else from_buffer("uint8_t[]", data)
     files, kept = ffi.new("wm_onnx_place[]", files_room), bytearray(kept_room)
     limits = (min(max_tensors, U32_MAX), min(max_kept, U32_MAX - 1), max_kept)
-    filled = (as_output(at, "uint64_t[]"), files, from_buffer("uint8_t[]", kept), files_room, kept_room)
+    filled = (access.as_output(at, "uint64_t[]"), files, from_buffer("uint8_t[]", kept), files_room, kept_room)
     asked = ffi.new("wm_onnx_file *", (fd, octets, size, *limits, *filled, lax, function, context))
     found, fault = ffi.new("wm_onnx *"), ffi.new("wm_fault *")
     failed = lib.wm_onnx_scan(asked, columns.native, found, fault)
     if function:
         data.check()
     places = [(p.row, p.path, p.path_len, p.sum, p.sum_len) for p in files[0 : min(found.n_files, files_room)]]
-    return Initialisers(columns, at, at >= _ONNX_NESTED, places, bytes(kept), found), fault_of(
+    return Initialisers(columns, at, at >= _ONNX_NESTED, places, bytes(kept), found), access.fault_of(
         fault
     ) if failed else None
 
 
-def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], count: int) -> Fault | None:
+def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], count: int) -> access.Fault | None:
     """Make elements of `bits` bits of the numbers in these fields of a tensor of ONNX; return a fault or None."""
     fault = ffi.new("wm_fault *")
-    failed = lib.wm_onnx_numbers(data, len(data), field, bits, count, as_output(out, "uint8_t[]"), fault)
-    return fault_of(fault) if failed else None
+    failed = lib.wm_onnx_numbers(data, len(data), field, bits, count, access.as_output(out, "uint8_t[]"), fault)
+    return access.fault_of(fault) if failed else None
 
 
 # The fewest bytes of a key-value and of a tensor info, in any version.
@@ -432,7 +419,7 @@ class GGUFHeader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.native, name)
 
-    def values(self, data: bytes | bytearray) -> Fault | bool:
+    def values(self, data: bytes | bytearray) -> access.Fault | bool:
         """Scan on through the key-values: return True at their end, False if that takes more data, or a fault."""
         native = self.native
         room = min(native.count, len(data) // GGUF_VALUE_LEAST + 1)
@@ -442,9 +429,9 @@ class GGUFHeader:
             self._keys, self._room = keys, room
         fault = ffi.new("wm_fault *")
         state = lib.wm_gguf_values(from_buffer("uint8_t[]", data), len(data), self._keys, room, native, fault)
-        return fault_of(fault) if state < 0 else state == 0
+        return access.fault_of(fault) if state < 0 else state == 0
 
-    def tensors(self, data: bytes | bytearray, types: Any, most: int) -> tuple[Columns, Fault | bool]:
+    def tensors(self, data: bytes | bytearray, types: Any, most: int) -> tuple[Columns, access.Fault | bool]:
         """Scan tensor infos; return columns, and a state as `values` does. A row past `most` is a fault CAPACITY."""
         native = self.native
         left = len(data) - native.pos
@@ -456,7 +443,7 @@ class GGUFHeader:
         columns.n_dims, columns.names_len = native.n_dims, native.names_len
         if native.n_others:
             self.others = tuple(native.others[0 : native.n_others])
-        return columns, fault_of(fault) if state < 0 else state == 0
+        return columns, access.fault_of(fault) if state < 0 else state == 0
 
     def reach(self, columns: Columns, room: int) -> None:
         """Let tensors of such types, in the order of their data, reach to the next one or to `room`."""
@@ -484,8 +471,8 @@ class GGUFHeader:
     def strings(self, data: NDArray[np.uint8], count: int) -> tuple[NDArray[np.uint32], int]:
         """Return the bounds of an array of strings, and its end; -1 - i if string i does not fit."""
         bounds = np.empty(count + 1, np.uint32)
-        native, octets = self.native, as_input(data)
-        out = as_output(bounds, "uint32_t[]")
+        native, octets = self.native, access.as_input(data)
+        out = access.as_output(bounds, "uint32_t[]")
         end = lib.wm_gguf_strings(octets, len(octets), count, native.version, native.big, out)
         return bounds, end
 
@@ -565,20 +552,20 @@ class ZipEntries:
         for name in self.__slots__:
             column = getattr(self, name)
             kind = _OF_DTYPE["u1" if name == "names" else column.dtype.str[1:]]
-            keep.append(as_output(column, kind))
+            keep.append(access.as_output(column, kind))
             setattr(columns, name, keep[-1])
         return columns, keep
 
-    def check_order(self, end: int) -> Fault | None:
+    def check_order(self, end: int) -> access.Fault | None:
         """Check that entries lie one behind the other from byte 0 to `end`; return what is wrong first."""
         offset = self.offset
         rising = bool((offset[1:] >= offset[:-1]).all())
-        order = NULL if rising else as_items("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
+        order = NULL if rising else access.as_items("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
         (columns, _keep), fault = self.native(), ffi.new("wm_fault *")
-        return fault_of(fault) if lib.wm_zip_order(columns, order, end, fault) else None
+        return access.fault_of(fault) if lib.wm_zip_order(columns, order, end, fault) else None
 
 
-def zip_scan(fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int) -> ZipEntries | Fault:
+def zip_scan(fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int) -> ZipEntries | access.Fault:
     """Turn a central directory into columns, checked against the headers of the entries; or say what is wrong.
 
     Parameters
@@ -595,13 +582,13 @@ def zip_scan(fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], c
     entries = ZipEntries(count, len(central))
     columns, _keep = entries.native()
     function, context = getattr(data, "hook", _NO_HOOK)
-    octets = NULL if data is None or function else as_input(data)
+    octets = NULL if data is None or function else access.as_input(data)
     source, fault = ffi.new("wm_zip_source *", (fd, octets, end, function, context)), ffi.new("wm_fault *")
-    failed = lib.wm_zip_scan(source, as_input(central), len(central), columns, fault)
+    failed = lib.wm_zip_scan(source, access.as_input(central), len(central), columns, fault)
     if function:
         data.check()
     if failed:
-        return fault_of(fault)
+        return access.fault_of(fault)
     return entries
 
 
@@ -640,7 +627,7 @@ class NpyHeaders:
         self.kinds: list[str] = []
 
 
-def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | Fault:
+def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | access.Fault:
     """Read the headers of members that are stored, and of the form that numpy writes; or say what is wrong.
 
     Parameters
@@ -656,13 +643,13 @@ def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | Fault:
         keep.append(_output(getattr(found, name)))
         setattr(columns, name, keep[-1])
     function, context = getattr(data, "hook", _NO_HOOK)
-    octets = NULL if data is None or function else as_input(data)
+    octets = NULL if data is None or function else access.as_input(data)
     source, fault = ffi.new("wm_zip_source *", (fd, octets, 0, function, context)), ffi.new("wm_fault *")
     failed = lib.wm_npy_scan(source, archive, columns, fault)
     if function:
         data.check()
     if failed:
-        return fault_of(fault)
+        return access.fault_of(fault)
     found.names, found.dims = found.names[: columns.names_len], found.dims[: columns.n_dims]
     texts = (int(columns.kinds[i]).to_bytes(8, "little") for i in range(columns.n_kinds))
     found.kinds = [text.rstrip(b"\0").decode("ascii") for text in texts]
@@ -794,7 +781,7 @@ class Pickle:
         if not failed:
             asked = (self._source, self._arena, *self._most, NULL, NULL, NULL, self._native, fault)
             failed = lib.wm_pickle_walk(*asked)
-        self.fault: Fault | None = fault_of(fault) if failed else None
+        self.fault: access.Fault | None = access.fault_of(fault) if failed else None
 
     @property
     def end(self) -> int:
@@ -821,7 +808,7 @@ class Pickle:
         """Number of times that the program mentions a storage."""
         return int(self._native.n_storages)
 
-    def storages(self, prefix: bytes, most: int) -> Iterator[PickleStorages | Fault]:
+    def storages(self, prefix: bytes, most: int) -> Iterator[PickleStorages | access.Fault]:
         """Yield the mentions of storages, `most` at a time, named by `prefix` and their key; or what is wrong."""
         cursor, left = ffi.new("uint64_t *", self._native.storages), self.n_storages
         while left:
@@ -832,13 +819,13 @@ class Pickle:
             columns = ffi.new("wm_pickle_storages *", (from_buffer("uint8_t[]", prefix), len(prefix), names, *filled))
             fault = ffi.new("wm_fault *")
             if lib.wm_pickle_list(self._source, self._arena, cursor, count, columns, fault):
-                yield fault_of(fault)
+                yield access.fault_of(fault)
                 return
             found.names = ffi.unpack(ffi.cast("char *", names), int(found.bounds[-1]))
             yield found
             left -= count
 
-    def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | Fault:
+    def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | access.Fault:
         """Return the tensors, whose storages begin there, and the strides of those that are not row-major.
 
         The strides are in elements, as many as dimensions; None where all tensors are row-major.
@@ -847,12 +834,12 @@ class Pickle:
         columns = Columns.scratch(native.names_len, native.n_tensors, native.n_dims)
         strides = transient(native.n_dims, np.uint64) if native.n_strided else None
         of_strides = NULL if strides is None else _output(strides)
-        begins = as_items("uint64_t[]", storages)
+        begins = access.as_items("uint64_t[]", storages)
         out = ffi.new("wm_pickle_tensors *", (columns.native, begins, of_strides))
         fault = self._walk(out, NULL)
         return (columns, strides) if fault is None else fault
 
-    def values(self) -> PickleValues | Fault:
+    def values(self) -> PickleValues | access.Fault:
         """Return the values of the program besides tensors."""
         native = self._native
         values = PickleValues(native.n_values, native.value_names_len)
@@ -861,14 +848,14 @@ class Pickle:
         fault = self._walk(NULL, out)
         return values if fault is None else fault
 
-    def _walk(self, tensors: Any, values: Any) -> Fault | None:
+    def _walk(self, tensors: Any, values: Any) -> access.Fault | None:
         path, fault = _new_words("uint8_t[]", self._native.longest + 1), ffi.new("wm_fault *")
         asked = (self._source, self._arena, *self._most, tensors, values, path, self._native, fault)
-        return fault_of(fault) if lib.wm_pickle_walk(*asked) else None
+        return access.fault_of(fault) if lib.wm_pickle_walk(*asked) else None
 
 
 def _output(array: NDArray[Any]) -> Any:
-    return as_output(array, _OF_DTYPE[array.dtype.str[1:]])
+    return access.as_output(array, _OF_DTYPE[array.dtype.str[1:]])
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -918,11 +905,11 @@ class Columns:
         self.names_len: int = len(names)
         self._memory: Any = (
             from_buffer("uint8_t[]", names),
-            as_items("uint32_t[]", bounds),
+            access.as_items("uint32_t[]", bounds),
             from_buffer("uint8_t[]", dtype),
-            as_items("uint64_t[]", dims),
-            as_items("uint32_t[]", dim_bounds),
-            *(as_items("uint64_t[]", column) for column in (begin, end) if column is not None),
+            access.as_items("uint64_t[]", dims),
+            access.as_items("uint32_t[]", dim_bounds),
+            *(access.as_items("uint64_t[]", column) for column in (begin, end) if column is not None),
         )
         self.native: Any = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
 
@@ -1033,7 +1020,7 @@ class Columns:
         row: int = lib.wm_columns_find(self.native, self.count, self.names_len, name, len(name))
         return row
 
-    def check(self, rules: Any, data_size: int, room: int, *, lax: bool, utf8: bool) -> Fault | None:
+    def check(self, rules: Any, data_size: int, room: int, *, lax: bool, utf8: bool) -> access.Fault | None:
         """Check every row by a wm_rules, and the names; return the first fault, or None."""
         asked = (self.native, self.count, self.n_dims, self.names_len, utf8, rules, data_size, room, lax)
         # A valid table allocates no wm_fault.
@@ -1041,7 +1028,7 @@ class Columns:
             return None
         fault = ffi.new("wm_fault *")
         lib.wm_columns_check(*asked, fault)
-        return fault_of(fault)
+        return access.fault_of(fault)
 
 
 def row_rules(rules: Any) -> Any:
@@ -1063,24 +1050,24 @@ class Rows:
 
     __slots__ = ("_columns", "_keep", "_native")
 
-    def __init__(self, rules: Any, count: int, columns: Columns | None, records: Buffer = b"") -> None:
+    def __init__(self, rules: Any, count: int, columns: Columns | None, records: access.Buffer = b"") -> None:
         native, n_dims = (NULL, 0) if columns is None else (columns.native, columns.n_dims)
-        buffer = as_input(records) if columns is None else NULL
+        buffer = access.as_input(records) if columns is None else NULL
         values = rules.native, native, buffer, count, n_dims, rules.base, rules.declared, rules.room
         self._columns = columns
         self._keep = rules.dtypes, rules.native, columns, buffer
         self._native = ffi.new("wm_table *", values)
 
-    def row(self, i: int) -> tuple[int, tuple[int, ...], int, int] | Fault:
+    def row(self, i: int) -> tuple[int, tuple[int, ...], int, int] | access.Fault:
         """Return dtype code, shape, offset in the file and bytes of row i; or its fault."""
         row = ffi.new("wm_row *")
         if lib.wm_row_check(self._native, i, row, NULL):
             fault = ffi.new("wm_fault *")
             if lib.wm_row_check(self._native, i, row, fault):
-                return fault_of(fault)
+                return access.fault_of(fault)
         return row.dtype, tuple(row.dims[0 : row.ndim]), self._native.base + row.offset, row.nbytes
 
-    def batch(self, first: int, last: int) -> tuple[NDArray[Any], ...] | Fault:
+    def batch(self, first: int, last: int) -> tuple[NDArray[Any], ...] | access.Fault:
         """Return dtype codes, ndims, dims (padded with 0), offsets and bytes of rows first to last - 1; or a fault."""
         count, fault, width = last - first, ffi.new("wm_fault *"), lib.WM_RECORD_DIMS
         if self._columns is not None:
@@ -1092,7 +1079,7 @@ class Rows:
         dtype, ndim = map(from_buffer, ("uint8_t[]",) * 2, (codes, ndims))
         out = ffi.new("wm_rows *", (dtype, ndim, from_buffer("uint64_t[]", dims), width, begin, nbytes))
         if lib.wm_rows_check(self._native, first, count, out, fault):
-            return fault_of(fault)
+            return access.fault_of(fault)
         return codes, ndims, dims, offsets, sizes
 
     def placer(self) -> Callable[[int], Any]:
@@ -1110,29 +1097,29 @@ def _runs(values: NDArray[Any], bounds: NDArray[np.uint32], order: Any) -> tuple
     return values[source], new
 
 
-def walk_strings(data: Buffer, count: int, width: int, bounds: NDArray[np.uint32] | None = None) -> int:
+def walk_strings(data: access.Buffer, count: int, width: int, bounds: NDArray[np.uint32] | None = None) -> int:
     """Walk `count` strings after lengths of `width` bytes; return the bytes walked, or -1 - i if string i does not fit.
 
     Fills `bounds`, shape (count + 1,), as kernels.h says.
     """
-    buffer = as_input(data)
-    out = NULL if bounds is None else as_output(bounds, "uint32_t[]")
+    buffer = access.as_input(data)
+    out = NULL if bounds is None else access.as_output(bounds, "uint32_t[]")
     walked: int = lib.wm_walk_strings(buffer, len(buffer), count, width, out)
     return walked
 
 
-def skip_strings(data: Buffer, count: int, tail: int) -> tuple[int, int]:
+def skip_strings(data: access.Buffer, count: int, tail: int) -> tuple[int, int]:
     """Walk those of `count` entries that lie whole in `data`: a u32 length, that many bytes, and `tail` bytes.
 
     Returns their bytes and their number.
     """
-    buffer = as_input(data)
+    buffer = access.as_input(data)
     walked = ffi.new("uint64_t *")
     size: int = lib.wm_finalfusion_skip(buffer, len(buffer), count, tail, walked)
     return size, walked[0]
 
 
-def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDArray[np.uint64]]:
+def walk_indexed(data: access.Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDArray[np.uint64]]:
     """Walk `count` strings, each after a u32 length and before a u64 index.
 
     The caller checks that `count` is at most a twelfth of the bytes.
@@ -1145,44 +1132,50 @@ def walk_indexed(data: Buffer, count: int) -> tuple[int, NDArray[np.uint32], NDA
         As for `weightmap.core.table.StringTable`, with gap 12.
     indices : ndarray of uint64, shape (count,)
     """
-    buffer = as_input(data)
+    buffer = access.as_input(data)
     bounds, indices = np.empty(count + 1, np.uint32), np.empty(count, np.uint64)
-    starts, numbers = as_output(bounds, "uint32_t[]"), as_output(indices, "uint64_t[]")
+    starts, numbers = access.as_output(bounds, "uint32_t[]"), access.as_output(indices, "uint64_t[]")
     walked: int = lib.wm_finalfusion_ngrams(buffer, len(buffer), count, starts, numbers)
     return walked, bounds, indices
 
 
-def utf8_strings(data: Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
+def utf8_strings(data: access.Buffer, bounds: NDArray[np.uint32], gap: int) -> int:
     """Return -1, or the number of the first string within `bounds` that is not strict UTF-8."""
-    buffer = as_input(data)
-    bad: int = lib.wm_utf8_strings(buffer, len(buffer), as_items("uint32_t[]", bounds), len(bounds) - 1, gap)
+    buffer = access.as_input(data)
+    bad: int = lib.wm_utf8_strings(buffer, len(buffer), access.as_items("uint32_t[]", bounds), len(bounds) - 1, gap)
     return bad
 
 
-def index_build(data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]) -> tuple[int, int, int]:
+def index_build(
+    data: access.Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
+) -> tuple[int, int, int]:
     """Fill `slots` (a power of two of entries, at least 4/3 of the strings) with a hash index over the strings.
 
     Returns how many strings equal an earlier one, and the numbers of the first such string and of its original; a count
     of -2 when too many hashes collide, as in an attack.
     """
-    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_output(slots, "uint32_t[]")
+    buffer, starts, table = (
+        access.as_input(data),
+        access.as_items("uint32_t[]", bounds),
+        access.as_output(slots, "uint32_t[]"),
+    )
     pair = ffi.new("uint64_t[2]")
     count = lib.wm_index_build(buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots), pair, pair + 1)
     return count, pair[0], pair[1]
 
 
 def index_finder(
-    data: Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
+    data: access.Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
 ) -> Callable[[object], int]:
     """Return a function from a text to the number of the string equal to it, or -1; it keeps the arrays alive."""
-    keep = (as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots))
+    keep = (access.as_input(data), access.as_items("uint32_t[]", bounds), access.as_items("uint32_t[]", slots))
     buffer, starts, table = keep
     index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots)))
     return module.finder(int(ffi.cast("uintptr_t", index)), keep)
 
 
 def index_find_many(
-    data: Buffer,
+    data: access.Buffer,
     bounds: NDArray[np.uint32],
     gap: int,
     slots: NDArray[np.uint32],
@@ -1190,11 +1183,15 @@ def index_find_many(
     name_bounds: NDArray[np.uint32],
 ) -> NDArray[np.int64]:
     """Return the numbers of the strings equal to names[name_bounds[i]:name_bounds[i + 1]], -1 for a missing one."""
-    buffer, starts, table = as_input(data), as_items("uint32_t[]", bounds), as_items("uint32_t[]", slots)
-    wanted, count = as_items("uint32_t[]", name_bounds), len(name_bounds) - 1
+    buffer, starts, table = (
+        access.as_input(data),
+        access.as_items("uint32_t[]", bounds),
+        access.as_items("uint32_t[]", slots),
+    )
+    wanted, count = access.as_items("uint32_t[]", name_bounds), len(name_bounds) - 1
     rows = np.empty(count, np.int64)
     index = (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots))
-    lib.wm_index_find_many(*index, names, len(names), wanted, count, as_output(rows, "int64_t[]"))
+    lib.wm_index_find_many(*index, names, len(names), wanted, count, access.as_output(rows, "int64_t[]"))
     return rows
 
 
@@ -1262,7 +1259,7 @@ def look_up(
         raise ValueError(_UNFIT)
     _checked(
         lib.wm_lookup(
-            as_input(codes.reshape(-1).view(np.uint8)),
+            access.as_input(codes.reshape(-1).view(np.uint8)),
             codes.nbytes,
             bits,
             int(high_first),
@@ -1272,17 +1269,17 @@ def look_up(
             before,
             height,
             width,
-            as_items("float[]", values),
-            as_items("float[]", scales.reshape(-1)),
-            NULL if zeros is None else as_items("float[]", zeros.reshape(-1)),
+            access.as_items("float[]", values),
+            access.as_items("float[]", scales.reshape(-1)),
+            NULL if zeros is None else access.as_items("float[]", zeros.reshape(-1)),
             scales.size,
-            NULL if which is None else as_input(which.reshape(-1)),
+            NULL if which is None else access.as_input(which.reshape(-1)),
             0 if which is None else which.size,
             factor,
             CODED[out.dtype.name],
-            as_output(out.reshape(-1).view(np.uint8), "uint8_t[]"),
+            access.as_output(out.reshape(-1).view(np.uint8), "uint8_t[]"),
             out.nbytes,
-            thread_count(threads),
+            access.thread_count(threads),
         )
     )
 
@@ -1331,19 +1328,19 @@ def decode_groups(
     if scales.size != zeros.size or group.size != columns:
         raise ValueError(_UNFIT)
     failed = lib.wm_groups_decode(
-        as_input(words.reshape(-1).view(np.uint8)),
+        access.as_input(words.reshape(-1).view(np.uint8)),
         words.nbytes,
         bits,
         int(by_rows),
-        as_items("uint32_t[]", group),
+        access.as_items("uint32_t[]", group),
         columns,
-        as_items("float[]", scales.reshape(-1)),
-        as_items("float[]", zeros.reshape(-1)),
+        access.as_items("float[]", scales.reshape(-1)),
+        access.as_items("float[]", zeros.reshape(-1)),
         scales.size,
         rows,
         CODED[out.dtype.name],
-        as_output(out.reshape(-1).view(np.uint8), "uint8_t[]"),
+        access.as_output(out.reshape(-1).view(np.uint8), "uint8_t[]"),
         out.nbytes,
-        thread_count(threads),
+        access.thread_count(threads),
     )
     _checked(failed)

@@ -16,16 +16,7 @@ from weightmap.core.formats import refuse
 from weightmap.core.formats._base import Importer
 from weightmap.core.table.vocabulary import Subwords
 from weightmap.errors import FormatError, LayoutError, UnsupportedError
-from weightmap.words.importers._words import (
-    ADVICE,
-    BLOCK,
-    LONGEST,
-    Words,
-    check_finite,
-    refuse_words,
-    rows_in_block,
-    table_of,
-)
+from weightmap.words.importers import _words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +45,7 @@ WORDS = 256
 _BLOCKS = 4
 
 
-def read(source: Source, head: bytes, options: ImportOptions) -> Words:
+def read(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
     """Read a model. The rows of words are averaged when `Words.blocks` is iterated.
 
     Raises
@@ -73,7 +64,7 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
         left_out = (f"{counted(labels, 'label')}, such as {first}, left out: fastText has no vectors of labels",)
         del raws[entries:], offsets[entries:]
     rows, data = _matrix(source, end, dims)
-    table = table_of(raws, offsets, lossy=options.lossy, fixed=True)
+    table = _words.table_of(raws, offsets, lossy=options.lossy, fixed=True)
     subwords = None
     if min_n and max_n >= min_n and buckets:
         if rows != entries + buckets:
@@ -87,7 +78,9 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
     metadata = values | {"loss": _named(LOSSES, values["loss"]), "model": _named(MODELS, values["model"])}
     make = functools.partial(model.blocks, rows)
     warnings = _output(source, data + 4 * dims * rows) + left_out
-    return Words((source,), "fasttext", table, rows, dims, make, model.gather, None, subwords, metadata, warnings)
+    return _words.Words(
+        (source,), "fasttext", table, rows, dims, make, model.gather, None, subwords, metadata, warnings
+    )
 
 
 def _header(head: bytes, size: int) -> tuple[dict[str, Any], int, int]:
@@ -140,10 +133,10 @@ def _dictionary(source: Source, words: int, labels: int, limits: Limits) -> tupl
             position = 0
             # A sparse file can hold endless entries at no cost to its author.
             limits.check("max_header_bytes", base - HEAD.size, "size of the dictionary (or more)", offset=HEAD.size)
-            window = source.pread(base, min(BLOCK, source.size - base))
+            window = source.pread(base, min(_words.BLOCK, source.size - base))
             at = window.find(b"\0")
-            if at > LONGEST or (at < 0 and len(window) > LONGEST):
-                expected = f"a zero byte within {LONGEST} bytes"
+            if at > _words.LONGEST or (at < 0 and len(window) > _words.LONGEST):
+                expected = f"a zero byte within {_words.LONGEST} bytes"
                 raise FormatError(f"word {len(raws)} has no end", field="word", offset=base, expected=expected)
             if at < 0 or len(window) - at - 1 < ENTRY.size:
                 raise cut_off(f"word {len(raws)} of {entries}", source.size, field="word")
@@ -224,10 +217,10 @@ class _Model:
             yield from self._averaged(self._subwords)
             first = len(self._table)
         size = 4 * self._dims
-        step = rows_in_block(self._dims)
+        step = _words.rows_in_block(self._dims)
         for chunk in self._source.chunks(self._at(first), (rows - first) * size, step * size):
             block = np.frombuffer(chunk, "<f4").astype(np.float32).reshape(-1, self._dims)
-            check_finite(block, first, self._at)
+            _words.check_finite(block, first, self._at)
             first += len(block)
             yield block
         self._source.check_unchanged()
@@ -240,7 +233,7 @@ class _Model:
             with np.errstate(over="ignore", invalid="ignore"):
                 block = self.gather(np.arange(first, stop)) + sums
             block /= counts[:, None] + np.float32(1)
-            check_finite(block, first, self._at)
+            _words.check_finite(block, first, self._at)
             yield block
 
 
@@ -260,7 +253,7 @@ def ngram_sums(
 
 def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sums: NDArray[np.float32]) -> None:
     """Fill `sums` with the sums of rows from each bound to the next, a few blocks of rows at a time."""
-    max_rows = _BLOCKS * rows_in_block(sums.shape[1])
+    max_rows = _BLOCKS * _words.rows_in_block(sums.shape[1])
     for begin in range(0, len(rows), max_rows):
         end = min(begin + max_rows, len(rows))
         starts = np.maximum(bounds[:-1], begin)
@@ -278,7 +271,7 @@ def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sum
 # Writing fastText's models.
 
 
-def plan(words: Words) -> WritePlan:
+def plan(words: _words.Words) -> WritePlan:
     """Lay out a model without an output matrix. Raises `EncodeError` except for simple and fastText vocabularies.
 
     The count of each word is unknown, and written as 1.
@@ -287,7 +280,7 @@ def plan(words: Words) -> WritePlan:
     if subwords is not None and subwords.kind != "fasttext":
         refuse("format fasttext", [f"a vocabulary of kind {subwords.kind} (expected simple ones and its own)"])
     raws = [words.table.raw(i) for i in range(len(words.table))]
-    refuse_words("fasttext", raws, b"\0 \t\n\r\x0b\x0c", empty=False)
+    _words.refuse_words("fasttext", raws, b"\0 \t\n\r\x0b\x0c", empty=False)
     head = HEAD.pack(MAGIC, VERSION, *_options(words), len(raws), len(raws), 0, len(raws), -1)
     entries = b"".join(raw + b"\0" + ENTRY.pack(1, 0) for raw in raws)
     matrix = MATRIX.pack(False, words.rows, words.dims)  # noqa: FBT003 - a field of the format
@@ -308,7 +301,7 @@ def plan(words: Words) -> WritePlan:
     return WritePlan(size, write)
 
 
-def _options(words: Words) -> list[Any]:
+def _options(words: _words.Words) -> list[Any]:
     """Return the options of a model; training options come from the metadata."""
     subwords, metadata = words.subwords, words.metadata
     declared = {"dims": words.dims, "buckets": 0, "min_n": 0, "max_n": 0}
@@ -331,7 +324,7 @@ def _code(names: tuple[str, ...], name: object, default: int) -> int:
     return names.index(name) + 1 if isinstance(name, str) and name in names else default
 
 
-def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int) -> None:
+def _undo(words: _words.Words, subwords: Subwords, block: NDArray[np.float32], at: int) -> None:
     """Replace the means of words, in a block of rows from `at` on, by their own rows."""
     count = min(len(block), len(words.table) - at)
     assert words.gather is not None  # noqa: S101 - words with subwords have it
@@ -342,7 +335,7 @@ def _undo(words: Words, subwords: Subwords, block: NDArray[np.float32], at: int)
         with np.errstate(over="ignore", invalid="ignore"):
             block[first:stop] *= counts[:, None] + np.float32(1)
             block[first:stop] -= sums
-        check_finite(block[first:stop], at + first)
+        _words.check_finite(block[first:stop], at + first)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -391,7 +384,7 @@ def claims(head: bytes, size: int) -> bool:
 
 IMPORTER = Importer(
     name="fasttext",
-    hint=f"this is a model of fastText: {ADVICE}",
+    hint=f"this is a model of fastText: {_words.ADVICE}",
     claims=claims,
     read=read,
     plan=plan,

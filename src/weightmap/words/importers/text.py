@@ -13,21 +13,7 @@ from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats._base import Importer
 from weightmap.core.hooks import later
 from weightmap.errors import FileChangedError, FormatError, LayoutError
-from weightmap.words.importers._words import (
-    ADVICE,
-    BLOCK,
-    LENIENT,
-    Words,
-    counted_otherwise,
-    declared,
-    firsts,
-    is_row,
-    only,
-    refuse_words,
-    shape_of,
-    table_of,
-    whole_fields,
-)
+from weightmap.words.importers import _words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,18 +38,18 @@ LONGEST = 1 << 28
 _NUMBER = 12
 
 
-def read_plain(source: Source, _head: bytes, options: ImportOptions) -> Words:
+def read_plain(source: Source, _head: bytes, options: ImportOptions) -> _words.Words:
     """Find the words of a file without a first line of counts."""
     return _read(source, None, 0, options)
 
 
-def read_declared(source: Source, head: bytes, options: ImportOptions) -> Words:
+def read_declared(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
     """Find the words of a file whose first line has the number of rows and dims."""
-    rows, dims, start = shape_of(head)
+    rows, dims, start = _words.shape_of(head)
     return _read(source, (rows, dims), start, options)
 
 
-def _read(source: Source, shape: tuple[int, int] | None, start: int, options: ImportOptions) -> Words:
+def _read(source: Source, shape: tuple[int, int] | None, start: int, options: ImportOptions) -> _words.Words:
     """Find the words from `start` on, and check how many numbers each line has."""
     number = 1 if shape is None else 2
     raws: list[bytes] = []
@@ -82,18 +68,18 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, options: Im
     if shape is not None and shape[0] != len(raws) and options.strict:
         expected, actual = f"{shape[0]}, which the first line declares", len(raws)
         what = "number of lines with words"
-        raise LayoutError(what, field="rows", offset=0, actual=actual, expected=expected, remedy=LENIENT)
+        raise LayoutError(what, field="rows", offset=0, actual=actual, expected=expected, remedy=_words.LENIENT)
     name = "text" if shape is None else "textdims"
-    first_rows = firsts(raws, lossy=options.lossy)
+    first_rows = _words.firsts(raws, lossy=options.lossy)
     chosen = raws if first_rows is None else [raws[i] for i in first_rows]
-    table = table_of(chosen, offsets, lossy=options.lossy, what="the word of line", first=number)
+    table = _words.table_of(chosen, offsets, lossy=options.lossy, what="the word of line", first=number)
     make = functools.partial(_vectors, source, start, number, len(raws), dims)
     # Some programs leave the last line open; in a truncated file, its last number may be wrong.
     ended = source.pread(source.size - 1, 1) == b"\n"
     warnings: tuple[str, ...] = () if ended else ("the last line has no end: was the download complete?",)
     if shape is not None:
-        warnings += counted_otherwise(shape[0], len(raws))
-    return only(Words((source,), name, table, len(raws), dims, make, warnings=warnings), first_rows)
+        warnings += _words.counted_otherwise(shape[0], len(raws))
+    return _words.only(_words.Words((source,), name, table, len(raws), dims, make, warnings=warnings), first_rows)
 
 
 def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -101,7 +87,7 @@ def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[byt
     position = begin = start
     carried: list[bytes] = []
     while position < source.size:
-        data = source.pread(position, min(BLOCK, source.size - position))
+        data = source.pread(position, min(_words.BLOCK, source.size - position))
         position += len(data)
         cut = data.rfind(b"\n") + 1
         if position == source.size:
@@ -192,23 +178,23 @@ def _float32(field: bytes) -> np.float32:
         return np.float32(float(field))
 
 
-def plan_plain(words: Words) -> WritePlan:
+def plan_plain(words: _words.Words) -> WritePlan:
     """Lay out a file without a first line of counts."""
     return _plan(words, "text", b"")
 
 
-def plan_declared(words: Words) -> WritePlan:
+def plan_declared(words: _words.Words) -> WritePlan:
     """Lay out a file with the number of rows and dims in its first line."""
     return _plan(words, "textdims", f"{len(words.table)} {words.dims}\n".encode())
 
 
-def _plan(words: Words, name: str, head: bytes) -> WritePlan:
+def _plan(words: _words.Words, name: str, head: bytes) -> WritePlan:
     """Lay out a text file; its size is known once it is written. Raises `EncodeError` for words with white space.
 
     Each number is the shortest text that reads back as the same float32.
     """
     raws = [words.table.raw(i) for i in range(len(words.table))]
-    refuse_words(name, raws, _SPACE, empty=False)
+    _words.refuse_words(name, raws, _SPACE, empty=False)
     size = len(head) + sum(map(len, raws)) + (1 + _NUMBER * words.dims) * len(raws)
 
     def write(sink: Sink) -> None:
@@ -232,17 +218,17 @@ def claims(head: bytes, size: int) -> bool:
     A first line with one number, or with other fields among its numbers, must be followed by a second line like it: a
     file with a wrong number is still text.
     """
-    if b"\0" in head or declared(head) is not None:
+    if b"\0" in head or _words.declared(head) is not None:
         return False
-    first, _, tail = whole_fields(head, size).partition(b"\n")
-    if is_row(first, 0) and len(first.split()) > 2:
+    first, _, tail = _words.whole_fields(head, size).partition(b"\n")
+    if _words.is_row(first, 0) and len(first.split()) > 2:
         return True
-    return is_row(first, 0.5) and is_row(tail.lstrip().partition(b"\n")[0], 0.5)
+    return _words.is_row(first, 0.5) and _words.is_row(tail.lstrip().partition(b"\n")[0], 0.5)
 
 
 IMPORTER = Importer(
     name="text",
-    hint=f"this looks like word embeddings in text, such as GloVe: {ADVICE}",
+    hint=f"this looks like word embeddings in text, such as GloVe: {_words.ADVICE}",
     claims=claims,
     read=later("weightmap.words.importers.text", "read_plain"),
     plan=later("weightmap.words.importers.text", "plan_plain"),

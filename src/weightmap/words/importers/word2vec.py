@@ -18,23 +18,7 @@ from weightmap.core.faults import cut_off, too_many, trailing_bytes
 from weightmap.core.formats._base import Importer
 from weightmap.core.hooks import later
 from weightmap.errors import FormatError
-from weightmap.words.importers._words import (
-    ADVICE,
-    BLOCK,
-    LENIENT,
-    LONGEST,
-    Words,
-    check_finite,
-    counted_otherwise,
-    declared,
-    firsts,
-    in_text,
-    only,
-    refuse_words,
-    rows_in_block,
-    shape_of,
-    table_of,
-)
+from weightmap.words.importers import _words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +32,9 @@ if TYPE_CHECKING:
 # Reading and writing word2vec's binary files.
 
 
-def read(source: Source, head: bytes, options: ImportOptions) -> Words:
+def read(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
     """Find the words of a file. The vectors are read when `Words.blocks` is iterated."""
-    rows, dims, start = shape_of(head)
+    rows, dims, start = _words.shape_of(head)
     max_words = (source.size - start) // (1 + 4 * dims)
     if rows > max_words and options.strict:
         raise _with_remedy(
@@ -58,16 +42,18 @@ def read(source: Source, head: bytes, options: ImportOptions) -> Words:
         )
     raws, starts, end = _scan(source, start, rows if options.strict else None, 4 * dims)
     tail = source.pread(end, min(source.size - end, 3))
-    warnings = counted_otherwise(rows, len(raws))
+    warnings = _words.counted_otherwise(rows, len(raws))
     if tail.strip(b"\r\n"):
         if options.strict:
             raise _with_remedy(trailing_bytes(source.size, end, field="rows"))
         warnings += (f"{counted(source.size - end, 'byte')} at the end hold no whole word: left out",)
     offsets = [at - 1 - len(raw) for raw, at in zip(raws, starts, strict=True)]
-    first_rows = firsts(raws, lossy=options.lossy)
-    table = table_of(raws if first_rows is None else [raws[i] for i in first_rows], offsets, lossy=options.lossy)
-    words = Words((source,), "word2vec", table, len(raws), dims, functools.partial(_vectors, source, starts, dims))
-    return only(words._replace(warnings=warnings), first_rows)
+    first_rows = _words.firsts(raws, lossy=options.lossy)
+    table = _words.table_of(raws if first_rows is None else [raws[i] for i in first_rows], offsets, lossy=options.lossy)
+    words = _words.Words(
+        (source,), "word2vec", table, len(raws), dims, functools.partial(_vectors, source, starts, dims)
+    )
+    return _words.only(words._replace(warnings=warnings), first_rows)
 
 
 def _scan(source: Source, start: int, rows: int | None, width: int) -> tuple[list[bytes], array[int], int]:
@@ -83,17 +69,17 @@ def _scan(source: Source, start: int, rows: int | None, width: int) -> tuple[lis
         if at < 0:
             base += position
             position = 0
-            window = source.pread(base, min(BLOCK, source.size - base)) if base < source.size else b""
+            window = source.pread(base, min(_words.BLOCK, source.size - base)) if base < source.size else b""
             at = window.find(b" ")
-            if at < 0 and len(window) > LONGEST:
-                at = LONGEST + 1
+            if at < 0 and len(window) > _words.LONGEST:
+                at = _words.LONGEST + 1
             elif at < 0:
                 if rows is None:
                     break
                 raise _with_remedy(cut_off(f"word {len(raws)} of {rows}", source.size, field="word"))
         raw = window[position:at].lstrip(b"\r\n")
-        if len(raw) > LONGEST:
-            expected = f"a space within {LONGEST} bytes"
+        if len(raw) > _words.LONGEST:
+            expected = f"a space within {_words.LONGEST} bytes"
             raise FormatError(f"word {len(raws)} has no end", field="word", offset=base + position, expected=expected)
         vector = base + at + 1
         if width > source.size - vector:
@@ -111,13 +97,13 @@ def _scan(source: Source, start: int, rows: int | None, width: int) -> tuple[lis
 
 def _with_remedy(error: FormatError) -> FormatError:
     """Let the error of a wrong count say how to read the words all the same."""
-    error.remedy = LENIENT
+    error.remedy = _words.LENIENT
     return error
 
 
 def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[np.float32]]:
     """Yield the vectors in blocks."""
-    step = rows_in_block(dims)
+    step = _words.rows_in_block(dims)
     for first in range(0, len(starts), step):
         some = starts[first : first + step]
         begin = some[0]
@@ -125,15 +111,15 @@ def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[
         block = np.empty((len(some), dims), np.float32)
         for row, at in zip(block, some, strict=True):
             row[:] = np.frombuffer(data, "<f4", dims, at - begin)
-        check_finite(block, first, starts.__getitem__)
+        _words.check_finite(block, first, starts.__getitem__)
         yield block
     source.check_unchanged()
 
 
-def plan(words: Words) -> WritePlan:
+def plan(words: _words.Words) -> WritePlan:
     """Lay out a file. Raises `EncodeError` for words that it cannot hold."""
     raws = [words.table.raw(i) for i in range(len(words.table))]
-    refuse_words("word2vec", raws, b" \n\r")
+    _words.refuse_words("word2vec", raws, b" \n\r")
     head = f"{len(raws)} {words.dims}\n".encode()
     size = len(head) + sum(map(len, raws)) + (2 + 4 * words.dims) * len(raws)
 
@@ -151,13 +137,13 @@ def plan(words: Words) -> WritePlan:
 
 def claims(head: bytes, size: int) -> bool:
     """Whether anything but text follows a line of two numbers."""
-    shape = declared(head)
-    return shape is not None and not in_text(head, size, *shape[1:])
+    shape = _words.declared(head)
+    return shape is not None and not _words.in_text(head, size, *shape[1:])
 
 
 IMPORTER = Importer(
     name="word2vec",
-    hint=f"this looks like word embeddings of word2vec: {ADVICE}",
+    hint=f"this looks like word embeddings of word2vec: {_words.ADVICE}",
     claims=claims,
     read=later("weightmap.words.importers.word2vec", "read"),
     plan=later("weightmap.words.importers.word2vec", "plan"),

@@ -65,6 +65,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap import errors
 from weightmap._messages import counted
 from weightmap.core.bytes import strict_json
 from weightmap.core.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
@@ -76,15 +77,6 @@ from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.schemes import BITS
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
-from weightmap.errors import (
-    FormatError,
-    LayoutError,
-    LimitError,
-    QuantError,
-    TensorFileError,
-    TruncatedError,
-    UnsupportedError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,14 +131,16 @@ class Header(NamedTuple):
 def read_header(source: Source, head: bytes, options: Options, warnings: list[str]) -> Header:
     """Check the header against the size of the file before anything that it declares is read."""
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
-        raise FormatError("magic", field="magic", offset=0, actual=repr(head[:5]), expected=repr(MAGIC))
+        raise errors.FormatError("magic", field="magic", offset=0, actual=repr(head[:5]), expected=repr(MAGIC))
     if len(head) > 5 and head[5] != VERSION:
-        raise UnsupportedError("version", field="version", offset=5, actual=head[5], expected=VERSION)
+        raise errors.UnsupportedError("version", field="version", offset=5, actual=head[5], expected=VERSION)
     if len(head) < HEADER.size:
         raise cut_off("its header", len(head), HEADER.size)
     _, _, flags, metadata, config, tokenizer, weights = HEADER.unpack_from(head)
     if flags:
-        raise UnsupportedError("flags", field="flags", offset=6, actual=f"{flags:#06x}", expected="0: none is defined")
+        raise errors.UnsupportedError(
+            "flags", field="flags", offset=6, actual=f"{flags:#06x}", expected="0: none is defined"
+        )
     starts = [HEADER.size]
     for size in (metadata, config, tokenizer, weights):
         starts.append(starts[-1] + size)
@@ -158,7 +152,7 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
         options.limits.check("max_header_bytes", size, name, offset=offset)
     if 0 < tokenizer < TOKENIZER_LEAST:
         what, expected = "tokenizer_size", f"0, or at least {TOKENIZER_LEAST}"
-        raise TruncatedError(what, field="tokenizer_size", offset=16, actual=tokenizer, expected=expected)
+        raise errors.TruncatedError(what, field="tokenizer_size", offset=16, actual=tokenizer, expected=expected)
     return header
 
 
@@ -244,27 +238,31 @@ def _odd(scan: Any, name: str) -> list[str]:
         odd.append(nonzero_padding("behind a record", scan.odd_padding).located(path=name))
     if scan.unpadded:
         what = "the last record lacks padding"
-        odd.append(LayoutError(what, path=name, field="padding", offset=scan.unpadded))
+        odd.append(errors.LayoutError(what, path=name, field="padding", offset=scan.unpadded))
     return list(map(str, odd))
 
 
 # For faults that compare two values: the class of the error, the wrong value's name, and the expected value.
-_WORDS: dict[str, tuple[type[TensorFileError], str, str]] = {
-    "AMB_END": (TruncatedError, "the weights section ends within its {field}: number of bytes left", "{expected}"),
-    "AMB_DATA": (TruncatedError, "data_size", "at most {expected}, the bytes left in the weights section"),
-    "AMB_NAMES": (LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
-    "AMB_UNPADDED": (LayoutError, "padding of the last record", "{expected} zero bytes"),
-    "AMB_QUANT_TYPE": (QuantError, "quant_type", "{expected} by its dtype"),
-    "AMB_SCALE_TYPE": (QuantError, "scale_type", "0 (FP32) or 1 (FP16)"),
-    "AMB_SCHEME_SIZE": (QuantError, "data_size", "{expected} by its shape, block size and scale type"),
-    "TABLE_NDIM": (LimitError, "number of dimensions", "at most {expected}"),
-    "TABLE_SIZE": (LayoutError, "data_size", "{expected} by its shape and dtype"),
+_WORDS: dict[str, tuple[type[errors.TensorFileError], str, str]] = {
+    "AMB_END": (
+        errors.TruncatedError,
+        "the weights section ends within its {field}: number of bytes left",
+        "{expected}",
+    ),
+    "AMB_DATA": (errors.TruncatedError, "data_size", "at most {expected}, the bytes left in the weights section"),
+    "AMB_NAMES": (errors.LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
+    "AMB_UNPADDED": (errors.LayoutError, "padding of the last record", "{expected} zero bytes"),
+    "AMB_QUANT_TYPE": (errors.QuantError, "quant_type", "{expected} by its dtype"),
+    "AMB_SCALE_TYPE": (errors.QuantError, "scale_type", "0 (FP32) or 1 (FP16)"),
+    "AMB_SCHEME_SIZE": (errors.QuantError, "data_size", "{expected} by its shape, block size and scale type"),
+    "TABLE_NDIM": (errors.LimitError, "number of dimensions", "at most {expected}"),
+    "TABLE_SIZE": (errors.LayoutError, "data_size", "{expected} by its shape and dtype"),
 }
 
 
 def _error(  # noqa: PLR0911 - one return for each kind of fault
     fault: access.Fault, part: int, name: str
-) -> TensorFileError | OSError:
+) -> errors.TensorFileError | OSError:
     kind, field = fault.kind, scans.SECTION_FIELDS[part]
     label = f"tensor {fault.row}"
     if kind == "AMB_READ":
@@ -273,26 +271,28 @@ def _error(  # noqa: PLR0911 - one return for each kind of fault
         return shrank(fault.at)
     if kind == "CAPACITY":
         what, expected = "number of tensors", f"at most {fault.expected} (Limits.max_tensors)"
-        return LimitError(what, field="max_tensors", offset=fault.at, actual=fault.actual, expected=expected)
+        return errors.LimitError(what, field="max_tensors", offset=fault.at, actual=fault.actual, expected=expected)
     if kind == "TABLE_DTYPE":
         codes = ", ".join(f"{code} {dtype}" for code, dtype in enumerate(DTYPE_NAMES))
         what, expected = f"{label}: dtype code", f"one of {codes}"
-        return UnsupportedError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
+        return errors.UnsupportedError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
     if kind == "TABLE_OVERFLOW":
-        return LayoutError(f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field=field, offset=fault.at)
+        return errors.LayoutError(
+            f"{label}: the product of its shape exceeds 2**63 - 1 bytes", field=field, offset=fault.at
+        )
     if kind == "AMB_PADDING":
         return nonzero_padding(f"behind {label}", fault.at)
     if kind == "AMB_BLOCK_SIZE":
         what, step = f"{label}: block_size", fault.expected
         expected = f"a positive multiple of {step}" if step else "0: there is one scale"
-        return QuantError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
+        return errors.QuantError(what, field=field, offset=fault.at, actual=fault.actual, expected=expected)
     if kind in _WORDS:
         cls, what, expected = _WORDS[kind]
         expected = expected.format(expected=fault.expected)
         return cls(
             f"{label}: {what.format(field=field)}", field=field, offset=fault.at, actual=fault.actual, expected=expected
         )
-    return FormatError(f"{label}: the records are damaged ({kind or fault.code})", offset=fault.at)
+    return errors.FormatError(f"{label}: the records are damaged ({kind or fault.code})", offset=fault.at)
 
 
 def table_of(records: Records, header: Header, options: Options) -> ColumnTable:
@@ -375,7 +375,7 @@ class Tokenizer:
             try:
                 limits.check("max_header_bytes", size, "size of the tokenizer's vocabulary", offset=offset)
                 payload = self._payload = self._source.pread(offset, size)
-            except TensorFileError as error:
+            except errors.TensorFileError as error:
                 raise error.located(path=self._source.name, format="amb") from None
         return payload
 
@@ -391,13 +391,13 @@ class Tokenizer:
         """
         if self.type != WORDPIECE:
             what = "type of the tokenizer"
-            raise UnsupportedError(what, field="type", actual=KINDS[self.type], expected=KINDS[WORDPIECE])
+            raise errors.UnsupportedError(what, field="type", actual=KINDS[self.type], expected=KINDS[WORDPIECE])
         try:
             text = self.payload.decode()
         except UnicodeDecodeError as error:
             msg = f"the vocabulary of the tokenizer is not UTF-8 ({error.reason})"
             name = None if self._source is None else self._source.name
-            raise FormatError(msg, path=name, format="amb", field="payload") from None
+            raise errors.FormatError(msg, path=name, format="amb", field="payload") from None
         return text.removesuffix("\n").split("\n") if text else []
 
     def __repr__(self) -> str:
@@ -412,7 +412,7 @@ def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Li
     kind, *ids = TOKENIZER_FIELDS.unpack(take(source, head, start, TOKENIZER_LEAST))
     if kind >= len(KINDS):
         expected = ", ".join(f"{code} ({name})" for code, name in enumerate(KINDS))
-        raise UnsupportedError("tokenizer type", field="type", offset=start, actual=kind, expected=expected)
+        raise errors.UnsupportedError("tokenizer type", field="type", offset=start, actual=kind, expected=expected)
     special = {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
     place = (start + TOKENIZER_LEAST, end - start - TOKENIZER_LEAST, limits)
     return Tokenizer(kind, special, source=source, place=place)
@@ -479,12 +479,12 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
         if here[_NONE]:
             block = first + int(np.flatnonzero(_codes(piece) == _NONE)[0])
             what = f"{label}: precision of block {block} in the mask"
-            raise QuantError(what, field="mask", offset=at + block // 4, actual=_NONE, expected="0, 1 or 2")
+            raise errors.QuantError(what, field="mask", offset=at + block // 4, actual=_NONE, expected="0, 1 or 2")
         counts += here
         first += 4 * len(piece)
         if first > blocks and _codes(piece)[blocks - first :].any():
             what = f"{label}: the mask after the last block"
-            raise QuantError(what, field="mask", offset=scales_at - 1, actual="not zero", expected="0")
+            raise errors.QuantError(what, field="mask", offset=scales_at - 1, actual="not zero", expected="0")
     counts[_INT4] -= first - blocks
     width = SCALE_SIZES[how.scale_type]
     codes_at = scales_at + width * int(counts[_INT4] + counts[_INT5])
@@ -493,7 +493,7 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
     if nbytes != row.nbytes:
         what = f"{label}: data_size"
         expected = f"{nbytes} by its mask"
-        raise QuantError(what, field="data_size", offset=row.offset - 8, actual=row.nbytes, expected=expected)
+        raise errors.QuantError(what, field="data_size", offset=row.offset - 8, actual=row.nbytes, expected=expected)
     bad = _infinite(run, scales_at, codes_at, width, width)
     run.until(end)
     if not bad:
@@ -555,7 +555,7 @@ def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantiz
         if payload_size(scheme, size, block_size, scale_type) == row.nbytes:
             return Quantization(0, block_size, scale_type)
     msg = f"quantised data of scheme {scheme}: {problem}"
-    raise QuantError(msg, offset=row.offset)
+    raise errors.QuantError(msg, offset=row.offset)
 
 
 def _fits(scheme: str, block_size: int) -> bool:
@@ -603,7 +603,7 @@ def _named(row: Row, how: Quantization) -> Iterator[None]:
     """Add the scheme and the offset of the tensor to an error."""
     try:
         yield
-    except QuantError as error:
+    except errors.QuantError as error:
         error.what = f"quantised data of scheme {row.dtype.name}: {error.what}"
         error.offset = row.offset + how.start
         raise
@@ -641,7 +641,7 @@ def verify(run: Verification, header: Header, crc: int, records: Records, bare: 
         _check_tokenizer(run, tokenizer, lines, config)
     again = walk(source, header, bare, options, [])
     if again.columns.content() != records.columns.content():
-        raise LayoutError("the records changed after the file was opened", offset=header.weights)
+        raise errors.LayoutError("the records changed after the file was opened", offset=header.weights)
     table = table_of(again, header, options)
     table.check()
     run.checked("records: ranges, names and sizes")

@@ -11,34 +11,17 @@ from typing import TYPE_CHECKING, Any
 from weightmap.core.arguments import DEEPEST
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats import amb
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
-from weightmap.core.formats.amb import (
-    ALIGNMENT,
-    DENSE,
-    HEADER,
-    KINDS,
-    MAGIC,
-    NO_ID,
-    QUANT_HEADER,
-    QUANT_TYPES,
-    SCALE_TYPES,
-    SCHEME_CODES,
-    SPECIAL_NAMES,
-    TOKENIZER_FIELDS,
-    TOKENIZER_LEAST,
-    U16_MAX,
-    U32_MAX,
-    VERSION,
-)
 from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.formats._writing import Tensors
 
-_CODES = {name: code for code, name in enumerate(DENSE)}
+_CODES = {name: code for code, name in enumerate(amb.DENSE)}
 # Most spaces that metadata is padded with
-_FILL = b" " * (ALIGNMENT - 1)
+_FILL = b" " * (amb.ALIGNMENT - 1)
 _PARTS = frozenset({"type", "special_ids", "payload"})
 
 
@@ -63,14 +46,14 @@ def plan_amb(request: Request) -> WritePlan:
         refuse("AMB", reasons)
     # Records end at multiples of 8 from the start of the file. The first one begins at such a multiple too, so readers
     # that count from the start of the section find the same records.
-    metadata += _FILL[: -(HEADER.size + len(metadata) + len(config) + len(tokenizer)) % ALIGNMENT]
+    metadata += _FILL[: -(amb.HEADER.size + len(metadata) + len(config) + len(tokenizer)) % amb.ALIGNMENT]
     sections = (metadata, config, tokenizer)
-    start = HEADER.pack(MAGIC, VERSION, 0, *map(len, sections), weights) + b"".join(sections)
+    start = amb.HEADER.pack(amb.MAGIC, amb.VERSION, 0, *map(len, sections), weights) + b"".join(sections)
     return WritePlan(len(start) + weights, lambda sink: _write(sink, start, request.tensors, heads, lengths))
 
 
 def _whole(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // amb.ALIGNMENT) * amb.ALIGNMENT
 
 
 def _write(sink: Sink, start: bytes, tensors: Tensors, heads: bytearray, lengths: array[int]) -> None:
@@ -80,7 +63,7 @@ def _write(sink: Sink, start: bytes, tensors: Tensors, heads: bytearray, lengths
         sink.write(heads[begin : begin + length])
         begin += length
         tensor.write(sink)
-        sink.pad(-(length + tensor.nbytes) % ALIGNMENT)
+        sink.pad(-(length + tensor.nbytes) % amb.ALIGNMENT)
 
 
 def _head(tensor: Payload) -> bytes:
@@ -88,9 +71,9 @@ def _head(tensor: Payload) -> bytes:
     name, shape = tensor.name.encode(), tensor.shape
     code, quant = _CODES.get(tensor.dtype.name, 0), b""
     if tensor.dtype.quantized:
-        code = SCHEME_CODES[tensor.dtype.name]
-        scale = SCALE_TYPES.index(tensor.scale_type)
-        quant = QUANT_HEADER.pack(QUANT_TYPES[tensor.dtype.name], tensor.block_size, scale)
+        code = amb.SCHEME_CODES[tensor.dtype.name]
+        scale = amb.SCALE_TYPES.index(tensor.scale_type)
+        quant = amb.QUANT_HEADER.pack(amb.QUANT_TYPES[tensor.dtype.name], tensor.block_size, scale)
     dims = struct.pack(f"<B{len(shape)}I", len(shape), *shape)
     return struct.pack("<H", len(name)) + name + dims + struct.pack("<BQ", code, len(quant) + tensor.nbytes) + quant
 
@@ -99,19 +82,19 @@ def _problems(tensor: Payload) -> list[str]:
     """Return why a tensor cannot be written. No array has more dimensions than a record."""
     problems, name = [], tensor.dtype.name
     if tensor.dtype.quantized:  # in a scheme of this format: `save` refuses others
-        if tensor.block_size > U16_MAX:
-            problems.append(f"blocks of {tensor.block_size} elements (at most {U16_MAX})")
+        if tensor.block_size > amb.U16_MAX:
+            problems.append(f"blocks of {tensor.block_size} elements (at most {amb.U16_MAX})")
     elif name not in _CODES:
-        problems.append(lacking(name, DENSE))
-    if max(tensor.shape, default=0) > U32_MAX:
+        problems.append(lacking(name, amb.DENSE))
+    if max(tensor.shape, default=0) > amb.U32_MAX:
         problems.append(f"shape {tensor.shape} (a dimension is below 2**32)")
     try:
         size = len(tensor.name.encode())
     except UnicodeEncodeError:
         problems.append("a name that is not Unicode text")
     else:
-        if size > U16_MAX:
-            problems.append(f"a name of {size} bytes (at most {U16_MAX})")
+        if size > amb.U16_MAX:
+            problems.append(f"a name of {size} bytes (at most {amb.U16_MAX})")
     return problems
 
 
@@ -138,9 +121,9 @@ def _encode_json(what: str, value: Mapping[str, Any] | None, reasons: list[Reaso
             strict_json.loads(raw, what)
         except FormatError as error:
             bad = str(error)
-        if len(raw) + len(_FILL) <= U32_MAX and bad is None:
+        if len(raw) + len(_FILL) <= amb.U32_MAX and bad is None:
             return raw
-        bad = bad or f"{len(raw)} bytes (at most {U32_MAX})"
+        bad = bad or f"{len(raw)} bytes (at most {amb.U32_MAX})"
     reasons.append(f"{what}: {bad}")
     return b"{}"
 
@@ -193,8 +176,8 @@ def _encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
             reasons.append(f"tokenizer: {type(tokenizer).__name__} ({what})")
             return b""
     kind, special, payload = parts
-    if type(kind) is not int or not 0 <= kind < len(KINDS):
-        reasons.append(f"tokenizer type: {repr(kind)[:80]} (an integer from 0 to {len(KINDS) - 1})")
+    if type(kind) is not int or not 0 <= kind < len(amb.KINDS):
+        reasons.append(f"tokenizer type: {repr(kind)[:80]} (an integer from 0 to {len(amb.KINDS) - 1})")
         kind = 0
     ids = _encode_ids({} if special is None else special, reasons)
     try:
@@ -202,25 +185,25 @@ def _encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
     except (TypeError, ValueError):
         reasons.append(f"tokenizer payload: {type(payload).__name__} (bytes)")
         vocabulary = b""
-    if len(vocabulary) > U32_MAX - TOKENIZER_LEAST:
+    if len(vocabulary) > amb.U32_MAX - amb.TOKENIZER_LEAST:
         reasons.append(f"tokenizer payload: {len(vocabulary)} bytes (the section has fewer than 2**32)")
-    return TOKENIZER_FIELDS.pack(kind, *ids) + vocabulary
+    return amb.TOKENIZER_FIELDS.pack(kind, *ids) + vocabulary
 
 
 def _encode_ids(special: Any, reasons: list[Reason]) -> list[int]:
     if not isinstance(special, Mapping):
         reasons.append(f"tokenizer special_ids: {type(special).__name__} (a mapping)")
-        return [NO_ID] * len(SPECIAL_NAMES)
-    unknown = [repr(key)[:80] for key in special if key not in SPECIAL_NAMES]
+        return [amb.NO_ID] * len(amb.SPECIAL_NAMES)
+    unknown = [repr(key)[:80] for key in special if key not in amb.SPECIAL_NAMES]
     if unknown:
-        reasons.append(f"tokenizer special ids {', '.join(unknown[:10])} (expected {', '.join(SPECIAL_NAMES)})")
+        reasons.append(f"tokenizer special ids {', '.join(unknown[:10])} (expected {', '.join(amb.SPECIAL_NAMES)})")
     ids = []
-    for name in SPECIAL_NAMES:
+    for name in amb.SPECIAL_NAMES:
         value = special.get(name)
         if value is None:
-            value = NO_ID
-        elif isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < NO_ID:
-            reasons.append(f"tokenizer special id {name!r}: {repr(value)[:80]} (an integer from 0 to {NO_ID - 1})")
-            value = NO_ID
+            value = amb.NO_ID
+        elif isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= value.__index__() < amb.NO_ID:
+            reasons.append(f"tokenizer special id {name!r}: {repr(value)[:80]} (an integer from 0 to {amb.NO_ID - 1})")
+            value = amb.NO_ID
         ids.append(value.__index__())
     return ids

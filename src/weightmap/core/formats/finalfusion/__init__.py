@@ -76,6 +76,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from weightmap import errors
 from weightmap.core.arguments import DEEPEST
 from weightmap.core.dtypes import DTYPES, SCHEMES
 from weightmap.core.faults import cut_off, nonzero_padding, too_many
@@ -85,15 +86,6 @@ from weightmap.core.native import scans
 from weightmap.core.table import ANY_GAP, Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
 from weightmap.core.table.vocabulary import Subwords, Vocabulary
-from weightmap.errors import (
-    FormatError,
-    LayoutError,
-    LimitError,
-    QuantError,
-    TensorFileError,
-    TruncatedError,
-    UnsupportedError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -267,10 +259,10 @@ def check_count(count: int, item_nbytes: int, available: int, what: str, at: int
 
 def _check_lengths(min_n: int, max_n: int, at: int) -> None:
     if min_n < 1:
-        raise FormatError("min_n", field="min_n", offset=at, actual=min_n, expected="1 or more")
+        raise errors.FormatError("min_n", field="min_n", offset=at, actual=min_n, expected="1 or more")
     if max_n < min_n:
         expected = f"{min_n} or more, which is min_n"
-        raise FormatError("max_n", field="max_n", offset=at + 4, actual=max_n, expected=expected)
+        raise errors.FormatError("max_n", field="max_n", offset=at + 4, actual=max_n, expected=expected)
 
 
 def _check_last(id_: int, last: int, at: int) -> int:
@@ -278,10 +270,12 @@ def _check_last(id_: int, last: int, at: int) -> int:
     if id_ == BUCKET:
         if not 1 <= last <= MAX_EXPONENT:
             expected = f"1 to {MAX_EXPONENT}"
-            raise FormatError("exponent of buckets", field="bucket_exp", offset=at, actual=last, expected=expected)
+            raise errors.FormatError(
+                "exponent of buckets", field="bucket_exp", offset=at, actual=last, expected=expected
+            )
         return 1 << last
     if id_ == FASTTEXT and last == 0:
-        raise FormatError("number of buckets", field="buckets", offset=at, actual=0, expected="1 or more")
+        raise errors.FormatError("number of buckets", field="buckets", offset=at, actual=0, expected="1 or more")
     return last
 
 
@@ -401,7 +395,7 @@ class Placing(NamedTuple):
         if cut or start + nbytes > self.size:
             raise cut_off(f"the data of the {what}", self.size, declared if cut else start + nbytes, field=what)
         if not sound:
-            cls = TruncatedError if declared > self.size else LayoutError
+            cls = errors.TruncatedError if declared > self.size else errors.LayoutError
             needed = start + nbytes - self.payload
             expected = f"{needed} to {needed + max_padding}: fields, padding and data"
             msg = f"length of the {what} chunk"
@@ -412,7 +406,7 @@ class Placing(NamedTuple):
 def _check_size(nbytes: int, what: str, offset: int) -> None:
     if nbytes > INT64_MAX:
         msg = f"the product of the shape of the {what} exceeds 2**63 - 1 bytes"
-        raise LayoutError(msg, field="shape", offset=offset)
+        raise errors.LayoutError(msg, field="shape", offset=offset)
 
 
 def read_matrix(placing: Placing, raw: bytes) -> Block:
@@ -421,7 +415,7 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
     at = placing.payload + 12
     if code >= len(TYPES) or TYPES[code] is None:
         what = f"type of the matrix ({TYPE_NAMES[code]})" if code < len(TYPES) else "type of the matrix"
-        raise UnsupportedError(what, field="type", offset=at, actual=code, expected=f"one of {KNOWN_TYPES}")
+        raise errors.UnsupportedError(what, field="type", offset=at, actual=code, expected=f"one of {KNOWN_TYPES}")
     width = BITS[code] // 8
     nbytes = rows * cols * width
     # numpy multiplies the other dimensions of an empty matrix too.
@@ -456,7 +450,7 @@ def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, i
 
 
 def _check_product(placing: Placing, fields: dict[str, int]) -> None:
-    def fail(name: str, expected: str, cls: type[FormatError] = FormatError) -> None:
+    def fail(name: str, expected: str, cls: type[errors.FormatError] = errors.FormatError) -> None:
         at = placing.payload + QUANTIZED_AT[name]
         what = f"{name} of the quantised matrix"
         raise cls(what, field=name, offset=at, actual=fields[name], expected=expected)
@@ -466,7 +460,7 @@ def _check_product(placing: Placing, fields: dict[str, int]) -> None:
             fail(name, "0 or 1")
     for name, code in (("quantized_type", U8_CODE), ("reconstructed_type", F32_CODE)):
         if fields[name] != code:
-            fail(name, f"{code} ({TYPE_NAMES[code]})", UnsupportedError)
+            fail(name, f"{code} ({TYPE_NAMES[code]})", errors.UnsupportedError)
     parts, width = fields["quantized_len"], fields["reconstructed_len"]
     if not 0 < parts <= width or width % parts:
         fail("quantized_len", f"a divisor of reconstructed_len, {width}")
@@ -479,10 +473,12 @@ def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
     count, code = placing.unpack(NORMS_FIELDS, raw, "norms")
     if code != F32_CODE:
         what, expected = "type of the norms", f"{F32_CODE} ({TYPE_NAMES[F32_CODE]})"
-        raise UnsupportedError(what, field="type", offset=placing.payload + 8, actual=code, expected=expected)
+        raise errors.UnsupportedError(what, field="type", offset=placing.payload + 8, actual=code, expected=expected)
     if words is not None and count != words:
         expected = f"{words}, the number of words"
-        raise LayoutError("number of norms", field="n_norms", offset=placing.payload, actual=count, expected=expected)
+        raise errors.LayoutError(
+            "number of norms", field="n_norms", offset=placing.payload, actual=count, expected=expected
+        )
     nbytes = 4 * count
     _check_size(nbytes, "norms", placing.payload)
     return placing.block("norms", F32_CODE, (count,), nbytes, NORMS_FIELDS.size)
@@ -564,7 +560,7 @@ def _check(signs: Iterable[str | None]) -> None:
             raise TooDeepError
         if keys > MOST_KEYS:
             what, expected = "number of keys in the metadata", f"at most {MOST_KEYS}"
-            raise LimitError(what, field="metadata", actual=f"more than {MOST_KEYS}", expected=expected)
+            raise errors.LimitError(what, field="metadata", actual=f"more than {MOST_KEYS}", expected=expected)
 
 
 def shallow(content: Any) -> bool:
@@ -613,15 +609,15 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
         For more than 65,536 keys.
     """
 
-    def fail(reason: str, at: int = 0) -> FormatError:
-        return FormatError(f"the metadata is not valid TOML: {reason}", field="metadata", offset=offset + at)
+    def fail(reason: str, at: int = 0) -> errors.FormatError:
+        return errors.FormatError(f"the metadata is not valid TOML: {reason}", field="metadata", offset=offset + at)
 
     try:
         text = raw.decode()
         return TomlDocument(loads(text), text)
     except UnicodeDecodeError as error:
         raise fail(f"it is not UTF-8 ({error.reason})", error.start) from None
-    except LimitError as error:
+    except errors.LimitError as error:
         error.offset = offset
         raise
     except ValueError as error:  # from the parser, int or datetime
@@ -686,7 +682,7 @@ class VocabStrings:
         """Return the n-grams of an explicit vocabulary and their indices, shape (n_ngrams,)."""
         try:
             return self._ngrams()
-        except TensorFileError as error:
+        except errors.TensorFileError as error:
             raise error.located(path=self._source.name, format="finalfusion") from None
 
     def _ngrams(self) -> tuple[UniqueStrings, NDArray[np.uint64]]:
@@ -719,14 +715,16 @@ class VocabStrings:
             first = int(outside[0])
             what, actual = f"index of n-gram {first}", int(indices[first])
             expected = f"less than {self._distinct}, the rows that the matrix has for n-grams"
-            raise LayoutError(what, field="index", offset=self._vocab.offset, actual=actual, expected=expected)
+            raise errors.LayoutError(what, field="index", offset=self._vocab.offset, actual=actual, expected=expected)
         # Not an array of all rows: a matrix without columns may declare any number of them.
         named = np.zeros(min(self._distinct, len(indices)), np.bool_)
         named[indices.astype(np.intp)[indices < len(named)]] = True
         if len(named) != self._distinct or not named.all():
             rows = self._vocab.n_words + self._distinct
             expected = f"{self._vocab.n_words + len(np.unique(indices))}, one for each word and distinct n-gram index"
-            raise LayoutError("number of rows", field="rows", offset=self._vocab.end, actual=rows, expected=expected)
+            raise errors.LayoutError(
+                "number of rows", field="rows", offset=self._vocab.end, actual=rows, expected=expected
+            )
 
     def _section(self, begin: int) -> Any:
         """Return the bytes from `begin` to the end of the vocabulary."""
@@ -734,7 +732,7 @@ class VocabStrings:
         if size > MAX_STRINGS:
             what = "bytes of words or n-grams"
             expected = f"at most {MAX_STRINGS}, which this library can address"
-            raise UnsupportedError(what, field="vocabulary", offset=begin, actual=size, expected=expected)
+            raise errors.UnsupportedError(what, field="vocabulary", offset=begin, actual=size, expected=expected)
         return self._octets(begin, self._vocab.end)
 
     def _ngrams_at(self, position: int) -> tuple[int, int]:
@@ -756,7 +754,7 @@ class VocabStrings:
     def _fail(self, how: str) -> NoReturn:
         vocab = self._vocab
         msg = f"the {TITLES[vocab.id]} ends at byte {vocab.end}, where the next chunk begins, but {how}"
-        raise LayoutError(msg, field="vocabulary", offset=vocab.offset - CHUNK.size)
+        raise errors.LayoutError(msg, field="vocabulary", offset=vocab.offset - CHUNK.size)
 
 
 class UniqueStrings(StringTable):
@@ -772,12 +770,12 @@ class UniqueStrings(StringTable):
             raise self.repeated(*index)
         return index
 
-    def repeated(self, count: int, second: int, first: int) -> LayoutError:
+    def repeated(self, count: int, second: int, first: int) -> errors.LayoutError:
         """Return the error for `count` repeated strings; `second` is the first of them, `first` its original."""
         what = self._what
         more = f", and {count - 1} more are repeated" if count > 1 else ""
         msg = f"{what}s {first} and {second} are both {self[second]!r}{more}: {what}s must be unique"
-        return LayoutError(msg, field=what, offset=self._offset(second), path=self.path, format=self.format)
+        return errors.LayoutError(msg, field=what, offset=self._offset(second), path=self.path, format=self.format)
 
 
 def read_vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
@@ -809,7 +807,7 @@ def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
     """
     if again != chunks:
         msg = "the chunks changed after the file was opened"
-        raise LayoutError(msg, field="chunk", offset=0)
+        raise errors.LayoutError(msg, field="chunk", offset=0)
     run.checked("header and chunks: order, sizes, rows")
     _compare_list(run, chunks)
     if chunks.metadata is not None:
@@ -918,7 +916,7 @@ def _verify_codes(run: Verification, block: Block) -> None:
                 what = f"code {part} of row {row}"
                 expected = f"less than {product.n_centroids}, the number of centroids"
                 actual = int(codes[at - position])
-                raise QuantError(what, field="codes", offset=at, actual=actual, expected=expected)
+                raise errors.QuantError(what, field="codes", offset=at, actual=actual, expected=expected)
             position += len(codes)
     run.checked("codes of the quantised matrix")
 
@@ -1100,9 +1098,9 @@ class _Walk:
             raise cut_off("its header", len(raw), HEADER.size, field="header")
         magic, version, count = HEADER.unpack(raw)
         if magic != MAGIC:
-            raise FormatError("magic", field="magic", offset=0, actual=repr(magic), expected=repr(MAGIC))
+            raise errors.FormatError("magic", field="magic", offset=0, actual=repr(magic), expected=repr(MAGIC))
         if version != VERSION:
-            raise UnsupportedError("version", field="version", offset=4, actual=version, expected=VERSION)
+            raise errors.UnsupportedError("version", field="version", offset=4, actual=version, expected=VERSION)
         max_chunks = (self._size - HEADER.size) // 4
         if count > max_chunks:
             raise too_many("number of chunks", count, max_chunks, field="n_chunks", offset=8)
@@ -1122,7 +1120,7 @@ class _Walk:
 
     def _unknown(self, id_: int, length: int, position: int) -> int:
         """Refuse an unknown chunk, or step over it with ``strict=False``."""
-        error = UnsupportedError(
+        error = errors.UnsupportedError(
             "chunk id", field="chunk_id", offset=position, actual=id_, expected=f"one of {CHUNK_NAMES}"
         )
         if self._options.strict:
@@ -1143,11 +1141,13 @@ class _Walk:
             repeated = (self._metadata, self._vocab, self._storage, self._norms)[mine] is not None
             second, late = f"is a second {STAGE_TITLES[mine]} chunk", f"comes after the {STAGE_TITLES[stage]}"
             msg = f"the {title} chunk {second if repeated else late}"
-            raise LayoutError(msg, field="chunk_id", offset=position)
+            raise errors.LayoutError(msg, field="chunk_id", offset=position)
         missing = [STAGE_TITLES[k] for k, part in ((1, self._vocab), (2, self._storage)) if k < mine and part is None]
         alone = stage == -1 and (id_ == NORMS or self._listed == (id_,))
         if missing and not alone:
-            error = LayoutError(f"the {title} chunk comes before any {missing[0]}", field="chunk_id", offset=position)
+            error = errors.LayoutError(
+                f"the {title} chunk comes before any {missing[0]}", field="chunk_id", offset=position
+            )
             self._options.tolerate(error, self._warnings)
 
     def _chunk(self, id_: int, length: int, position: int, fields: bytes) -> int:
@@ -1204,7 +1204,7 @@ class _Walk:
             storage = self._read_storage(id_, length, position, raw[CHUNK.size :])
             self._check_rows(storage)
             return self._placing(position, length).lands(storage.end)
-        except FormatError:
+        except errors.FormatError:
             return False
         finally:
             self._vocab = saved
@@ -1236,7 +1236,7 @@ class _Walk:
         if not min_rows <= rows <= max_rows:
             expected = f"{min_rows}: {reason}" if max_rows == min_rows else f"{min_rows} to {max_rows}: {reason}"
             at = storage.chunk + CHUNK.size + (0 if storage.product is None else 20)
-            raise LayoutError("number of rows", field="rows", offset=at, actual=rows, expected=expected)
+            raise errors.LayoutError("number of rows", field="rows", offset=at, actual=rows, expected=expected)
 
     def _check_complete(self, ids: list[int]) -> None:
         """Refuse a file without a vocabulary or a storage, unless it has one chunk and its header lists no other."""
@@ -1247,7 +1247,7 @@ class _Walk:
         parts = (("vocabulary", self._vocab), ("storage", self._storage))
         missing = " or ".join(name for name, part in parts if part is None)
         if missing:
-            error = TruncatedError(f"the file ends without a {missing} chunk", field="chunk", offset=self._size)
+            error = errors.TruncatedError(f"the file ends without a {missing} chunk", field="chunk", offset=self._size)
             self._options.tolerate(error, self._warnings)
 
 

@@ -10,39 +10,8 @@ import numpy as np
 from weightmap._messages import counted
 from weightmap.core.arguments import DEEPEST
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.formats import finalfusion
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
-from weightmap.core.formats.finalfusion import (
-    BUCKET,
-    CHUNK,
-    EXPLICIT,
-    F32_CODE,
-    FASTTEXT,
-    HEADER,
-    KINDS,
-    MAGIC,
-    MATRIX,
-    MATRIX_FIELDS,
-    MAX_CENTROIDS,
-    MAX_EXPONENT,
-    METADATA,
-    NORMS,
-    NORMS_FIELDS,
-    QUANTIZED,
-    QUANTIZED_FIELDS,
-    SIMPLE,
-    SPEC_FIELDS,
-    TYPES,
-    U8_CODE,
-    U32,
-    U32_MAX,
-    U64,
-    UPSTREAM_FIELDS,
-    VERSION,
-    TomlDocument,
-    loads,
-    numbered,
-    shallow,
-)
 from weightmap.errors import LimitError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -53,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.table import StringTable
 
-_IDS = {kind: id_ for id_, kind in KINDS.items()}
+_IDS = {kind: id_ for id_, kind in finalfusion.KINDS.items()}
 # Strings joined for one write.
 _BATCH = 4096
 
@@ -97,15 +66,15 @@ class _Vocab(NamedTuple):
         sink.write(self.fields)
         for first in range(0, len(self.words), _BATCH):
             batch = self.words[first : first + _BATCH]
-            sink.write(b"".join(part for raw in batch for part in (U32.pack(len(raw)), raw)))
+            sink.write(b"".join(part for raw in batch for part in (finalfusion.U32.pack(len(raw)), raw)))
         if self.ngrams is None:
             return
         if self.spec:
-            sink.write(U64.pack(len(self.ngrams.table)))
+            sink.write(finalfusion.U64.pack(len(self.ngrams.table)))
         for batch, indices in self.ngrams.entries():
-            tails = [b""] * len(batch) if self.spec else map(U64.pack, indices)
+            tails = [b""] * len(batch) if self.spec else map(finalfusion.U64.pack, indices)
             pairs = zip(batch, tails, strict=True)
-            sink.write(b"".join(part for raw, tail in pairs for part in (U32.pack(len(raw)), raw, tail)))
+            sink.write(b"".join(part for raw, tail in pairs for part in (finalfusion.U32.pack(len(raw)), raw, tail)))
 
 
 def plan_finalfusion(request: Request) -> WritePlan:
@@ -126,13 +95,18 @@ def plan_finalfusion(request: Request) -> WritePlan:
     if reasons or matrix is None or vocab is None:
         refuse("finalfusion", reasons)
 
-    ids = [METADATA] * (metadata is not None) + [vocab.id, MATRIX if matrix.parts is None else QUANTIZED]
-    ids += [NORMS] * (norms is not None)
-    start = HEADER.pack(MAGIC, VERSION, len(ids)) + b"".join(map(U32.pack, ids))
+    ids = [finalfusion.METADATA] * (metadata is not None) + [
+        vocab.id,
+        finalfusion.MATRIX if matrix.parts is None else finalfusion.QUANTIZED,
+    ]
+    ids += [finalfusion.NORMS] * (norms is not None)
+    start = finalfusion.HEADER.pack(finalfusion.MAGIC, finalfusion.VERSION, len(ids)) + b"".join(
+        map(finalfusion.U32.pack, ids)
+    )
     if metadata is not None:
-        start += CHUNK.pack(METADATA, len(metadata)) + metadata
+        start += finalfusion.CHUNK.pack(finalfusion.METADATA, len(metadata)) + metadata
     words = vocab.size()
-    start += CHUNK.pack(vocab.id, words)
+    start += finalfusion.CHUNK.pack(vocab.id, words)
     position = len(start) + words
     tail: list[tuple[bytes, Payload]] = []
     for tensor in (matrix, norms):
@@ -157,33 +131,38 @@ def _before(tensor: Payload, position: int) -> bytes:
     if tensor.parts is not None:
         parts, (rows, cols) = tensor.parts, tensor.shape
         flags = (parts.projection, parts.norms)
-        id_, width = QUANTIZED, 4
-        fields = QUANTIZED_FIELDS.pack(*flags, parts.quantized_len, cols, parts.n_centroids, rows, U8_CODE, F32_CODE)
+        id_, width = finalfusion.QUANTIZED, 4
+        fields = finalfusion.QUANTIZED_FIELDS.pack(
+            *flags, parts.quantized_len, cols, parts.n_centroids, rows, finalfusion.U8_CODE, finalfusion.F32_CODE
+        )
     elif len(tensor.shape) == 1:
-        id_, fields = NORMS, NORMS_FIELDS.pack(*tensor.shape, F32_CODE)
+        id_, fields = finalfusion.NORMS, finalfusion.NORMS_FIELDS.pack(*tensor.shape, finalfusion.F32_CODE)
     else:
-        id_, fields = MATRIX, MATRIX_FIELDS.pack(*tensor.shape, TYPES.index(tensor.dtype.name))
-    at = position + CHUNK.size + len(fields)
+        id_, fields = (
+            finalfusion.MATRIX,
+            finalfusion.MATRIX_FIELDS.pack(*tensor.shape, finalfusion.TYPES.index(tensor.dtype.name)),
+        )
+    at = position + finalfusion.CHUNK.size + len(fields)
     padding = bytes(width - at % width)
-    return CHUNK.pack(id_, len(fields) + len(padding) + tensor.nbytes) + fields + padding
+    return finalfusion.CHUNK.pack(id_, len(fields) + len(padding) + tensor.nbytes) + fields + padding
 
 
 def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     what = "tensor 'embeddings'"
     parts = matrix.parts
     if parts is not None:  # in a scheme of this format: `save` refuses others
-        if not 1 <= parts.n_centroids <= MAX_CENTROIDS:
-            reasons.append(f"{what}: {parts.n_centroids} centroids (expected 1 to {MAX_CENTROIDS})")
+        if not 1 <= parts.n_centroids <= finalfusion.MAX_CENTROIDS:
+            reasons.append(f"{what}: {parts.n_centroids} centroids (expected 1 to {finalfusion.MAX_CENTROIDS})")
         elif not matrix.shape[1]:
             reasons.append(f"{what}: rows without elements")
-    elif matrix.dtype.name not in TYPES:
-        reasons.append(f"{what}: {lacking(matrix.dtype.name, filter(None, TYPES))}")
+    elif matrix.dtype.name not in finalfusion.TYPES:
+        reasons.append(f"{what}: {lacking(matrix.dtype.name, filter(None, finalfusion.TYPES))}")
     if len(matrix.shape) != 2:
         reasons.append(f"{what}: {counted(len(matrix.shape), 'dimension')} (expected 2)")
         return
     rows, cols = matrix.shape
-    if cols > U32_MAX:
-        reasons.append(f"{what}: {cols} columns (expected at most {U32_MAX})")
+    if cols > finalfusion.U32_MAX:
+        reasons.append(f"{what}: {cols} columns (expected at most {finalfusion.U32_MAX})")
     if vocab is not None and rows != vocab.rows:
         subwords = vocab.rows - len(vocab.words)
         of = counted(len(vocab.words), "word") + (f" and {counted(subwords, 'subword')}" if subwords else "")
@@ -211,22 +190,29 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason
         return None
     subwords = getattr(words, "subwords", None)
     if subwords is None:
-        return _Vocab(SIMPLE, UPSTREAM_FIELDS[SIMPLE].pack(len(raws)), raws, None, spec=False, rows=len(raws))
-    id_ = _IDS.get(subwords.kind, SIMPLE)
+        return _Vocab(
+            finalfusion.SIMPLE,
+            finalfusion.UPSTREAM_FIELDS[finalfusion.SIMPLE].pack(len(raws)),
+            raws,
+            None,
+            spec=False,
+            rows=len(raws),
+        )
+    id_ = _IDS.get(subwords.kind, finalfusion.SIMPLE)
     spec = layout == "spec"
     ngrams = None
     last: tuple[int, ...] = ()
-    if not 1 <= subwords.min_n <= subwords.max_n <= U32_MAX:
+    if not 1 <= subwords.min_n <= subwords.max_n <= finalfusion.U32_MAX:
         reasons.append(f"n-grams of {subwords.min_n} to {subwords.max_n} characters (1 <= min_n <= max_n < 2**32)")
-    if id_ == BUCKET:
+    if id_ == finalfusion.BUCKET:
         last = (int(subwords.size).bit_length() - 1,)
-        if subwords.size < 2 or subwords.size & (subwords.size - 1) or last[0] > MAX_EXPONENT:
-            reasons.append(f"{subwords.size} buckets (a power of two from 2 to 2**{MAX_EXPONENT})")
-    elif id_ == FASTTEXT:
+        if subwords.size < 2 or subwords.size & (subwords.size - 1) or last[0] > finalfusion.MAX_EXPONENT:
+            reasons.append(f"{subwords.size} buckets (a power of two from 2 to 2**{finalfusion.MAX_EXPONENT})")
+    elif id_ == finalfusion.FASTTEXT:
         last = (int(subwords.size),)
-        if not 1 <= subwords.size <= U32_MAX:
-            reasons.append(f"{subwords.size} buckets (1 to {U32_MAX})")
-    elif id_ == EXPLICIT:
+        if not 1 <= subwords.size <= finalfusion.U32_MAX:
+            reasons.append(f"{subwords.size} buckets (1 to {finalfusion.U32_MAX})")
+    elif id_ == finalfusion.EXPLICIT:
         ngrams = _encode_ngrams(subwords, reasons, spec=spec)
     else:
         reasons.append(f"subwords of kind {subwords.kind!r} (expected bucket, fasttext and explicit)")
@@ -234,10 +220,10 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason
         return None
     lengths, count = (int(subwords.min_n), int(subwords.max_n)), len(raws)
     if spec:
-        fields = SPEC_FIELDS[id_].pack(*lengths, *last, count)
+        fields = finalfusion.SPEC_FIELDS[id_].pack(*lengths, *last, count)
     else:
         counts = (count,) if ngrams is None else (count, len(ngrams.table))
-        fields = UPSTREAM_FIELDS[id_].pack(*counts, *lengths, *last)
+        fields = finalfusion.UPSTREAM_FIELDS[id_].pack(*counts, *lengths, *last)
     size = int(subwords.size) if ngrams is None else int(ngrams.indices.max(initial=0)) + 1 if len(ngrams.table) else 0
     return _Vocab(id_, fields, raws, ngrams, spec, count + size)
 
@@ -249,7 +235,7 @@ def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
         i = next(i for i, word in enumerate(words) if not (isinstance(word, str) and encodable(word)))
         reasons.append(f"word {i} is {repr(words[i])[:80]} (Unicode text)")
         return []
-    if any(len(raw) > U32_MAX for raw in raws):
+    if any(len(raw) > finalfusion.U32_MAX for raw in raws):
         reasons.append("a word of 2**32 bytes or more")
     if len(set(raws)) != len(raws):
         encoded: set[bytes] = set()
@@ -277,7 +263,7 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
         return None
     # The n-grams are sorted, because the rows of the matrix stay in their order. If no two share an index, the sorted
     # indices are 0, 1, 2 and so on, as layout "spec" needs them.
-    return _Ngrams(table, indices, None if numbered(indices) else np.argsort(indices, kind="stable"))
+    return _Ngrams(table, indices, None if finalfusion.numbered(indices) else np.argsort(indices, kind="stable"))
 
 
 def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> bytes:
@@ -287,7 +273,7 @@ def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> byte
     package tomli_w.
     """
     document = metadata.copy() if isinstance(metadata, MappingProxyType) else metadata
-    if isinstance(document, TomlDocument) and _says(document):
+    if isinstance(document, finalfusion.TomlDocument) and _says(document):
         return document.text.encode()
     if not document:
         return b""
@@ -296,12 +282,12 @@ def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> byte
     except ImportError:
         msg = "new metadata of finalfusion files needs tomli-w: pip install '.[fifu]' in a checkout"
         raise MissingDependencyError(msg) from None
-    if not shallow(_plain(document)):
+    if not finalfusion.shallow(_plain(document)):
         reasons.append(f"metadata nested more than {DEEPEST} deep")
         return b""
     try:
         text: str = tomli_w.dumps(document)
-        loads(text)
+        finalfusion.loads(text)
         return text.encode()
     except LimitError as error:
         reasons.append(str(error))
@@ -311,10 +297,10 @@ def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> byte
         return b""
 
 
-def _says(document: TomlDocument) -> bool:
+def _says(document: finalfusion.TomlDocument) -> bool:
     """Whether the text of a document still matches its content, which the caller may have changed."""
     try:
-        return loads(document.text) == document
+        return finalfusion.loads(document.text) == document
     except (ValueError, RecursionError):
         return False
 

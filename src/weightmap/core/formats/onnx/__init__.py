@@ -59,6 +59,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap import errors
 from weightmap._messages import counted, quoted
 from weightmap.core.bytes.geometry import Made
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
@@ -69,15 +70,6 @@ from weightmap.core.hooks import later
 from weightmap.core.native import scans
 from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.errors import (
-    ChecksumError,
-    FileChangedError,
-    FormatError,
-    LayoutError,
-    LimitError,
-    TruncatedError,
-    UnsupportedError,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -90,7 +82,6 @@ if TYPE_CHECKING:
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault
     from weightmap.core.table.table import Row, Table
-    from weightmap.errors import TensorFileError
 
 # For models with data in other files
 _join = later("weightmap.core.table.columns", "JoinedTable")
@@ -247,7 +238,7 @@ def _joined(
     for row in np.flatnonzero(owners).tolist():
         why = "holds strings, which are not read" if codes[row] == _STRING else "cannot be read: its type or its fields"
         what = f"initialiser {_name(columns, row)} {why}"
-        options.tolerate(UnsupportedError(what, field="data_type", offset=model.at.item(row)), warnings)
+        options.tolerate(errors.UnsupportedError(what, field="data_type", offset=model.at.item(row)), warnings)
     numbers = _number_files(source, model, sides, options, warnings)
     external = codes >= scans.ONNX_EXTERNAL
     if len(numbers):
@@ -296,7 +287,7 @@ def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[s
     for name in names:
         try:
             _open_all_beside(source, [name])[0].close()
-        except FormatError as error:
+        except errors.FormatError as error:
             missing.add(name)
             warnings.append(f"{error}: its tensors are left out")
     return missing
@@ -333,7 +324,7 @@ def _metadata(records: bytes, options: Options) -> dict[str, str]:
 
 def _add(texts: dict[str, str], key: str, text: str, options: Options) -> None:
     if key in texts:
-        options.tolerate(LayoutError(f"key {quoted(key)} comes twice", field="metadata_props"), [])
+        options.tolerate(errors.LayoutError(f"key {quoted(key)} comes twice", field="metadata_props"), [])
     texts[key] = text
 
 
@@ -348,7 +339,7 @@ def _text(data: bytes, field: str, at: int | None = None) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise FormatError(f"{field} is not UTF-8 ({error.reason})", field=field, offset=at) from None
+        raise errors.FormatError(f"{field} is not UTF-8 ({error.reason})", field=field, offset=at) from None
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -369,7 +360,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         at = len(data) + 1
     if at > len(data):
         what = "opset_import or metadata_props is no message of protobuf"
-        raise FormatError(what, field="metadata_props")
+        raise errors.FormatError(what, field="metadata_props")
 
 
 _MORE, _BITS, _U64 = 0x80, 64, (1 << 64) - 1
@@ -405,34 +396,36 @@ _FIELD_NAMES = {
 _CODES = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(TYPES) if dtype is not None)
 # By fault: the class of the error, what is wrong, and what is expected instead. With an asterisk the message leaves out
 # the value found.
-_WORDS: dict[str, tuple[type[FormatError], str, str]] = {
-    "END": (LayoutError, "{whole} ends within its field {field}: number of bytes left", "at least {expected}"),
-    "VARINT": (FormatError, "{whole}: a number of more than 64 bits*", ""),
-    "TAG": (FormatError, "{whole}: tag of a field", "a number from 1 to 2**29 - 1, and a wire type"),
-    "KIND": (FormatError, "{whole}: wire type of field {field}", "0, 1, 2 or 5"),
-    "WIRE": (FormatError, "{whole}: wire type of {field}", "{expected}"),
-    "DIM": (LayoutError, "{whole}: a dimension", "0 or more"),
-    "NAME": (FormatError, "{whole}: bytes of its name", "1 to {expected}"),
-    "NAMES": (LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
-    "KEPT": (LimitError, "bytes of metadata", "at most {expected} (Limits.max_header_bytes)"),
-    "TWICE": (LayoutError, "{whole} has data in {field} and in {other}*", ""),
-    "FIELD": (LayoutError, "{whole}: data_type of a tensor with {field}", "one that this field is for"),
-    "PACKED": (LayoutError, "{whole}: bytes of {field}", "a multiple of {expected}"),
-    "COUNT": (LayoutError, "{whole}: bytes of {field}", "those of {expected} numbers by dims and data_type"),
-    "NUMBER": (LayoutError, "{whole}: a number in {field}", "one of {expected} bits"),
-    "SEGMENT": (UnsupportedError, "{whole} is in segments, which are not read*", ""),
-    "LOCATION": (UnsupportedError, "{whole}: data_location", "0 (here) or 1 (external)"),
-    "DECIMAL": (FormatError, "{whole}: its offset or length*", "1 to {expected} decimal digits"),
-    "PATH": (LayoutError, "{whole}: bytes of its location", "1 to {expected}"),
-    "GRAPH": (TruncatedError, "the file ends before the graph of the model*", ""),
-    "CAPACITY": (LimitError, "number of initialisers", "at most {expected} (Limits.max_tensors)"),
-    "TABLE_NDIM": (LimitError, "{whole}: number of dimensions", "at most {expected}"),
-    "TABLE_DTYPE": (UnsupportedError, "{whole}: data_type", f"one of {_CODES}"),
+_WORDS: dict[str, tuple[type[errors.FormatError], str, str]] = {
+    "END": (errors.LayoutError, "{whole} ends within its field {field}: number of bytes left", "at least {expected}"),
+    "VARINT": (errors.FormatError, "{whole}: a number of more than 64 bits*", ""),
+    "TAG": (errors.FormatError, "{whole}: tag of a field", "a number from 1 to 2**29 - 1, and a wire type"),
+    "KIND": (errors.FormatError, "{whole}: wire type of field {field}", "0, 1, 2 or 5"),
+    "WIRE": (errors.FormatError, "{whole}: wire type of {field}", "{expected}"),
+    "DIM": (errors.LayoutError, "{whole}: a dimension", "0 or more"),
+    "NAME": (errors.FormatError, "{whole}: bytes of its name", "1 to {expected}"),
+    "NAMES": (errors.LimitError, "bytes of all names", "at most {expected} (Limits.max_header_bytes)"),
+    "KEPT": (errors.LimitError, "bytes of metadata", "at most {expected} (Limits.max_header_bytes)"),
+    "TWICE": (errors.LayoutError, "{whole} has data in {field} and in {other}*", ""),
+    "FIELD": (errors.LayoutError, "{whole}: data_type of a tensor with {field}", "one that this field is for"),
+    "PACKED": (errors.LayoutError, "{whole}: bytes of {field}", "a multiple of {expected}"),
+    "COUNT": (errors.LayoutError, "{whole}: bytes of {field}", "those of {expected} numbers by dims and data_type"),
+    "NUMBER": (errors.LayoutError, "{whole}: a number in {field}", "one of {expected} bits"),
+    "SEGMENT": (errors.UnsupportedError, "{whole} is in segments, which are not read*", ""),
+    "LOCATION": (errors.UnsupportedError, "{whole}: data_location", "0 (here) or 1 (external)"),
+    "DECIMAL": (errors.FormatError, "{whole}: its offset or length*", "1 to {expected} decimal digits"),
+    "PATH": (errors.LayoutError, "{whole}: bytes of its location", "1 to {expected}"),
+    "GRAPH": (errors.TruncatedError, "the file ends before the graph of the model*", ""),
+    "CAPACITY": (errors.LimitError, "number of initialisers", "at most {expected} (Limits.max_tensors)"),
+    "TABLE_NDIM": (errors.LimitError, "{whole}: number of dimensions", "at most {expected}"),
+    "TABLE_DTYPE": (errors.UnsupportedError, "{whole}: data_type", f"one of {_CODES}"),
 }
 _FIELD_OF = {"PATH": "location", "CAPACITY": "max_tensors"}
 
 
-def error_of(fault: Fault, message: int, number: int, source: Source, tensor: str = "") -> TensorFileError | OSError:
+def error_of(
+    fault: Fault, message: int, number: int, source: Source, tensor: str = ""
+) -> errors.TensorFileError | OSError:
     """Return the error for a fault in this message, at the field of this number."""
     kind, at, names = fault.kind.removeprefix("ONNX_"), fault.at, _FIELD_NAMES[message]
     field = _FIELD_OF.get(kind, names.get(number, str(number)))
@@ -459,7 +452,7 @@ def verify(
     """Check that the fields have not changed since opening, and compare side files with their SHA-1."""
     source = run.source
     if _contents(scan(source, run.options)) != _contents(model):
-        raise FileChangedError("its fields changed after it was opened", path=source.name)
+        raise errors.FileChangedError("its fields changed after it was opened", path=source.name)
     metadata()
     run.checked("fields and metadata")
     columns = model.columns
@@ -490,7 +483,9 @@ def _check_sum(run: Verification, side: Side) -> None:
         digest.update(piece)
     for checksum in side.checksums - {digest.hexdigest()}:
         what, expected = "its SHA-1 in the model", f"{digest.hexdigest()}, computed from its bytes"
-        raise ChecksumError(what, path=side.source.name, field="checksum", actual=quoted(checksum), expected=expected)
+        raise errors.ChecksumError(
+            what, path=side.source.name, field="checksum", actual=quoted(checksum), expected=expected
+        )
 
 
 def _contents(model: scans.Initialisers) -> tuple[Any, ...]:
