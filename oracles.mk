@@ -1,7 +1,7 @@
 # Other libraries as oracles and clients, each in an environment of its own: .venv-NAME. The Makefile includes this file.
 
 # NAME-test of the first runs the tests in the oracle's environment; of the others in .venv, and starts the oracle's Python.
-IN_ORACLE  := clients torch experts quantised llama distributed device gensim
+IN_ORACLE  := clients torch experts quantised llama distributed device gensim newest
 IN_VENV    := vllm modelexpress finalfusion
 .PHONY: $(addsuffix -test,$(IN_ORACLE) $(IN_VENV) ggml browser) bench-ggml device-bench workflows
 
@@ -32,6 +32,17 @@ AFTER_experts = $(PIP_IN) install --no-deps --upgrade --target $(@D)/transformer
 
 $(ORACLES)quantised/.installed: requirements/quantised-gptq.txt
 AFTER_quantised = $(PIP_IN) install --no-deps -r requirements/quantised-gptq.txt
+
+# The newest of everything, at each run; but torch, whose wheels for Linux bring CUDA along, stays: TORCH=torch==2.13.0+cpu.
+TORCH := torch
+.PHONY: always
+$(ORACLES)newest/.installed: always
+BEFORE_newest = $(PIP_IN) install "$(TORCH)"
+OPTIONS_newest := --upgrade
+define AFTER_newest
+$(PIP_IN) install --no-deps -r requirements/quantised-gptq.txt
+@$(@D)/bin/python packaging/sources.py safetensors $(@D)/safetensors
+endef
 
 AFTER_modelexpress = $(PIP_IN) install --no-deps modelexpress==0.7.0
 
@@ -91,6 +102,10 @@ device-bench: $(MODULE) $(ORACLES)device/.installed
 ## gensim-test: gensim's files and answers beside ours
 gensim-test:
 	@$(PYTEST_IN) -k gensim tests/words
+
+## newest-test: the newest of the libraries that write what weightmap reads; what fails is a line with version and test
+newest-test:
+	@PYTHONPATH="$(CURDIR)/src" $(ORACLES)newest/bin/python packaging/newest.py $(ORACLES)newest/safetensors/bindings/python/tests
 
 # ---------------------------------------------------------------------------------------------- tests that run in .venv
 $(IN_VENV:%=%-test): %-test: $(MODULE) $(VENV)/.extra-test $(ORACLES)%/.installed

@@ -181,6 +181,50 @@ def test_closing_ends_the_threads_and_keeps_what_was_handed_out(tmp_path):
         f.prefetch()
 
 
+class Prefetched:
+    """A tensor of a loader in place of its slice, as transformers has it: its entry, and its values once."""
+
+    def __init__(self, handle, loader, name):
+        self._meta, self._loader, self._name, self._value = handle.get_tensor_meta(name), loader, name, None
+
+    def get_dtype(self):
+        return self._meta.dtype
+
+    def get_shape(self):
+        return self._meta.shape
+
+    def __getitem__(self, index):
+        if self._value is None:
+            self._value = self._loader.take(self._name)
+        return self._value if index is Ellipsis else self._value[index]
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_engines_that_call_safetensors(tmp_path, framework):
+    """As transformers and vLLM call 0.9: values stand in for slices, and a shard is an iterator."""
+    if framework == "pt":
+        pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors")
+    path, tensors = saved(tmp_path / "m.safetensors")
+    with compat.patched(), safetensors.safe_open(path, framework=framework, device="cpu") as f:
+        with f.prefetch(dict.fromkeys(f.keys()), device="cpu", threads=8) as loader:
+            pointers = {name: Prefetched(f, loader, name) for name in loader.names()}
+            for name, pointer in pointers.items():
+                assert (pointer.get_dtype(), pointer.get_shape()) == (
+                    f.get_slice(name).get_dtype(),
+                    f.get_slice(name).get_shape(),
+                )
+                np.testing.assert_array_equal(np.asarray(pointer[...]), tensors[name])
+            np.testing.assert_array_equal(np.asarray(pointers["a"][1:3]), tensors["a"][1:3])
+            np.testing.assert_array_equal(np.asarray(f.get_slice("a")[..., 1]), tensors["a"][..., 1])
+        f.prefetch()  # nobody takes from it
+        rows = {name: slice(0, meta.shape[0] // 2) for name in ("a", "b") if (meta := f.get_tensor_meta(name))}
+        with f.prefetch(rows, threads=2) as loader:
+            for name, value in loader:
+                np.testing.assert_array_equal(np.asarray(value), tensors[name][rows[name]])
+        np.testing.assert_array_equal(np.asarray(f.get_tensor("c")), tensors["c"])
+
+
 def test_an_error_reaches_who_takes_the_tensor(tmp_path):
     path, _ = saved(tmp_path / "m.safetensors")
     with safe_open(path, "np") as f, f.prefetch(budget=0, threads=1) as loader:

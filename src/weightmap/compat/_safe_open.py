@@ -96,20 +96,22 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         threads : int, default 8
             At most this many read.
         budget : int, optional
-            Bytes of tensors that were read and not taken, at most; one larger tensor is read alone. By default half of
-            the memory that machine and control group leave.
+            Bytes in memory of tensors that nobody has taken, at most; one larger tensor is read alone. By default half
+            of the memory that machine and control group leave.
 
         Returns
         -------
         PrefetchLoader
-            ``names() len() take(name) close()``, and an iterator of names and tensors; a context manager.
+            ``names() len() take(name) close()``, and an iterator of names and tensors; a context manager. On the CPU
+            tensors are pages of the mapped file, as those of `get_tensor`, and these leave memory with the tensor;
+            parts that are several runs of bytes, and all with ``backend="pread"``, are copies.
 
         Raises
         ------
         TensorNotFoundError
             For a name that the file lacks.
         PrefetchError
-            For an empty plan, or an index that does not fit.
+            For an empty plan, an index that does not fit, or a slice that reaches past its axis.
         UnsupportedError
             For part of a tensor that is packed below the byte, but for rows of whole bytes.
 
