@@ -21,7 +21,7 @@ from weightmap.errors import QuantError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
 # Blocks of GGUF and AMB of the integers and scales of checkpoints: nothing is decoded, nothing is rounded.
 #
@@ -272,6 +272,8 @@ class Coding:
         The type of the parameter that the pieces state themselves.
     direct : bool
         Whether rows are decoded without arrays of their elements.
+    strided : bool
+        Whether `rows` fills arrays of any strides.
     """
 
     __slots__ = ("block_size", "codes", "scales", "scheme", "shape", "stated", "step")
@@ -284,6 +286,7 @@ class Coding:
     scales: str
     stated: str | None
     direct: ClassVar[bool] = False
+    strided: ClassVar[bool] = False
 
     def __init__(
         self, scheme: str, shape: tuple[int, ...], codes: str, scales: str, *, block_size: int = 0, step: int = 1
@@ -295,6 +298,10 @@ class Coding:
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of what `blocks` makes: matrices as they are stored."""
         return self.shape
+
+    def empty(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an uninitialised array for the parameter, in memory as its rows are decoded."""
+        return access.empty(self.stored_shape, dtype)
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Return the index of the part of each piece that decodes rows `first` to `last`; None for all of a piece.
@@ -450,13 +457,30 @@ class PiecedTensor(QuantizedTensor):
                 actual = float(scales.reshape(-1)[bad[0]])
                 raise QuantError(f"scale {int(bad[0])}", actual=actual, expected="a finite number")
 
+    def dequantize(
+        self,
+        dtype: DTypeLike | None = None,
+        *,
+        out: NDArray[Any] | None = None,
+        threads: int | None = None,
+        strict: bool = False,
+    ) -> NDArray[Any]:
+        """Return the values: see `QuantizedTensor.dequantize`.
+
+        Without `out`, matrices of experts that are stored transposed are a view of what is decoded: not C-contiguous.
+        """
+        made = self._coding.empty(self.dtype if dtype is None else dtype_named(dtype)) if out is None else out
+        return super().dequantize(out=made, threads=threads, strict=strict)
+
     def _decode(self, start: int, stop: int, target: NDArray[Any], threads: int) -> None:
         if target.flags.c_contiguous:
             self._decode_to(start, stop, target.reshape(-1), threads)
-            return
-        dense = access.empty(target.shape, target.dtype)
-        self._decode_to(start, stop, dense.reshape(-1), threads)
-        target[...] = dense
+        elif self._coding.strided:  # it is all of the parameter
+            self._rows_of(0, len(target), target.dtype, target, threads)
+        else:
+            dense = access.empty(target.shape, target.dtype)
+            self._decode_to(start, stop, dense.reshape(-1), threads)
+            target[...] = dense
 
     def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
         """Write the values from `start` to `stop` to a contiguous array of any type: groups of rows, each cut first."""

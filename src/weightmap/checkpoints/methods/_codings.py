@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+# Rows that are transposed at once.
+_TURNED_ROWS = 128
 # Each byte.
 _EVERY = np.arange(256, dtype=np.uint8)
 
@@ -208,6 +210,7 @@ class Experts(pieced.Coding):
     shared: str | None
     turned: bool
     lying: bool
+    strided: ClassVar[bool] = True
 
     def __init__(
         self, matrix: pieced.Coding, count: int, *, shared: str | None = None, turned: bool = False, lying: bool = False
@@ -220,6 +223,11 @@ class Experts(pieced.Coding):
     def stored_shape(self) -> tuple[int, ...]:
         """Implement `Coding.stored_shape`."""
         return self.shape[0], *self.matrix.shape
+
+    def empty(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Implement `Coding.empty`."""
+        stored = super().empty(dtype)
+        return stored.swapaxes(1, 2) if self.turned else stored
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
@@ -235,14 +243,18 @@ class Experts(pieced.Coding):
         out: NDArray[Any] | None = None,
         threads: int = 1,
     ) -> NDArray[Any]:
-        """Implement `Coding.rows`: each expert as it is stored, then transposed if it has to be."""
+        """Implement `Coding.rows`: each expert as it is stored, then transposed where memory has the other order."""
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
-        made = np.empty(self.matrix.shape, dtype) if self.turned else None
-        for number, expert in enumerate(target):
+        rows, room = self.matrix.shape[0], None
+        for number, matrix in enumerate(target.swapaxes(1, 2) if self.turned else target):
             parts = self._parts(pieces, number)
-            self.matrix.rows(parts, 0, self.matrix.shape[0], dtype, expert if made is None else made, threads)
-            if made is not None:
-                expert[...] = made.T
+            if matrix.flags.carray:
+                self.matrix.rows(parts, 0, rows, dtype, matrix, threads)
+                continue
+            room = np.empty(self.matrix.shape, dtype) if room is None else room
+            self.matrix.rows(parts, 0, rows, dtype, room, threads)
+            for row in range(0, rows, _TURNED_ROWS):
+                matrix[row : row + _TURNED_ROWS] = room[row : row + _TURNED_ROWS]
         return target
 
     def counterpart(
