@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _NOTHING = TargetTypes()
 # Parameters whose scales and other pieces are requested together, and the bytes of these, more or less, at a time.
 _TOGETHER, _MAX_BATCH_NBYTES = 64, 64 << 20
+# Elements decoded at once where no array is made of single ones; fewer columns of codes that lie transposed are slow.
+_DIRECT_PIECE = 8 * PIECE
 _T = TypeVar("_T")
 # Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
 TRAINING = re.compile(
@@ -546,7 +548,8 @@ class _Decoded(Derived):
         coding, width = self._pieces_of.coding, self._width
         if start == stop:
             return
-        max_rows = max(PIECE // math.prod(coding.shape[1:]) // coding.step, 1) * coding.step
+        many = _DIRECT_PIECE if coding.direct else PIECE
+        max_rows = max(many // math.prod(coding.shape[1:]) // coding.step, 1) * coding.step
         first, end = start // width // coding.step * coding.step, -(-stop // width)
         for begin in range(first, end, max_rows):
             _, last = coding.around(begin, min(begin + max_rows, end))
