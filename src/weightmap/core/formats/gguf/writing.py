@@ -255,7 +255,7 @@ def plan(request: Request) -> WritePlan:
     for value in values:
         header += value
     for tensor in tensors:
-        name, shape = tensor.name.encode(), (_laid_out(tensor) or tensor.shape)[::-1]
+        name, shape = tensor.name.encode(), ((tensor.dtype.declared and _laid_out(tensor)) or tensor.shape)[::-1]
         numbers = struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, gguf.CODES[tensor.dtype.name], offset)
         header += struct.pack("<Q", len(name)) + name + numbers
         offset += tensor.nbytes + (gap := -tensor.nbytes % alignment)
