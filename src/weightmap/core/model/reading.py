@@ -10,7 +10,7 @@ import numpy as np
 from weightmap._messages import counted
 from weightmap.core.arguments import as_threads
 from weightmap.core.dtypes import DTYPES, dtype_named, dtype_of, numpy_dtype, packed_values
-from weightmap.core.native import access, floats
+from weightmap.core.native import access, floats, scans
 from weightmap.errors import LimitError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -119,10 +119,16 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
         return
     size = stored.itemsize
     widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32 and not row.dtype.swapped
+    table = None
+    if row.dtype.name.startswith("float8") and target.dtype == _FLOAT32:
+        table = np.arange(256, dtype=np.uint8).view(stored).astype(np.float32)
     for chunk in row.source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
         piece = target[start : start + len(chunk) // size]
         if widened:
             floats.widen(row.dtype.name, chunk, piece)
+        elif table is not None:
+            codes = np.frombuffer(chunk, np.uint8)[None]
+            scans.look_up(codes, 8, table, np.ones(1, np.float32), piece[None], height=1, width=len(piece))
         else:
             piece[...] = np.frombuffer(chunk, stored)
         start += len(piece)
