@@ -33,7 +33,6 @@ from minilm.bert import BertEncoder
 from minilm.measure import measure_in_child
 from minilm.report import measurement_lines, similarity_lines
 from minilm.sentences import TOKENIZERS, SentenceEncoder, build_tokenizer
-from weightmap._messages import counted, escape
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.internals import dense_rows
 from weightmap.errors import MissingDependencyError
@@ -126,16 +125,16 @@ def run(model: str | None = None, sentences: Sequence[str] = (), *, out: TextIO 
             path = where / "minilm.weights" if model is None else Path(model)
             start = time.perf_counter()
             report = weightmap.convert(checkpoint, path, format=_SUFFIXES.get(path.suffix, "embd"))
-            say(f"Converted {escape(str(checkpoint / 'model.safetensors'))}")
-            say(f"       to {escape(str(path))} in {time.perf_counter() - start:.2f} s")
+            say(f"Converted {str(checkpoint / 'model.safetensors')!r}")
+            say(f"       to {str(path)!r} in {time.perf_counter() - start:.2f} s")
             for name, why in report.dropped:
-                say(f"  dropped {escape(repr(name))}: {escape(why)}")
+                say(f"  dropped {name!r}: {why}")
             say()
 
         with weightmap.open(path) as file:
             encoder = SentenceEncoder(file)
             dtypes = Counter(place.dtype for place in dense_rows(file) if _floats(place.dtype))
-            say(f"{file.format}, {counted(len(file), 'tensor')}, {file.nbytes / 1e6:.1f} MB, used in place")
+            say(f"{file.format}, {len(file)} tensors, {file.nbytes / 1e6:.1f} MB, used in place")
             for dtype, count in dtypes.items():
                 if dtype.name != "float32":
                     say(f"  {count} of them {dtype.name}, each decoded to float32 when its layer needs it")

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from minilm.measure import OPENS
-from weightmap._messages import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ def similarity_lines(sentences: Sequence[str], embeddings: NDArray[np.float32]) 
     """
     similarity = embeddings @ embeddings.T
     n = len(sentences)
-    yield from (f"{number:3}  {escape(sentence)}" for number, sentence in enumerate(sentences, start=1))
+    yield from (f"{number:3}  {sentence}" for number, sentence in enumerate(sentences, start=1))
     yield ""
     yield "     " + "".join(f"{number:7}" for number in range(1, n + 1)) + ("   closest" if n > 1 else "")
     for row in range(n):
