@@ -188,6 +188,7 @@ def test_what_cannot_be_read_about_a_model_is_left_out_by_name(converted, case):
         ),
         ({"config.json": {"model_type": "x"}}, "config.json has no architecture"),
         ({}, f"{NO_CONFIG}, whose architecture decides llama.cpp's names$"),
+        ({"config.json": {}}, "config.json has no architecture"),
         ({"adapter_config.json": {}}, f"{NO_CONFIG}, .* adapter such as LoRA, which convert_lora_to_gguf.py"),
         ({"params.json": {}}, f"{NO_CONFIG}, .*; params.json says .* convert_hf_to_gguf.py --mistral-format"),
     ],

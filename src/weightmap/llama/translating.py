@@ -179,10 +179,10 @@ def unknown(file: TensorFile) -> str:
     if name:
         said = f"{os.path.basename(path)} has the architecture {quoted(name)}"
         return f"{said}, which is not known under llama.cpp's names: convert_hf_to_gguf.py of llama.cpp may know it"
-    if config:
-        return f"{os.path.basename(path)} has no architecture (architectures, one name) to choose llama.cpp's names by"
-    model = source.absolute
-    there = names_in(folder_of(model), _OTHERS) if model is not None else ()
+    model, file_name = source.absolute, os.path.basename(path)
+    there = names_in(folder_of(model), (file_name, *_OTHERS)) if model is not None else ()
+    if config or file_name in there:
+        return f"{file_name} has no architecture (architectures, one name) to choose llama.cpp's names by"
     other = next((f"{name} says that this is {what}" for name, what in _OTHERS.items() if name in there), "")
     missing = "there is no config.json beside the model, whose architecture decides llama.cpp's names"
     return f"{missing}; {other}" if other else missing
