@@ -135,6 +135,8 @@ def test_read_only_arrays_are_copied_or_refused(model, mode):
         array = file["float32"]
         to_torch(array, copy=False)[0, 0] = 5
         assert array[0, 0] == 5
+        row = array[1:0:-1]  # one element with a negative stride
+        np.testing.assert_array_equal(to_torch(row).numpy(), row)
 
 
 # Writes into every tensor that a function of ours makes of the files named, in every mode.

@@ -52,12 +52,8 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     if not hasattr(array, "flags"):
         raise mistyped("array", array, "a numpy array or a QuantizedTensor")
     flags = array.flags
-    shareable = (
-        flags.writeable
-        and flags.aligned
-        and array.dtype.isnative
-        and (flags.c_contiguous or all(stride >= 0 for stride in array.strides))
-    )
+    # A contiguous array may have a negative stride, too, on an axis of one element.
+    shareable = flags.writeable and flags.aligned and array.dtype.isnative and all(step >= 0 for step in array.strides)
     if copy is False and not flags.writeable:
         what = "a read-only array cannot be shared with torch: the first write would end the process"
         raise ValueError(f'{what}; open the file with mode="cow", or copy')
