@@ -18,7 +18,7 @@ import numpy as np
 from weightmap.checkpoints.handle import Weights
 from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.model.internals import check_copied, is_remote
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError
 from weightmap.plans.planning import plan
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.opening import Model
 
 __all__ = ["load_file", "read_sharded", "to_jax"]
 

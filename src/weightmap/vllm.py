@@ -27,7 +27,7 @@ from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.deltas.overlay import open as open_under_deltas
 from weightmap.deltas.pulling import chain_to
 from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError
-from weightmap.plans.planning import plan
+from weightmap.plans.planning import ReadPlan, plan
 from weightmap.torch import TorchExchange
 from weightmap.torch._device import load_plan
 from weightmap.torch._files import read_tensor, writable_mode
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.device import Exchange
     from weightmap.plans.delivery import Check
-    from weightmap.plans.planning import ReadPlan
     from weightmap.typing import Mode, Verify
 
 __all__ = [

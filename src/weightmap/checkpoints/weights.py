@@ -11,11 +11,11 @@ import numpy as np
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.configuration import quantisation_of, type_of
 from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
-from weightmap.checkpoints.pieced import PiecedTensor, TargetTypes, head
+from weightmap.checkpoints.pieced import Coding, Layout, PiecedTensor, TargetTypes, head
 from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes.derived import Derived
 from weightmap.core.bytes.geometry import Geometry, ascending
-from weightmap.core.dtypes import DTYPES, SCHEMES, numpy_dtype
+from weightmap.core.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
 from weightmap.core.model.codes import refuse_codes
 from weightmap.core.model.internals import check_index, parts_of, requested, rows_of
 from weightmap.core.native.quantised import GGML_TYPES, blocks_size, ggml_size
@@ -25,7 +25,7 @@ from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.schemes import BITS
 from weightmap.core.ranges import Range
 from weightmap.core.table import StringTable
-from weightmap.core.table.table import Row
+from weightmap.core.table.table import Row, Table, TensorInfo
 from weightmap.errors import FormatError, TensorFileError
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Coding, Layout
     from weightmap.core.bytes.source import Source
-    from weightmap.core.dtypes import DType
-    from weightmap.core.table.table import Table, TensorInfo
 
 
 _NOTHING = TargetTypes()

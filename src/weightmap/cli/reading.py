@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.checkpoints.weights import TRAINING, as_parameters, storage_of, stored_rows, weight_of
+from weightmap.checkpoints.weights import TRAINING, Weight, as_parameters, storage_of, stored_rows, weight_of
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_lenient, add_weights, text
 from weightmap.cli.outcome import OK, UsageError, opened, reason
 from weightmap.core.arguments import brief, sizes, takes
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.hooks import later
 from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import weightmap as wm
-    from weightmap.checkpoints.weights import Weight
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.table.table import Row
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]

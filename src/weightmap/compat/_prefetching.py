@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.compat._reading import is_plain, packed_rows
+from weightmap.compat._reading import OpenedFile, is_plain, packed_rows
 from weightmap.core.arguments import as_integer, as_threads, mistyped
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.dtypes import DTYPES, numpy_dtype
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from weightmap.compat._reading import OpenedFile
 
 # The part of free memory that a loader fills by default with tensors nobody has taken yet.
 _SHARE = 0.5

@@ -11,7 +11,7 @@ import numpy as np
 
 import weightmap as wm
 from weightmap._messages import quoted
-from weightmap.core.dtypes import DTYPES, numpy_dtype
+from weightmap.core.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.core.formats.safetensors import DTYPE_NAMES
 from weightmap.core.model.internals import check_copied, dense_row, is_remote, parts_of, row_of, suggestion
 from weightmap.core.model.opening import open_stored
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
-    from weightmap.core.dtypes import DType
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row, TensorInfo
 

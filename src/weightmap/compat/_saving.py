@@ -13,7 +13,7 @@ from weightmap.compat._reading import code_of, dtype_of
 from weightmap.compat._safe_open import safe_open
 from weightmap.core.arguments import as_path
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.sink import to_bytes
+from weightmap.core.bytes.sink import WritePlan, to_bytes
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.formats import Payload, Request, Tensors, by_name
 from weightmap.core.formats.safetensors import DTYPE_NAMES
@@ -23,7 +23,6 @@ from weightmap.errors import EncodeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightmap.core.bytes.sink import WritePlan
 
 _FORMAT = by_name("safetensors")
 # What `TensorSpec` takes: names of numpy and torch.

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 import numpy as np
 
 from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_path
-from weightmap.core.formats.gguf import BLOCKS, NUMBERS, TYPES, array_at
+from weightmap.core.formats.gguf import BLOCKS, NUMBERS, TYPES, Header, array_at
 from weightmap.core.model.internals import parts_of
 from weightmap.core.model.single import open_file
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.formats.gguf import Header
 
 __all__ = ["GGMLQuantizationType", "GGUFEndian", "GGUFReader", "GGUFValueType", "ReaderField", "ReaderTensor"]
 

@@ -14,7 +14,7 @@ from weightmap.conversion.tensors import dropped_because, file_metadata, token_k
 from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharded import equal
 from weightmap.huggingface import directory as hub
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
 
 

@@ -22,15 +22,15 @@ from weightmap.core.formats import FORMATS, Format
 from weightmap.core.model import internals
 from weightmap.core.model.codes import codes_among
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.opening import open_or_import
+from weightmap.core.model.opening import Model, open_or_import
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix
-from weightmap.core.model.sharding import beside, bytes_of_size, sharded_target
+from weightmap.core.model.sharding import ShardTarget, beside, bytes_of_size, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.huggingface.along import check_not_read, companions
-from weightmap.huggingface.directory import directory_around, read_directory
+from weightmap.huggingface.directory import ModelDirectory, directory_around, read_directory
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import DTypeLike
-
-    from weightmap.core.model.opening import Model
-    from weightmap.core.model.sharding import ShardTarget
-    from weightmap.huggingface.directory import ModelDirectory
 
 
 _P = ParamSpec("_P")

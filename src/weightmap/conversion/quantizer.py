@@ -13,7 +13,7 @@ import numpy as np
 
 from weightmap._messages import counted
 from weightmap.conversion.pieces import in_pieces
-from weightmap.core.arguments import as_float, as_globs, as_integer, matches
+from weightmap.core.arguments import Globs, as_float, as_globs, as_integer, matches
 from weightmap.core.bytes.memory import room
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype, scale_type_named
 from weightmap.core.formats import Filled, Payload, listed
@@ -21,25 +21,22 @@ from weightmap.core.model.reports import QuantizedInfo
 from weightmap.core.native import access, quantised
 from weightmap.core.native.access import Failed
 from weightmap.core.native.files import COMPARED
-from weightmap.core.native.quantised import BlockEncoder
+from weightmap.core.native.quantised import BlockEncoder, Unwritten
 from weightmap.core.quant.blocks import decode_range
 from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, regroup
 from weightmap.core.quant.quantizing import folded, quantize, scheme_named
 from weightmap.core.quant.schemes import BITS, BLOCKED
 from weightmap.errors import QuantError
-from weightmap.llama.tensors import MIXTURES, stays_float32, type_in
+from weightmap.llama.tensors import MIXTURES, Shape, stays_float32, type_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Globs
     from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
-    from weightmap.core.native.quantised import Unwritten
     from weightmap.core.table.table import Row
-    from weightmap.llama.tensors import Shape
 
 # Elements quantised at once: as float32 half of the second-level cache of common CPUs.
 _PIECE = 1 << 17

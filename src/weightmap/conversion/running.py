@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import as_integer, as_path, mistyped
+from weightmap.core.arguments import Limits, as_integer, as_path, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import remove_leftovers, write_plan
 from weightmap.core.bytes.memory import keeping
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-    from weightmap.core.arguments import Limits
 
 # Errors that a message names.
 _NAMED = 3

@@ -11,36 +11,30 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import counted, quoted
-from weightmap.conversion.running import Manifest, Runner, digest, is_shared, manifests_of, plain_name, share_of
-from weightmap.conversion.spec import viewed
+from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, plain_name, share_of
+from weightmap.conversion.spec import Spec, viewed
 from weightmap.conversion.tensors import Prepared, Preparer, check_total, overflow_note, unaligned, unaligned_note
 from weightmap.core.arguments import Options
 from weightmap.core.bytes.atomic import file_exists, remove_leftovers, write_plan
 from weightmap.core.bytes.open_source import called, folder_of, inside
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import check_names
 from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of, sources_of, where_of
 from weightmap.core.model.opening import open_with
-from weightmap.core.model.reports import ConvertReport
+from weightmap.core.model.reports import ConvertReport, QuantizedInfo
 from weightmap.core.model.sharded import equal
-from weightmap.core.model.sharding import encode_index, holding, tensor_bytes, write_index
+from weightmap.core.model.sharding import ShardTarget, encode_index, holding, tensor_bytes, write_index
 from weightmap.core.model.single import is_index, open_file
 from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError
 from weightmap.huggingface.along import Along, check_not_read, is_whole
-from weightmap.huggingface.directory import read_directory
+from weightmap.huggingface.directory import ModelDirectory, read_directory
 from weightmap.llama.translating import without_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightmap.conversion.running import Run
-    from weightmap.conversion.spec import Spec
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.reports import QuantizedInfo
-    from weightmap.core.model.sharding import ShardTarget
     from weightmap.core.table.table import Row
-    from weightmap.huggingface.directory import ModelDirectory
 
 
 class FileRows(NamedTuple):

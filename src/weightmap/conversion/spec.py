@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.pieced import REPACKED, TargetTypes
 from weightmap.checkpoints.weights import as_parameters, storage_of
-from weightmap.conversion.quantizer import Quantizer
-from weightmap.core.arguments import DEFAULT_LIMITS, Options, listed, matches, mistyped, takes
+from weightmap.conversion.quantizer import Quantize, Quantizer
+from weightmap.core.arguments import DEFAULT_LIMITS, Globs, Options, listed, matches, mistyped, takes
 from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype
 from weightmap.core.formats import FORMATS, Format, by_name
 from weightmap.core.model.codes import check_computable
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from weightmap.conversion.quantizer import Quantize
-    from weightmap.core.arguments import Globs
     from weightmap.core.model.file import TensorFile
     from weightmap.llama.tensors import Shape
 

@@ -16,7 +16,7 @@ from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.core.arguments import entries
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
-from weightmap.core.formats import FORMATS, Filled, Payload, Request, Tensors
+from weightmap.core.formats import FORMATS, Filled, Format, Payload, Request, Tensors
 from weightmap.core.model.internals import check_made, name_of, parts_of
 from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from weightmap.conversion.spec import Spec
     from weightmap.core.bytes.sink import Sink, WritePlan
-    from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
     from weightmap.huggingface.directory import ModelDirectory
     from weightmap.typing import TokenizerLike

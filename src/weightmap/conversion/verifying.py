@@ -12,7 +12,7 @@ from weightmap.conversion.sharded import FileRows, open_rows, state_of
 from weightmap.core.arguments import Limits, Options, as_threads, check_progress, names_moved
 from weightmap.core.bytes.open_source import called, folder_of, inside
 from weightmap.core.model.internals import name_of, parts_of
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.reports import VerifyReport, in_common
 from weightmap.core.model.sharded import disagreements
 from weightmap.errors import ShardsError
@@ -21,9 +21,7 @@ from weightmap.trust.checking import check_all, compared
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightmap.core.arguments import Limits
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.opening import Model
 
 # The fields of a manifest's records.
 _RECORD = {"format": str, "layout": str, "checks": list, "warnings": list, "nbytes": int, "structure_only": str}

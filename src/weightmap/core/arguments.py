@@ -11,13 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from weightmap._messages import counted
-from weightmap.errors import LimitError
+from weightmap.errors import LimitError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-    from weightmap.errors import TensorFileError
 
 # Counts of bytes for people
 _UNITS = ("KiB", "MiB", "GiB", "TiB")

@@ -24,8 +24,8 @@ from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.saving import PAIRS
 from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
+from weightmap.plans.planning import ReadPlan, reads_of
 from weightmap.plans.planning import plan as make_plan
-from weightmap.plans.planning import reads_of
 from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of
 from weightmap.torch import StateError, to_torch
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
-    from weightmap.plans.planning import ReadPlan
 
 # One rank's slices of a model: the pieces that a plan reads, and their destinations.
 

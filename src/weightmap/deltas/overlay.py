@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import mistyped
+from weightmap.core.arguments import Limits, Options, mistyped
 from weightmap.core.bytes.derived import DecodedSource
 from weightmap.core.bytes.geometry import Decoded
 from weightmap.core.bytes.memory import room
 from weightmap.core.bytes.open_source import path_of
-from weightmap.core.formats import Content
+from weightmap.core.formats import Content, Verification
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import parts_of, warnings_of
 from weightmap.core.model.opening import located, open_with, options_of
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Limits, Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.formats import Verification
     from weightmap.core.table.table import Place, Row, Table
     from weightmap.typing import ModelSource, OpenOptions
 

@@ -22,7 +22,7 @@ from weightmap.core.dtypes import DTYPES
 from weightmap.core.formats import Payload, Request, Tensors, by_name
 from weightmap.core.model.internals import dense_rows, name_of, rows_of, sources_of
 from weightmap.core.model.listing import CHECKSUMS, new_sum
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
 from weightmap.core.native import access
 from weightmap.core.ranges import Range
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
 
 # `DeltaReport`: what publishing, applying or pulling did.

@@ -13,7 +13,7 @@ from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_integer, as_pat
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.open_source import called, inside, path_of, read_small
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import Tensors, by_name
 from weightmap.core.formats._writing import Payload, Request
 from weightmap.core.model.internals import name_of, rows_of, sources_of
@@ -32,7 +32,6 @@ from weightmap.huggingface.along import Along
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row

@@ -20,7 +20,7 @@ import numpy as np
 
 from weightmap.core.bytes import memory
 from weightmap.core.bytes.atomic import Folder, place
-from weightmap.core.bytes.sink import Sink, write_all
+from weightmap.core.bytes.sink import Sink, WritePlan, write_all
 from weightmap.core.native import access
 from weightmap.core.native import files as native_files
 from weightmap.core.native.access import Descriptor, take_ownership
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.bytes.sink import WritePlan
     from weightmap.core.bytes.source import Source
     from weightmap.core.native.access import Temporary
     from weightmap.core.table.table import Row

@@ -17,10 +17,10 @@ from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_unchanged, parts_of
 from weightmap.core.native import access, checksums, files
 from weightmap.core.ranges import Range
-from weightmap.device._slots import UNPINNED, Slots, Staging, Worker
-from weightmap.device._transfers import ALIGN, AnyTransfer, ArrayTransfer, BatchTransfer, Transfer
+from weightmap.device._slots import UNPINNED, Backend, Event, Exchange, Slot, Slots, Staging, Worker
+from weightmap.device._transfers import ALIGN, AnyTransfer, ArrayTransfer, BatchTransfer, Piece, Transfer
 from weightmap.errors import PlanError, TensorFileError
-from weightmap.plans.delivery import Sums, check_when
+from weightmap.plans.delivery import Check, Sums, check_when
 from weightmap.plans.direct import ALIGN as BLOCK
 from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import ask_for, cached_in
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
-    from weightmap.device._slots import Backend, Event, Exchange, Slot
-    from weightmap.device._transfers import Piece
-    from weightmap.plans.delivery import Check
 
 # Longest run that one thread takes, in bytes
 _MAX_RUN_BYTES = 1 << 20

@@ -14,8 +14,8 @@ from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.core.native import quantised
 from weightmap.core.quant.blocks import decode_chunks, decode_runs
 from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
-from weightmap.device._slots import Change
-from weightmap.plans.wants import axes_of, runs_of
+from weightmap.device._slots import Backend, Change
+from weightmap.plans.wants import Axis, axes_of, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
-    from weightmap.device._slots import Backend
-    from weightmap.plans.wants import Axis
 
 # Alignment of tensors in device memory, and of pieces in a slot
 ALIGN = 256

@@ -12,7 +12,7 @@ from weightmap._messages import quoted
 from weightmap.checkpoints.configuration import SIDECARS, without_quantisation
 from weightmap.core.bytes import open_source, strict_json
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.model.internals import sources_of
 from weightmap.core.native import checksums
 from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError
@@ -20,7 +20,6 @@ from weightmap.errors import FormatError, NotRegularFileError, TargetError, Tens
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
 
 # `check_not_read`: a target is neither a source file nor belongs to one.

@@ -17,8 +17,8 @@ from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes.derived import Derived, StridedSource
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.table import StringTable
-from weightmap.core.table.table import Row
-from weightmap.llama.architectures import refusal, rope_freqs, rope_of
+from weightmap.core.table.table import Row, Table
+from weightmap.llama.architectures import Architecture, Config, refusal, rope_freqs, rope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.table.table import Table
-    from weightmap.llama.architectures import Architecture, Config
 
 # llama.cpp's mixtures: schemes such as Q4_K_M, which give each kind of tensor a type of its own.
 #

@@ -16,14 +16,13 @@ from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
 from weightmap.huggingface.along import chat_templates
 from weightmap.llama import tokenizers
-from weightmap.llama.architectures import ARCHITECTURES, KEEP, add_keys, architecture_of, refusal
+from weightmap.llama.architectures import ARCHITECTURES, KEEP, Architecture, Config, add_keys, architecture_of, refusal
 from weightmap.llama.tensors import Shape, Translated, check_complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from weightmap.core.model.file import TensorFile
-    from weightmap.llama.architectures import Architecture, Config
 
 # What a model directory says about itself: the front matter of ``README.md``, and ``generation_config.json``.
 #

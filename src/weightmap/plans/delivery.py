@@ -12,7 +12,7 @@ from weightmap.core.quant.blocks import QuantizedTensor, decode_runs
 from weightmap.core.ranges import Range
 from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import ask_for, file_system_of, give_back, reads_ahead
-from weightmap.plans.wants import Indices, Shard, arranged, axes_of, ranges_of, runs_of
+from weightmap.plans.wants import Axis, Indices, Shard, arranged, axes_of, ranges_of, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
     from weightmap.plans.places import Heads
     from weightmap.plans.residency import Spans
-    from weightmap.plans.wants import Axis
 
 
 class Runs:

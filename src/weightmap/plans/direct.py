@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.core.native import files
-from weightmap.core.native.access import take_ownership
+from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.core.ranges import Range
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.native.access import Descriptor
 
 # O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
 ALIGN = 4096

@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap._messages import counted
 from weightmap.core.arguments import size
-from weightmap.core.bytes.memory import headroom
+from weightmap.core.bytes.memory import Headroom, headroom
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.single import is_index
 from weightmap.core.ranges import Range
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.bytes.memory import Headroom
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row

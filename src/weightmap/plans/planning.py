@@ -15,19 +15,19 @@ from weightmap.checkpoints.weights import Pieces
 from weightmap.core.arguments import as_float, names_moved
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.bytes.memory import headroom
-from weightmap.core.bytes.source import ROUND_TRIP
+from weightmap.core.bytes.source import ROUND_TRIP, Source
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_open, check_unchanged, name_of, not_found, parts_of
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.native import files as native_files
 from weightmap.core.ranges import Range
 from weightmap.core.table import INT64_MAX
 from weightmap.errors import PlanError, TensorFileError
-from weightmap.plans.delivery import FileReader, FileShare, PageRelease, RunOptions, check_when, mapped
+from weightmap.plans.delivery import Check, FileReader, FileShare, PageRelease, RunOptions, check_when, mapped
 from weightmap.plans.pages import file_system_of
 from weightmap.plans.places import Heads
-from weightmap.plans.residency import spans_of
+from weightmap.plans.residency import Spans, spans_of
 from weightmap.plans.wants import (
     Indices,
     Shard,
@@ -49,12 +49,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.bytes.source import Source
-    from weightmap.core.model.opening import Model
     from weightmap.core.table.table import Row
-    from weightmap.plans.delivery import Check
     from weightmap.plans.explaining import PlanReport
-    from weightmap.plans.residency import Spans
     from weightmap.plans.wants import Wants
 
 # Bytes of a read per wanted byte, at most, by default.

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from weightmap.core.native.access import aligned
-from weightmap.remote.fetching import Pieces
+from weightmap.remote.fetching import Call, Pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.ranges import Range
-    from weightmap.remote.fetching import Call
     from weightmap.remote.location import Stored
 
 # Header bytes kept per object

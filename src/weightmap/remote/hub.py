@@ -21,7 +21,7 @@ from weightmap._messages import counted
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.open_source import stays_inside
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.errors import AddressError, MissingDependencyError
+from weightmap.errors import AddressError, MissingDependencyError, Remedy
 from weightmap.remote.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.remote.location import Location
 from weightmap.remote.web import WebStore, login_of
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Iterator, Mapping
 
-    from weightmap.errors import Remedy
 
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _FORM = "hf://owner/name[@revision][/path]"

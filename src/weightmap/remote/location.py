@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, unquote
 
 from weightmap.errors import FileChangedError, Remedy, RemoteError
-from weightmap.remote.fetching import StoreError
+from weightmap.remote.fetching import Access, Call, Pieces, Pin, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Self
 
-    from weightmap.remote.fetching import Access, Call, Pieces, Pin
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
 _FIRST_REQUEST_BYTES = 32 << 10

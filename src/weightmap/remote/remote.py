@@ -20,7 +20,7 @@ from weightmap.core.native import files
 from weightmap.core.native.access import aligned, open_descriptor
 from weightmap.core.ranges import Range
 from weightmap.remote.ahead import HeaderCache, Prefetcher
-from weightmap.remote.location import Stored
+from weightmap.remote.location import Location, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Limits
-    from weightmap.remote.location import Location
 
 # Smallest request; shorter ones are rounded up.
 _MIN_REQUEST_BYTES = 16 << 10

@@ -14,7 +14,7 @@ from weightmap.core.model.internals import check_unchanged, detach_index
 from weightmap.errors import TensorFileError
 from weightmap.report import charts
 from weightmap.report.charts import by_layer
-from weightmap.report.page import Cell, document, figure, message, named, number, table, text, titles
+from weightmap.report.page import Cell, Section, document, figure, message, named, number, table, text, titles
 from weightmap.report.page import pairs as definitions
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
-    from weightmap.report.page import Section
 
 # The page that compares two models.
 

@@ -10,14 +10,12 @@ from weightmap._messages import counted
 from weightmap.core.arguments import brief, entries, sizes
 from weightmap.report import charts, page
 from weightmap.report.charts import HUGE, by_layer, pooled_bars, pooled_ranges
-from weightmap.report.modules import module_tree, separator
-from weightmap.report.survey import SCHEMES, alignment
+from weightmap.report.modules import Line, module_tree, separator
+from weightmap.report.survey import SCHEMES, Survey, Tensor, alignment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightmap.report.modules import Line
-    from weightmap.report.survey import Survey, Tensor
 
 # Most lines of a module in the tree, and most entries of metadata
 _MOST_LINES = 400

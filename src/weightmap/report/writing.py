@@ -10,7 +10,7 @@ from weightmap.core.arguments import names_moved
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.internals import folder_opened, name_of
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.huggingface.along import check_not_read
 from weightmap.report.comparing import comparison, pair_page
 from weightmap.report.model import model_page
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.opening import Model
 
 
 @names_moved

@@ -15,9 +15,9 @@ from weightmap.core.model.internals import dense_row
 from weightmap.core.model.saving import PAIRS
 from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
 from weightmap.device._loader import send_array
-from weightmap.device._transfers import ArrayTransfer
+from weightmap.device._transfers import ArrayTransfer, Transfer
 from weightmap.errors import PlanError, UnsupportedError
-from weightmap.plans.planning import ParameterPlan
+from weightmap.plans.planning import ParameterPlan, ReadPlan
 from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.quant.blocks import QuantizedTensor
-    from weightmap.device._transfers import Transfer
     from weightmap.plans.delivery import Check
-    from weightmap.plans.planning import ReadPlan
 
 
 class TorchBackend(Backend):

@@ -11,9 +11,9 @@ from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_copied, dense_row, is_remote
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.single import mode_of
-from weightmap.plans.planning import ParameterPlan
+from weightmap.plans.planning import ParameterPlan, ReadPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
 from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.opening import Model
-    from weightmap.plans.planning import ReadPlan
     from weightmap.typing import Mode
 
 _OCTET = np.dtype(np.uint8)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
-from weightmap.core.arguments import as_globs, listed, matches, mistyped, names_moved, takes
+from weightmap.core.arguments import Globs, as_globs, listed, matches, mistyped, names_moved, takes
 from weightmap.core.model.codes import check_readable
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
-from weightmap.core.model.opening import as_handle
+from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.saving import check_module, from_torch
 from weightmap.core.ranges import Range
 from weightmap.device import Loader
@@ -27,9 +27,7 @@ from weightmap.torch._tensors import imported_torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from weightmap.core.arguments import Globs
     from weightmap.core.model.file import TensorFile
-    from weightmap.core.model.opening import Model
 
 
 # Bytes of a file asked for ahead.

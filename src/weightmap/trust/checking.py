@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import DEFAULT_LIMITS, as_threads, mistyped
+from weightmap.core.arguments import DEFAULT_LIMITS, Limits, as_threads, mistyped
 from weightmap.core.bytes.open_source import from_path, path_of
 from weightmap.core.hooks import later
 from weightmap.core.native.access import cpus
@@ -22,7 +22,6 @@ from weightmap.trust import lists
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from weightmap.core.arguments import Limits
     from weightmap.core.bytes.source import Source
 
 _ALGORITHMS: dict[str, Callable[[], Any]] = {

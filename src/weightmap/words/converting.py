@@ -11,7 +11,7 @@ from weightmap._messages import counted, quoted
 from weightmap.core import arguments
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, numpy_dtype
-from weightmap.core.formats import FORMATS, Importer, Payload, Request, Tensors
+from weightmap.core.formats import FORMATS, Format, Importer, Payload, Request, Tensors
 from weightmap.core.model.internals import name_of, named_rows, parts_of, warnings_of
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
@@ -22,7 +22,7 @@ from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Vocabulary, strings_of
 from weightmap.errors import EncodeError, MissingDependencyError, QuantError, Remedy, TensorFileError
 from weightmap.huggingface.along import check_apart, check_not_read
-from weightmap.huggingface.directory import find_source
+from weightmap.huggingface.directory import ModelDirectory, find_source
 from weightmap.words.explicit import explicit
 from weightmap.words.importers import IMPORTERS, NAMES
 from weightmap.words.importers._words import Words, check_finite, normalised, rows_in_block, unnormalised
@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.sink import WritePlan
-    from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
-    from weightmap.huggingface.directory import ModelDirectory
 
 _FLOAT32 = DTYPES["float32"]
 

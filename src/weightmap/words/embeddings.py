@@ -13,7 +13,7 @@ from weightmap.core.dtypes import SCHEMES
 from weightmap.core.native import access, checksums
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.product import ProductQuantized
-from weightmap.core.table.vocabulary import strings_of
+from weightmap.core.table.vocabulary import Vocabulary, strings_of
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnknownWordError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.table.vocabulary import Vocabulary
 
 # Exact search by cosine for the rows of a matrix that are nearest to a vector.
 #

@@ -9,7 +9,7 @@ import numpy as np
 from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Subwords
 from weightmap.errors import EncodeError
-from weightmap.words.importers._words import rows_in_block
+from weightmap.words.importers._words import Words, rows_in_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Limits
-    from weightmap.words.importers._words import Words
 
 # Words split at once; n-grams, and their characters, looked up at once.
 _WORDS = 2048

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.arguments import as_globs, as_integer
+from weightmap.core.arguments import Globs, as_globs, as_integer
 from weightmap.core.dtypes import SCHEMES
 from weightmap.core.formats import Payload
 from weightmap.core.model.reports import QuantizedInfo
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
-
-    from weightmap.core.arguments import Globs
 
     Blocks = Callable[[], Iterator[NDArray[np.float32]]]
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from weightmap._messages import escape
 from weightmap.core import hooks
-from weightmap.core.arguments import DEFAULT_LIMITS, check_expansion
+from weightmap.core.arguments import DEFAULT_LIMITS, Limits, check_expansion
 from weightmap.core.faults import shrank
 from weightmap.core.hooks import later
 from weightmap.core.native import access, files
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Limits
     from weightmap.core.ranges import Range
 
 MODES = ("mmap", "cow", "copy", "sealed", "direct")

@@ -9,8 +9,8 @@ import numpy as np
 from weightmap._messages import counted
 from weightmap.core.native import access, checksums
 from weightmap.core.ranges import Range
-from weightmap.core.table.vocabulary import strings_of
-from weightmap.errors import ChecksumError, LayoutError
+from weightmap.core.table.vocabulary import Vocabulary, strings_of
+from weightmap.errors import ChecksumError, LayoutError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.native.checksums import PartSummer
-    from weightmap.core.table.vocabulary import Vocabulary
-    from weightmap.errors import TensorFileError
 
 _AT_ONCE = 1 << 26  # bytes between reports of progress: some milliseconds
 _NO_GAPS = np.empty((0, 2), np.uint64)

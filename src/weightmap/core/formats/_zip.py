@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.core.arguments import INFLATION
+from weightmap.core.arguments import INFLATION, Options
 from weightmap.core.bytes.geometry import inflate
-from weightmap.core.bytes.source import CHUNK
+from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.faults import cut_off, shrank
 from weightmap.core.formats import EMPTY_ARCHIVE
 from weightmap.core.formats._base import trailing
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Options
-    from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Sum, Verification
     from weightmap.core.native.access import Fault
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.core.bytes.geometry import Deflated, Strided
+from weightmap.core.bytes.geometry import Deflated, Geometry, Strided
 from weightmap.core.formats import _npy, is_npz
 from weightmap.core.formats._base import Content, Format
 from weightmap.core.formats._zip import Archive
@@ -25,7 +25,6 @@ from weightmap.errors import FormatError, LayoutError
 
 if TYPE_CHECKING:
     from weightmap.core.arguments import Options
-    from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
 

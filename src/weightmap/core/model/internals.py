@@ -11,10 +11,10 @@ from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import check_expansion, similar
+from weightmap.core.arguments import Options, check_expansion, similar
 from weightmap.core.bytes.open_source import sibling_name, stays_inside
 from weightmap.core.bytes.source import BETWEEN, Source
-from weightmap.core.formats import by_name
+from weightmap.core.formats import Content, by_name
 from weightmap.core.hooks import import_part
 from weightmap.core.ranges import Range
 from weightmap.errors import FormatError, TensorFileError, TensorNotFoundError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from typing import Protocol
 
-    from weightmap.core.arguments import Options
-    from weightmap.core.formats import Content
     from weightmap.core.table.table import Row, Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.words.embeddings import Embeddings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted
-from weightmap.core.arguments import as_threads
+from weightmap.core.arguments import Limits, as_threads
 from weightmap.core.dtypes import DTYPES, dtype_named, dtype_of, numpy_dtype, packed_values
 from weightmap.core.native import access, floats, scans
 from weightmap.errors import LimitError, UnsupportedError
@@ -16,7 +16,6 @@ from weightmap.errors import LimitError, UnsupportedError
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from weightmap.core.arguments import Limits
     from weightmap.core.table.table import Row
 
 _FLOAT32 = np.dtype(np.float32)

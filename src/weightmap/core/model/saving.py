@@ -19,7 +19,7 @@ from weightmap.core import formats
 from weightmap.core.arguments import as_integer, as_path, check_progress, mistyped, names_moved
 from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
 from weightmap.core.bytes.open_source import takes_addresses
-from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, dtype_of
+from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, DType, dtype_of
 from weightmap.core.hooks import import_part
 from weightmap.core.model.opening import load
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.sink import WritePlan
-    from weightmap.core.dtypes import DType
     from weightmap.typing import TensorLike, TokenizerLike
 
 # Turns torch tensors into arrays. Never imports torch: a caller that has a tensor has imported it.

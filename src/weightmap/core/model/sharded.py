@@ -17,11 +17,11 @@ from weightmap import errors
 from weightmap._messages import counted, escape, quoted
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes import open_source, strict_json
-from weightmap.core.formats import FORMATS, Content, by_suffix, of_ranks
+from weightmap.core.formats import FORMATS, Content, Verification, by_suffix, of_ranks
 from weightmap.core.model import single
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_index, parts_of, shard_name, sources_of
-from weightmap.core.model.listing import read_listing
+from weightmap.core.model.listing import Listing, read_listing
 from weightmap.core.native.access import cpus
 from weightmap.core.table import StringTable
 from weightmap.core.table.columns import JoinedTable
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.formats import Verification
     from weightmap.core.formats._verification import Sum
-    from weightmap.core.model.listing import Listing
     from weightmap.core.table.vocabulary import Vocabulary
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes.atomic import no_directory, remove_leftovers, write_plan
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.formats import FORMATS, Tensors, check_names
+from weightmap.core.formats import FORMATS, Format, Payload, Tensors, check_names
 from weightmap.core.model.internals import dense_rows
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
-from weightmap.core.native.access import take_ownership
+from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.errors import EncodeError, Remedy, TargetError
 
 if sys.platform != "win32":
@@ -26,8 +26,6 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightmap.core.formats import Format, Payload
-    from weightmap.core.native.access import Descriptor
 
 # Longest index that `open` reads by default.
 _MAX_INDEX_NBYTES = DEFAULT_LIMITS.max_header_bytes

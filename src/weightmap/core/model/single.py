@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weightmap._messages import quoted
 from weightmap.core import hooks
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes.open_source import is_missing, open_source
-from weightmap.core.bytes.source import MODES
+from weightmap.core.bytes.source import MODES, Source
 from weightmap.core.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.core.model.file import TensorFile
 from weightmap.core.native.access import is_set
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError
-
-if TYPE_CHECKING:
-    from weightmap.core.bytes.source import Source
 
 # File names of indexes of shards end so; or in ".index.VARIANT.json", as transformers saves variants.
 INDEX_SUFFIX = ".index.json"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.core.dtypes import DECLARED, NUMPY_MAX_NDIM
+from weightmap.core.dtypes import DECLARED, NUMPY_MAX_NDIM, DType
 from weightmap.core.faults import cut_off, trailing_bytes
-from weightmap.core.native import checksums, scans
+from weightmap.core.native import access, checksums, scans
 from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.dtypes import DType
-    from weightmap.core.native import access
 
 # Tables of strings over bytes of a file, which decode a string when it is asked for.
 #

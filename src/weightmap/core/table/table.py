@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.core.dtypes import numpy_dtype
-from weightmap.core.native import access
+from weightmap.core.dtypes import DType, numpy_dtype
+from weightmap.core.native import access, scans
 from weightmap.core.ranges import Range
-from weightmap.core.table import table_error
+from weightmap.core.table import Rules, StringTable, table_error
 from weightmap.errors import FormatError, LayoutError, TensorFileError
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
-    from weightmap.core.dtypes import DType
-    from weightmap.core.native import scans
-    from weightmap.core.table import Rules, StringTable
 
 # `Row`: a tensor's place and layout, all that is needed to use it; `TensorInfo`: the description for users.
 

@@ -12,7 +12,7 @@ from weightmap._messages import counted
 from weightmap.core.formats import refuse
 from weightmap.core.formats._base import HEAD
 from weightmap.core.table import StringTable
-from weightmap.core.table.vocabulary import Vocabulary
+from weightmap.core.table.vocabulary import Subwords, Vocabulary
 from weightmap.errors import FormatError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.table.vocabulary import Subwords
 
 # Recognises word embeddings of other programs by their beginning.
 

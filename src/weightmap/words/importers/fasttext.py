@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.faults import cut_off, too_many
 from weightmap.core.formats import refuse
 from weightmap.core.formats._base import Importer
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import ImportOptions, Limits
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
     from weightmap.core.table import StringTable
 

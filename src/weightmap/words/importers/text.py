@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats._base import Importer
 from weightmap.core.hooks import later
 from weightmap.errors import FileChangedError, FormatError, LayoutError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import ImportOptions
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
 
 # Text: a line for each word, with or without a first line of counts.

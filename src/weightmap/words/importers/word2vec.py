@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap._messages import counted
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.faults import cut_off, too_many, trailing_bytes
 from weightmap.core.formats._base import Importer
 from weightmap.core.hooks import later
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import ImportOptions
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
 
 # Reading and writing word2vec's binary files.

@@ -68,7 +68,7 @@ import numpy as np
 from weightmap import errors
 from weightmap._messages import counted
 from weightmap.core.bytes import strict_json
-from weightmap.core.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES
+from weightmap.core.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, shrank
 from weightmap.core.formats._base import JSON, Content, Format, take, trailing
 from weightmap.core.hooks import later
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import Limits, Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.dtypes import DType
     from weightmap.core.formats._verification import Verification
     from weightmap.core.table.table import Row, Table
 

@@ -6,18 +6,14 @@ import json
 import struct
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weightmap.core.arguments import DEEPEST
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import amb
-from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
+from weightmap.core.formats._writing import Payload, Reason, Request, Tensors, Unfit, lacking, refuse
 from weightmap.errors import FormatError
-
-if TYPE_CHECKING:
-    from weightmap.core.bytes.sink import Sink
-    from weightmap.core.formats._writing import Tensors
 
 _CODES = {name: code for code, name in enumerate(amb.DENSE)}
 # Most spaces that metadata is padded with

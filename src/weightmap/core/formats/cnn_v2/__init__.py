@@ -43,11 +43,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from weightmap._messages import counted
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.faults import cut_off
 from weightmap.core.formats._base import TEXT, Content, Format, take, trailing
-from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
+from weightmap.core.formats._writing import Payload, Reason, Request, Tensors, Unfit, lacking, refuse
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
@@ -59,10 +59,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Options
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.formats._writing import Tensors
 
 MAGIC = b"CNN2"
 HEADER_SIZES = {1: 16, 2: 20}

@@ -62,10 +62,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap.core.bytes.open_source import from_buffer
-from weightmap.core.dtypes import DTYPES
+from weightmap.core.dtypes import DTYPES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, trailing_bytes
 from weightmap.core.formats._base import TEXT, Content, Cursor, Format, new_vocabulary, take, trailing
-from weightmap.core.formats._verification import Sum
+from weightmap.core.formats._verification import Sum, Verification
 from weightmap.core.hooks import later
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.table import ANY_GAP, Rules, StringTable
@@ -79,8 +79,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.dtypes import DType
-    from weightmap.core.formats._verification import Verification
     from weightmap.core.table.vocabulary import Vocabulary
 
 # The fields of both layouts of EMBD, its metadata and its vocabulary, and the errors about them.

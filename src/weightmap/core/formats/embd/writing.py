@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import embd
-from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, lacking, refuse
+from weightmap.core.formats._writing import Payload, Reason, Request, Tensors, Unfit, lacking, refuse
 from weightmap.core.native import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightmap.core.bytes.sink import Sink
-    from weightmap.core.formats._writing import Tensors
 
 _CODES = {name: code for code, name in enumerate(embd.DTYPE_NAMES)}
 

@@ -77,8 +77,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap import errors
-from weightmap.core.arguments import DEEPEST
-from weightmap.core.dtypes import DTYPES, SCHEMES
+from weightmap.core.arguments import DEEPEST, Limits, Options
+from weightmap.core.dtypes import DTYPES, SCHEMES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, too_many
 from weightmap.core.formats._base import TOML, Content, Format, take, trailing
 from weightmap.core.hooks import later
@@ -93,9 +93,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Limits, Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.dtypes import DType
     from weightmap.core.formats._verification import Verification
     from weightmap.core.quant import PQShape
     from weightmap.core.quant.blocks import QuantizedTensor

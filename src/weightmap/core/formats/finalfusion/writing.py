@@ -9,7 +9,7 @@ import numpy as np
 
 from weightmap._messages import counted
 from weightmap.core.arguments import DEEPEST
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import finalfusion
 from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.errors import LimitError, MissingDependencyError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.bytes.sink import Sink
     from weightmap.core.table import StringTable
 
 _IDS = {kind: id_ for id_, kind in finalfusion.KINDS.items()}

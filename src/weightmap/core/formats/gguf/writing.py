@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted
-from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import gguf
-from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, lacking, refuse
+from weightmap.core.formats._writing import Payload, Reason, Request, Unfit, encodable, lacking, refuse
 from weightmap.core.native import access, scans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightmap.core.bytes.sink import Sink
-    from weightmap.core.formats._writing import Payload
 
 # Encodes metadata as key-values of version 3: unchanged ones as they were read, new ones by their Python types.
 

@@ -61,7 +61,7 @@ import numpy as np
 
 from weightmap import errors
 from weightmap._messages import counted, quoted
-from weightmap.core.bytes.geometry import Made
+from weightmap.core.bytes.geometry import Geometry, Made
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
 from weightmap.core.faults import cut_off, shrank
 from weightmap.core.formats import is_onnx, varint
@@ -77,7 +77,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Options
-    from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault

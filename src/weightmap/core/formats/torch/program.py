@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.core.bytes.source import CHUNK
+from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
 from weightmap.core.faults import cut_off, shrank
 from weightmap.core.native import access, checksums, scans
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Options
-    from weightmap.core.bytes.source import Source
     from weightmap.core.native.access import Fault
     from weightmap.core.native.scans import Pickle, PickleValues
 
