@@ -48,7 +48,7 @@ _P = ParamSpec("_P")
 
 
 def _with_lossy(function: Callable[_P, ConvertReport]) -> Callable[_P, ConvertReport]:
-    """Let `convert` hand words to `weightmap.words.convert`, where the caller asks for ``lossy=True``."""
+    """Pass a call with ``lossy=True`` on to `weightmap.words.convert`, which alone has options of words."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> ConvertReport:
@@ -99,7 +99,7 @@ def convert(
         int4_block of the group size, and int8 of one scale. With `quantize`, a parameter that this scheme does not hold
         exactly is an EncodeError. A copied ``config.json`` loses its ``quantization_config``.
         Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
-        (GloVe), a dense fastText model: as `weightmap.words.convert` does by default.
+        (GloVe), a dense fastText model: as `weightmap.words.convert` does by default, which gets ``lossy=True``.
     dst : str, bytes or os.PathLike
         A path, or (without `run`) an address in a store, written atomically, as by `save`; never the source itself. A
         directory (one that exists, a path that ends in a slash, or, from a model directory, a name without a suffix) or
