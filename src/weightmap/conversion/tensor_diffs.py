@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.conversion.pieces import in_pieces
+from weightmap.conversion.quantizer import in_pieces
 from weightmap.core.arguments import as_float
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.model.internals import check_made, in_order, row_of, sources_of

@@ -11,8 +11,7 @@ import numpy as np
 
 from weightmap._messages import counted, quoted
 from weightmap.conversion.metadata import TYPES, fitted, typed
-from weightmap.conversion.pieces import in_pieces
-from weightmap.conversion.quantizer import Quantizer, Regrouper
+from weightmap.conversion.quantizer import Quantizer, Regrouper, in_pieces
 from weightmap.core.arguments import entries
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.conversion.pieces import in_pieces
+from weightmap.conversion.quantizer import in_pieces
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.core.native import quantised
