@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -28,8 +29,9 @@ hypothesis.settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fail tests that leave something behind."""
+    """Fail tests that leave something behind, and take interrupts, which a shell lets its background ignore."""
     config.pluginmanager.register(leftovers)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # What the tests themselves are made of stays out of collections of garbage: each took a tenth of a second.

@@ -515,5 +515,5 @@ BUILDER = Builder(
         )
     },
     metadata="typed",
-    bounds={"gguf": Bounds(149, 146, 40, 32, 126, 21)},
+    bounds={"gguf": Bounds(156, 153, 40, 32, 126, 21)},
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests.builders import Tensor, gguf, noise, normal
-from tests.core.formats.gguf.test_gguf import KV, PLAIN, by_name, parts_too
+from tests.core.formats.gguf.test_gguf import KV, PLAIN, SHAPES, by_name, parts_too, reshaped
 from tests.support import DATA
 
 import weightmap as wm
@@ -181,3 +181,27 @@ def test_a_model_without_an_architecture(tmp_path, suffix, metadata, warned, sha
     (tmp_path / "m-gguf").mkdir()
     warnings = wm.convert(tmp_path / f"a{suffix}", target, format="gguf").warnings
     assert sum("llama.cpp will not load this file" in warning for warning in warnings) == warned
+
+
+def test_shapes_that_the_metadata_name(tmp_path):
+    """Blocks reach from one row into the next; written anew, a tensor keeps its shape and its bytes."""
+    path, target = reshaped(tmp_path), tmp_path / "t.gguf"
+    wm.convert(path, target, rename={"conv": "other"})
+    infos = {info.name: tuple(info.dims[::-1]) for info in gguf.dissect(target.read_bytes()).infos}
+    assert infos == {"other": (9, 256), "deep": (3, 256), "dense": (6, 4, 2), "rows": (9, 256)}
+    with wm.open(path, verify="full") as f, wm.open(target) as t, f.pool(1 << 20) as pool:
+        assert {info.name: info.shape for info in f.infos()} == SHAPES
+        for name, shape in SHAPES.items():
+            whole = np.asarray(f[name])
+            assert whole.shape == f[name].shape == shape
+            assert (
+                t.read({"conv": "other"}.get(name, name)).tobytes()
+                == f.read(name).tobytes()
+                == whole.astype("f4").tobytes()
+            )
+            for key in (1, slice(2, 5), (1, 0), [3, 1, 3]):
+                np.testing.assert_array_equal(np.asarray(f[name][key]), whole[key])
+            with pool.hold(name, 1) as held:
+                np.testing.assert_array_equal(np.asarray(held), whole[1])
+            ((_, part),) = wm.plan(f, {name: slice(1, 3)}).run()
+            np.testing.assert_array_equal(np.asarray(part), whole[1:3])

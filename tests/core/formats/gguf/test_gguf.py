@@ -241,30 +241,6 @@ def reshaped(tmp_path, *more):
     return path
 
 
-def test_shapes_that_the_metadata_name(tmp_path):
-    """Blocks reach from one row into the next; written anew, a tensor keeps its shape and its bytes."""
-    path, target = reshaped(tmp_path), tmp_path / "t.gguf"
-    wm.convert(path, target, rename={"conv": "other"})
-    infos = {info.name: tuple(info.dims[::-1]) for info in gguf.dissect(target.read_bytes()).infos}
-    assert infos == {"other": (9, 256), "deep": (3, 256), "dense": (6, 4, 2), "rows": (9, 256)}
-    with wm.open(path, verify="full") as f, wm.open(target) as t, f.pool(1 << 20) as pool:
-        assert {info.name: info.shape for info in f.infos()} == SHAPES
-        for name, shape in SHAPES.items():
-            whole = np.asarray(f[name])
-            assert whole.shape == f[name].shape == shape
-            assert (
-                t.read({"conv": "other"}.get(name, name)).tobytes()
-                == f.read(name).tobytes()
-                == whole.astype("f4").tobytes()
-            )
-            for key in (1, slice(2, 5), (1, 0), [3, 1, 3]):
-                np.testing.assert_array_equal(np.asarray(f[name][key]), whole[key])
-            with pool.hold(name, 1) as held:
-                np.testing.assert_array_equal(np.asarray(held), whole[1])
-            ((_, part),) = wm.plan(f, {name: slice(1, 3)}).run()
-            np.testing.assert_array_equal(np.asarray(part), whole[1:3])
-
-
 @pytest.mark.parametrize(
     ("kind", "value"),
     [(["i32"], [9, 255]), (["i32"], [-9, -256]), (["f32"], [9, 256]), (["str"], ["9"]), ("u8", 9), (["i32"], [1] * 65)],
