@@ -972,9 +972,7 @@ def _wm_pickle_list(p: Place, size: int) -> Any:
 
 def _wm_zip_scan(p: Place, size: int) -> Any:
     found = []
-    data = zip_files.archive(
-        [zip_files.Entry(b"%d" % i, noise(size), wide=bool(i % 2)) for i in range(size % 4)],
-    )
+    data = zip_files.archive([zip_files.Entry(b"%d" % i, noise(size), wide=bool(i % 2)) for i in range(size % 4)])
     count, length, begin = struct.unpack_from("<H2I", data, len(data) - 12)
     central = data[begin : begin + length]
     for text, end in ((central, begin), (central[:-1], begin), (central, size)):

@@ -96,10 +96,7 @@ LATER = {
         "outputs of 36 MiB, of which a shorter one takes the same way, except where outputs are streamed",
     ),
     **dict.fromkeys(
-        (
-            *(suite(name) for name in ("docs", "imports", "packaging", "page")),
-            "tests/integration/test_pages.py",
-        ),
+        (*(suite(name) for name in ("docs", "imports", "packaging", "page")), "tests/integration/test_pages.py"),
         "nothing of the C module, or next to it",
     ),
 }

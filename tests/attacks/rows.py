@@ -236,10 +236,7 @@ TESTS = {
     "X4": ("test_a_report_of_another_kind_is_refused", "test_errors_of_the_executor_name_the_shard"),
     "X5": ("test_a_run_goes_on_where_another_ended",),
     "X6": ("test_tasks_are_small_and_plain",),
-    "L1": (
-        "test_names_have_65535_bytes",
-        "test_data_beyond_four_gibibytes",
-    ),
+    "L1": ("test_names_have_65535_bytes", "test_data_beyond_four_gibibytes"),
     "L2": (
         "test_sixty_four_dimensions_are_the_most",
         "test_dimensions_are_below_2_to_the_32",

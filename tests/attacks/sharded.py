@@ -75,11 +75,7 @@ def cases():
         at = within.get(name)
         yield case("D1", name, data, "FormatError", "index of shards", offset=at)
     yield case("D1", "empty", folder() | {INDEX: b""}, "TruncatedError", "index of shards", offset=0)
-    for name, text in {
-        "no map": b"{}",
-        "map a list": b'{"weight_map":[]}',
-        "map null": b'{"weight_map":null}',
-    }.items():
+    for name, text in {"no map": b"{}", "map a list": b'{"weight_map":[]}', "map null": b'{"weight_map":null}'}.items():
         yield case("D1", name, folder() | {INDEX: text}, "FormatError", "weight_map")
     data = folder(weight_map=WHERE | {"half": 5})
     yield case("D1", "shard a number", data, "FormatError", "weight_map", odd="name of a shard is a int")

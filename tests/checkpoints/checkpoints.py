@@ -139,16 +139,7 @@ def compressed(format_, weights, tensors, values, **own):
     return Checkpoint(format_, config | own, stored_as, values)
 
 
-def packed(
-    bits,
-    *,
-    group=32,
-    symmetric=True,
-    old=False,
-    order=False,
-    plain=False,
-    columns=96,
-):
+def packed(bits, *, group=32, symmetric=True, old=False, order=False, plain=False, columns=96):
     """pack-quantized; `old` for codes that do not span words, `order` for groups in another order.
 
     `plain` for zero points as version 0.8.1 stored them: int8, of the shape of the scales.

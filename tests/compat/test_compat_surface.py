@@ -195,12 +195,7 @@ def test_slices_by_pread_of_every_format_are_those_of_the_mapping(index):
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize(
     ("index", "most"),
-    [
-        (np.s_[100:104], 4 << 20),
-        (np.s_[7, :2048], 8 << 10),
-        (np.s_[::16, 1 << 17 :], 8 << 19),
-        (np.s_[-1], 1 << 20),
-    ],
+    [(np.s_[100:104], 4 << 20), (np.s_[7, :2048], 8 << 10), (np.s_[::16, 1 << 17 :], 8 << 19), (np.s_[-1], 1 << 20)],
     ids=repr,
 )
 def test_pread_reads_the_slice_and_not_the_tensor(tmp_path, index, most):

@@ -46,10 +46,7 @@ def test_the_two_files_are_short():
 
 def python(installation, *arguments):
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment |= {
-        "PYTHONPATH": f"{installation}/src",
-        "WEIGHTMAP_FUZZ": "1000",
-    }
+    environment |= {"PYTHONPATH": f"{installation}/src", "WEIGHTMAP_FUZZ": "1000"}
     command = [sys.executable, *arguments]
     done = subprocess.run(
         command, cwd=installation, env=environment, capture_output=True, text=True, timeout=HANG, check=False

@@ -399,12 +399,7 @@ def test_limits_are_limits(put, tmp_path, limits):
         wm.Limits(max_shards=-1)
 
 
-NUMBERS = {
-    "epoch": 3,
-    "model.layer.version": 1,
-    "optimizer.param_groups.0.lr": 0.5,
-    "schedule.step": 4,
-}
+NUMBERS = {"epoch": 3, "model.layer.version": 1, "optimizer.param_groups.0.lr": 0.5, "schedule.step": 4}
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,7 @@ def test_devices_of_jax(path):
     pytest.importorskip("jax", reason="needs jax: make distributed-test")
     flags = "--xla_force_host_platform_device_count=4"
     printed = run(sys.executable, EXAMPLES / "ranks_jax.py", path, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
-    assert printed.splitlines() == [
-        "a: (4, 4), (4, 4), (4, 4), (4, 4)",
-        "b: (5,), (5,), (5,), (5,)",
-    ]
+    assert printed.splitlines() == ["a: (4, 4), (4, 4), (4, 4), (4, 4)", "b: (5,), (5,), (5,), (5,)"]
 
 
 def test_the_guide_to_loading_runs(tmp_path):

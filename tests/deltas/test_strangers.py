@@ -163,7 +163,7 @@ def test_journals_of_strangers(world, case, recorded):
         (folder / ".weight_sync" / "state.json").write_text('{"version": "000000"}')
     check_pulls(world)
     assert {path.name for path in folder.iterdir() if path.suffix != ".safetensors"} == {
-        *(".weight_sync", ".git", "d", "inner", "config.json"),
+        *(".weight_sync", ".git", "d", "inner", "config.json")
     }
     assert not list((folder / ".git" / "hooks").iterdir())
 

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left be
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["save", "open", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("read", "convert", "command"))],
+    "kind", ["save", "open", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("read", "convert", "command"))]
 )
 def test_an_exception_at_any_opcode_leaves_nothing_behind(memory, kind):
     """No descriptor, no mapping, no file beside the target; the target is the old file or the new one."""

@@ -146,10 +146,7 @@ def test_an_empty_index_of_shards_is_an_empty_file(put):
 ROWS = b"hello 0.1 -2 3e-5\nworld 1 2 3\n"
 VECTOR = np.arange(3, dtype="<f4").tobytes()
 WORDS = {
-    "word2vec": (
-        b"2 3\nhello " + VECTOR + b"\nworld " + VECTOR,
-        "this looks like word embeddings of word2vec",
-    ),
+    "word2vec": (b"2 3\nhello " + VECTOR + b"\nworld " + VECTOR, "this looks like word embeddings of word2vec"),
     "word2vec text": (b"2 3\r\n" + ROWS, "this looks like word embeddings of word2vec or fastText, in text"),
     "GloVe": (ROWS, "this looks like word embeddings in text, such as GloVe"),
     "GloVe, long": (b"the" + b" -0.12345" * 1000 + b"\n", "this looks like word embeddings in text, such as GloVe"),
@@ -206,10 +203,7 @@ REGULAR = "not a regular file: only regular files can be opened"
 PLACES = {
     "fifo": (wm.NotRegularFileError, f"this is a FIFO, {REGULAR}"),
     "socket": (wm.NotRegularFileError, f"this is a socket, {REGULAR}"),
-    "dir": (
-        wm.NotRegularFileError,
-        "this directory has no *.index.json and no model file (",
-    ),
+    "dir": (wm.NotRegularFileError, "this directory has no *.index.json and no model file ("),
     "/dev/zero": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),
     "/dev/null": (wm.NotRegularFileError, f"this is a device, {REGULAR}"),
     "/proc/self/maps": (wm.TruncatedError, "the file is empty"),

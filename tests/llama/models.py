@@ -223,14 +223,7 @@ def tensor(array):
     return Tensor(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 
 
-def write(
-    folder,
-    config,
-    tensors,
-    *,
-    files=None,
-    shards=1,
-):
+def write(folder, config, tensors, *, files=None, shards=1):
     """Write a model directory, with the tokenizer of bytes unless other `files` are given, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:

@@ -28,8 +28,7 @@ CONVERTING = {None: 71, "int4_block": 120}
 every_kind = pytest.mark.parametrize("kind", BOUNDS)
 every_count = pytest.mark.parametrize("count", COUNTS)
 cpython = pytest.mark.skipif(
-    sys.implementation.name != "cpython" or not hasattr(sys, "getallocatedblocks"),
-    reason="counts what CPython does",
+    sys.implementation.name != "cpython" or not hasattr(sys, "getallocatedblocks"), reason="counts what CPython does"
 )
 
 

@@ -65,10 +65,7 @@ def headers():
         "EMBD index": (index.seal(), index.data_offset - index.index_offset),
         "EMBD vocabulary": (embd.Draft([], vocab=["t" * 1000]).seal(), 12 + 2 + 1000 + 20),
         "EMBD vocabulary, simple": (words, 4 + 1000),
-        "finalfusion metadata": (
-            ff.build([toml, ff.simple(["w"]), ff.matrix(normal((1, 1)))]),
-            len(toml.fields),
-        ),
+        "finalfusion metadata": (ff.build([toml, ff.simple(["w"]), ff.matrix(normal((1, 1)))]), len(toml.fields)),
         "AMB metadata": (amb.build(metadata=b'{"a": 1}' + b" " * 92), 100),
         "AMB configuration": (amb.build(config=b'{"a": 1}' + b" " * 92), 100),
         "CNN v2": (cnn_v2.build(layers), 20 + 20 * len(layers)),

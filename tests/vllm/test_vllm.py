@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 
 import weightmap as wm
-from weightmap.errors import (
-    LayoutError,
-    NotRegularFileError,
-    TruncatedError,
-    UnknownFormatError,
-)
+from weightmap.errors import LayoutError, NotRegularFileError, TruncatedError, UnknownFormatError
 
 ours = import_module("weightmap.vllm")
 
