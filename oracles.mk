@@ -61,7 +61,7 @@ PYTEST_IN = PYTHONPATH="$(CURDIR)/src$(1)" $(ORACLES)$(@:-test=)/bin/python -m p
 
 ## clients-test: transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB
 clients-test:
-	@WEIGHTMAP_CLIENTS=1 $(PYTEST_IN) tests/compat tests/jax $(addprefix tests/torch/test_,dlpack.py load_into.py torch.py) \
+	@WEIGHTMAP_CLIENTS=1 $(PYTEST_IN) tests/compat tests/jax tests/onnxruntime $(addprefix tests/torch/test_,dlpack.py load_into.py torch.py) \
 	    tests/integration/test_docs.py::test_the_snippets_of_a_guide_run
 
 ## torch-test: checkpoints that PyTorch writes, beside its own loader

@@ -26,6 +26,7 @@ BUDGETS = {
     "huggingface": 500,
     "jax": 80,
     "llama": 1_230,
+    "onnxruntime": 50,
     "plans": 2_170,
     "pool": 750,
     "remote": 1_870,

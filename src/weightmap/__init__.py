@@ -152,6 +152,7 @@ _MODULES = (
     "hub",
     "jax",
     "kernels",
+    "onnxruntime",
     "report",
     "torch",
     "trust",

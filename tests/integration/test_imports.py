@@ -54,6 +54,7 @@ PARTS = {
     "huggingface": {"checkpoints"},
     "jax": {"checkpoints", "plans"},
     "llama": {"checkpoints", "huggingface"},
+    "onnxruntime": set(),
     "plans": {"checkpoints", "conversion"},
     "pool": {"checkpoints", "plans"},
     "remote": set(),

@@ -131,7 +131,7 @@ def test_every_package_of_a_message_is_an_extra():
     assert len(found) > 10
     for place, _, match in found:
         extra = re.fullmatch(r"'\.\[(\w+)\]' in a checkout", match[1])
-        assert match[1] in {"ml_dtypes", "{}"} if extra is None else extra[1] in extras, place
+        assert match[1] in {"ml_dtypes", "onnxruntime", "{}"} if extra is None else extra[1] in extras, place
     assert not [place for place, *_ in collected(r"weightmap\[")]
     assert not [place for place, _, match in collected(r"extra \[(\w+)\]") if match[1] not in extras]
 

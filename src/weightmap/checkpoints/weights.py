@@ -13,6 +13,7 @@ from weightmap.checkpoints.configuration import quantisation_of, type_of
 from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
 from weightmap.checkpoints.pieced import Coding, Layout, PiecedTensor, TargetTypes, head
 from weightmap.checkpoints.views import ArraySource, ViewTable
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.derived import Derived
 from weightmap.core.bytes.geometry import Geometry, ascending
 from weightmap.core.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
@@ -23,7 +24,6 @@ from weightmap.core.quant import PIECE
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.schemes import BITS
-from weightmap.core.ranges import Range
 from weightmap.core.table import StringTable
 from weightmap.core.table.table import Row, Table, TensorInfo
 from weightmap.errors import FormatError, TensorFileError

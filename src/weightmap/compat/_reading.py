@@ -11,13 +11,13 @@ import numpy as np
 
 import weightmap as wm
 from weightmap._messages import quoted
+from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.core.formats.safetensors import DTYPE_NAMES
 from weightmap.core.model.internals import check_copied, dense_row, is_remote, parts_of, row_of, suggestion
 from weightmap.core.model.opening import open_stored
 from weightmap.core.native import access
 from weightmap.core.native.files import drop_pages
-from weightmap.core.ranges import Range
 from weightmap.errors import PlanError, TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.plans.delivery import PartReader, Runs
 from weightmap.plans.places import Heads

@@ -13,6 +13,7 @@ from weightmap._messages import counted, quoted
 from weightmap.conversion.metadata import TYPES, fitted, typed
 from weightmap.conversion.quantizer import Quantizer, Regrouper, in_pieces
 from weightmap.core.arguments import entries
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.core.formats import FORMATS, Filled, Format, Payload, Request, Tensors
@@ -22,7 +23,6 @@ from weightmap.core.model.saving import choose_layout, from_quantized, plan_requ
 from weightmap.core.model.sharded import disagreements
 from weightmap.core.native.access import cpus
 from weightmap.core.quant.blocks import decode_chunks
-from weightmap.core.ranges import Range
 from weightmap.core.table.table import Row
 from weightmap.errors import TensorFileError
 from weightmap.llama.tensors import stays_float32

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import quoted
+from weightmap.core.bytes import Range
 from weightmap.core.model.listing import new_sum, package
-from weightmap.core.ranges import Range
 from weightmap.errors import DeltaError
 
 if TYPE_CHECKING:

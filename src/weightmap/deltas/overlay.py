@@ -13,6 +13,7 @@ import numpy as np
 
 from weightmap._messages import counted, quoted
 from weightmap.core.arguments import Limits, Options, mistyped
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.derived import DecodedSource
 from weightmap.core.bytes.geometry import Decoded
 from weightmap.core.bytes.memory import room
@@ -21,7 +22,6 @@ from weightmap.core.formats import Content, Verification
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import parts_of, warnings_of
 from weightmap.core.model.opening import located, open_with, options_of
-from weightmap.core.ranges import Range
 from weightmap.core.table.columns import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
 from weightmap.deltas.versions import Delta, read_version

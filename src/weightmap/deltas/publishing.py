@@ -15,6 +15,7 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.conversion.converting import convert
 from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.atomic import flush_folder, write_plan
 from weightmap.core.bytes.open_source import inside, names_in, path_of
 from weightmap.core.bytes.sink import WritePlan, write_all
@@ -25,7 +26,6 @@ from weightmap.core.model.listing import CHECKSUMS, new_sum
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
 from weightmap.core.native import access
-from weightmap.core.ranges import Range
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MAX_POSITIONS, encoded
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
 from weightmap.deltas.writing import Tree, exhaust

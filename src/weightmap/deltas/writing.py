@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightmap.core.bytes import memory
+from weightmap.core.bytes import Range, memory
 from weightmap.core.bytes.atomic import Folder, place
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
 from weightmap.core.native import access
 from weightmap.core.native import files as native_files
 from weightmap.core.native.access import Descriptor, take_ownership
-from weightmap.core.ranges import Range
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.errors import DeltaError, NotRegularFileError, TargetError

@@ -12,11 +12,11 @@ import numpy as np
 
 from weightmap._messages import counted, quoted
 from weightmap.core.arguments import mistyped
+from weightmap.core.bytes import Range
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_unchanged, parts_of
 from weightmap.core.native import access, checksums, files
-from weightmap.core.ranges import Range
 from weightmap.device._slots import UNPINNED, Backend, Event, Exchange, Slot, Slots, Staging, Worker
 from weightmap.device._transfers import ALIGN, AnyTransfer, ArrayTransfer, BatchTransfer, Piece, Transfer
 from weightmap.errors import PlanError, TensorFileError

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from weightmap.core.bytes import Range
 from weightmap.core.native import checksums, files
 from weightmap.core.native.access import aligned
 from weightmap.core.quant.blocks import QuantizedTensor, decode_runs
-from weightmap.core.ranges import Range
 from weightmap.plans.direct import DirectReader
 from weightmap.plans.pages import ask_for, file_system_of, give_back, reads_ahead
 from weightmap.plans.wants import Axis, Indices, Shard, arranged, axes_of, ranges_of, runs_of

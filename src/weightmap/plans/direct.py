@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes import Range
 from weightmap.core.native import files
 from weightmap.core.native.access import Descriptor, take_ownership
-from weightmap.core.ranges import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,10 +10,10 @@ import numpy as np
 
 from weightmap._messages import counted
 from weightmap.core.arguments import size
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.memory import Headroom, headroom
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.single import is_index
-from weightmap.core.ranges import Range
 from weightmap.plans.pages import Sample, file_system_of, sample
 from weightmap.plans.warming import cold_in, pieces
 

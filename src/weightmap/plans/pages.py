@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.memory import PerProcess
 from weightmap.core.native import access, files
 from weightmap.core.native.access import map_file
-from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from weightmap._messages import counted, escape, quoted
 from weightmap.checkpoints.handle import stored_model
 from weightmap.checkpoints.weights import Pieces
 from weightmap.core.arguments import as_float, names_moved
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.bytes.source import ROUND_TRIP, Source
@@ -21,7 +22,6 @@ from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_open, check_unchanged, name_of, not_found, parts_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.native import files as native_files
-from weightmap.core.ranges import Range
 from weightmap.core.table import INT64_MAX
 from weightmap.errors import PlanError, TensorFileError
 from weightmap.plans.delivery import Check, FileReader, FileShare, PageRelease, RunOptions, check_when, mapped

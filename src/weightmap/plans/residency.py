@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from weightmap.core.arguments import mistyped
+from weightmap.core.bytes import Range
 from weightmap.core.model import internals
 from weightmap.core.model.reports import Residency
-from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError
 from weightmap.plans.pages import give_back, resident_in
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.arguments import as_threads, check_progress
+from weightmap.core.bytes import Range
 from weightmap.core.native import files as native_files
-from weightmap.core.ranges import Range
 from weightmap.errors import TensorFileError
 from weightmap.plans.pages import bring_in, resident_in
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.ranges import Range
+    from weightmap.core.bytes import Range
     from weightmap.remote.location import Stored
 
 # Header bytes kept per object

@@ -14,11 +14,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.open_source import blob_of
 from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.native import files
 from weightmap.core.native.access import aligned, open_descriptor
-from weightmap.core.ranges import Range
 from weightmap.remote.ahead import HeaderCache, Prefetcher
 from weightmap.remote.location import Location, Stored
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from weightmap.core.ranges import Range
+from weightmap.core.bytes import Range
 from weightmap.errors import Remedy
 from weightmap.remote.fetching import SLOWEST, StoreError, fault_of_status
 

@@ -13,6 +13,7 @@ from weightmap.checkpoints.handle import stored_model
 from weightmap.checkpoints.weights import Weight, stored_rows, weight_of_model
 from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.conversion.tensor_diffs import has_numbers
+from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DTYPES, GGML_SCHEMES, numpy_dtype
 from weightmap.core.model.internals import names_of, rows_of
 from weightmap.core.native import quantised
@@ -20,7 +21,6 @@ from weightmap.core.quant.blocks import QuantizedTensor, decode_chunks
 from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.quantizing import quantize
 from weightmap.core.quant.schemes import BITS
-from weightmap.core.ranges import Range
 from weightmap.errors import QuantError, TensorFileError
 
 if TYPE_CHECKING:

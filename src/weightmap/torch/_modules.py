@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
 from weightmap.core.arguments import Globs, as_globs, listed, matches, mistyped, names_moved, takes
+from weightmap.core.bytes import Range
 from weightmap.core.model.codes import check_readable
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.saving import check_module, from_torch
-from weightmap.core.ranges import Range
 from weightmap.device import Loader
 from weightmap.device._transfers import ArrayTransfer, Transfer
 from weightmap.errors import TensorFileError

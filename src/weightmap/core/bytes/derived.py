@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.source import Source
-from weightmap.core.ranges import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

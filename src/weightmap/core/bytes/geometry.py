@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightmap.core.bytes import Range
 from weightmap.core.hooks import later
 from weightmap.core.native.access import aligned
-from weightmap.core.ranges import Range
 from weightmap.errors import ChecksumError, FormatError, TruncatedError
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.ranges import Range
+    from weightmap.core.bytes import Range
 
 MODES = ("mmap", "cow", "copy", "sealed", "direct")
 # Copies of more bytes than `_ASKED` check the memory left first.

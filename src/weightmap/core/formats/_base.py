@@ -112,6 +112,8 @@ class Content:
         Deviations tolerated by ``strict=False``.
     folder : str or None
         The directory that was opened, of which this is the model.
+    ambiguous : frozenset of str
+        Names that other tensors have too, which are left out: those of graphs within the graph.
     """
 
     # Class attributes, since few formats set them and each assignment makes opening slower.
@@ -124,6 +126,7 @@ class Content:
     part: NumberedPart | None = None
     sources: tuple[Source, ...] = ()
     folder: str | None = None
+    ambiguous: frozenset[str] = frozenset()
     sums: Callable[[Source], Sequence[Sum]] = staticmethod(lambda _: ())
 
     def __init__(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightmap._messages import counted
+from weightmap.core.bytes import Range
 from weightmap.core.native import access, checksums
-from weightmap.core.ranges import Range
 from weightmap.core.table.vocabulary import Vocabulary, strings_of
 from weightmap.errors import ChecksumError, LayoutError, TensorFileError
 

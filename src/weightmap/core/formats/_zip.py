@@ -25,13 +25,13 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.arguments import INFLATION, Options
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.geometry import inflate
 from weightmap.core.bytes.source import CHUNK, Source
 from weightmap.core.faults import cut_off, shrank
 from weightmap.core.formats import EMPTY_ARCHIVE
 from weightmap.core.formats._base import trailing
 from weightmap.core.native import access, checksums, scans
-from weightmap.core.ranges import Range
 from weightmap.core.table import StringTable
 from weightmap.errors import ChecksumError, FormatError, LayoutError, TruncatedError, UnsupportedError
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from weightmap._messages import counted, quoted
 from weightmap.core.arguments import Options, check_expansion, similar
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.open_source import sibling_name, stays_inside
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.formats import Content, by_name
 from weightmap.core.hooks import import_part
-from weightmap.core.ranges import Range
 from weightmap.errors import FormatError, TensorFileError, TensorNotFoundError
 
 if TYPE_CHECKING:

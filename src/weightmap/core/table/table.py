@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from weightmap._messages import quoted
+from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DType, numpy_dtype
 from weightmap.core.native import access, scans
-from weightmap.core.ranges import Range
 from weightmap.core.table import Rules, StringTable, table_error
 from weightmap.errors import FormatError, LayoutError, TensorFileError
 

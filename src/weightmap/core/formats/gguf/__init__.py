@@ -710,9 +710,8 @@ class GGUFContent(Content):
 def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header and return the table of tensors."""
     header, columns = read_header(source, head, options)
-    scan, warnings = header.scan, list[str]()
+    scan, others, warnings = header.scan, header.scan.others, list[str]()
     ordered = scan.ordered or columns.count < 2
-    others = scan.others
     rules = _rules(header.alignment, others, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
     if columns.count and not scan.data_end and source.size < header.base:  # where look-ups of empty tensors would fail
         raise cut_off("the padding behind its header", source.size, header.base, field="size")
@@ -748,8 +747,7 @@ def _reshaped(columns: scans.Columns, header: Header, options: Options, warnings
     places = {bytes(data[i:j]): j for i, j in header.scan.keys().tolist() if data.startswith(prefix, i)}
     for row in range(columns.count) if places else ():
         key = prefix + columns.name(row)
-        at = places.get(key, -1)
-        if at < 0:
+        if (at := places.get(key, -1)) < 0:
             continue
         kinds, ndim = (header.u32(at), header.u32(at + 4)), header.count(at + 8)
         shape = array_at(header, at + 4).tolist() if kinds in _SHAPES and ndim <= NUMPY_MAX_NDIM else [-1]

@@ -152,6 +152,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         raise
     metadata = functools.partial(_metadata, model.kept, options)
     content = Content("onnx", table, metadata, functools.partial(verify, model, sides, metadata), warnings)
+    content.ambiguous = frozenset(model.columns.name(row).decode(errors="replace") for row in left_out)
     content.has_metadata = bool(model.kept)
     content.sources = tuple(side.source for side in sides.values())
     return content

@@ -1,0 +1,86 @@
+"""Sessions of onnxruntime whose weights are the mapping of a file, which all sessions and processes share."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weightmap._messages import quoted
+from weightmap.core.formats.onnx import TYPES
+from weightmap.core.model.internals import name_of, parts_of
+from weightmap.core.model.opening import as_handle, open
+from weightmap.errors import LayoutError, MissingDependencyError, TensorNotFoundError
+
+if TYPE_CHECKING:
+    from weightmap.core.model.opening import Model
+
+__all__ = ["session_options"]
+
+# The types that arrays and onnxruntime have, by name.
+_CODES = {kind.name: code for code, kind in enumerate(TYPES[:21]) if kind and not kind.name.startswith("complex")}
+
+
+def session_options(model: str | os.PathLike[str], weights: Model | None = None) -> Any:
+    """Return options for sessions of a model whose initialisers lie in the mapping of a file.
+
+    ``onnxruntime.InferenceSession(model, session_options(model))`` holds no copy of them, but for what onnxruntime
+    packs anew. The options keep the mapping alive, and a session its options; any number of sessions may use them.
+
+    Optimisation of the graph is off: onnxruntime's optimisers change initialisers, and compute others from those in
+    the model, whereas the session gets those of the file. Optimise once, save that model, and give it here.
+
+    Parameters
+    ----------
+    model : str or os.PathLike
+        An ONNX model. onnxruntime opens its external data too, also where none of it is used.
+    weights : TensorFile, or anything that `weightmap.open` takes, optional
+        The file, of any format, with tensors of the names, types and shapes of initialisers; the model itself by
+        default. Initialisers that it lacks are the model's own. A handle stays open.
+
+    Returns
+    -------
+    onnxruntime.SessionOptions
+        Set what else a session needs, such as ``intra_op_num_threads``. Tensors that do not lie row-major, aligned and
+        in the machine's byte order are copied.
+
+    Raises
+    ------
+    TensorNotFoundError
+        `weights` has none of the model's initialisers.
+    LayoutError
+        A tensor of `weights` has another type or shape than the initialiser.
+    MissingDependencyError
+        onnxruntime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingDependencyError("onnxruntime is needed for this: pip install onnxruntime") from None
+    options = type("SessionOptions", (onnxruntime.SessionOptions,), {})()  # a class that takes attributes
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.mapped = []
+    opened = nullcontext() if weights is None else as_handle(weights, private=False)
+    with open(os.fspath(model), format="onnx") as described, opened as other:
+        source, ambiguous = described if other is None else other, parts_of(described)[1].ambiguous
+        for info in described.infos():
+            name, dtype, shape = info.name, info.dtype, info.shape
+            if name not in source or name in ambiguous or dtype not in _CODES:
+                continue
+            array: Any = source[name]
+            stored = source.info(name)
+            if (stored.dtype, stored.shape) != (dtype, shape):
+                expected = f"{dtype} {list(shape)}, as in {quoted(name_of(described))}"
+                actual = f"{stored.dtype} {list(stored.shape)}"
+                raise LayoutError(f"tensor {quoted(name)}", path=name_of(source), actual=actual, expected=expected)
+            array = np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
+            bits = array.view(f"u{array.itemsize}")
+            value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _CODES[dtype])
+            options.add_initializer(name, value)
+            options.mapped.append(value)
+    if weights is not None and not options.mapped:
+        what = f"no tensor is called as an initialiser of {quoted(os.fspath(model))}"
+        raise TensorNotFoundError(what, path=name_of(source), format=source.format)
+    return options
