@@ -72,8 +72,7 @@ def test_words_with_spaces_in_text(put, tmp_path):
 
 def test_blocks_are_joined_rightly(put, tmp_path, monkeypatch):
     rows, names = wb.matrix(400, 7), [f"wörd{i}" for i in range(400)]
-    for module in ("text", "word2vec", "fasttext", "_words"):
-        monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", 1000)
+    monkeypatch.setattr("weightmap.words.importers._words.BLOCK", 1000)
     for data in (wb.text(names, rows), wb.word2vec(names, rows), wb.fasttext(names, rows, 0, minn=0, maxn=0)):
         convert_words(put(data), tmp_path / "out.fifu", normalize=False)
         with wm.open(tmp_path / "out.fifu") as f:
@@ -199,8 +198,7 @@ REPEATED = ["a", "b", "a", "c", "b", "a"]
 @pytest.mark.parametrize("data", [wb.word2vec, wb.text, functools.partial(wb.text, dims=True)])
 @pytest.mark.parametrize("block", [24, 1 << 20])
 def test_repeated_words_are_left_out_on_demand(put, tmp_path, monkeypatch, capsys, data, block):
-    for module in ("text", "word2vec", "_words"):
-        monkeypatch.setattr(f"weightmap.words.importers.{module}.BLOCK", block)
+    monkeypatch.setattr("weightmap.words.importers._words.BLOCK", block)
     rows = wb.matrix(len(REPEATED), 3)
     source = put(data(REPEATED, rows))
     report = convert_words(source, tmp_path / "out.fifu", lossy=True, normalize=False)

@@ -337,8 +337,10 @@ def _convert_tensors(
     if spec.max_shard_size is not None and shards is None and not _fits(file, target.path, spec):
         shards = beside(target.path, target.record)
     if shards is None:
+        # Listed before anything is written: a folder that cannot be read fails the conversion while it can still fail.
+        others = [] if source.folder is None or directory is None else list(companions(source.folder))
         report = _convert_file(file, directory, target.path, spec, renamed, progress)
-        warnings += _not_copied(source, directory, report)
+        warnings += _not_copied(others, directory, report)
     else:
         model = None if directory is None else source.path
         report = convert_model(file, model, shards, spec, renamed, run, progress)
@@ -350,13 +352,11 @@ def _convert_tensors(
     return report._replace(src=source.name, warnings=(*warnings, *odd))
 
 
-def _not_copied(source: _Source, directory: ModelDirectory | None, report: ConvertReport) -> list[str]:
-    """Return a line about files of a model directory that a single file has no place for."""
-    if source.folder is None or directory is None:
-        return []
+def _not_copied(others: list[str], directory: ModelDirectory | None, report: ConvertReport) -> list[str]:
+    """Return a line about the other files of a model directory that a single file has no place for."""
     carried = FORMATS[report.format].carries[report.layout] & {"config", "vocab", "tokenizer"}
-    read = directory.seen if carried else ()
-    names = [quoted(name) for name in companions(source.folder) if name not in read]
+    read = directory.seen if carried and directory is not None else ()
+    names = [quoted(name) for name in others if name not in read]
     return [f"only a directory gets copies of {', '.join(names)}"] if names else []
 
 
