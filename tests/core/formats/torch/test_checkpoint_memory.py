@@ -35,7 +35,8 @@ def test_the_most_memory_that_opening_takes(tmp_path, layout):
     assert done.returncode == 0, done.stderr
     count, peak, kept = map(int, done.stdout.split())
     assert count == 30_000
-    assert peak * 1024 < (2 << 20) + 300 * count  # 230 bytes a tensor; a Python object for each of its parts takes 1,000
+    # 230 bytes a tensor here; Python objects for the parts of each would take 1,000.
+    assert peak * 1024 < (2 << 20) + 300 * count
     assert kept <= peak
 
 
