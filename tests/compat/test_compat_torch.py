@@ -123,6 +123,13 @@ def test_tensors_that_are_not_contiguous_are_written_right(tmp_path):
         theirs.save_file({"x": x[:, :, 1]}, tmp_path / "m")
     ours.save_file({"x": x[:, :, 1]}, tmp_path / "m")
     assert torch.equal(theirs.load_file(tmp_path / "m")["x"], x[:, :, 1])
+    model = torch.nn.Linear(2, 3)
+    model.weight.data = model.weight.data.T.contiguous().T
+    for save in (ours.save_model, theirs.save_model):
+        with pytest.raises(ValueError, match=r"use save_model\(..., force_contiguous=True\)"):
+            save(model, tmp_path / "m", force_contiguous=False)
+    ours.save_model(model, tmp_path / "m")
+    assert torch.equal(theirs.load_file(tmp_path / "m")["weight"], model.weight)
 
 
 @pytest.mark.parametrize("writer", [ours, theirs], ids=["ours", "theirs"])

@@ -132,7 +132,7 @@ def test_rows_of_packed_tensors(tmp_path):
     path.write_bytes(st.raw(head, bytes(range(19))))
     for backend in ("mmap", "pread"):
         with safe_open(path, "np", backend=backend) as f:
-            with f.prefetch({"x": slice(1, 3), "y": None}) as loader:
+            with f.prefetch({"x": ([slice(1, 3)], [slice(0, 8)]), "y": None}) as loader:
                 assert loader.take("x").tolist() == list(range(4, 12))
                 assert loader.take("y").tolist() == [16, 17, 18]
             for plan in ({"x": slice(0, 4, 2)}, {"x": (slice(None), slice(4))}, {"y": slice(1)}):
@@ -147,6 +147,8 @@ WRONG = {
     "beyond the end": ({"b": 8}, PrefetchError, "'b'"),
     "rows beyond the end": ({"b": slice(0, 9)}, PrefetchError, "'b'.* 9 is out of range"),
     "columns beyond the end": ({"a": (..., slice(-4, None))}, PrefetchError, "-4 is out of range"),
+    "lists beyond the end": ({"b": ([slice(0, 4), slice(6, 9)],)}, PrefetchError, "'b'.* 9 is out of range"),
+    "lists beside an integer": ({"a": (0, [slice(0, 1)])}, PrefetchError, "'a'"),
     "a step of 0": ({"b": slice(0, 3, 0)}, PrefetchError, "invalid prefetch plan slice.*'b'"),
     "no index": ({"b": slice("a")}, PrefetchError, "'b'"),
     "no mapping": (["a"], TypeError, "plan"),
@@ -181,42 +183,26 @@ def test_closing_ends_the_threads_and_keeps_what_was_handed_out(tmp_path):
         f.prefetch()
 
 
-class Prefetched:
-    """A tensor of a loader in place of its slice, as transformers has it: its entry, and its values once."""
-
-    def __init__(self, handle, loader, name):
-        self._meta, self._loader, self._name, self._value = handle.get_tensor_meta(name), loader, name, None
-
-    def get_dtype(self):
-        return self._meta.dtype
-
-    def get_shape(self):
-        return self._meta.shape
-
-    def __getitem__(self, index):
-        if self._value is None:
-            self._value = self._loader.take(self._name)
-        return self._value if index is Ellipsis else self._value[index]
-
-
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_engines_that_call_safetensors(tmp_path, framework):
-    """As transformers and vLLM call 0.9: values stand in for slices, and a shard is an iterator."""
+    """As transformers and vLLM call 0.9: a plan has lists of slices for each axis; a loader outlives its handle."""
     if framework == "pt":
         pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors")
     path, tensors = saved(tmp_path / "m.safetensors")
     with compat.patched(), safetensors.safe_open(path, framework=framework, device="cpu") as f:
-        with f.prefetch(dict.fromkeys(f.keys()), device="cpu", threads=8) as loader:
-            pointers = {name: Prefetched(f, loader, name) for name in loader.names()}
-            for name, pointer in pointers.items():
-                assert (pointer.get_dtype(), pointer.get_shape()) == (
-                    f.get_slice(name).get_dtype(),
-                    f.get_slice(name).get_shape(),
-                )
-                np.testing.assert_array_equal(np.asarray(pointer[...]), tensors[name])
-            np.testing.assert_array_equal(np.asarray(pointers["a"][1:3]), tensors["a"][1:3])
-            np.testing.assert_array_equal(np.asarray(f.get_slice("a")[..., 1]), tensors["a"][..., 1])
+        regions = {"a": ([slice(0, 1), slice(3, 5)], [slice(0, 4)], [slice(0, 1), slice(2, 3)]), "b": ([slice(2, 4)],)}
+        for backend in ("mmap", "pread"):
+            loader = safetensors.safe_open(path, framework=framework, backend=backend).prefetch(regions, device="cpu")
+            a = np.asarray(loader.take("a"))
+            np.testing.assert_array_equal(a, tensors["a"][np.ix_([0, 3, 4], range(4), [0, 2])])
+            np.testing.assert_array_equal(np.asarray(loader.take("b")), tensors["b"][2:4])
+            loader.close()
+        for name in f.offset_keys():
+            meta, view = f.get_tensor_meta(name), f.get_slice(name)
+            assert (meta.dtype, meta.shape) == (view.get_dtype(), view.get_shape())
+        for name, value in safetensors.safe_open(path, framework=framework).prefetch(device="cpu"):
+            np.testing.assert_array_equal(np.asarray(value), tensors[name])
         f.prefetch()  # nobody takes from it
         rows = {name: slice(0, meta.shape[0] // 2) for name in ("a", "b") if (meta := f.get_tensor_meta(name))}
         with f.prefetch(rows, threads=2) as loader:

@@ -29,7 +29,7 @@ What differs, on purpose:
   is of that class too: IndexError, ValueError, RuntimeError.
 - Saving is atomic, keeps the permissions of the replaced file, and writes tensors that are not contiguous correctly.
   `save_file` writes safetensors whatever the suffix; other formats take `weightmap.save`.
-- `save_model` needs no ``force_contiguous``. `load_model` changes nothing when names or shapes do not fit.
+- `load_model` changes nothing when names or shapes do not fit.
 - Paddle is not supported.
 
 docs/safetensors.md has the whole list, with the cases of safetensors' own tests.

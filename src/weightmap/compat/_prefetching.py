@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.compat._reading import OpenedFile, is_plain, packed_rows
+from weightmap.compat._reading import OpenedFile, is_plain, is_region, over_region, packed_rows
 from weightmap.core.arguments import as_integer, as_threads, mistyped
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.dtypes import DTYPES, numpy_dtype
@@ -62,17 +62,24 @@ def _load(loaded: dict[str, Any], reader: OpenedFile, name: str, part: Any) -> N
     loaded[name] = reader.resident(name, part)
 
 
-def _check_bounds(part: Any, shape: tuple[int, ...]) -> None:
-    """Refuse slices that reach past an axis, which numpy would shorten: the tensor is not the one of the plan."""
+def _count(part: Any, shape: tuple[int, ...]) -> int:
+    """Return how many elements an index selects. Raises what numpy raises, and IndexError past an axis.
+
+    numpy would shorten such a slice: the tensor is not the one of the plan.
+    """
+    if is_region(part):
+        return int(over_region(part, lambda box: _count(box, shape), lambda counts, _: sum(counts)))
+    count: int = np.broadcast_to(np.uint8(0), shape)[part].size
     parts = tuple(item for item in (part if isinstance(part, tuple) else (part,)) if item is not None)
     if not is_plain(parts):
-        return
+        return count
     at = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
     for item, size in (*zip(parts[:at], shape, strict=False), *zip(parts[:at:-1], shape[::-1], strict=False)):
         if isinstance(item, slice) and (item.step or 1) > 0:
             for bound in (item.start, item.stop):
                 if bound is not None and not -size <= bound <= size:
                     raise IndexError(f"bound {bound} is out of range for an axis of {size}")
+    return count
 
 
 class PrefetchLoader:
@@ -120,9 +127,10 @@ class PrefetchLoader:
         bits = 32 if dtype is None else dtype.bits if dtype.packed else 8 * numpy_dtype(dtype).itemsize
         if part is None:
             return _Entry(None, math.prod(shape) * bits // 8)
+        if is_region(part):
+            part = tuple(item[0] if isinstance(item, list) and len(item) == 1 else item for item in part)
         try:
-            count = np.broadcast_to(np.uint8(0), shape)[part].size
-            _check_bounds(part, shape)
+            count = _count(part, shape)
         except (IndexError, TypeError, ValueError) as error:
             what = f"invalid prefetch plan {repr(part)[:80]} for tensor {quoted(name)} of shape {list(shape)}"
             raise PrefetchError(f"{what}: {error}") from None

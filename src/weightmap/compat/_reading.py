@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import weightmap as wm
 from weightmap._messages import quoted
+from weightmap.compat._frameworks import imported
 from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.core.formats.safetensors import DTYPE_NAMES
@@ -25,6 +27,8 @@ from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Axis, axes_of, runs_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightmap.compat._frameworks import Framework
@@ -122,12 +126,35 @@ def _pages_of(row: Row) -> NDArray[Any]:
 
 def packed_rows(name: str, dtype: DType, shape: tuple[int, ...], part: Any) -> range:
     """Return the rows that an index selects of a tensor packed below the byte: a slice of step 1, of whole bytes."""
-    if isinstance(part, slice) and shape and math.prod(shape[1:]) * dtype.bits % 8 == 0:
-        rows = range(*part.indices(shape[0]))
+    first, *others = part if isinstance(part, tuple) else (part,)
+    full = all(
+        isinstance(item, slice) and item.indices(n) == (0, n, 1) for item, n in zip(others, shape[1:], strict=False)
+    )
+    if isinstance(first, slice) and full and shape and math.prod(shape[1:]) * dtype.bits % 8 == 0:
+        rows = range(*first.indices(shape[0]))
         if rows.step == 1:
             return rows
     what = f"index of tensor {quoted(name)}, which packs elements of {dtype.bits} bits"
     raise UnsupportedError(what, actual=repr(part)[:80], expected="a slice of rows that are whole bytes, of step 1")
+
+
+def is_region(part: Any) -> bool:
+    """Whether an index has slices alone, and for some axes lists of them: what these select, joined along the axis."""
+    lists = [item for item in part if isinstance(item, list)] if isinstance(part, tuple) else []
+    return bool(lists) and all(
+        isinstance(item, slice) for items in part for item in (items if items and isinstance(items, list) else [items])
+    )
+
+
+def over_region(
+    region: tuple[Any, ...], select: Callable[[tuple[Any, ...]], Any], join: Callable[[Any, int], Any]
+) -> Any:
+    """Return what `select` returns for each box of a region, joined axis by axis."""
+    for axis, slices in enumerate(region):
+        if isinstance(slices, list):
+            boxes = [(*region[:axis], item, *region[axis + 1 :]) for item in slices]
+            return join([over_region(box, select, join) for box in boxes], axis)
+    return select(region)
 
 
 def is_plain(index: tuple[Any, ...]) -> bool:
@@ -285,6 +312,11 @@ class OpenedFile:
     def resident(self, name: str, part: Any) -> Any:
         """Return a tensor, or part of one, whose bytes are in memory; pages of the mapping where they are one run."""
         row = dense_row(self.file, name)
+        if is_region(part):
+            if self._away:
+                return over_region(part, partial(self.part, name), imported("torch", "torch").cat)
+            array = over_region(part, lambda box: read_part(self.file, name, (*box, ...)), np.concatenate)
+            return self.deliver(name, array)
         key = part if isinstance(part, tuple) else (part,)
         if row.dtype.packed and part is not None:
             return self._packed_rows(name, packed_rows(name, row.dtype, row.shape, part))

@@ -90,7 +90,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         ----------
         plan : mapping of str to (None or an index), optional
             None selects the whole tensor, an index such as ``slice(0, 4)`` or ``(slice(None), slice(0, 8, 2))`` a part.
-            By default every tensor whole.
+            What a list of slices selects is joined along its axis: ``([slice(0, 2), slice(4, 6)], slice(0, 8))``. By
+            default every tensor whole.
         device : str or int, optional
             By default the device of the handle.
         threads : int, default 8

@@ -65,7 +65,7 @@ def save_model(
     model: torch.nn.Module,
     filename: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
-    force_contiguous: bool = True,  # noqa: ARG001, FBT001, FBT002 - the signature of safetensors
+    force_contiguous: bool = True,  # noqa: FBT001, FBT002 - the signature of safetensors
 ) -> None:
     """Write the parameters and buffers of a module to a safetensors file; tensors that share memory once.
 
@@ -76,20 +76,25 @@ def save_model(
     metadata : mapping of str to str, optional
         To it come the names that are left out, each with the name that stands for it.
     force_contiguous : bool
-        Without effect: tensors of any strides are written right.
+        False refuses tensors that are not contiguous; True writes them row-major.
 
     Raises
     ------
     EncodeError
-        As `save_file`, and where none of the tensors that share memory covers all of it (a RuntimeError too).
+        As `save_file`; where none of the tensors that share memory covers all of it (a RuntimeError too); and for
+        ``force_contiguous=False``.
     """
     check_module("model", model)
     state = model.state_dict()
     recorded = dict(metadata or {})
-    for kept, others in _remove_duplicate_names(state).items():
+    for written, others in _remove_duplicate_names(state).items():
         for name in others:
-            recorded.setdefault(name, kept)
+            recorded.setdefault(name, written)
             del state[name]
+    strided = [name for name, tensor in state.items() if not (force_contiguous or tensor.is_contiguous())]
+    if strided:
+        what = f"tensors that are not contiguous: {', '.join(map(quoted, strided))}"
+        raise EncodeError(f"{what}; use save_model(..., force_contiguous=True) to write them row-major")
     save_file(state, filename, recorded or metadata)
 
 
