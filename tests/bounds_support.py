@@ -1,7 +1,5 @@
 """Helpers for the tests of bounds: the error that opening a file raises, and the values next to a bound."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import weightmap as wm

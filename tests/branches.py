@@ -4,8 +4,6 @@ They are those that take the branches, and not all, so that the run takes minute
 branch. Processes that a test starts are not measured. What is measured is said in pyproject.toml.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Names that have one and the same hash, as an attacker finds them."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

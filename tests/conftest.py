@@ -1,10 +1,9 @@
 """Fixtures shared by the whole suite."""
 
-from __future__ import annotations
-
 import gc
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,11 +11,6 @@ from tests import leftovers, sanitised
 from tests.places import ROOT
 
 from weightmap import kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 # No test depends on how busy the machine is, nor on how slow the sanitisers make Python.
 hypothesis.settings.register_profile(

@@ -1,12 +1,12 @@
 """A device of numpy arrays that does its work as late as it may, and notices what a real one would suffer from."""
 
-from __future__ import annotations
-
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tests.support import HANG
 
 import weightmap as wm
@@ -14,11 +14,6 @@ from weightmap.core.dtypes import GGML_SCHEMES, dtype_named
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.device import Backend, Change, Exchange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
 _ALIGN = 256
 
@@ -34,7 +29,7 @@ class LateError(AssertionError):
 class Point:
     """An event: waiting for it lets the device do what it was asked for before."""
 
-    def __init__(self, device: FakeDevice, upto: int) -> None:
+    def __init__(self, device: "FakeDevice", upto: int) -> None:
         self._device, self._upto = device, upto
 
     def wait(self) -> None:
@@ -50,7 +45,7 @@ class Ranks(Exchange):
         self._meeting, self._table = meeting, table
 
     @classmethod
-    def of(cls, count: int) -> list[Ranks]:
+    def of(cls, count: int) -> "list[Ranks]":
         """Return all ranks."""
         meeting, table = threading.Barrier(count, timeout=HANG), {}
         return [cls(rank, meeting, table) for rank in range(count)]

@@ -1,15 +1,11 @@
 """Helpers for the tests of finalfusion: subwords by their plain definition, and matrices by product quantisation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weightmap.core.table import StringTable
-
-if TYPE_CHECKING:
-    from weightmap.core.table.vocabulary import Vocabulary
+from weightmap.core.table.vocabulary import Vocabulary
 
 
 class Parts(NamedTuple):

@@ -1,18 +1,11 @@
 """The block types of ggml, as gguf-py defines them; those that it lacks are defined here, bit by bit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.builders.gguf import BLOCKS
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Blocks = NDArray[np.uint8]
-
+Blocks = NDArray[np.uint8]
 # Those that are decoded: number in files, elements and bytes of a block.
 TYPES = {name: kind for name, kind in BLOCKS.items() if name not in {"q8_1", "q8_k"}}
 # Bits of an element, and the value of each code in units of the scale, of the types that gguf-py lacks.

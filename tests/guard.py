@@ -4,8 +4,6 @@ A sanitiser sees only code that it was compiled into, and not the padding of num
 sees every access of every kernel, at no cost.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

@@ -4,8 +4,6 @@ A plugin of pytest; `conftest.py` registers it, as hooks of its own would not se
 A thread that ends by itself, such as that of a prefetch, is waited for, so no test depends on how soon it does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -14,17 +12,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from weightmap import kernels
 from weightmap.core.bytes import memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # So long is waited for what ends by itself. What does not is found ten times over meanwhile.
 SECONDS = 300

@@ -3,8 +3,6 @@
 No test looks for a word in a path: a checkout may lie in any folder, `weightmap` and names with spaces among them.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ sanitiser; that is ``python -m tests.sanitised FOLDER ARGUMENT...``, the folder 
 arguments those of pytest. `test_sanitised.py` runs a part of it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Memory for tests of the C scans: inputs and outputs that end where a page begins that nobody may touch."""
 
-from __future__ import annotations
-
 import numpy as np
 from tests import guard
 

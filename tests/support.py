@@ -1,7 +1,5 @@
 """Helpers for several test modules: child processes, the process's own memory map, comparison bit by bit."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -14,20 +12,17 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.builders import Tensor
 
 import weightmap as wm
 from weightmap.core import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import ModuleType
-
-    from tests.builders import Tensor
 
 DATA = Path(__file__).parent / "data"
 SOURCES = str(Path(wm.__file__).parent.parent)

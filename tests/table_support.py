@@ -1,7 +1,5 @@
 """A table of tensors as C takes it, and its answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from weightmap._kernels import ffi

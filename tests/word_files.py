@@ -1,14 +1,10 @@
 """Word embeddings of other programs: word2vec, text and fastText files, and what fastText makes of its rows."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WORDS = ["one", "zwei", "три", "四", "five"]
 

@@ -1,17 +1,11 @@
 """Helpers for the tests of words and subwords: vocabularies made of lists, and the definitions in plain Python."""
 
-from __future__ import annotations
-
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightmap.core.table import StringTable
-from weightmap.core.table.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from weightmap.core.table.vocabulary import Subwords
+from weightmap.core.table.vocabulary import Subwords, Vocabulary
 
 # Characters of one to four bytes in UTF-8, of one to three bytes as code points; zero bytes; no characters at all.
 WORDS = [

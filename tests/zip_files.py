@@ -3,20 +3,14 @@
 It shares no code with the package, nor with `zipfile`, which writes no archive that is wrong.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.fuzz.anatomy import TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.fuzz.anatomy import Field, Walk
+from tests.fuzz.anatomy import TOKEN, Field, Walk
 
 LOCAL = ("signature", "version", "flags", "method", "time", "date", "crc", "stored", "size", "name_len", "extra_len")
 CENTRAL = (

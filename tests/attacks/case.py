@@ -1,14 +1,9 @@
 """What an attack is: a file with one lie in it, and what opening it has to say."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tests import builders
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 U16, U32, U63, U64 = 2**16 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1
 INDEX = "model.safetensors.index.json"

@@ -1,19 +1,15 @@
 """Attacks on finalfusion: header, chunks, vocabularies, matrices, product quantisation, norms, TOML."""
 
-from __future__ import annotations
-
 import struct
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tests.builders import Tensor, noise, normal
 from tests.builders import finalfusion as ff
 
 from .case import BAD_UTF8, U32, U63, U64, WILD_NAMES, Case, put
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KIND = "finalfusion"
 WORDS = ["one", "two", "drei"]

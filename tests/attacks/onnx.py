@@ -1,7 +1,5 @@
 """Attacks on ONNX models: on the encoding of protobuf, on tensors, and on the names of other files."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tests.builders import noise, normal

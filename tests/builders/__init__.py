@@ -7,23 +7,18 @@ Each defines `BUILDER`, a record with everything that tests need of the format. 
 contract, the attacks, the fuzzer, the tables in the documents) find formats by `known`; there is no other list.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.fuzz.anatomy import Anatomy
+from tests.fuzz.anatomy import Anatomy
 
 EXTENDED = {
     name: np.dtype(getattr(ml_dtypes, name))

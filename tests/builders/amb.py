@@ -1,7 +1,5 @@
 """AMB files: a header, two JSON texts, a tokenizer, records; `build` puts any of them together, right or wrong."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import struct

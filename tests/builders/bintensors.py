@@ -4,20 +4,16 @@ Wherever a header holds an integer or a string, the builder takes bytes as well 
 a test tells one lie in a file that is otherwise right.
 """
 
-from __future__ import annotations
-
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tests.fuzz.anatomy import Walk
 from tests.fuzz.dictionary import FORMS
 
 from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype, safetensors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FORMAT = "bintensors"
 SUFFIX = ".bt"

@@ -3,8 +3,6 @@
 A draft keeps its checksums right while single fields lie, so that a test meets the check that it names.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """finalfusion files: a header and chunks; `build` puts any of them together, right or wrong."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 

@@ -4,20 +4,16 @@ A value has a kind: the name of a type in `KINDS`, or a list of one kind for an 
 which are written as they are: that is how a test tells one lie in a file that is otherwise right.
 """
 
-from __future__ import annotations
-
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tests.fuzz.anatomy import Walk
 
 from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, numpy_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FORMAT = "gguf"
 SUFFIX = ".gguf"

@@ -4,20 +4,16 @@
 may be wrong in any way.
 """
 
-from __future__ import annotations
-
 import math
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tests import zip_files
 from tests.fuzz.anatomy import TEXT, TOKEN, Walk
 
 from . import Builder, Example, noise, normal, numpy_dtype
 from .gguf import BigEndian, swapped
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FORMAT = "torch"
 SUFFIX = ".pt"

@@ -1,7 +1,5 @@
 """One handle on a model under deltas, and what is refused before anything is believed."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 from concurrent.futures import ThreadPoolExecutor

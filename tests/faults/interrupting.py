@@ -12,8 +12,6 @@ Real signals interrupt at fewer places, since CPython asks for them only at the 
 jumps back. So whoever passes this passes those.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import json
@@ -21,16 +19,14 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from injection import MATRIX, WORDS, command, descriptors, prepare
 
 import weightmap as wm
 from weightmap.core.bytes import atomic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 OLD = b"the old file"
 # Modules whose functions own descriptors, mappings or files.

@@ -6,15 +6,14 @@ It prints the files that exist after each fault as JSON and leaves the judgement
 new process; this one goes on after an error, so leftovers of the error would be seen.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from injection import ERRORS, KILLED, MATRIX, PARTIAL, SHORT, Shim, attempt, command, descriptors, prepare
@@ -23,9 +22,6 @@ from tests.support import save_with
 
 import weightmap as wm
 from weightmap.core.bytes import atomic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FAULTS = {**ERRORS, "short": SHORT, "SIGKILL": KILLED}
 OLD = b"the old file"

@@ -5,8 +5,6 @@ and ``python -m tests.fuzz amb --first 4711 --count 1`` repeats a failure. Files
 in a folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ length of a section, the offset of the next, the count of entries). Then the lie
 check that is meant for it, not the first one.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -3,11 +3,10 @@
 In half of the mutants, lengths, offsets, counts and checksums are corrected after the lie.
 """
 
-from __future__ import annotations
-
 import zlib
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tests import builders
 from tests.attacks.case import INDEX
@@ -17,9 +16,6 @@ from .anatomy import DECIMAL, NUMBER, TEXT, TOKEN, VARINT, Edit, Walk, encoded, 
 from .corpus import SHARDED, seeds, shards
 from .dictionary import FORMS, NUMBERS, PARTS, STRINGS, TEXTS, TOKENS
 from .draws import Draws
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Mutant(NamedTuple):

@@ -1,16 +1,15 @@
 """What a message tells its reader to do can be done where it is printed, and helps."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,9 +21,6 @@ import weightmap as wm
 import weightmap.pool.pool
 from weightmap import cli
 from weightmap.cli.parser import all_commands, build_parser
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SOURCES = Path(wm.__file__).parent
 ROWS = wb.matrix(5, 4)

@@ -1,7 +1,5 @@
 """Object stores for tests: a server of HTTP ranges, and stores with obstore's interface, all with faults on demand."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime as dt
 import posixpath
@@ -90,7 +88,7 @@ def deadlines_pass_when_stuck(objects, monkeypatch):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _HTTPServer
+    server: "_HTTPServer"
 
     def log_message(self, *_):
         """Print nothing."""

@@ -1,7 +1,5 @@
 """Real servers on the loopback for tests of object stores: nginx, an S3 server, and a proxy that breaks connections."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hmac
@@ -17,12 +15,10 @@ import time
 import urllib.request
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from tests.support import HANG
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 # Microsoft's emulator of Azure's blobs, with its published account.

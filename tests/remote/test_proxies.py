@@ -1,7 +1,5 @@
 """Proxies of the environment, and logins of ~/.netrc: for addresses of HTTP and HTTPS, and for the Hub."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime as dt
@@ -29,7 +27,7 @@ LOGIN = "Basic " + base64.b64encode(b"me:SEC RET").decode()
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Proxy
+    server: "Proxy"
 
     def log_message(self, *_):
         """Print nothing."""

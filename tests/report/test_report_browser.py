@@ -1,7 +1,5 @@
 """The page of `weightmap report` in a real browser: `make browser-test`, which needs chromium and chromedriver."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

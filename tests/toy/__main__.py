@@ -1,7 +1,5 @@
 """Puts the format of the example into docs/formats.md: ``python -m tests.toy``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.attacks.table import put_between
