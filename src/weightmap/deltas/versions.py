@@ -12,7 +12,6 @@ Everything that can be seen without decoding is checked here, before anything el
 
 from __future__ import annotations
 
-import errno
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from weightmap.core.model.internals import name_of, rows_of, shard_name, sources
 from weightmap.core.model.listing import CHECKSUMS
 from weightmap.core.model.single import USUAL_NAMES, open_file
 from weightmap.deltas.frames import ENCODINGS, Frame
-from weightmap.errors import DeltaError, FormatError, LimitError, TensorFileError
+from weightmap.errors import DeltaError, FormatError, LimitError, NotRegularFileError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -121,8 +120,8 @@ def read_version(directory: str, options: Options) -> Delta | None:
     try:
         return _read(directory, path, options)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):
-            raise DeltaError("its index is a directory, or a link that leads nowhere", path=directory) from None
+        if isinstance(error, (IsADirectoryError, NotRegularFileError)):
+            raise DeltaError("its index is a directory, or a loop of links", path=directory) from None
         if isinstance(error, TensorFileError) or not is_missing(error):
             raise
         raise DeltaError("this version is missing", path=directory) from None

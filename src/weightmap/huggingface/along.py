@@ -15,7 +15,7 @@ from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.model.internals import sources_of
 from weightmap.core.native import checksums
-from weightmap.errors import FormatError, NotRegularFileError, TargetError, TensorFileError
+from weightmap.errors import FormatError, TargetError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -135,7 +135,7 @@ class Along:
     FormatError
         For a ``modules.json`` that is damaged, or names a folder elsewhere, and for a damaged ``config.json``.
     NotRegularFileError
-        For a link that leads to itself.
+        For a FIFO, socket or device, and for a loop of links.
     """
 
     def __init__(
@@ -155,11 +155,8 @@ class Along:
             target = os.path.join(self._folder, name)
             try:
                 source = open_source.from_path(open_source.inside(self._beside, name), "mmap")
-            except (FileNotFoundError, IsADirectoryError, NotRegularFileError):
+            except (FileNotFoundError, IsADirectoryError):
                 continue
-            except OSError as error:
-                open_source.refuse_loop(error, open_source.inside(self._beside, name))
-                raise
             with contextlib.closing(source):
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(target)

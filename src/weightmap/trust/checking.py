@@ -15,7 +15,7 @@ from weightmap._messages import counted, quoted
 from weightmap.core.arguments import DEFAULT_LIMITS, Limits, as_threads, mistyped
 from weightmap.core.bytes.open_source import from_path, path_of
 from weightmap.core.hooks import later
-from weightmap.core.native.access import cpus
+from weightmap.core.native.access import cpus, status_of
 from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust import lists
 
@@ -269,7 +269,7 @@ def check_all(
     if missing:
         what = f"{quoted(missing[0])} is in the list of digests, and not in the folder"
         raise TrustError(what, path=trust.root)
-    sizes = {name: os.stat(os.path.join(trust.root, name)).st_size for name in names}
+    sizes = {name: status_of(os.path.join(trust.root, name)).st_size for name in names}
     total, done, lock = sum(sizes.values()), 0, threading.Lock()
 
     def check(name: str) -> None:
@@ -313,7 +313,7 @@ def _files(trust: Trust, folder: str, below: str = "") -> Iterator[str]:
     with os.scandir(os.path.join(folder, below)) as entries:
         for entry in entries:
             name = f"{below}{entry.name}"
-            status = entry.stat()
+            status = status_of(entry.path)
             if stat.S_ISDIR(status.st_mode):
                 if entry.is_symlink() and trust.signed:
                     raise TrustError("this is a link to a folder, and a signature is about files", path=entry.path)

@@ -26,6 +26,7 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.open_source import blob_of, is_missing
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.native.access import refuse_loop, status_of
 from weightmap.errors import TrustError
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ def read_list(path: str, max_nbytes: int = MAX_NBYTES) -> bytes | None:
     except OSError as error:
         if is_missing(error):
             return None
+        refuse_loop(error, path)
         raise
     if len(raw) > max_nbytes:
         raise TrustError("a list of digests is too large", path=path, expected=f"at most {max_nbytes} bytes")
@@ -230,7 +232,7 @@ def _neighbours(path: str) -> list[Digest]:
     for name in sorted(os.listdir(at)):
         if name.startswith(f"{filename}.") and not name.endswith((SUFFIX, ".metadata")):
             other = os.path.join(at, name)
-            status = os.stat(other)
+            status = status_of(other)
             if stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL:
                 pointer = of_pointer(read_list(other, _SMALL) or b"", other)
                 recorded_ += [] if pointer is None else [pointer]
@@ -301,5 +303,5 @@ def _files(folder: str) -> list[str]:
     for at, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = [os.path.join(at, name) for name in names if not name.startswith(".") and name != SUMS]
-        regular += [path for path in paths if stat.S_ISREG(os.stat(path).st_mode)]
+        regular += [path for path in paths if stat.S_ISREG(status_of(path).st_mode)]
     return regular

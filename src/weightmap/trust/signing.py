@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from weightmap._messages import quoted
 from weightmap.core.bytes.atomic import scratch_folder, write_plan
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.native.access import open_descriptor
 from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust.checking import Trust, relative
 from weightmap.trust.lists import Digest, Digests, plain, read_list
@@ -47,7 +48,7 @@ class Signature(NamedTuple):
             raise FileNotFoundError(2, os.strerror(2), self.path)
         for needed in (self.key, *self.certificates):
             if needed is not None:
-                Path(needed).open("rb").close()
+                open_descriptor(needed)
         try:
             return self._trust_for(raw, path, root)
         except (TensorFileError, MemoryError):
@@ -123,6 +124,8 @@ def sign(
 ) -> None:
     """Sign a model: see `weightmap.trust.sign`."""
     signing, hashing = _library("signing"), _library("hashing")
+    for needed in filter(None, (key, certificate, *chain)):
+        open_descriptor(needed)
     config = signing.Config()
     if certificate is None:
         config.use_elliptic_key_signer(private_key=key)

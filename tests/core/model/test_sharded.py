@@ -1,6 +1,5 @@
 """Hugging Face sharded models: an index or a directory opens as one file would."""
 
-import errno
 import gc
 import io
 import json
@@ -134,7 +133,7 @@ def test_links_that_lead_nowhere_or_to_no_file(index):
         ("nothing", wm.LayoutError),
         ("fifo", wm.NotRegularFileError),
         (".", wm.LayoutError),
-        (TWO, OSError),
+        (TWO, wm.NotRegularFileError),
     ):
         shard.symlink_to(target)
         with pytest.raises(expected, match=TWO):
@@ -145,18 +144,30 @@ def test_links_that_lead_nowhere_or_to_no_file(index):
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", ["x.gguf", "model.safetensors", "model.safetensors.index.json"])
 def test_a_directory_whose_model_file_is_no_file(tmp_path, name, strict):
-    """A link to itself, or a directory: one error that names it. By its own path a link is the system's OSError."""
+    """A loop of links, or a directory: one error that names it."""
     path = tmp_path / name
     path.symlink_to(name)
-    with pytest.raises(wm.NotRegularFileError, match=rf"{name}: the model file of this directory is a link to itself"):
-        wm.open(tmp_path, strict=strict)
-    with pytest.raises(OSError, match=name) as raised:
-        wm.open(path, strict=strict)
-    assert raised.value.errno == errno.ELOOP
+    for opened in tmp_path, path:
+        with pytest.raises(wm.NotRegularFileError, match=rf"{name}: this path is a loop of symbolic links"):
+            wm.open(opened, strict=strict)
     path.unlink()
     path.mkdir()
     with pytest.raises(wm.NotRegularFileError, match=rf"{name}: the model file of this directory is a directory"):
         wm.open(tmp_path, strict=strict)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json"])
+def test_a_file_that_describes_a_model_is_opened(index, name):
+    """The error names its directory, as long as that holds one model."""
+    path = index.with_name(name)
+    path.write_text('{"model_type": "llama"}')
+    with pytest.raises(wm.UnknownFormatError, match=f"{name}: .*: open its directory, {str(path.parent)!r}$"):
+        wm.open(path)
+    index.with_name(f"x.{index.name}").write_bytes(index.read_bytes())
+    index.unlink()
+    index.with_name(f"y.{index.name}").write_text("{}")
+    with pytest.raises(wm.UnknownFormatError, match=f"{name}: this is JSON text"):
+        wm.open(path)
 
 
 def test_names_of_shards_that_say_nothing_more(index):

@@ -91,6 +91,7 @@ def write_plan(
     except TensorFileError:
         raise
     except OSError as error:
+        access.refuse_loop(error, path)
         error.filename = path  # as the caller gave it, instead of a directory above it
         raise
     try:
@@ -283,6 +284,9 @@ class Folder:
         except PermissionError:  # a directory that may not be read may still allow new files
             self.fd = take_ownership(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
             self.readable = False
+        except OSError as error:
+            access.refuse_loop(error, path)
+            raise
 
     def create(self, temporary: Temporary, name: str) -> str | None:
         """Create a nameless file, which leaves nothing behind; failing that, a hidden one, and return its name."""

@@ -19,7 +19,7 @@ from weightmap._messages import quoted
 from weightmap.core import hooks
 from weightmap.core.arguments import Limits
 from weightmap.core.bytes.source import CHUNK, Source
-from weightmap.core.native.access import aligned, open_descriptor, take_ownership
+from weightmap.core.native.access import aligned, open_descriptor, refuse_loop, status_of, take_ownership
 from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def is_directory(path: str) -> bool:
     if type(path) is not str:
         return bool(path.has_names)  # type: ignore[attr-defined]
     try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
+        return stat.S_ISDIR(status_of(path).st_mode)
     except OSError as error:
         if is_missing(error):
             return False
@@ -92,7 +92,13 @@ def is_directory(path: str) -> bool:
 
 def names_in(folder: str, usual: Iterable[str]) -> list[str]:
     """Return the names in a directory; if a store cannot list, the `usual` ones that exist."""
-    return os.listdir(folder or os.curdir) if type(folder) is str else folder.names(usual)  # type: ignore[attr-defined]
+    if type(folder) is not str:
+        return folder.names(usual)  # type: ignore[attr-defined,no-any-return]
+    try:
+        return os.listdir(folder or os.curdir)
+    except OSError as error:
+        refuse_loop(error, folder)
+        raise
 
 
 def neighbours(path: str) -> list[str] | None:
@@ -318,13 +324,9 @@ def open_beside(source: Source, name: str) -> Source:
         raise LayoutError("a file with tensors", field="location", actual=quoted(name), expected=expected)
     try:
         sibling = from_path(target, source.mode)
-    except IsADirectoryError:
-        raise LayoutError(f"{quoted(name)}, in which tensors lie, is a directory", field="location") from None
+    except (IsADirectoryError, NotRegularFileError):
+        raise LayoutError(f"{quoted(name)}, in which tensors lie, is no regular file", field="location") from None
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise LayoutError(
-                f"file {quoted(name)}, in which tensors lie, is a loop of links", field="location"
-            ) from None
         if not is_missing(error):
             raise
         raise LayoutError(f"file {quoted(name)}, in which tensors lie, is missing", field="location") from None
@@ -366,22 +368,12 @@ def _is_near(path: str, other: str) -> bool:
     return real == blob or is_shared(real, blob)
 
 
-def refuse_loop(error: OSError, path: str) -> None:
-    """Raise `NotRegularFileError` where a file could not be opened because it is a link that leads to itself."""
-    if error.errno == errno.ELOOP:
-        what = "this file of the model is a link that leads to itself, expected a file: replace or remove it"
-        raise NotRegularFileError(what, path=path) from None
-
-
 def read_small(path: str, trust: Any = None) -> bytes | None:
     """Return the content of a small file, or None when there is none. `trust` has the digest that it must have."""
     try:
         source = from_path(path, "copy")
     except FileNotFoundError:
         return None
-    except OSError as error:
-        refuse_loop(error, path)
-        raise
     try:
         Limits().check("max_header_bytes", source.size, "size of the file")
         if trust is not None:

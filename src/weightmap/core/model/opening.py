@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from weightmap._messages import quoted
 from weightmap.core import arguments, hooks
-from weightmap.core.bytes.open_source import from_path, path_of, sibling_path, take_over
+from weightmap.core.bytes.open_source import folder_of, from_path, path_of, sibling_path, take_over
 from weightmap.core.formats import by_name
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_open, identities, parts_of
 from weightmap.core.model.single import INDEX_SUFFIX, is_index, open_file, open_opened, refuse_frames
-from weightmap.errors import FileChangedError, UnknownFormatError
+from weightmap.errors import FileChangedError, TensorFileError, UnknownFormatError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -104,9 +105,9 @@ def open(
         When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` for a file with another
         digest than `trust` names.
     NotRegularFileError
-        For a FIFO, socket or device; for a directory whose model file is a directory or a link to itself.
+        For a FIFO, socket, device or loop of links; for a directory whose model file is a directory.
     OSError
-        As the system reports it: no such file, no permission, a link to itself.
+        As the system reports it: no such file, no permission.
     FileChangedError
         When the file was changed while it was being copied.
     RemoteError
@@ -241,6 +242,8 @@ def open_with(source: Any, options: arguments.Options) -> TensorFile:
     except UnknownFormatError as error:
         if isinstance(source, bytes) and b"\0" not in source:
             error.add_note("bytes are the content of a file: os.fsdecode turns them into a path")
+        if path is not None and path.endswith(".json"):
+            _refuse_description(path)
         raise
 
 
@@ -253,6 +256,19 @@ def located(source: Any, remote: Remote) -> Any:
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"remote= is for addresses, and source is a {type(source).__name__}")
     return hooks.location_of(os.fsdecode(os.fspath(source)), remote)
+
+
+def _refuse_description(path: str) -> None:
+    """Raise `UnknownFormatError` for a file such as ``config.json`` that lies in the directory of a model."""
+    from weightmap.core.model.sharded import find_model  # noqa: PLC0415 - as below
+
+    folder = folder_of(path)
+    try:
+        find_model(folder)
+    except (OSError, TensorFileError):  # no model, or more than one
+        return
+    what = f"this file describes a model and holds no tensors: open its directory, {quoted(folder or os.curdir)}"
+    raise UnknownFormatError(what, path=path) from None
 
 
 def _open_parts(path: str | None, first: TensorFile, options: arguments.Options) -> TensorFile:

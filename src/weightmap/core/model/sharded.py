@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
 import os
@@ -415,11 +414,9 @@ def open_directory(path: str, options: Options) -> TensorFile:
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
             if type(path) is not str or find_model(path) == model_path:
                 raise
-        except OSError as error:
-            what = {errno.EISDIR: "a directory", errno.ELOOP: "a link to itself"}.get(error.errno or 0)
-            if what is None or isinstance(error, errors.TensorFileError):
-                raise
-            raise errors.NotRegularFileError(f"the model file of this directory is {what}", path=model_path) from None
+        except IsADirectoryError:
+            what = "the model file of this directory is a directory"
+            raise errors.NotRegularFileError(what, path=model_path) from None
         else:
             parts_of(file)[1].folder = path
             return file
@@ -736,10 +733,6 @@ def _open_shard(index: str, name: str, options: Options) -> TensorFile:
     except IsADirectoryError:
         raise _no_file(name) from None
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise errors.NotRegularFileError(
-                f"shard {quoted(name)} is a link that leads to itself, expected a file"
-            ) from None
         if not open_source.is_missing(error):
             raise
         msg = f"file {quoted(name)} of this model is missing{_away(open_source.folder_of(index))}"

@@ -17,7 +17,7 @@ from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import FORMATS, Format, Payload, Tensors, check_names
 from weightmap.core.model.internals import dense_rows
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
-from weightmap.core.native.access import Descriptor, take_ownership
+from weightmap.core.native.access import Descriptor, refuse_loop, take_ownership
 from weightmap.errors import EncodeError, Remedy, TargetError
 
 if sys.platform != "win32":
@@ -237,11 +237,18 @@ def _make_folder(target: ShardTarget) -> bool:
         return False
     except FileNotFoundError:
         raise no_directory(os.path.dirname(target.folder.rstrip(os.sep)), target.folder) from None
+    except OSError as error:
+        refuse_loop(error, target.folder)
+        raise
     return True
 
 
 def _open_lock(path: str, flags: int = 0) -> Descriptor:
-    return take_ownership(os.open, path, os.O_RDWR | flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        return take_ownership(os.open, path, os.O_RDWR | flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        refuse_loop(error, path)
+        raise
 
 
 def _is_there(file: Descriptor, path: str) -> bool:

@@ -13,7 +13,7 @@ from weightmap.core.bytes.open_source import is_missing, open_source
 from weightmap.core.bytes.source import MODES, Source
 from weightmap.core.formats import HEAD, Importer, by_name, identify, mistaken
 from weightmap.core.model.file import TensorFile
-from weightmap.core.native.access import is_set
+from weightmap.core.native.access import is_set, refuse_loop
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError
 
 # File names of indexes of shards end so; or in ".index.VARIANT.json", as transformers saves variants.
@@ -59,6 +59,7 @@ def check_replaceable(path: str) -> None:
     except OSError as error:
         if is_missing(error):
             return
+        refuse_loop(error, path)
         error.filename = path
         raise
     msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"

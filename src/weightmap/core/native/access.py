@@ -383,13 +383,33 @@ _MAX_READ = 1 << 30
 
 
 def open_descriptor(path: str) -> Descriptor:
-    """Open a file for reading. Raises `NotRegularFileError` for a socket or missing device, other errors unchanged."""
+    """Open a file for reading.
+
+    Raises `NotRegularFileError` for a socket, a missing device or a loop of links, other errors unchanged.
+    """
     try:
         return take_ownership(os.open, path, _FLAGS)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket, or a device that does not exist
             refuse(os.stat(path).st_mode, path)
+        refuse_loop(error, path)
         raise
+
+
+def status_of(path: str) -> os.stat_result:
+    """Return the status of what a path leads to. Raises `NotRegularFileError` for a loop of links."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        refuse_loop(error, path)
+        raise
+
+
+def refuse_loop(error: OSError, path: str) -> None:
+    """Raise `NotRegularFileError` if the system found more links on a path than it follows."""
+    if error.errno == errno.ELOOP:
+        what = "this path is a loop of symbolic links, expected a file: replace or remove the link"
+        raise NotRegularFileError(what, path=path) from None
 
 
 def refuse(mode: int, name: str) -> NoReturn:
