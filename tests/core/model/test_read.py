@@ -1,5 +1,6 @@
 """`TensorFile.read`: every stored dtype as every wanted one, into arrays of any layout, in any number of threads."""
 
+import os
 import warnings
 
 import ml_dtypes
@@ -92,22 +93,27 @@ def test_threads_share_a_large_tensor(dtype, put):
     bits &= 0x3FFF  # no NaN
     path = put(bt.build({"odd": noise("uint8", (3,)), "large": Tensor(dtype, (LARGE,), bits.tobytes())}), "large.bt")
     with wm.open(path) as f:
+        out = f.read("large")
         expected = f["large"].astype(np.float32)
-        out = np.empty(LARGE, np.float32)
+        assert np.array_equal(out, expected)
         for threads in (None, 1, 2, 3, 100, 2**40):
             out.fill(-1)
             assert f.read("large", out=out, threads=threads) is out
             assert np.array_equal(out, expected)
 
 
-def test_a_file_that_became_shorter_is_an_error_in_any_thread(put, monkeypatch):
-    """A file cut off behind the check of its size is an error from read, with threads too, and no crash."""
-    path = put(bt.build({"large": noise("float16", (LARGE,))}), "large.bt")
-    monkeypatch.setattr(Source, "check_unchanged", lambda _: None)
-    with wm.open(path) as f, path.open("r+b") as file:
-        file.truncate(2**22)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_became_shorter_is_an_error_in_any_thread(mapped, put, monkeypatch):
+    """A file cut off behind the first check of its size is an error from read, with threads too, and no crash."""
+    path, checks, check = put(bt.build({"large": noise("float16", (LARGE,))}), "large.bt"), [], Source.check_unchanged
+    with wm.open(path) as f:
+        view = f["large"] if mapped else None
+        monkeypatch.setattr(Source, "check_unchanged", lambda s: checks.append(check(s) if view is not None else s))
+        f.read("large")
+        assert len(checks) == (4 if mapped else 1)
+        os.truncate(path, 2**22)
         for threads in (1, 4):
-            with pytest.raises(wm.TruncatedError) as caught:
+            with pytest.raises(wm.FileChangedError if mapped else wm.TruncatedError) as caught:
                 f.read("large", threads=threads)
             assert caught.value.path == str(path)
 

@@ -1,4 +1,4 @@
-"""Reads a tensor as a dense array of any dtype: by pread, never through the mapping."""
+"""Reads a tensor as a dense array of any dtype: by pread; halves that are mapped by now are widened where they lie."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from weightmap.core.native import access, floats, scans
 from weightmap.errors import LimitError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import DTypeLike, NDArray
 
+    from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
 _FLOAT32 = np.dtype(np.float32)
 _WIDENED = ("float16", "bfloat16")
 # Elements of float16 read at once: they and the resulting floats stay in the L2 cache.
 _PIECE = 1 << 18
+# Bytes of a mapping converted after one check of the file: kernels write past the cache from some MiB on.
+_MAPPED_PIECE = 8 << 20
 # The least share of a thread, in bytes of the file; starting a thread costs some ten microseconds.
 _THREAD_LEAST = 4 << 20
 # Shares of threads begin at multiples of this many elements, so that no two write to one cache line.
@@ -116,12 +121,18 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
     if row.dtype.packed:
         _unpack_part(row, target, start, stop)
         return
-    size = stored.itemsize
+    source, size = row.source, stored.itemsize
+    offset, nbytes = row.offset + start * size, (stop - start) * size
+    if stored == target.dtype and source.has_pages:
+        source.read_into(offset, target[start:stop].view(np.uint8))
+        return
     widened = row.dtype.name in _WIDENED and target.dtype == _FLOAT32 and not row.dtype.swapped
     table = None
     if row.dtype.name.startswith("float8") and target.dtype == _FLOAT32:
         table = np.arange(256, dtype=np.uint8).view(stored).astype(np.float32)
-    for chunk in row.source.chunks(row.offset + start * size, (stop - start) * size, _PIECE * size):
+    mapped = source.mapped if widened and source.mode == "mmap" else None
+    chunks = source.chunks(offset, nbytes, _PIECE * size) if mapped is None else _pieces(source, mapped, offset, nbytes)
+    for chunk in chunks:
         piece = target[start : start + len(chunk) // size]
         if widened:
             floats.widen(row.dtype.name, chunk, piece)
@@ -131,6 +142,13 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
         else:
             piece[...] = np.frombuffer(chunk, stored)
         start += len(piece)
+
+
+def _pieces(source: Source, mapped: NDArray[np.uint8], offset: int, nbytes: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield mapped bytes in pieces, each after a check that the file is unchanged."""
+    for start in range(0, nbytes, _MAPPED_PIECE):
+        source.check_unchanged()
+        yield mapped[offset + start : offset + min(start + _MAPPED_PIECE, nbytes)]
 
 
 def _unpack_part(row: Row, target: NDArray[Any], start: int, stop: int) -> None:
