@@ -21,7 +21,7 @@ from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.hooks import later
-from weightmap.core.model.internals import check_unchanged, dense_row, each_row, warnings_of, where_of
+from weightmap.core.model.internals import check_unchanged, dense_row, named_rows, warnings_of, where_of
 from weightmap.core.model.saving import pieces
 from weightmap.errors import QuantError, TensorFileError
 from weightmap.huggingface.along import check_not_read
@@ -102,7 +102,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     """Return the tensors to list, in the order to list them."""
-    every = stored_rows(file) if args.weights else ((row.info(name), row) for name, row in each_row(file))
+    every = stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file))
     chosen = [(info, row) for info, row in every if takes(info.name, args.include, args.exclude)]
     if args.sort is not None:
         chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
-# The places of a model's tensors as columns: plans use them without an object per tensor.
+# Bytes of padding between tensors that are released with them.
+_MAX_PADDING = 4096
 
 
 class _Columns:
-    """The columns of a `Spans`. They hold no handle, so caching them does not leak it."""
+    """The columns of a `Spans`. They hold no handle, so caching them does not keep it open."""
 
     file: NDArray[np.int32]
     begin: NDArray[np.int64]
@@ -45,10 +46,10 @@ class _Columns:
         except TensorFileError as error:
             raise error.located(path=source.name, format=model.format) from None
         self.row: NDArray[np.int64] = np.arange(len(self.begin))
-        # The number of each row; None where the two are equal.
+        # By row of the table, the number of its tensor; None where they are equal.
         self.number: NDArray[np.int64] | None = None
-        later, same = self.begin[1:] < self.begin[:-1], self.file[1:] == self.file[:-1]
-        if bool((self.file[1:] < self.file[:-1]).any()) or bool((later & same).any()):
+        backwards, same_file = self.begin[1:] < self.begin[:-1], self.file[1:] == self.file[:-1]
+        if bool((self.file[1:] < self.file[:-1]).any()) or bool((backwards & same_file).any()):
             self.row = np.lexsort((self.begin, self.file))
             self.number = np.empty(len(self.row), np.int64)
             self.number[self.row] = np.arange(len(self.row))
@@ -90,9 +91,10 @@ class Spans:
 
     @property
     def disjoint(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Where groups of tensors begin that share no byte with others, and where among all bytes their middles lie.
+        """The groups of tensors that share no bytes with other groups: their bounds, and where their middles lie.
 
-        The first ends with the number of tensors; the second goes from 0 to 1.
+        Bounds are the number of each group's first tensor, and the number of all tensors. Middles go from 0 to 1, the
+        first and the last of all bytes.
         """
         groups = self._columns.disjoint
         if groups is None:
@@ -145,7 +147,7 @@ class Spans:
             yield self.name(number)
 
     def of(self, number: int) -> Row:
-        """Return the row of a tensor: its index was copied from the file when the columns were made."""
+        """Return the row of a tensor, from the private copy of the index."""
         try:
             row: Row = self._table.row(int(self.row[number]))
         except TensorFileError as error:
@@ -230,10 +232,6 @@ def release(model: Any, names: str | Sequence[str] | None) -> int:
         give_back(spans.sources[file], ranges)
     after = _resident_or_none(spans, numbers)
     return 0 if before is None or after is None else max(0, before - after)
-
-
-# Bytes of padding between tensors that are released with them.
-_MAX_PADDING = 4096
 
 
 def _numbers(spans: Spans, names: str | Sequence[str] | None) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ _STRETCH = 64 << 20
 
 
 def share(reads: Columns, rank: int, world_size: int) -> Columns:
-    """Return the part of reads (file, start, stop) that one of several ranks takes: as many bytes, to about a page."""
+    """Return the part of reads (file, start, stop) of one rank: about as many bytes as of any other, to a page."""
     files, starts, stops = reads
     ends = np.cumsum(stops - starts)
     if world_size == 1 or not len(ends):
@@ -66,16 +66,16 @@ def pieces(reads: Columns, chunk: int) -> Columns:
 
 
 def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64], bool]:
-    """Return the cold bytes of each read: all of them, where the system does not tell.
+    """Return how many bytes of each read are not in memory, and whether that is exact.
 
-    And whether it did.
+    Where the system does not tell, all bytes count.
     """
     files, starts, stops = reads
     cold, exact = stops - starts, True
     for number in np.unique(files).tolist():
-        there = files == number
+        of_file = files == number
         try:
-            cold[there] -= resident_in(sources[number], starts[there], cold[there])
+            cold[of_file] -= resident_in(sources[number], starts[of_file], cold[of_file])
         except TensorFileError:
             raise
         except OSError:
@@ -91,11 +91,11 @@ def warm(
     threads: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> int:
-    """Bring reads into the page cache, at most `budget` bytes of what is cold; return how many these were."""
+    """Bring reads into the page cache, in order, up to `budget` cold bytes; return the number of cold bytes read."""
     check_progress(progress)
     files, starts, stops = pieces(reads, chunk)
     cold, _ = cold_in(sources, (files, starts, stops))
-    # What lies in a store has no pages that could be brought in.
+    # Objects in a store have no pages.
     missing = (cold > 0) & np.array([source.store is None for source in sources])[files]
     if budget is not None:
         missing &= np.cumsum(cold) <= budget
@@ -103,13 +103,13 @@ def warm(
     joined = native_files.join_ranges(files[missing], starts[missing], stops[missing], gap=0, max_over_read=1.0)[:3]
     stretch = min(_STRETCH, int((stops - starts)[missing].sum()) // count)
     work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]
-    bring = _Bringing(sources, list(zip(*work, strict=True)), chunk, progress)
-    bring.run(min(count, len(work[0])))
+    warming = _Warming(sources, list(zip(*work, strict=True)), chunk, progress)
+    warming.run(min(count, len(work[0])))
     return int(cold[missing].sum())
 
 
-class _Bringing:
-    """The work that several threads do, piece by piece in the order of files; the first error ends it."""
+class _Warming:
+    """Brings pieces into memory by several threads, in order; the first error ends it."""
 
     def __init__(
         self,

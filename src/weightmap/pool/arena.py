@@ -1,10 +1,10 @@
 """`Arena`: memory for many arrays of a few sizes, within a limit.
 
 Each size class has a free list of slots, which are cut from segments of address space and never joined or divided. A
-slot is free once nothing refers to its array. It keeps its pages for the next array of that size up to the limit, and
-gives them back to the system beyond it: then a free slot costs addresses and no memory.
+slot is free once nothing refers to its array. Up to the limit it keeps its pages for the next array of that size; above
+it, its pages go back to the system, and it costs only addresses.
 
-A slot is free if its array is gone. All other state follows from that, and is computed again after an interruption.
+Which arrays are alive decides all other state, which is computed again after an interruption.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEGMENT_BYTES = 64 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 # Private memory: by default children would share it.
 _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-_GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None)
+_DONTNEED = getattr(mmap, "MADV_DONTNEED", None)
 
 
 # A size class is a multiple of a page, and of a 64th of the next power of two: tensors of about one size share slots.
@@ -72,11 +72,11 @@ class Arena:
         self._huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
         self._page = _HUGE_PAGE_BYTES if self._huge else mmap.PAGESIZE
         self._lock = threading.Lock()
-        # The truth: all slots, and the arrays in them.
+        # All slots, and the arrays in them.
         self._slots: list[_Slot] = []
         self._tenants: dict[_Slot, _Tenant] = {}
-        self._returned: deque[_Tenant] = deque()  # whose array is gone, and whose slot is not counted as free yet
-        # Derived from it: see _settle.
+        self._returned: deque[_Tenant] = deque()  # tenants without array whose slot is not counted as free yet
+        # Derived from these: see _settle.
         self._settled = True
         self._used = self._idle = 0  # bytes of slots with an array, and of free ones with pages
         self._paged: dict[int, list[_Slot]] = {}
@@ -84,7 +84,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes at most: pages of arrays, and of free slots that keep theirs."""
+        """Bytes of pages: of arrays, and of free slots that keep theirs."""
         with self._lock:
             self._settle()
             return self._used + self._idle
@@ -129,7 +129,7 @@ class Arena:
 
     # ----------------------------------------------------------------------------------------------- under the lock
     def _settle(self) -> None:
-        """Make slots free whose arrays are gone; after an interruption, find out about all slots."""
+        """Free the slots whose arrays are gone; after an interruption, compute the derived state again."""
         if not self._settled:
             self._returned.clear()
             self._tenants = {slot: tenant for slot, tenant in self._tenants.items() if tenant() is not None}
@@ -172,15 +172,16 @@ class Arena:
             end = last.begin + last.nbytes
             if end + nbytes <= len(last.memory):
                 return _Slot(last.memory, end, nbytes)
-            _give_back(last.memory, end, len(last.memory) - end)  # the rest of a huge page
-        return _Slot(*self._segment(-(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES), nbytes)
+            _drop_pages(last.memory, end, len(last.memory) - end)  # the end of a huge page
+        n_pages = -(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES)
+        return _Slot(*self._segment(n_pages * _HUGE_PAGE_BYTES), nbytes)
 
     def _give_back(self, limit: int) -> None:
         """Give pages back, largest slots first, until free slots have at most `limit` bytes of them."""
         for size in sorted(self._paged, reverse=True):
             slots = self._paged[size]
             while slots and self._idle > max(limit, 0):
-                _give_back(slots[-1].memory, slots[-1].begin, size)
+                _drop_pages(slots[-1].memory, slots[-1].begin, size)
                 slots[-1].paged = False
                 self._bare.setdefault(size, []).append(slots.pop())
                 self._idle -= size
@@ -195,7 +196,7 @@ class Arena:
         return memory, first
 
 
-def _give_back(memory: mmap.mmap, begin: int, nbytes: int) -> None:
-    if _GIVE_BACK is not None and nbytes:
-        with suppress(OSError):  # of pages that are locked, which nobody asked for
-            memory.madvise(_GIVE_BACK, begin, nbytes)
+def _drop_pages(memory: mmap.mmap, begin: int, nbytes: int) -> None:
+    if _DONTNEED is not None and nbytes:
+        with suppress(OSError):  # for locked pages
+            memory.madvise(_DONTNEED, begin, nbytes)

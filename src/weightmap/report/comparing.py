@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
 
-# The page that compares two models.
-
-# Measures of the map, and what the page calls them
+# The measures of the map, with their names on the page.
 _MEASURES = {
     "relative": "RMS difference by RMS of A",
     "rms": "RMS difference",
@@ -35,26 +33,25 @@ _MEASURES = {
 }
 
 
-def pair_page(names: Sequence[str], sizes: Sequence[int], found: Comparison) -> bytes:
+def pair_page(names: Sequence[str], sizes: Sequence[int], result: Comparison) -> bytes:
     """Return the page that compares two models of these names and sizes."""
     specs: dict[str, Any] = {}
     sets: dict[str, list[dict[str, Any]]] = {}
-    known = [pair for pair in found.pairs if pair.rms is not None]
-    same = sum(pair.equal for pair in known)
+    same = sum(pair.equal for pair in result.pairs)
     rows = [(side, f"{text(name)}, {brief(nbytes)}") for side, name, nbytes in zip("AB", names, sizes, strict=True)]
     rows += [
-        ("tensors in both", f"{len(found.pairs):,}, of equal values {same:,}"),
-        ("only in A", f"{len(found.only_in_a):,}"),
-        ("only in B", f"{len(found.only_in_b):,}"),
+        ("tensors in both", f"{len(result.pairs):,}, of equal values {same:,}"),
+        ("only in A", f"{len(result.only_in_a):,}"),
+        ("only in B", f"{len(result.only_in_b):,}"),
     ]
-    sections = [("summary", "What is compared", definitions(rows)), _differences(found.pairs, specs, sets)]
-    sections.append(("only", "Only in one", _alone(found)))
+    sections = [("summary", "What is compared", definitions(rows)), _differences(result.pairs, specs, sets)]
+    sections.append(("only", "Only in one", _only_in_one(result)))
     return document(" beside ".join(titles(names)), sections, specs, {"sets": sets, "tensors": [], "first": 0})
 
 
-def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
-    heat = by_layer((pair.name, _measured(pair)) for pair in found)
-    content = "<p>All values are equal.</p>" if found else "<p>No tensor is in both.</p>"
+def _differences(compared: Sequence[Pair], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+    heat = by_layer((pair.name, _measured(pair)) for pair in compared)
+    content = "<p>All values are equal.</p>" if compared else "<p>No tensor is in both.</p>"
     if any(value for row in heat for measure, value in row.items() if measure in _MEASURES):
         sets["heat"] = heat
         layers = len({row["layer"] for row in heat})
@@ -76,7 +73,7 @@ def _differences(found: Sequence[Pair], specs: dict[str, Any], sets: dict[str, l
             number(pair.odd, ",d"),
             Cell(_note(pair)),
         ]
-        for pair in sorted(found, key=_difference, reverse=True)
+        for pair in sorted(compared, key=_difference, reverse=True)
     ]
     columns = [("tensor", False), ("in A", False), ("in B", False), ("largest", True), ("RMS", True)]
     columns += [("relative", True), ("cosine", True), ("NaN, infinite", True), ("note", False)]
@@ -113,9 +110,9 @@ def _note(pair: Pair) -> str:
     return ""
 
 
-def _alone(found: Comparison) -> str:
-    rows = [[Cell(named(name)), Cell("A")] for name in found.only_in_a]
-    rows += [[Cell(named(name)), Cell("B")] for name in found.only_in_b]
+def _only_in_one(result: Comparison) -> str:
+    rows = [[Cell(named(name)), Cell("A")] for name in result.only_in_a]
+    rows += [[Cell(named(name)), Cell("B")] for name in result.only_in_b]
     if not rows:
         return "<p>Both have the same tensors.</p>"
     return table("alone", "Tensors of one model only", [("tensor", False), ("in", False)], rows, kinds="AB")
@@ -136,7 +133,7 @@ class Pair(NamedTuple):
         mean square, and the cosine of the two as vectors; over elements finite in both. None where shapes differ or
         there are no numbers.
     odd : int
-        Elements that are NaN or infinite in one of them.
+        Elements that are NaN or infinite in either.
     odd_apart : int
         Those of them that differ between the two: 0 where both have the same NaN and infinities.
     problem : str or None
@@ -175,15 +172,15 @@ def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None
         detach_index(file)
     others = set(b)
     common = [info for info in a.infos() if info.name in others]
-    whole, done, pairs = sum(info.nbytes for info in common), 0, []
+    total, done, compared = sum(info.nbytes for info in common), 0, []
     for info, places in zip(common, both(a, b, (info.name for info in common)), strict=True):
-        pairs.append(_pair(*places))
+        compared.append(_pair(*places))
         done += info.nbytes
         if progress is not None:
-            progress(done, whole)
+            progress(done, total)
     names_a = set(a)
     only_in_a, only_in_b = tuple(n for n in a if n not in others), tuple(n for n in b if n not in names_a)
-    return Comparison(tuple(pairs), only_in_a, only_in_b)
+    return Comparison(tuple(compared), only_in_a, only_in_b)
 
 
 def _pair(name: str, a: Row, b: Row) -> Pair:
@@ -206,26 +203,25 @@ def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:
     sums = np.zeros(4)  # of squared differences, of products, of squares in a and in b
     with np.errstate(over="ignore", invalid="ignore"):
         for one, other in pairs(a, b):
-            good = np.isfinite(one) & np.isfinite(other)
-            first, right = one, other
-            if not good.all():
-                first, right = one[good], other[good]
-                odd += len(one) - len(first)
-                bad_one, bad_other = one[~good], other[~good]
-                same = (bad_one == bad_other) | (np.isnan(bad_one) & np.isnan(bad_other))
+            finite = np.isfinite(one) & np.isfinite(other)
+            if not finite.all():
+                odd_one, odd_other = one[~finite], other[~finite]
+                one, other = one[finite], other[finite]  # noqa: PLW2901
+                same = (odd_one == odd_other) | (np.isnan(odd_one) & np.isnan(odd_other))
+                odd += len(same)
                 odd_apart += len(same) - int(same.sum())
-            count += len(first)
-            metrics = distances(first, right)
-            largest = max(largest, float(metrics.max(initial=0)))
-            if first.dtype.kind != "c" and right.dtype.kind != "c":
-                first, right = first.astype(np.float64), right.astype(np.float64)
-            products = np.vdot(first, right), np.vdot(first, first), np.vdot(right, right)
-            sums += np.array([metrics @ metrics, *(product.real for product in products)])
-    apart_2, product, a_2, b_2 = sums.tolist()
-    rms = math.sqrt(apart_2 / count) if count else 0.0
-    relative = math.sqrt(apart_2 / a_2) if a_2 else (0.0 if not apart_2 else math.inf)
-    both = math.sqrt(a_2) * math.sqrt(b_2)
-    cosine = min(max(product / both, -1.0), 1.0) if both else (1.0 if a_2 == b_2 else 0.0)
+            count += len(one)
+            errors = distances(one, other)
+            largest = max(largest, float(errors.max(initial=0)))
+            if one.dtype.kind != "c" and other.dtype.kind != "c":
+                one, other = one.astype(np.float64), other.astype(np.float64)  # noqa: PLW2901
+            products = np.vdot(one, other), np.vdot(one, one), np.vdot(other, other)
+            sums += np.array([errors @ errors, *(product.real for product in products)])
+    error_2, product, a_2, b_2 = sums.tolist()
+    rms = math.sqrt(error_2 / count) if count else 0.0
+    relative = math.sqrt(error_2 / a_2) if a_2 else (0.0 if not error_2 else math.inf)
+    norms = math.sqrt(a_2) * math.sqrt(b_2)
+    cosine = min(max(product / norms, -1.0), 1.0) if norms else (1.0 if a_2 == b_2 else 0.0)
     if not largest:  # equal tensors, whatever rounding gives
         cosine = 1.0
     return largest, rms, relative, cosine, odd, odd_apart

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     # An index, axis by axis: begin, step, number, and whether the result keeps the axis.
     Axes = Sequence[tuple[int, int, int, bool]]
 
-# Bytes inflated at once
+# Most bytes of an inflated piece.
 _INFLATED = 1 << 18
 
 _decoded = later("weightmap.core.bytes.derived", "DecodedSource")
@@ -38,11 +38,11 @@ _strided = later("weightmap.core.bytes.derived", "StridedSource")
 
 def ascending(axes: Axes) -> tuple[slice, ...]:
     """Return the index of the same elements in the order of the file, with every axis."""
-    strides_ = []
+    slices = []
     for start, step, size, _ in axes:
         first, last = sorted((start, start + step * (size - 1))) if size else (0, -1)
-        strides_.append(slice(first, last + 1, abs(step)))
-    return tuple(strides_)
+        slices.append(slice(first, last + 1, abs(step)))
+    return tuple(slices)
 
 
 class Geometry:
@@ -59,7 +59,7 @@ class Geometry:
         raise NotImplementedError
 
     def extent(self, row: Any, axes: Axes) -> Range:
-        """Return begin and end of the bytes of the file that hold the part that an index selects."""
+        """Return the range of the file that holds the selected elements."""
         raise NotImplementedError
 
     def part(self, row: Any, axes: Axes, octets: NDArray[np.uint8]) -> NDArray[Any]:
@@ -232,8 +232,8 @@ class Decoded(Geometry):
         return self.array(row._replace(source=_fetched(row.source, row.offset, octets)))[ascending(axes)]
 
 
-class Made(Decoded):
-    """A tensor stored in another form, such as numbers of variable length.
+class Reencoded(Decoded):
+    """A tensor stored in another encoding, such as numbers of variable length.
 
     Parameters
     ----------
@@ -260,16 +260,14 @@ class Made(Decoded):
 def inflate(
     source: Source, offset: int, stored: int, size: int, crc: int, name: str, window: int = _INFLATED
 ) -> Iterator[bytes]:
-    """Inflate `stored` bytes from `offset` on; yield the `size` resulting ones, and check them once all were taken.
+    """Inflate `stored` bytes from `offset` on; yield the result in pieces of at most `window` bytes.
 
-    Pieces have at most `window` bytes.
-
-    Raises `FormatError` where they are not deflated, `TruncatedError` or `ChecksumError` where they inflate to others.
+    Raises `FormatError` for bytes that are not deflated, or inflate to more than `size`. After the last piece, raises
+    `TruncatedError` for a result of fewer bytes, `ChecksumError` for another CRC-32.
     """
     import zlib  # noqa: PLC0415 - needed by few files
 
-    engine, found, position = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
-
+    engine, actual_crc, position = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
     for chunk in source.chunks(offset, stored):
         pending: bytes | memoryview = chunk
         while len(pending) and not engine.eof:
@@ -279,7 +277,7 @@ def inflate(
                 what = f"{name} is not deflated as its archive says"
                 raise FormatError(what, path=source.name, field="method", offset=offset) from None
             pending = engine.unconsumed_tail
-            position, found = position + len(piece), zlib.crc32(piece, found)
+            position, actual_crc = position + len(piece), zlib.crc32(piece, actual_crc)
             if position > size:
                 what = f"{name} inflates to more than its size"
                 raise FormatError(what, path=source.name, field="size", offset=offset, expected=f"{size} bytes")
@@ -290,7 +288,7 @@ def inflate(
     if not engine.eof or position != size:
         what = f"inflated size of {name}"
         raise TruncatedError(what, path=source.name, field="size", offset=offset, actual=position, expected=size)
-    if found != crc:
+    if actual_crc != crc:
         what = f"CRC-32 of {name}"
-        actual, expected = f"{found:#010x}", f"{crc:#010x}"
+        actual, expected = f"{actual_crc:#010x}", f"{crc:#010x}"
         raise ChecksumError(what, path=source.name, field="crc", offset=offset, actual=actual, expected=expected)

@@ -41,14 +41,14 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     table = members.table()
     content = Content("npz", table, dict, archive.verifier, warnings)
     content.sums = archive.sums
-    del archive, members  # of which the table has what it needs
+    del archive, members  # frees what the table does not need
     if options.checked:
         table.check()
     return content
 
 
 def _check_keys(archive: Archive) -> None:
-    """Refuse a name that, with ``.npy``, is the name of another entry: numpy looks up that entry by it."""
+    """Refuse an entry such as ``a.npy.npy`` beside ``a.npy``: by the name "a.npy", numpy returns the latter."""
     names, bounds = archive.names, archive.entries.bounds
     for match in re.finditer(rb"\.npy(?=\.npy)", memoryview(archive.entries.names)[: names.nbytes]):
         end = match.end() + len(_SUFFIX)
@@ -58,7 +58,7 @@ def _check_keys(archive: Archive) -> None:
         key = archive.label(row).removesuffix(".npy")
         other = names.find(key)
         if other >= 0:
-            what = f"numpy has entry {other} by the name {quoted(key)}, and not entry {row}: rename one of them"
+            what = f"by the name {quoted(key)}, numpy returns entry {other} and never entry {row}: rename one of them"
             raise LayoutError(what, field="name", offset=int(archive.entries.offset[row]))
 
 

@@ -27,7 +27,7 @@ _CODES = SMALL_FLOATS | set(INTEGERS)
 # Types in which bitsandbytes may store bytes of codes.
 _VIEWED = frozenset({"float16", "bfloat16", "float32"})
 _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "float8_e8m0fnu"})
-# What scales are called in the module of their codes, and behind the name of these.
+# Names of scales: in the module of their codes, and as endings of the name of the codes.
 _IN_MODULE = (
     *("scale", "scales", "_scale", "scale_inv", "scale_weight", "weight_scale", "weight_scales", "weight_scale_inv"),
     *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "q_scale", "qscales", "w_scale"),
@@ -36,17 +36,17 @@ _BEHIND = (
     *("_scale", "_scales", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_inv", "_global_scale", "_absmax"),
     *(".scale", ".scales", "._scale", ".weight_scale", ".absmax", ":scale"),
 )
-# What names of codes may end with, in the place of which scales have theirs.
+# Endings of names of codes, which an ending of `_BEHIND` may replace.
 _ENDINGS = re.compile(r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$")
-# Tensors of a quantised parameter that are no codes: zero points, orders, shapes, counters, scales.
+# Names of a quantised parameter's other tensors: zero points, orders, shapes, counters, scales.
 _OTHER = re.compile(
     r"(?:^|[._:])(?:q?zeros?|zp|zero_?points?|g_?idx|idx|index|indices|ids?|masks?|shape|format|(?:inv_?)?perm|steps?"
     r"|num|count|counter|lengths?|offsets?|labels?|pos|positions?|q?scales?|absmax|enabled|state)(?:$|[._:])"
 )
-# Tensors that mark a file.
+# Tensors that mark a file as quantised.
 _MARKS = ("scaled_fp8", "comfy_quant")
 _SCALES_OR_MARKS = re.compile("scale|absmax|SCB|comfy_quant")
-# Whose scales are called so.
+# Programs by their names for scales.
 _WRITERS = {
     "scales": "GPTQ, AWQ and MLX",
     "scale_weight": "ComfyUI's scaled FP8",
@@ -56,7 +56,7 @@ _WRITERS = {
 }
 
 
-def _places(name: str) -> Iterator[str]:
+def _scale_names(name: str) -> Iterator[str]:
     """Yield the names that the scales of a tensor may have."""
     module, dot, leaf = name.rpartition(".")
     if dot or leaf in {"weight", "qweight", "codes"}:
@@ -68,7 +68,7 @@ def _places(name: str) -> Iterator[str]:
 
 
 def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | None:
-    """Return the name of the scales whose codes a tensor holds; None for a tensor that is no codes."""
+    """Return the name of the scales of a tensor of codes; None if it holds values."""
     kind = row.dtype.name
     if row.dtype.quantized or not row.nbytes:
         return None
@@ -78,12 +78,12 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
         return None
     if not row.shape or max(row.shape) < 2 or _OTHER.search(name.rpartition(".")[2].lower()):
         return None
-    for place in _places(name):
-        scales = find(place)
+    for scale_name in _scale_names(name):
+        scales = find(scale_name)
         if scales is None or scales.dtype.quantized:
             continue
         if scales.dtype.name in _SCALES or (scales.dtype.name in _FLOAT8 and kind not in _FLOAT8):
-            return place
+            return scale_name
     return None
 
 
@@ -93,9 +93,9 @@ def _tell_of_scales(names: Iterable[str]) -> bool:
 
 
 def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | None] | None:
-    """Return name and type of the first of these tensors that is codes, and the name of its scales; None for none.
+    """Return name and type of the first of these tensors that holds codes, and the name of its scales.
 
-    A tensor that marks a file has no scales.
+    None if all hold values. A tensor that marks a file has no scales.
     """
     names = list(table.names)
     if not _tell_of_scales(names):
@@ -117,9 +117,9 @@ def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | N
 
 
 def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> None:
-    """Raise `UnsupportedError` if one of these tensors, which are shown as parameters, is codes.
+    """Raise `UnsupportedError` if one of these tensors, which would be shown as parameters, holds codes.
 
-    `method` is that of the configuration, if there is one.
+    `method` is the method that the configuration names, if any.
     """
     codes = first_codes(table, numbers)
     if codes is None:
@@ -139,7 +139,7 @@ def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> No
 
 
 def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:
-    """Return which of the tensors that are taken are codes, and the name of the scales of the first."""
+    """Return the selected tensors that hold codes, and the name of the scales of the first."""
     if not _tell_of_scales(file):
         return [], ""
     rows = {name: row for name, row in named_rows(file) if not row.dtype.quantized}

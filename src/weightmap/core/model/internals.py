@@ -82,10 +82,10 @@ def is_remote(file: Handle) -> bool:
 
 
 def names_of(file: Handle) -> dict[Source, str]:
-    """Return the names of these files, from the directory of the first one on."""
-    first, *others = sources_of(file)
-    own = first.absolute or ""
-    return {first: sibling_name(own, own)} | {source: sibling_name(source.absolute or "", own) for source in others}
+    """Return the names of all files of a handle, relative to the directory of the first."""
+    sources = sources_of(file)
+    first = sources[0].absolute or ""
+    return {source: sibling_name(source.absolute or "", first) for source in sources}
 
 
 def folder_opened(file: Handle) -> str | None:
@@ -94,11 +94,11 @@ def folder_opened(file: Handle) -> str | None:
 
 
 def warnings_of(file: Handle) -> list[str]:
-    """Return the legal oddities that opening a file, or the files of a sharded model, found."""
-    found: list[str] = [*file._content.warnings]
+    """Return the warnings of opening a file, or the files of a sharded model."""
+    warnings = [*file._content.warnings]
     for name, shard in file.shards.items():
-        found += (f"{name}: {warning}" for warning in shard._content.warnings)
-    return found
+        warnings += (f"{name}: {warning}" for warning in shard._content.warnings)
+    return warnings
 
 
 def where_of(file: Handle) -> dict[str, str]:
@@ -200,16 +200,6 @@ def named_rows(file: Handle) -> Iterator[tuple[str, Row]]:
         raise _located(file, error) from None
 
 
-def each_row(file: Handle) -> Iterator[tuple[str, Row]]:
-    """Yield the same one by one: without numpy, which takes as long to import as 100,000 rows do."""
-    table = file._table
-    try:
-        for i, name in enumerate(file):
-            yield name, table.row(i).dense
-    except TensorFileError as error:
-        raise _located(file, error) from None
-
-
 def in_order(file: Handle, rows: Iterable[Row], *, arrays: bool = False) -> Iterable[Row]:
     """Return rows that are read one after another: of a file in a store, the next ones are requested meanwhile.
 
@@ -220,13 +210,13 @@ def in_order(file: Handle, rows: Iterable[Row], *, arrays: bool = False) -> Iter
 
 def requested(rows: Sequence[Row], *, arrays: bool = False) -> Iterator[Row]:
     """Return rows of files in stores over sources that request all their bytes now, in order: see `in_order`."""
-    extents, whole = _Ranges(list), _Ranges(list)
+    extents, whole_arrays = _Ranges(list), _Ranges(list)
     for row in rows:
         for source, begin, end in row.reads():
             extents[source].append(Range(begin, end))
             if arrays and row.geometry is None:
-                whole[source].append(Range(begin, end))
-    ahead = {source: source.ahead(ranges, BETWEEN, whole[source]) for source, ranges in extents.items()}
+                whole_arrays[source].append(Range(begin, end))
+    ahead = {source: source.ahead(ranges, BETWEEN, whole_arrays[source]) for source, ranges in extents.items()}
     return (row.reading(ahead) for row in rows)
 
 
@@ -272,14 +262,14 @@ def arrays(file: Handle) -> Iterator[Any]:
             if row.geometry is not None or row.dtype.quantized:
                 yield row.array()
                 continue
-            (stored, dims), own, offset, nbytes = row.viewed, row.source, row.offset, row.nbytes
-            if count >= _RUN and dims and nbytes:
+            (dtype, shape), row_source, offset, nbytes = row.viewed, row.source, row.offset, row.nbytes
+            if count >= _RUN and shape and nbytes:
                 # Tensors of one shape at equal distances are rows of one strided array, which is five times as fast to
                 # iterate. (Not empty ones: numpy may not be able to count their dimensions together.)
-                yield from own.array_of(count, step, stored, dims, offset, nbytes)
+                yield from row_source.array_of(count, step, dtype, shape, offset, nbytes)
             else:
                 for k in range(count):
-                    yield own.array(stored, dims, offset + k * step, nbytes)
+                    yield row_source.array(dtype, shape, offset + k * step, nbytes)
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
 

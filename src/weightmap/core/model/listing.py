@@ -66,7 +66,7 @@ class Listing(NamedTuple):
 def read_listing(source: Source, options: Options, odd: list[str] | None = None) -> Listing:
     """Read an index of shards. Raises `FormatError` when it is damaged, and `LimitError`.
 
-    Given `odd`, metadata that are none become a line in it where `strict` is False.
+    With ``strict=False`` and a list `odd`, metadata that are not an object are ignored, and a line is added to `odd`.
     """
     options.limits.check("max_header_bytes", source.size, "size of the index of shards")
     raw = source.pread(0, source.size)
@@ -80,7 +80,7 @@ def read_listing(source: Source, options: Options, odd: list[str] | None = None)
             msg = "the index of shards has no weight_map, an object from tensor names to shard names"
             raise FormatError(msg, field="weight_map")
         listing = _Columns(), content
-        listing[0].add(list(where), [value if isinstance(value, str) else _Odd(value) for value in where.values()])
+        listing[0].add(list(where), [value if isinstance(value, str) else _NotText(value) for value in where.values()])
     columns, content = listing
     options.limits.check("max_tensors", len(columns), "number of tensors")
     metadata = content.get("metadata", {})
@@ -93,7 +93,7 @@ def read_listing(source: Source, options: Options, odd: list[str] | None = None)
     return columns.listing(metadata)
 
 
-class _Odd:
+class _NotText:
     """A value of a map that is not a string, and perhaps not hashable."""
 
     def __init__(self, value: object) -> None:
@@ -129,13 +129,13 @@ class _Columns:
         bounds = np.cumsum(np.concatenate(zero + self._lengths), dtype=np.uint32)
         shard = np.concatenate([np.empty(0, np.int32), *self._shards])
         shards: list[Any] = []
-        known: dict[str, int] = {}  # spellings such as "./a" and "a" are one shard
+        number_of: dict[str, int] = {}  # spellings such as "./a" and "a" are one shard
         numbers = np.empty(len(self._numbers), np.int32)
         for i, name in enumerate(self._numbers):
             shard_name = plain(name) if isinstance(name, str) else name
-            numbers[i] = known.setdefault(shard_name, len(shards)) if isinstance(shard_name, str) else len(shards)
+            numbers[i] = number_of.setdefault(shard_name, len(shards)) if isinstance(shard_name, str) else len(shards)
             if numbers[i] == len(shards):
-                shards.append(shard_name.value if isinstance(shard_name, _Odd) else shard_name)
+                shards.append(shard_name.value if isinstance(shard_name, _NotText) else shard_name)
         return Listing(b"".join(self._names), bounds, numbers[shard], shards, metadata)
 
 
@@ -154,7 +154,7 @@ def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
         if content.get("weight_map") != {}:  # it lies within another object
             return None
         stop = -1
-        while stop < end:  # nothing behind the last comma is a piece too, and refused
+        while stop < end:  # a comma before `end` leaves an empty last piece, which is refused
             stop = end if end - at <= _PIECE else _outside(raw, b",", at, end, at + _PIECE)
             pairs = strict_json.loads(b"{%b}" % raw[at:stop], "index of shards")
             if not pairs or not all(isinstance(value, str) for value in pairs.values()):
@@ -168,7 +168,7 @@ def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
 
 
 def _outside(raw: bytes, what: bytes, start: int, end: int, minimum: int | None = None) -> int:
-    """Return the first place of a character outside of strings, from `minimum` on; `start` is outside of them too."""
+    """Return where a character comes first outside strings, from `minimum` on; `start` must lie outside strings."""
     at = start if minimum is None else minimum
     quotes = raw.count(b'"', start, at)
     while True:
@@ -182,8 +182,8 @@ def _outside(raw: bytes, what: bytes, start: int, end: int, minimum: int | None 
 # ----------------------------------------------------------------------------------------------------
 # Checksums of tensors, as deltas and full versions of ModelExpress have them, and the packages that these need.
 #
-# The metadata of the index name their kind as ``checksum_format``, and the ``__metadata__`` of each file have the sum
-# of every tensor under its name: here of its bytes; in a delta, which has a ``delta_encoding``, of those that result.
+# The metadata of the index name their kind as ``checksum_format``. The ``__metadata__`` of each file have a checksum by
+# the name of each tensor: of its bytes, or in a delta (with ``delta_encoding``) of its new bytes.
 
 # Hexadecimal digits of each.
 CHECKSUMS = {"xxh3-128": 32, "blake3": 64, "adler32": 8}
@@ -199,7 +199,7 @@ def package(name: str) -> Any:
 
 
 def kind_in(metadata: Mapping[str, Any]) -> str | None:
-    """Return which checksum the files of an index have of their own tensors; None for none, or one that is unknown."""
+    """Return the kind of checksum of the tensors of an index's files; None without, or if it is not known here."""
     kind = metadata.get("checksum_format")
     return kind if isinstance(kind, str) and kind in CHECKSUMS and "delta_encoding" not in metadata else None
 
@@ -210,7 +210,7 @@ def check_tensors(file: Any, kind: str) -> None:
     Raises
     ------
     ChecksumError
-        For another one, or none; it names the tensor.
+        For a checksum that is different or missing; it names the tensor.
     MissingDependencyError
     """
     stored = file.metadata

@@ -89,9 +89,9 @@ def mode_of(mode: str | None, *, private: bool = False) -> str:
 
 
 def refuse_frames(file: TensorFile) -> TensorFile:
-    """Return a model. Raises `UnsupportedError` for a file of a delta, which its first tensor and metadata show.
+    """Return a model. Raises `UnsupportedError` for a file of a delta.
 
-    That tensor is a frame of zstd in bytes of one dimension, and the metadata has its checksum under its name.
+    There the first tensor is a frame of zstd, in bytes of one dimension, and the metadata has its checksum by its name.
     """
     if not file._content.may_hold_frames or not len(file):  # noqa: SLF001 - as below
         return file
@@ -132,25 +132,31 @@ def _admit(source: Source, options: Options) -> None:
     try:
         options.trust.admit(source, options.limits)
     except TrustError as error:
+        damage = None
         if error.field == "digest" and source.absolute is not None:
-            lenient = Options(options.limits, format=options.format, strict=False, private=True)
-            try:
-                opened = open_file(source.absolute, source.absolute, lenient)
-                try:
-                    _check_tensors(opened, lenient)
-                    opened.verify()
-                finally:
-                    opened.close()
-            except ChecksumError as damage:
-                error.what = f"{damage.what} is wrong, and {error.what}"
-            except (TensorFileError, OSError):  # no file of tensors at all
-                pass
+            damage = _checksum_error(source.absolute, options)
+        if damage is not None:
+            error.what = f"{damage.what} is wrong, and {error.what}"
         raise
 
 
+def _checksum_error(path: str, options: Options) -> ChecksumError | None:
+    """Return the error of the first wrong checksum in a file; None where none is wrong, or none can be read."""
+    lenient = Options(options.limits, format=options.format, strict=False, private=True)
+    try:
+        with open_file(path, path, lenient) as file:
+            _check_tensors(file, lenient)
+            file.verify()
+    except ChecksumError as error:
+        return error
+    except (TensorFileError, OSError):
+        pass
+    return None
+
+
 def _check_tensors(file: TensorFile, options: Options) -> None:
-    """Compare the tensors of a shard with the checksums that the index beside it speaks of, if any."""
-    from weightmap.core.bytes.open_source import open_beside  # noqa: PLC0415 - as the others: for files that are damaged
+    """Compare the tensors of a shard with their checksums, if the index beside it says that they have some."""
+    from weightmap.core.bytes.open_source import open_beside  # noqa: PLC0415 - as the others: for damaged files
     from weightmap.core.model.internals import parts_of  # noqa: PLC0415
     from weightmap.core.model.listing import (  # noqa: PLC0415
         check_tensors,
@@ -183,9 +189,8 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        recognised = (
-            identify(source, head, hooks.importers) if format_name is None or not head else by_name(format_name)
-        )
+        # Of an empty file, too, `identify` raises the error.
+        recognised = by_name(format_name) if format_name and head else identify(source, head, hooks.importers)
         try:
             if options.importing and isinstance(recognised, Importer):
                 return recognised.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`

@@ -87,10 +87,9 @@ DTYPE_NAMES = (
     "int64",
     "uint64",
 )
+# Bits that tell a scan which layouts to try.
 LAYOUTS = {"spec": 1, "current": 2}
-
-
-_EITHER = 3
+_EITHER = LAYOUTS["spec"] | LAYOUTS["current"]
 
 
 class _Rules(Rules):
@@ -127,12 +126,12 @@ class _Reading:
         self._options = options
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
-        self._columns, self._found, self._fault = scans.scan_bincode(header, layouts, limit)
-        self.progress: int = self._found.progress  # how far this attempt got
+        self._columns, self._scan, self._fault = scans.scan_bincode(header, layouts, limit)
+        self.progress: int = self._scan.progress  # how far this attempt got
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` of the first defect."""
-        source, header, options, scan = self._source, self._header, self._options, self._found
+        source, header, options, scan = self._source, self._header, self._options, self._scan
         warnings, base, aliased = self._warnings, LENGTH.size + len(header), False
         if self._fault is not None:
             aliased = not options.strict and self._fault.kind in ("BIN_ALIAS", "BIN_INDEX", "BIN_MAP")
@@ -161,14 +160,14 @@ class _Reading:
         """Return the error for a fault of the scan."""
         if fault.kind == "CAPACITY":
             self._options.limits.check("max_tensors", fault.actual, "number of tensors")
-        part, field = _PARTS[self._found.part]
+        part, field = _PARTS[self._scan.part]
         where = part.format(row=fault.row)
         offset = LENGTH.size + fault.at
         actual, expected = fault.actual, fault.expected
         if fault.kind == "BIN_END":
             return cut_off(where, offset, field=field, whole="the header")
         if fault.kind == "BIN_COUNT":
-            what, limit = _COUNTS[self._found.part].format(row=fault.row), "the bytes left in the header"
+            what, limit = _COUNTS[self._scan.part].format(row=fault.row), "the bytes left in the header"
             return too_many(what, actual, expected, field=field, offset=offset, given=limit)
         if fault.kind == "BIN_DTYPE":
             codes = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
@@ -187,7 +186,7 @@ class _Reading:
 
     def _check_padding(self) -> None:
         """Check the padding behind the last entry, and warn of legal oddities."""
-        header, scan, warnings = self._header, self._found, self._warnings
+        header, scan, warnings = self._header, self._scan, self._warnings
         padding = header[scan.end :]
         if len(padding) > 7 or padding.strip(b" "):
             what, expected = "padding of the header", "fewer than 8 bytes, all of them spaces"
@@ -202,7 +201,7 @@ class _Reading:
 
     def _metadata(self) -> bytes:
         """Return the bytes of the metadata's pairs, after a check for repeated keys."""
-        scan = self._found
+        scan = self._scan
         raw = self._header[scan.metadata_begin : scan.metadata_end]
         if scan.keys_in_doubt:
             names: set[str] = set()
@@ -216,7 +215,7 @@ class _Reading:
 
     def _locator(self) -> Callable[[int], int | None]:
         """Return a function that finds the offset of a tensor's entry, for messages, by another scan."""
-        source, size, layout = self._source, len(self._header), self._found.layout
+        source, size, layout = self._source, len(self._header), self._scan.layout
 
         def locate(row: int) -> int | None:
             fault = scans.scan_bincode(source.pread(LENGTH.size, size), layout, row)[2]
@@ -226,7 +225,7 @@ class _Reading:
 
     def _read_aliases(self, fault: access.Fault) -> None:
         """Make a row of each name in a map that is not a bijection, as bintensors 0.0.5 does."""
-        columns, scan, count = self._columns, self._found, self._columns.count
+        columns, scan, count = self._columns, self._scan, self._columns.count
         position = scan.map_begin
         entries, position = _integer(self._header, position)
         names: dict[bytes, int] = {}
@@ -305,7 +304,7 @@ def _pairs(raw: bytes, count: int) -> Iterator[tuple[str, str]]:
 
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
-# Integers from here on take more than one byte; and most short ones to widen, by 8 bytes each.
+# The first integer that takes more than one byte; how many shorter ones `_pad` may widen, by 8 bytes each.
 _WIDE, _MOST_WIDENED = 251, 7
 
 
@@ -337,7 +336,7 @@ def plan(request: Request) -> WritePlan:
 def _entries(
     tensors: Tensors, metadata: Mapping[str, str] | None, *, current: bool
 ) -> tuple[bytearray, list[int], int]:
-    """Return the header, the places of its first integers of one byte, and the bytes of all tensors."""
+    """Return the header, where its first integers of one byte lie, and the bytes of all tensors."""
     header = bytearray(b"\0" if metadata is None else b"\1" + _varint(len(metadata)))
     for pair in sorted((key.encode(), value.encode()) for key, value in (metadata or {}).items()):
         for text in pair:

@@ -118,16 +118,16 @@ def _header(source: Source, head: bytes) -> tuple[int, int, int, int]:
     """Return version, num_layers, total_weights and mip_level."""
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
-    if len(head) >= 8:
-        (version,) = struct.unpack_from("<I", head, 4)
-        if version not in HEADER_SIZES:
-            raise UnsupportedError("version", field="version", offset=4, actual=version, expected="1 or 2")
-        if len(head) >= HEADER_SIZES[version]:
-            num_layers, total = struct.unpack_from("<2I", head, 8)
-            mip_level = struct.unpack_from("<I", head, 16)[0] if version == 2 else 0
-            return version, num_layers, total, mip_level
+    if len(head) < 8:
+        raise cut_off("its version", source.size, 8)
+    (version,) = struct.unpack_from("<I", head, 4)
+    if version not in HEADER_SIZES:
+        raise UnsupportedError("version", field="version", offset=4, actual=version, expected="1 or 2")
+    if len(head) < HEADER_SIZES[version]:
         raise cut_off("its header", source.size, HEADER_SIZES[version])
-    raise cut_off("its version", source.size, 8)
+    num_layers, total = struct.unpack_from("<2I", head, 8)
+    mip_level = struct.unpack_from("<I", head, 16)[0] if version == 2 else 0
+    return version, num_layers, total, mip_level
 
 
 def _check_size(source: Source, base: int, total: int, options: Options, warnings: list[str]) -> None:
@@ -143,9 +143,9 @@ def _check_size(source: Source, base: int, total: int, options: Options, warning
 def _check_total(scan: Any, total: int, options: Options, warnings: list[str]) -> None:
     """Check that the layers have as many weights as the header declares.
 
-    Records that contradict themselves are left to the check of the table, which names the layer.
+    A record whose count contradicts its shape is left to the check of the table, which names the layer.
     """
-    if scan.counted == scan.needed != total:
+    if scan.counted == scan.needed and scan.counted != total:
         what, expected = "total_weights", f"{scan.counted}, the sum over the layers"
         error = LayoutError(what, field="total_weights", offset=12, actual=total, expected=expected)
         if scan.counted > total:
@@ -255,7 +255,7 @@ def _ordered(tensors: Tensors, reasons: list[Reason]) -> list[Payload]:
     """Return the tensors by the number of their layer; misnamed ones come last."""
     numbers = {f"layer.{i}.weight": i for i in range(len(tensors))}
     last = len(tensors) - 1
-    why = f"a name that is not layer.{f'<i>.weight, i from 0 to {last}' if last else '0.weight'}"
+    why = f"a name that is not {f'layer.<i>.weight, i from 0 to {last}' if last else 'layer.0.weight'}"
     reasons += [Unfit("tensor", tensor.name, why) for tensor in tensors if tensor.name not in numbers]
     return sorted(tensors, key=lambda tensor: numbers.get(tensor.name, len(tensors)))
 

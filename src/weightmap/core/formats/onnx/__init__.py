@@ -61,7 +61,7 @@ import numpy as np
 
 from weightmap import errors
 from weightmap._messages import counted, quoted
-from weightmap.core.bytes.geometry import Geometry, Made
+from weightmap.core.bytes.geometry import Geometry, Reencoded
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
 from weightmap.core.faults import cut_off, shrank
 from weightmap.core.formats import is_onnx, varint
@@ -190,9 +190,9 @@ def own_table(columns: scans.Columns, at: NDArray[np.uint64], source: Source, op
     """Return the table of the initialisers in the model itself; `at` are their places."""
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
-        code = columns.dtype[row] - scans.ONNX_MADE
-        decoded = Made(columns.end[row] - columns.begin[row], functools.partial(_make, columns, row), options.limits)
-        return TYPES[code], decoded
+        nbytes = columns.end[row] - columns.begin[row]
+        geometry = Reencoded(nbytes, functools.partial(_make, columns, row), options.limits)
+        return TYPES[columns.dtype[row] - scans.ONNX_MADE], geometry
 
     return ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=at.item, typed=typed)
 

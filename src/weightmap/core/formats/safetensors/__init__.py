@@ -80,7 +80,7 @@ DTYPE_NAMES = {
 
 
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
-# Opening needs no parser of JSON in Python, which takes a tenth of the time of an import: metadata does.
+# Only metadata need a JSON parser in Python, whose import takes a tenth of that of the package.
 _loads: Callable[..., dict[str, Any]] = later("weightmap.core.bytes.strict_json", "loads")
 _kind_of: Callable[..., str] = later("weightmap.core.bytes.strict_json", "kind_of")
 # The key of torch.distributed.checkpoint for the indices at which a file's parts of tensors begin; and the names of
@@ -158,11 +158,11 @@ def _of_rank(sharding: str, path: str) -> list[str]:
     except FormatError:
         parts = {}
     offsets = ((name, part.get("saved_offsets") if isinstance(part, dict) else None) for name, part in parts.items())
-    inner = next((f"{quoted(name)} begins at {at} of its tensor" for name, at in offsets if _is_inside(at)), None)
-    if inner is None and os.path.basename(path).startswith(_WHOLE):
+    example = next((f"{quoted(name)} begins at {at} of its tensor" for name, at in offsets if _is_inside(at)), None)
+    if example is None and os.path.basename(path).startswith(_WHOLE):
         return []
-    are = "may be those of parts of tensors" if inner is None else f"are those of parts of tensors ({inner})"
-    return [f"a rank of torch.distributed.checkpoint saved this file, and shapes {are}: {CONSOLIDATE}"]
+    shapes = "may be those of parts of tensors" if example is None else f"are those of parts of tensors ({example})"
+    return [f"a rank of torch.distributed.checkpoint saved this file, and shapes {shapes}: {CONSOLIDATE}"]
 
 
 def _is_inside(offsets: object) -> bool:
@@ -235,7 +235,7 @@ def undefined_keys(header: bytes, scan: Any) -> str:
 
 
 def _label(at: int, row: int, header: bytes) -> str:
-    """Return the name of the tensor at this place as far as the header shows it, else its number."""
+    """Return the tensor whose entry includes this place: its name if the bytes before show it, else its number."""
     keys = _NAME.findall(header[max(at - _BEFORE, 0) : at])
     names = [name for name, brace in keys if brace or name not in _KEYS]
     return f"tensor {quoted(names[-1].decode(errors='replace'))}" if names else f"tensor {row}"
