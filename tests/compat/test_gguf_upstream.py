@@ -1,6 +1,8 @@
 """GGUF with gguf-py: its dump of our reader, its reader of our files, and our reader of its own."""
 
 import argparse
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from tests.builders import Tensor, gguf, noise, normal
 from tests.support import DATA
 
 import weightmap as wm
-from weightmap.compat.gguf import GGUFReader
+from weightmap.compat.gguf import GGUFReader, patched
 
 theirs = pytest.importorskip("gguf")
 dump = pytest.importorskip("gguf.scripts.gguf_dump")
@@ -124,3 +126,68 @@ def test_we_read_what_gguf_py_writes(tmp_path):
         assert list(f.vocab) == ["a", "b", "a"]
         assert f.vocab.index("a") == 0
         assert f.vocab.special_ids == {"bos": 1, "sep": 2}
+
+
+# What llama.cpp's converter does with gguf-py, without torch: `make llama-test` has the script itself.
+CONVERTER = """
+import sys
+from pathlib import Path
+import numpy as np
+from gguf import GGUFWriter, GGMLQuantizationType as Type, LazyNumpyTensor, quants
+from gguf.utility import SafetensorsLocal
+
+writer = GGUFWriter(sys.argv[2], "llama")
+with SafetensorsLocal(Path(sys.argv[1])) as tensors:
+    for name, local in tensors.items():
+        for kind in (Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.TQ2_0):
+            meta = LazyNumpyTensor.meta_with_dtype_and_shape(np.float32, local.shape)
+            read = lambda part: part.mmap_bytes().view("f4").reshape(part.shape)
+            lazy = LazyNumpyTensor(meta=meta, args=(local,), func=read)
+            if local.shape[-1] % 256 == 0 or kind is Type.F16:
+                lazy = lazy.astype(np.float32) + np.float32(1) if name == "sum" else lazy
+                data = lazy.astype(np.float16) if kind is Type.F16 else quants.quantize(lazy, kind)
+                writer.add_tensor(f"{name}.{kind.name}", data, raw_dtype=kind)
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
+"""
+ODD = {"huge": 8.4e6, "largest": 65504.0, "infinite": np.inf, "negative": -np.inf, "nan": np.nan, "zero": 0.0}
+
+
+def test_a_script_within_patched_writes_the_same_bytes(tmp_path):
+    script, source = tmp_path / "convert.py", tmp_path / "model.safetensors"
+    script.write_text(CONVERTER)
+    values = np.random.default_rng(5).standard_normal((1400, 1024)).astype(np.float32)
+    tensors = {
+        "large": values,
+        "sum": values[:9],
+        "vector": values[0],
+        "cube": values.reshape(14, 100, 1024),
+        "odd": values[:3, :7],
+    }
+    for name, value in ODD.items():
+        tensors[name] = values[:16].copy()
+        tensors[name][3, 5] = value
+    wm.save(source, tensors)
+    written = []
+    for how in ([], ["-m", "weightmap.compat.gguf"]):
+        target = tmp_path / f"{len(how)}.gguf"
+        subprocess.run([sys.executable, "-W", "ignore", *how, script, source, target], check=True)
+        written.append(target.read_bytes())
+    assert written[0] == written[1]
+
+
+def test_patched_decodes_the_same_and_ends_with_its_block():
+    before = (theirs.quants._apply_over_grouped_rows, theirs.LazyNumpyTensor.tofile)
+    for path in TRUTH:
+        for tensor in theirs.GGUFReader(path).tensors:
+            try:
+                expected = theirs.quants.dequantize(tensor.data, tensor.tensor_type)
+            except (NotImplementedError, ValueError):
+                continue
+            with patched(), patched():
+                found = theirs.quants.dequantize(tensor.data, tensor.tensor_type)
+            assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+            assert found.tobytes() == expected.tobytes(), tensor.name
+    assert (theirs.quants._apply_over_grouped_rows, theirs.LazyNumpyTensor.tofile) == before

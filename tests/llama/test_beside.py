@@ -184,7 +184,7 @@ def test_what_cannot_be_read_about_a_model_is_left_out_by_name(converted, case):
     [
         (
             {"config.json": {"architectures": ["Qwen3_5ForConditionalGeneration"]}},
-            "config.json has the architecture 'Qwen3_5ForConditionalGeneration', .* convert_hf_to_gguf.py",
+            "config.json has the architecture 'Qwen3_5ForConditionalGeneration', .* weightmap.compat.gguf convert_",
         ),
         ({"config.json": {"model_type": "x"}}, "config.json has no architecture"),
         ({}, f"{NO_CONFIG}, whose architecture decides llama.cpp's names$"),

@@ -69,13 +69,37 @@ MODELS = {
 }
 
 
-def made(folder, name):
+# Of which we know nothing, and the script does.
+OTHERS = {
+    "Glm4MoeForCausalLM": {
+        "head_dim": 32,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+    },
+    "Gemma3nForCausalLM": {
+        "head_dim": 32,
+        "num_hidden_layers": 5,
+        "vocab_size_per_layer_input": models.VOCAB,
+        "hidden_size_per_layer_input": 32,
+        "laurel_rank": 16,
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.0] * 5,
+        "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
+    },
+    "GptOssForCausalLM": {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64},
+}
+
+
+def made(folder, name, dtype=torch.float32):
     """Return a random model of transformers, written to a folder beside a tokenizer."""
     torch.manual_seed(3)
     config_class = getattr(transformers, name.replace("ForCausalLM", "TextConfig" if "Gemma3" in name else "Config"))
-    config = config_class(**(CONFIG | MODELS[name]))
+    config = config_class(**(CONFIG | (MODELS | OTHERS)[name]))
     config.architectures = [name]
-    model = getattr(transformers, name)(config).eval().float()
+    model = getattr(transformers, name)(config).eval().to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases, which begin as ones and zeros
@@ -85,7 +109,14 @@ def made(folder, name):
         (folder / "tokenizer.model").write_bytes((TRUTH / "gemma2" / "tokenizer.model").read_bytes())
         (folder / "tokenizer_config.json").write_bytes((TRUTH / "gemma2" / "tokenizer_config.json").read_bytes())
     else:
-        (folder / "tokenizer.json").write_text(json.dumps(models.tokenizer()), encoding="utf-8")
+        tokenizer = models.tokenizer()
+        if name.startswith("Glm"):
+            special = ("[gMASK]", "<|user|>", "<|observation|>")
+            tokenizer["added_tokens"] += [
+                {**tokenizer["added_tokens"][-1], "id": models.VOCAB + i, "content": content, "special": True}
+                for i, content in enumerate(special)
+            ]
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
         # transformers would add tokens of a class of its own.
         settings = {**models.SETTINGS, "tokenizer_class": "PreTrainedTokenizerFast"}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -153,21 +184,42 @@ def by_transformers(model):
     return found[len(PROMPT) :], first
 
 
-def by_their_converter(folder, out, dtype):
-    """Run llama.cpp's converter on a model; the hash of its tokenizer is replaced by the known answer."""
+def by_their_converter(folder, *outs, patched=False):
+    """Run llama.cpp's script for each file, named by its type; the hash of the tokenizer gets a known answer."""
     program = """
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
 import conversion.base as base
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
 import runpy
-sys.argv = ["convert_hf_to_gguf.py", *sys.argv[2:]]
-runpy.run_path(sys.path[0] + "/convert_hf_to_gguf.py", run_name="__main__")
+_, script, model, *outs = sys.argv
+for out in outs:
+    dtype, _, split = out.rpartition("/")[2].removesuffix(".gguf").partition("-")
+    sys.argv = [script, model, "--outfile", out, "--outtype", dtype, "--split-max-tensors", split or "0"]
+    runpy.run_path(script + "/convert_hf_to_gguf.py", run_name="__main__")
 """
-    arguments = [str(folder), "--outfile", str(out), "--outtype", dtype]
-    command = [sys.executable, "-c", program, SOURCES, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    script = folder / "script.py"
+    script.write_text(program, encoding="utf-8")
+    command = [sys.executable, *["-m", "weightmap.compat.gguf"][: 2 * patched], script, SOURCES, folder, *outs]
+    path = os.pathsep.join((SOURCES + "/gguf-py", os.environ.get("PYTHONPATH", "")))
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM", *OTHERS])
+def test_their_script_within_patched_writes_the_same_files(tmp_path, name):
+    made(tmp_path / "model", name, torch.bfloat16)
+    names = [f"{dtype}{split}.gguf" for dtype in ("f32", "f16", "bf16", "q8_0") for split in ("", "-7")]
+    for which in ("theirs", "ours"):
+        (tmp_path / which).mkdir()
+        outs = [tmp_path / which / file for file in names]
+        by_their_converter(tmp_path / "model", *outs, patched=which == "ours")
+    ours, theirs = ({path.name: path for path in (tmp_path / which).iterdir()} for which in ("ours", "theirs"))
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > len(names)
+    for file, path in ours.items():
+        assert path.read_bytes() == theirs[file].read_bytes(), file
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -192,9 +244,9 @@ def test_the_tokens_of_transformers(tmp_path, name):
 def test_the_file_of_their_converter(tmp_path, name, dtype):
     folder = tmp_path / "model"
     made(folder, name)
-    by_their_converter(folder, tmp_path / "theirs.gguf", dtype)
+    by_their_converter(folder, tmp_path / f"{dtype}.gguf")
     wm.convert(folder, tmp_path / "ours.gguf", dtype={"f32": "fp32", "f16": "fp16", "bf16": "bf16"}[dtype])
-    ours, theirs = (gguf.GGUFReader(tmp_path / f"{which}.gguf") for which in ("ours", "theirs"))
+    ours, theirs = (gguf.GGUFReader(tmp_path / f"{which}.gguf") for which in ("ours", dtype))
     found, wanted = ({tensor.name: tensor for tensor in reader.tensors} for reader in (ours, theirs))
     assert set(found) == set(wanted)
     for key, tensor in wanted.items():

@@ -1,4 +1,4 @@
-"""Drop-in for gguf-py's `GGUFReader`, which opens in milliseconds.
+"""Drop-in for gguf-py's `GGUFReader`, which opens in milliseconds; and `patched`, for llama.cpp's own converter.
 
 Change the import, keep the code::
 
@@ -8,6 +8,9 @@ Change the import, keep the code::
     print(reader.get_field("general.architecture").contents())
     for tensor in reader.tensors:
         print(tensor.name, tensor.tensor_type.name, tensor.shape)
+
+`patched` makes llama.cpp's `convert_hf_to_gguf.py`, which knows many more architectures than `convert`, faster and
+small in memory: ``python -m weightmap.compat.gguf convert_hf_to_gguf.py MODEL --outfile x.gguf --outtype q8_0``.
 
 What differs from gguf-py 0.19:
 
@@ -20,28 +23,45 @@ What differs from gguf-py 0.19:
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import math
+import os
+import runpy
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
+import ml_dtypes
 import numpy as np
 
+import weightmap as wm
+from weightmap.compat._frameworks import imported
+from weightmap.compat._reading import code_of
 from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_path
 from weightmap.core.formats.gguf import BLOCKS, NUMBERS, TYPES, Header, array_at
 from weightmap.core.model.internals import parts_of
 from weightmap.core.model.single import open_file
+from weightmap.core.native import access, quantised
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
 
-__all__ = ["GGMLQuantizationType", "GGUFEndian", "GGUFReader", "GGUFValueType", "ReaderField", "ReaderTensor"]
+__all__ = [
+    "GGMLQuantizationType",
+    "GGUFEndian",
+    "GGUFReader",
+    "GGUFValueType",
+    "ReaderField",
+    "ReaderTensor",
+    "patched",
+]
 
 
 class GGUFValueType(enum.IntEnum):
@@ -340,3 +360,140 @@ class GGUFReader:
 
 
 _NARROW = 4
+
+
+# ----------------------------------------------------------------------------------------------------
+# llama.cpp's converter. It describes each tensor as a tree of operations, which gguf-py evaluates whole when it writes
+# the tensor. `patched` evaluates the tree a few rows at a time, as far down as its operations work on rows.
+
+# The types whose quantiser gives the bytes of gguf-py, for values that float16 can hold.
+_SAME = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
+_HALF_MAX = 65504.0
+_ROW_ELEMENTS = 1 << 20  # in the rows that are evaluated together
+# Operations of a tree that give the same for some rows as for all; of the methods of a tensor those of `_CASTS`.
+_BY_ROW = (
+    "__Quant.__quantize_array",
+    "LazyNumpyTensor.astype.<locals>.<lambda>",
+    "LazyTorchTensor.numpy.<locals>.<lambda>",
+)
+_METHOD = "LazyMeta.__new__.<locals>.__getattr__.<locals>.<lambda>"
+_CASTS = {("to",), ("float",), ("half",), ("bfloat16",)}
+_STACK = "_VariableFunctionsClass.stack"  # of torch
+
+
+def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a conversion of rows by our kernels, and by `theirs` where the bytes could differ."""
+
+    def convert(func: Any, arr: NDArray[Any], otype: Any, oshape: Sequence[int]) -> Any:
+        name, kind = func.__name__, func.__self__.qtype.name.lower()
+        if name == "dequantize_rows" and kind in quantised.GGML_TYPES:
+            octets = np.ascontiguousarray(arr).reshape(-1).view(np.uint8)
+            return quantised.decode_ggml(octets, math.prod(oshape), kind, threads=access.cpus()).reshape(oshape)
+        if name == "quantize_rows" and arr.dtype == np.float32 and arr.size:
+            high = arr.max()
+            if kind == "bf16" and not np.isnan(high):  # they keep the bits of a NaN
+                return arr.astype(ml_dtypes.bfloat16, order="C").view(np.uint8).reshape(oshape)
+            if kind in _SAME and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
+                return quantised.encode_ggml(arr, kind, threads=access.cpus())[0].reshape(oshape)
+        return theirs(func, arr, otype, oshape)
+
+    return convert
+
+
+def _whole(tree: Any) -> Any:
+    """Evaluate a tree, without its cache of results."""
+    if tree._data is not None:
+        return tree._data
+    return tree._func(*tree._recurse_apply(tree._args, _whole), **tree._kwargs)
+
+
+def _rows(tree: Any, start: int, stop: int) -> Any:
+    """Evaluate some rows of a tree. It caches the results of operations that need all rows."""
+    if tree._data is None:
+        func, args, kwargs = tree._func, tree._args, tree._kwargs
+        name = getattr(func, "__qualname__", "")
+        method = tuple(cell.cell_contents for cell in func.__closure__ or ()) if name == _METHOD else ()
+        if name in _BY_ROW or method in _CASTS:
+            return func(_rows(args[0], start, stop), *args[1:], **kwargs)
+        if name == _STACK and not any(args[1:]) and not any(kwargs.values()):
+            parts = [_whole(part) for part in args[0][start:stop]]
+            return func(parts) if len(parts) > 1 else parts[0][None]
+    return type(tree).to_eager(tree)[start:stop]
+
+
+def _write(tree: Any, *args: Any, **kwargs: Any) -> None:
+    """Write a tensor some rows at a time: the `tofile` of a tree."""
+    shape = tree._meta.shape
+    if len(shape) < 2 or not math.prod(shape):  # a single dimension is one row
+        type(tree).to_eager(tree).tofile(*args, **kwargs)
+        return
+    step = max(1, _ROW_ELEMENTS // math.prod(shape[1:]))
+    for start in range(0, shape[0], step):
+        np.ascontiguousarray(_rows(tree, start, start + step)).tofile(*args, **kwargs)
+
+
+def _reading(utility: Any) -> Callable[..., None]:
+    """Return a reader of safetensors files that checks the header and maps a file once, not for each tensor."""
+
+    def init(local: Any, filename: Any) -> None:
+        file = wm.open(filename, format="safetensors", mode="cow")
+        local.tensors = {}
+        for info in sorted(file.infos()):
+            place = utility.LocalTensorRange(filename, info.offset, info.nbytes)
+            local.tensors[info.name] = tensor = utility.LocalTensor(code_of(info.dtype), info.shape, place)
+            tensor.mmap_bytes = lambda name=info.name: file[name].reshape(-1).view(np.uint8)
+
+    return init
+
+
+@contextlib.contextmanager
+def patched() -> Iterator[None]:
+    """Make gguf-py, and so llama.cpp's `convert_hf_to_gguf.py`, faster and small in memory, within a ``with`` block.
+
+    Safetensors files are read by one checked mapping each; our kernels make and decode blocks and bfloat16; tensors are
+    computed and written some rows at a time. The bytes written stay the same: gguf-py's own code does what ours would
+    do otherwise.
+
+    Raises
+    ------
+    MissingDependencyError
+        When gguf is not installed.
+
+    Notes
+    -----
+    It holds for the whole process. The script has its own gguf-py beside it: put that first on `sys.path`, as
+    ``python -m weightmap.compat.gguf convert_hf_to_gguf.py ARGS...`` does.
+    """
+    imported("gguf", "gguf")
+    quants, lazy, utility = (import_module(f"gguf.{part}") for part in ("quants", "lazy", "utility"))
+    changes = (
+        (quants, "_apply_over_grouped_rows", _converting(quants._apply_over_grouped_rows)),
+        (lazy.LazyNumpyTensor, "tofile", _write),
+        (utility.SafetensorsLocal, "__init__", _reading(utility)),
+    )
+    usual = [(place, name, getattr(place, name)) for place, name, _ in changes]
+    try:
+        for place, name, ours in changes:
+            setattr(place, name, ours)
+        yield
+    finally:
+        for place, name, theirs in usual:
+            setattr(place, name, theirs)
+
+
+def _main(arguments: list[str]) -> None:
+    """Run a script of llama.cpp within `patched`, by the gguf-py beside it, if any."""
+    if not arguments:
+        raise SystemExit("usage: python -m weightmap.compat.gguf convert_hf_to_gguf.py ARGS...")
+    folder = os.path.dirname(os.path.abspath(arguments[0]))
+    sys.path[0] = folder
+    if "NO_LOCAL_GGUF" not in os.environ and os.path.isdir(package := os.path.join(folder, "gguf-py")):
+        sys.path.insert(1, package)
+    sys.argv = arguments
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of torch that spin have the CPUs of our kernels
+    with patched():
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

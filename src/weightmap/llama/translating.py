@@ -177,7 +177,8 @@ def unknown(file: TensorFile) -> str:
     name, _ = architecture_of(config)
     if name:
         said = f"{os.path.basename(path)} has the architecture {quoted(name)}"
-        return f"{said}, which is not known under llama.cpp's names: convert_hf_to_gguf.py of llama.cpp may know it"
+        script = "python -m weightmap.compat.gguf convert_hf_to_gguf.py DIR"
+        return f"{said}, which is not known under llama.cpp's names; llama.cpp's script may know it: {script}"
     model, file_name = source.absolute, os.path.basename(path)
     there = names_in(folder_of(model), (file_name, *_OTHERS)) if model is not None else ()
     if config or file_name in there:
