@@ -82,6 +82,16 @@ def test_a_mapping_of_other_names_is_an_error(model, tmp_path):
         wm.convert(model, tmp_path / "new.amb", rename={"blk.0": "a"})
 
 
+def test_names_that_begin_alike_are_renamed_by_a_star(tmp_path):
+    """The name of a tensor, and one that ends in a star, come first."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wm.save(source, {name: np.ones(1, np.float32) for name in ("net.w", "net.b", "net.*", "x")})
+    wm.convert(source, target, rename={"net.*": "*", "net.b": "bias", "n*": "one"})
+    assert sorted(wm.open(target)) == ["*", "bias", "w", "x"]
+    with pytest.raises(wm.EncodeError, match=r"rename has 'ten\.\*', the name of none of 4 tensors"):
+        wm.convert(source, target, rename={"ten.*": "*"})
+
+
 def test_a_file_that_exists_is_not_replaced(model, tmp_path):
     """Nor a link, whose file is missing, before anything is read; words are no exception."""
     (tmp_path / "words.txt").write_text("a 1 2\nb 3 4\n")

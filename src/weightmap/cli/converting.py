@@ -82,7 +82,7 @@ def _add_conversion(
         group,
         ("--include GLOB", "convert only tensors with such a name"),
         ("--exclude GLOB", "leave out tensors with such a name"),
-        ("--rename OLD=NEW", "give a tensor another name"),
+        ("--rename OLD=NEW", "give a tensor another name; 'OLD*=NEW*' all that begin with OLD"),
     )
     arguments.add_weights(group, "convert")
 

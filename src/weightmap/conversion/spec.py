@@ -127,12 +127,13 @@ class Spec:
         if rename is None:
             return {}
         if isinstance(rename, Mapping):
-            if names and rename and not any(name in rename for name in names):
+            whole = _whole_names(names, rename)
+            if names and rename and not any(name in whole for name in names):
                 some = ", ".join(map(quoted, list(rename)[:3]))
                 raise EncodeError(
                     f"rename has {some}, the name of none of {counted(len(names), 'tensor')}", path=source
                 )
-            given, rename = rename, lambda name: given.get(name, name)
+            rename = lambda name: whole.get(name, name)  # noqa: E731 - a mapping becomes a function
         if not callable(rename):
             raise mistyped("rename", rename, "a mapping of names or a function of a name")
         changed = {}
@@ -143,6 +144,13 @@ class Spec:
             if new != name:
                 changed[name] = new
         return changed
+
+
+def _whole_names(names: Collection[str], rename: Mapping[str, str]) -> Mapping[str, str]:
+    """Replace ``OLD*``, renamed to ``NEW*``, by the tensors whose names begin with OLD."""
+    begins = {old[:-1]: new[:-1] for old, new in rename.items() if f"{old}"[-1:] == f"{new}"[-1:] == "*"}
+    more = {name: f"{new}{name[len(old) :]}" for old, new in begins.items() for name in names if name.startswith(old)}
+    return {**more, **rename}
 
 
 def _spelt(globs: Globs) -> str:
