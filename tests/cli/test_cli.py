@@ -544,6 +544,9 @@ def test_diff_names_the_differences(write, run):
     assert any(line[0] == "changed" for line in words if line)
     assert ["k", "one", "two"] in words
     assert not any(line[0] == "same" for line in words if line)
+    assert "same name in both" not in out
+    other = write("c.safetensors", {"net.same": floats(1)})
+    assert "with --rename 'OLD*=NEW*'" in run("diff", a, other)[1]
     status, out, _ = run("diff", a, b, "--json")
     document = json.loads(out)
     assert (status, document["schema"], document["equal"]) == (1, 1, False)

@@ -327,7 +327,8 @@ def test_damage_is_converted(tmp_path):
         ("t.gguf", "q2_0", r"'q2_0', expected .*, mxfp4; q2_0 is read, not written: the nearest is q2_k$"),
         ("t.amb", "Q4_K_M", r"scheme is 'Q4_K_M', expected one of int8, .*, adaptive; the nearest is int4_block$"),
         ("t.amb", "q8", r"scheme is 'q8', expected one of int8, .*, adaptive; the nearest is int8$"),
-        ("t.gguf", "zip", r"scheme is 'zip', expected one of q4_0, [^;]*, mxfp4$"),
+        ("t.gguf", "zip", r"scheme is 'zip', expected one of q3_k_s, [^;]*, mxfp4$"),
+        ("t.gguf", "q4km", r"expected one of q3_k_s, .*, mxfp4; the nearest is q4_k_m$"),
     ],
 )
 def test_a_scheme_that_the_target_lacks(put, tmp_path, name, scheme, said):

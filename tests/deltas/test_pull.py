@@ -144,6 +144,9 @@ def test_gaps_and_wrong_bases_are_refused(chain, tmp_path):
         deltas.apply(folder, source / "weight_v000001")
     with pytest.raises(wm.DeltaError, match="full version"):
         deltas.apply(folder, source / "weight_v000003")
+    wm.save(tmp_path / "other.safetensors", {"x": np.ones(1, np.float32)})
+    with pytest.raises(wm.DeltaError, match=r"tensor .*other\.safetensors has none and is not the base of this delta"):
+        deltas.pull(tmp_path / "new", source, base=tmp_path / "other.safetensors", version=1)
     deltas.pull(folder, source, version=3)
     with pytest.raises(wm.DeltaError, match="give base="):
         deltas.pull(folder, source, version=2)

@@ -189,7 +189,7 @@ def test_a_folder_of_a_server_that_lists_nothing(objects, url):
         assert np.array_equal(file["layer.7.w"], FLOATS["layer.7.w"])
     with pytest.raises(NotRegularFileError, match=r"has no \*.index.json"):
         wm.open(url + "nowhere/")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"\(404 Not Found; the address of a folder ends in a slash\)"):
         wm.open(url + "there")
 
 

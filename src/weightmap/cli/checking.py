@@ -166,6 +166,7 @@ def diff(args: argparse.Namespace) -> int:
     options = {name: getattr(args, name) for name in ("tensors_only", "by_value", "rtol", "atol")}
     with outcome.opened(args, args.a) as a, outcome.opened(args, args.b) as b:
         report = wm.diff(a, b, **options)
+        disjoint = bool(report.only_in_a and report.only_in_b) and a.keys().isdisjoint(b)
     if args.json:
         show.emit_json(
             {
@@ -183,6 +184,9 @@ def diff(args: argparse.Namespace) -> int:
         show.emit("no differences")
     else:
         _diff_text(args, report)
+    if disjoint:
+        cure = "convert A to GGUF for llama.cpp's names, or with --rename 'OLD*=NEW*', and compare the result"
+        show.emit(f"\nno tensor has the same name in both: {cure}")
     for note in report.notes:
         show.emit(f"not counted: {show.clean(note)}")
     return outcome.OK if report.equal else outcome.DIFFERENT

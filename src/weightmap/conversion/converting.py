@@ -118,8 +118,8 @@ def convert(
         Convert tensors whose name matches an `include` (default: all; an empty sequence: none) and no `exclude`. A glob
         that no tensor of the source matches is an EncodeError, and so are globs that leave none.
     rename : mapping of str to str, or callable, optional
-        New names of tensors by their old ones, or a function that returns the new name for an old one. `include`,
-        `exclude`, `quantize` and the report use the old names.
+        New names of tensors by their old ones (``{"net.*": "*"}``: of all that begin with "net."), or a function that
+        returns the new name for an old one. `include`, `exclude`, `quantize` and the report use the old names.
     dtype : dtype_like, optional
         Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
         out of its range become infinite, in float8_e4m3fn NaN; the report's warnings count them. With `quantize`, this
@@ -387,11 +387,12 @@ def _as_quantize(quantize: Any, target: _Target) -> Quantize:
     if isinstance(quantize, Quantize):
         return quantize
     record = target.record
-    if isinstance(record, Format) and record.program == PROGRAM and folded(quantize) in MIXTURES:
+    mixtures = MIXTURES if isinstance(record, Format) and record.program == PROGRAM else ()
+    if folded(quantize) in mixtures:
         return Quantize(quantize)
     writable = _writable(record, target.layout)
     try:
-        return Quantize(scheme_named(quantize, writable or (*SCHEMES, "pq")))
+        return Quantize(scheme_named(quantize, (*mixtures, *writable) or (*SCHEMES, "pq")))
     except TensorFileError as error:
         if isinstance(record, Format) and isinstance(quantize, str) and not writable:
             _check_scheme(target, quantize)

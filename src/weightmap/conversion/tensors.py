@@ -298,7 +298,7 @@ def extras_of(
     lost = []
     if homeless:
         lost.append(f"{entries(len(homeless))} ({', '.join(map(quoted, homeless))})")
-    if config and "config" not in carried:
+    if config and config.keys() != {"quant"} and "config" not in carried:  # that is how AMB's tensors are stored
         lost.append("the configuration")
     if tokenizer is not None and "tokenizer" not in carried:
         lost.append("the tokenizer")

@@ -14,10 +14,11 @@ def cut_off(
     --------
     >>> from weightmap.core.faults import cut_off
     >>> print(cut_off("the name of tensor 0", 60, 80))
-    the file ends within the name of tensor 0, expected at least 80 bytes (at byte 60)
+    the file ends within the name of tensor 0 (was the download complete?), expected at least 80 bytes (at byte 60)
     """
     expected = None if needed is None else f"at least {needed} bytes"
-    return TruncatedError(f"{whole} ends within {what}", field=field, offset=at, expected=expected)
+    hint = " (was the download complete?)" if whole == "the file" else ""
+    return TruncatedError(f"{whole} ends within {what}{hint}", field=field, offset=at, expected=expected)
 
 
 def shrank(at: int, needed: int | None = None, *, during: str = "it") -> TruncatedError:

@@ -20,7 +20,7 @@ from weightmap.core.bytes.memory import room
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.formats import Content, Verification
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.internals import parts_of, warnings_of
+from weightmap.core.model.internals import name_of, parts_of, warnings_of
 from weightmap.core.model.opening import located, open_with, options_of
 from weightmap.core.table.columns import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
@@ -186,7 +186,7 @@ class OverlaidContent(Content):
 
     def __init__(self, base: TensorFile, deltas: Sequence[Delta], options: Options) -> None:
         _, below, _ = parts_of(base)
-        table = OverlaidTable(below.table, _changed(below.table, deltas, options.limits))
+        table = OverlaidTable(below.table, _changed(below.table, name_of(base), deltas, options.limits))
         super().__init__(below.layout, table, below.load_metadata, self._verify, warnings_of(base))
         self._below = below
         self.deltas = deltas
@@ -210,14 +210,14 @@ class OverlaidContent(Content):
             run.checked(f"checksums of {counted(len(self.table.changed), 'tensor')} that deltas changed")
 
 
-def _changed(table: Table, deltas: Sequence[Delta], limits: Limits) -> dict[int, Patched]:
-    """Return the geometry of each row that deltas change."""
+def _changed(table: Table, base: str, deltas: Sequence[Delta], limits: Limits) -> dict[int, Patched]:
+    """Return the geometry of each row that deltas change. `base` is the path of the model."""
     frames: dict[int, list[Frame]] = {}
     for delta in deltas:
         for name, frame in delta.frames.items():
             number = table.find(name)
             if number < 0:
-                raise frame.error("the base has no such tensor", field="weight_map")
+                raise frame.error(f"{base} has none and is not the base of this delta", field="weight_map")
             frames.setdefault(number, []).append(frame)
     changed = {}
     for number, several in frames.items():

@@ -26,7 +26,7 @@ from weightmap.deltas.local import CHANGES, Journal, Local
 from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport
 from weightmap.deltas.writing import pieces, segments, write_changes, write_files, write_planned
-from weightmap.errors import DeltaError, TargetError, TensorFileError, UnsupportedError
+from weightmap.errors import DeltaError, Remedy, TargetError, TensorFileError, UnsupportedError
 from weightmap.huggingface.along import Along
 
 if TYPE_CHECKING:
@@ -302,7 +302,8 @@ def _walk_back(
     while number != at:
         if number == 0:
             if base is None and (at is not None or place.model() is None):
-                raise DeltaError("version 0 is not here: give base=, the model that it is")
+                what = "the deltas begin at version 0, which is not here"
+                raise DeltaError(what, remedy=Remedy("give {}, the model that is version 0", "base"))
             return place.folder if base is None else base, 0
         directory = versions.folder_at(inside(source, versions.version_name(number)))
         delta = versions.read_version(directory, _READING)

@@ -160,7 +160,7 @@ def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | 
         if settings is not None:
             raise EncodeError(
                 f"this is a quantised checkpoint: {os.path.basename(settings.path)} has {settings.where}",
-                remedy=Remedy("f.weights has its parameters, {} keeps the stored tensors", "names", "keep"),
+                remedy=Remedy("{} converts its parameters", "weights", switch=True, python="f.weights"),
             ).located(path=source.name)
         return architecture
     if strictly:

@@ -277,9 +277,9 @@ def _fail_folder(location: Location) -> NoReturn:
 def fail(fault: StoreError, name: str, what: str = "") -> NoReturn:
     """Raise the error for a fault, without the store's own exception, which may hold signed addresses."""
     if fault.kind == "missing":
-        raise FileNotFoundError(
-            errno.ENOENT, fault.words if fault.specific else os.strerror(errno.ENOENT), name
-        ) from None
+        slash = "; the address of a folder ends in a slash" if name.startswith("http") else ""
+        what = fault.words if fault.specific else f"{os.strerror(errno.ENOENT)} ({fault.words}{slash})"
+        raise FileNotFoundError(errno.ENOENT, what, name) from None
     if fault.kind == "denied":
         raise PermissionError(errno.EACCES, f"the store refuses it: {fault.words}", name) from None
     if fault.kind == "changed":

@@ -50,8 +50,11 @@ def pair_page(names: Sequence[str], sizes: Sequence[int], result: Comparison) ->
 
 
 def _differences(compared: Sequence[Pair], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+    if not compared:
+        none = "<p>No tensor has the same name in both: first convert one of them with the names of the other.</p>"
+        return "differences", "Differences", none
     heat = by_layer((pair.name, _measured(pair)) for pair in compared)
-    content = "<p>All values are equal.</p>" if compared else "<p>No tensor is in both.</p>"
+    content = "<p>All values are equal.</p>"
     if any(value for row in heat for measure, value in row.items() if measure in _MEASURES):
         sets["heat"] = heat
         layers = len({row["layer"] for row in heat})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import threading
 from collections import Counter
@@ -219,6 +220,9 @@ def _digests_of(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
         return Trust(root, _of_one(absolute, root, (lists.of_text(at, "trust"),)))
     raw = lists.read_list(at)
     if raw is None:
+        if re.fullmatch("[0-9a-fA-F]{64}", at):
+            expected = "sha256: and 64 hexadecimal digits"
+            raise TrustError("trust", path="trust", actual=quoted(at), expected=expected)
         raise FileNotFoundError(2, os.strerror(2), at)
     digests = lists.of_file(raw, at)
     if lists.ONLY in digests:  # it is about the file that is opened, and no other one

@@ -48,12 +48,14 @@ def near(scheme: Any, writable: Sequence[str]) -> str:
     """Return the end of a message about an unknown scheme: the nearest one, by spelling or else by bits."""
     every = (*SCHEMES, *quantised.GGML_TYPES)
     if isinstance(scheme, str) and scheme not in every:
-        scheme = next(iter(similar(scheme, every, _CUTOFF)), None)
+        scheme = next(iter(similar(scheme, (*every, *writable), _CUTOFF)), None)
+    if scheme in writable:
+        return f"; the nearest is {scheme}"
     if scheme is None or scheme not in every:
         return ""
-    able = [name for name in writable if name != "pq"]
+    able = [name for name in writable if name in every]
     # Of several as near, the first one listed: the plain scheme of that size.
-    best = min(able, key=lambda name: (name != scheme, abs(_bits(name) - _bits(scheme)), -_bits(name)), default=None)
+    best = min(able, key=lambda name: (abs(_bits(name) - _bits(scheme)), -_bits(name)), default=None)
     if best is None:
         return ""
     read = f"{scheme} is read, not written: " if scheme not in SCHEMES else ""

@@ -310,12 +310,7 @@ def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: i
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
     # In bytes from the beginning of the file, whatever the format counts from.
-    return cut_off(
-        f"{label} (was the download complete?)",
-        rules.base + rules.room,
-        rules.base + actual * rules.unit,
-        field="data_offset",
-    )
+    return cut_off(label, rules.base + rules.room, rules.base + actual * rules.unit, field="data_offset")
 
 
 def _words(rules: Rules) -> tuple[str, str]:

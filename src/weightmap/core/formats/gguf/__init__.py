@@ -84,7 +84,6 @@ if TYPE_CHECKING:
 
 # Turns faults of the GGUF scan into errors with a message.
 
-_HINT = "(was the download complete?)"
 _LENIENT = Remedy("{} reads the other tensors, and shows the bytes of this one", "strict", value=False)
 # For each kind of fault: the class of the error, what is wrong, its field (if any), and what was expected.
 _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
@@ -140,9 +139,9 @@ def check(
 
 def _error(fault: access.Fault, label: str, size: int, types: str, field: str) -> FormatError:
     if fault.kind == "GGUF_END":
-        return cut_off(f"{label} {_HINT}", size, fault.at + fault.expected, field=field)
+        return cut_off(label, size, fault.at + fault.expected, field=field)
     if fault.kind == "GGUF_COUNT":
-        what = f"the file ends within {label} {_HINT}: a count or length"
+        what = f"the file ends within {label} (was the download complete?): a count or length"
         return too_many(what, fault.actual, fault.expected, field=field, offset=fault.at)
     cls, what, its_field, expected = _WORDS.get(fault.kind, (FormatError, "the header is damaged", "", ""))
     error = cls(f"{label}: {what}", field=its_field or field, offset=fault.at)
