@@ -46,7 +46,6 @@ class Ranks(Exchange):
 
     @classmethod
     def of(cls, count: int) -> "list[Ranks]":
-        """Return all ranks."""
         meeting, table = threading.Barrier(count, timeout=HANG), {}
         return [cls(rank, meeting, table) for rank in range(count)]
 
@@ -112,7 +111,6 @@ class FakeDevice(Backend):
                 raise RuntimeError(f"the device failed: {what}")
 
     def count(self, what: str) -> int:
-        """How often something was asked for."""
         return sum(entry[0] == what for entry in self.log)
 
     @property
@@ -122,14 +120,12 @@ class FakeDevice(Backend):
 
     @property
     def alive_nbytes(self) -> int:
-        """Their bytes."""
         return sum(len(room) - _ALIGN for room in self._rooms())
 
     def _rooms(self) -> list[NDArray[np.uint8]]:
         return [room for ref in self._alive if (room := ref()) is not None]
 
     def work(self, upto: int | None = None) -> None:
-        """Do what was asked for, in order."""
         with self._lock:
             upto = len(self._asked) if upto is None else upto
             while self.done < upto:
@@ -143,7 +139,6 @@ class FakeDevice(Backend):
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was asked for is done."""
         return self.done == len(self._asked)
 
     # ---------------------------------------------------------------------------------------------------- the backend
@@ -160,7 +155,6 @@ class FakeDevice(Backend):
         return room[start : start + nbytes]
 
     def free(self, buffer: Any) -> None:
-        """Note that memory is free."""
         self._call("free", len(buffer))
         if not self.idle:
             raise LateError("memory is freed that copies are under way to")
@@ -171,7 +165,6 @@ class FakeDevice(Backend):
         buffer[:] = 0xDD
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
-        """Note that memory is pinned."""
         self._call("pin", len(memory))
         if self.pinnable is not None and sum(self.pins.values()) + len(memory) > self.pinnable:
             raise RuntimeError("no memory left to pin")
@@ -179,7 +172,6 @@ class FakeDevice(Backend):
         self.after("pin")
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
-        """Note that it is not any more."""
         self._call("unpin", len(memory))
         if not self.idle:
             raise LateError("memory is unpinned that copies are under way from")
@@ -189,11 +181,9 @@ class FakeDevice(Backend):
         self.after("unpin")
 
     def begin(self) -> None:
-        """Note it."""
         self._call("begin")
 
     def end(self) -> None:
-        """Note it."""
         self._call("end")
 
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
@@ -216,12 +206,10 @@ class FakeDevice(Backend):
         return Point(self, len(self._asked))
 
     def synchronize(self) -> None:
-        """Do all that was asked for."""
         self._call("synchronize")
         self.work()
 
     def decodes(self, scheme: str) -> bool:
-        """Whether the scheme is among those given."""
         return scheme in self._scheme
 
     def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:

@@ -62,7 +62,6 @@ def same_product(matrix: Any, parts: Any) -> bool:
 
 
 def subwords_of(vocab: Vocabulary) -> tuple[Any, ...]:
-    """Kind, lengths and size."""
     found = vocab.subwords
     return (found.kind, found.min_n, found.max_n, found.size)
 

@@ -15,7 +15,6 @@ def matrix(rows: int, dims: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def raws(words: Sequence[str | bytes]) -> list[bytes]:
-    """The bytes of words."""
     return [word.encode() if isinstance(word, str) else word for word in words]
 
 

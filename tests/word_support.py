@@ -36,7 +36,6 @@ def listed(ngrams: dict[str, int]):
 
 
 def vocabulary(words: list[str], subwords: Subwords | None = None) -> Vocabulary:
-    """Return a vocabulary of these words."""
     return Vocabulary(lambda: table(words), len(words), subwords=subwords)
 
 

@@ -64,7 +64,6 @@ def ngrams(pairs):
 
 
 def simple(words, **lies):
-    """A simple vocabulary."""
     return Chunk(SIMPLE, struct.pack("<Q", lies.pop("n", len(words))) + strings(words), **lies)
 
 
@@ -93,13 +92,11 @@ def matrix(value, **lies):
 
 
 def norms(value, **lies):
-    """Norms."""
     count, code = lies.pop("count", value.shape[0]), lies.pop("code", 10)
     return Chunk(NORMS, struct.pack("<QI", count, code), value.data, 4, **lies)
 
 
 def metadata(text, **lies):
-    """Metadata."""
     return Chunk(METADATA, text.encode() if isinstance(text, str) else text, **lies)
 
 

@@ -118,12 +118,10 @@ class Coder:
         return self.string(value) if kind == "str" else self.number(value, KINDS[kind][1])
 
     def key_value(self, entry):
-        """A key-value."""
         key, kind, value = entry
         return self.string(key) + self.number(code_of(kind)) + self.value(kind, value)
 
     def info(self, info):
-        """A tensor info."""
         dims = b"".join(map(self.count, info.dims))
         ndim = self.number(len(info.dims) if info.ndim is None else info.ndim)
         return self.string(info.name) + ndim + dims + self.number(info.type) + self.number(info.offset, "Q")

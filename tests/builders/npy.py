@@ -27,7 +27,6 @@ def build(header, data=b"", version=(1, 0), length=None):
 
 
 def header_of(tensor, *, fortran=False):
-    """The header of a tensor."""
     code = CODES[tensor.dtype]
     if isinstance(tensor, BigEndian):
         code = code.replace("<", ">")
@@ -75,7 +74,6 @@ def anatomy(data):
 
 
 def tokens(data, begin, end):
-    """The tokens of a header."""
     import re
 
     return (

@@ -76,7 +76,6 @@ def model(initialisers, *more, head=HEAD, tail=OPSET):
 
 
 def build(tensors, *, typed=False):
-    """A model with these tensors."""
     return model(tensor_proto(name, value, typed=typed) for name, value in tensors.items())
 
 

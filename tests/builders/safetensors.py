@@ -6,7 +6,7 @@ import struct
 from tests.fuzz.anatomy import Walk
 from tests.fuzz.dictionary import MARKUP
 
-from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal
+from . import Bounds, Builder, Example, Golden, Tensor, named, noise, normal, tensor
 
 FORMAT = "safetensors"
 SUFFIX = ".safetensors"
@@ -58,6 +58,18 @@ def build(tensors, metadata=None, *, pad=True, ascii_only=False):
     head, data = header_of(tensors, metadata)
     text = json.dumps(head, separators=(",", ":"), ensure_ascii=ascii_only).encode()
     return raw(text + b" " * (-len(text) % 8 if pad else 0), data)
+
+
+def sharded(arrays, count):
+    """The files of a model of `count` shards, by name; each shard has every `count`-th array."""
+    files, where = {}, {}
+    for number in range(count):
+        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        part = {key: tensor(array) for key, array in list(arrays.items())[number::count]}
+        where |= dict.fromkeys(part, name)
+        files[name] = build(part)
+    index = json.dumps({"metadata": {}, "weight_map": where}).encode()
+    return files | {"model.safetensors.index.json": index}
 
 
 def parse(data):

@@ -65,8 +65,6 @@ class Stored(NamedTuple):
 
 
 class Dtype(NamedTuple):
-    """A dtype of torch."""
-
     name: str
 
 
@@ -76,7 +74,6 @@ def named(module, name):
 
 
 def text(value):
-    """A text."""
     raw = value if isinstance(value, bytes) else value.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
 
@@ -94,7 +91,6 @@ def number(value):
 
 
 def row_major(shape):
-    """The strides of row-major order."""
     return tuple(math.prod(max(dim, 1) for dim in shape[i + 1 :]) for i in range(len(shape)))
 
 

@@ -43,9 +43,20 @@ static uint32_t next_random(void) { /* xorshift32: the same sequence everywhere 
     return x ^= x << 5;
 }
 
+static void *allocate(size_t size) {
+    void *memory = malloc(size ? size : 1);
+    if (!memory) exit(2);
+    return memory;
+}
+
+static void *allocate_lines(size_t size) {
+    void *memory = aligned_alloc(64, (size + 63) / 64 * 64);
+    if (!memory) exit(2);
+    return memory;
+}
+
 static uint8_t *random_bytes(size_t len) {
-    uint8_t *bytes = malloc(len ? len : 1);
-    if (!bytes) exit(2);
+    uint8_t *bytes = allocate(len);
     for (size_t i = 0; i < len; i++) bytes[i] = (uint8_t)(next_random() >> 11);
     return bytes;
 }
@@ -53,7 +64,6 @@ static uint8_t *random_bytes(size_t len) {
 static void test_crc(const char *name, wm_crc32_fn *crc32) {
     /* Past 1100 the lengths lie around the ends of several steps, 512 bytes at most, and of blocks of 3 * 1024. */
     static const size_t more[] = {1535, 1536, 2047, 2048, 2049, 3071, 3072, 3073, 3455, 3456, 4096, 6144, 6145, 16384, 65535};
-    int before = failures;
     for (size_t i = 0; i < 1100 + sizeof more / sizeof *more; i++) {
         size_t len = i < 1100 ? i : more[i - 1100];
         uint8_t *exact = random_bytes(len);
@@ -64,11 +74,9 @@ static void test_crc(const char *name, wm_crc32_fn *crc32) {
                   len);
         free(exact);
     }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 static void test_combine(void) {
-    int before = failures;
     for (int i = 0; i < 200; i++) {
         size_t len = next_random() % 3000, split = len ? next_random() % len : 0;
         uint8_t *data = random_bytes(len);
@@ -81,18 +89,15 @@ static void test_combine(void) {
     uint32_t crc = wm_crc32(7, data, len, 1);
     for (int threads = 0; threads <= 6; threads++) check(wm_crc32(7, data, len, threads) == crc, "threads", (uint64_t)threads);
     free(data);
-    printf("%-34s %s\n", "combine and threads", failures == before ? "ok" : "FAILED");
 }
 
 static void test_fnv(const char *name, wm_fnv1a32_fn *fnv1a32) {
-    int before = failures;
     for (uint32_t n = 0; n < 300; n += 1 + n / 7) {
         for (uint32_t kind = 0; kind < 4; kind++) {
             for (uint32_t gap = 0; gap <= 4; gap += 2) {
                 static const uint32_t longest[] = {1, 8, 80, 3000};
-                uint32_t *lengths = malloc((n + 1) * sizeof *lengths), *out = malloc((n + 1) * sizeof *out);
+                uint32_t *lengths = allocate((n + 1) * sizeof *lengths), *out = allocate((n + 1) * sizeof *out);
                 size_t total = 0;
-                if (!lengths || !out) exit(2);
                 for (uint32_t i = 0; i < n; i++) {
                     lengths[i] = kind == 3 && i % 9 ? i % 5 : next_random() % (longest[kind] + 1);
                     total += lengths[i] + (i + 1 < n ? gap : 0);
@@ -110,7 +115,6 @@ static void test_fnv(const char *name, wm_fnv1a32_fn *fnv1a32) {
             }
         }
     }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* By powers of two, in double, which holds every value exactly; a NaN by its bits. */
@@ -132,9 +136,8 @@ static uint32_t bf16_by_definition(uint32_t half) { return half << 16; }
 static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t), uint32_t first, size_t n,
                         size_t shift, size_t skew, int storing) {
     size_t in_len = shift + 2 * n, out_len = (skew + n) * sizeof(float);
-    uint8_t *in = malloc(in_len ? in_len : 1);
-    float *out = malloc(out_len ? out_len : 1);
-    if (!in || !out) exit(2);
+    uint8_t *in = allocate(in_len);
+    float *out = allocate(out_len);
     memset(out, 0xA5, out_len);
     for (size_t i = 0; i < n; i++) {
         uint32_t half = (first + (uint32_t)i * 40503u) & 0xFFFF;
@@ -152,7 +155,6 @@ static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*defini
 }
 
 static void test_half(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t)) {
-    int before = failures;
     for (int storing = WM_CACHED; storing <= WM_FETCHED; storing++) {
         test_halves(name, convert, definition, 0, 65536, 0, 0, storing);
         for (size_t n = 0; n <= 300; n++) /* shift and skew take every value beside many lengths */
@@ -161,16 +163,13 @@ static void test_half(const char *name, wm_half_fn *convert, uint32_t (*definiti
             for (size_t skew = 0; skew < 16; skew++)
                 test_halves(name, convert, definition, next_random(), 140 + shift, shift, skew, storing);
     }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* The entry points, at sizes that are divided among threads. */
 static void test_half_threads(void) {
     enum { N = (3 << 20) + 77 };
-    int before = failures;
     uint8_t *in = random_bytes(2 * (size_t)N);
-    float *one = malloc(N * sizeof *one), *many = malloc(N * sizeof *many);
-    if (!one || !many) exit(2);
+    float *one = allocate(N * sizeof *one), *many = allocate(N * sizeof *many);
     for (int threads = -1; threads <= 5; threads++) {
         wm_f16_to_f32(in, one, N, 1);
         wm_f16_to_f32(in, many, N, threads);
@@ -182,7 +181,6 @@ static void test_half_threads(void) {
     free(in);
     free(one);
     free(many);
-    printf("%-34s %s\n", "halves and threads", failures == before ? "ok" : "FAILED");
 }
 
 /* Field k of a stream, bit by bit. */
@@ -238,7 +236,6 @@ static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int sc
  * they should be, it stops only where it may, and after a block that was stepped over it goes on. */
 static void test_mixed(const char *name, wm_mixed_fn *decode) {
     enum { BLOCKS = 150, LONGEST = 72 };
-    const int before = failures;
     uint64_t decoded = 0;
     for (uint64_t len = 8; len <= LONGEST; len += 8)
         for (int type = 0; type < 4; type++) {
@@ -252,8 +249,7 @@ static void test_mixed(const char *name, wm_mixed_fn *decode) {
                 codes_at[b + 1] = codes_at[b] + (kind == WM_HALF ? 2 * len : code_bytes(4 + kind, len));
             }
             const uint64_t scales = scale_at[BLOCKS], size = scales + codes_at[BLOCKS], item = value_bytes(half);
-            uint8_t *data = random_bytes(size), *out = aligned_alloc(64, (BLOCKS * len * item + 63) / 64 * 64);
-            if (!out) exit(2);
+            uint8_t *data = random_bytes(size), *out = allocate_lines(BLOCKS * len * item);
             wm_mixed m = {.mask = mask,
                           .scales = data,
                           .codes = data + scales,
@@ -286,11 +282,9 @@ static void test_mixed(const char *name, wm_mixed_fn *decode) {
             free(out);
         }
     check(decode == mixed_portable ? decoded == 0 : decoded > 9 * 4 * BLOCKS * 3 / 4, name, decoded);
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 static void test_intblock(const char *name, wm_intblock_fn *decode) {
-    int before = failures;
     for (int bits = 4; bits <= 8; bits += bits == 5 ? 3 : 1)
         for (int type = 0; type < 4; type++) /* of the scale, and of the output */
             for (uint64_t len = 1; len < 150; len += len < 40 ? 1 : 7)
@@ -302,12 +296,10 @@ static void test_intblock(const char *name, wm_intblock_fn *decode) {
                         if (len % 8 == 0 || skew % 16 == 0)
                             test_runs(name, decode, bits, type % 2, runs, len, type / 2, 1, skew);
                 }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* Every finite float16, the points half-way between two, and their neighbours, are rounded as arithmetic in double says. */
 static void test_narrow(const char *name, wm_narrow_fn *narrow) {
-    int before = failures;
     for (uint32_t half = 0; half < 0x7BFF; half++) {
         const float low = widen_half(half), high = widen_half(half + 1), middle = (low + high) / 2; /* all exact */
         const uint32_t m = bits_of_float(middle);
@@ -325,18 +317,15 @@ static void test_narrow(const char *name, wm_narrow_fn *narrow) {
     uint8_t out[16];
     narrow(odd, 8, out);
     for (int i = 0; i < 8; i++) check(load_le16(out + 2 * i) == wanted[i], name, (uint64_t)i);
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* The way through the buffer and past the caches, wherever the output lies; any range by any number of threads. */
 static void test_blocks(void) {
     enum { N = 10000, SIZE = 24 };
-    int before = failures;
     const uint64_t size = (uint64_t)wm_blocks_size(5, WM_SCALE_FP16, SIZE, N);
-    uint8_t *data = random_bytes(size), *to = malloc(N * sizeof(float) + 64);
-    uint8_t *halves = malloc(N * 2);
-    float *whole = malloc(N * sizeof(float));
-    if (!to || !whole || !halves) exit(2);
+    uint8_t *data = random_bytes(size), *to = allocate(N * sizeof(float) + 64);
+    uint8_t *halves = allocate(N * 2);
+    float *whole = allocate(N * sizeof(float));
     check(wm_blocks_decode(data, size, 5, WM_SCALE_FP16, SIZE, N, 0, whole, N, 0, 1) == 0, "blocks", 0);
     check(wm_blocks_decode(data, size, 5, WM_SCALE_FP16, SIZE, N, 0, halves, N, 1, 1) == 0, "blocks", 1);
     for (uint64_t shift = 0; shift < 64; shift += 2)
@@ -365,17 +354,14 @@ static void test_blocks(void) {
     free(to);
     free(halves);
     free(whole);
-    printf("%-34s %s\n", "ranges of blocks", failures == before ? "ok" : "FAILED");
 }
 
 /* Floats of many magnitudes, the same on every architecture, which therefore has to quantise them to the same bytes. */
 static void test_quantize(void) {
     enum { N = 9001, SIZE = 40, BLOCKS = (N + SIZE - 1) / SIZE, CODES = BLOCKS * (4 + SIZE) };
-    int before = failures;
     uint32_t seed = 1, crc = 0;
-    float *x = malloc(N * sizeof *x), *back = malloc(N * sizeof *back);
+    float *x = allocate(N * sizeof *x), *back = allocate(N * sizeof *back);
     double errors[BLOCKS];
-    if (!x || !back) exit(2);
     for (int i = 0; i < N; i++) {
         seed = seed * 1664525u + 1013904223u;
         x[i] = (float)(int32_t)seed * 0x1p-30f * (i / 1000 % 3 == 1 ? 0x1p-120f : i / 1000 % 3 == 2 ? 0x1p100f : 1.0f);
@@ -384,8 +370,7 @@ static void test_quantize(void) {
         for (int scale_type = 0; scale_type < 2; scale_type++)
             for (uint64_t size = 0; size <= SIZE; size += SIZE) {
                 const uint64_t bytes = (uint64_t)wm_blocks_size(bits, scale_type, size, N);
-                uint8_t *data = malloc(bytes);
-                if (!data) exit(2);
+                uint8_t *data = allocate(bytes);
                 check(wm_blocks_encode(x, N, bits, scale_type, size, data, bytes, errors, size ? BLOCKS : 1, 2) == -1, "encode",
                       bytes);
                 check(wm_blocks_decode(data, bytes, bits, scale_type, size, N, 0, back, N, 0, 1) == 0, "decode", bytes);
@@ -396,12 +381,12 @@ static void test_quantize(void) {
 
     uint64_t plan[64];
     const uint64_t n_room = wm_adaptive_room(1, SIZE, N), n_plan = wm_adaptive_plan_size(SIZE, N);
-    uint64_t *room = malloc(n_room * sizeof *room);
+    uint64_t *room = allocate(n_room * sizeof *room);
     if (!room || n_plan > sizeof plan / sizeof *plan) exit(2);
     const int64_t size = wm_adaptive_choose(x, N, 1, SIZE, N, room, n_room, 2);
     const uint64_t total = (uint64_t)size;
     check(size > 0 && wm_adaptive_choose(x, N, 1, SIZE, N / 2, room, n_room, 2) == -1, "adaptive", total);
-    uint8_t *packed = malloc(total);
+    uint8_t *packed = allocate(total);
     if (!packed || wm_adaptive_choose(x, N, 1, SIZE, N, room, n_room, 1) != size) exit(2);
     check(wm_adaptive_encode(x, N, 1, SIZE, room, n_room, packed, total - 1) == -1, "adaptive", total);
     check(wm_adaptive_encode(x, N, 1, SIZE, room, n_room, packed, total) == 0, "adaptive", total);
@@ -413,7 +398,6 @@ static void test_quantize(void) {
     free(packed);
     free(back);
     free(x);
-    printf("%-34s %s\n", "quantisation", failures == before ? "ok" : "FAILED");
 }
 
 static float next_float(void) { return (float)(int32_t)next_random() * 0x1p-30f; }
@@ -439,16 +423,14 @@ static void test_groups(const char *name, wm_groups_fn *decode) {
     static const unsigned nibble[] = {0, 4, 1, 5, 2, 6, 3, 7};
     static const float values[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     enum { GROUPS = 3 };
-    int before = failures;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int way = 0; way < 6; way++) {
             const int type = way % 3, in_runs = way / 3 && cases[i].bits <= 4;
             const uint64_t rows = cases[i].rows, columns = cases[i].columns, bits = (uint64_t)cases[i].bits;
             const uint64_t bytes = type == AS_FLOAT32 ? 4 : 2, size = rows * columns * bits / 8;
-            uint8_t *words = random_bytes(size), *out = malloc(rows * columns * bytes);
-            uint32_t *group = malloc(columns * sizeof *group);
-            float *scales = malloc(GROUPS * rows * sizeof *scales), *zeros = malloc(GROUPS * rows * sizeof *zeros);
-            if (!out || !group || !scales || !zeros) exit(2);
+            uint8_t *words = random_bytes(size), *out = allocate(rows * columns * bytes);
+            uint32_t *group = allocate(columns * sizeof *group);
+            float *scales = allocate(GROUPS * rows * sizeof *scales), *zeros = allocate(GROUPS * rows * sizeof *zeros);
             for (uint64_t c = 0; c < columns; c++) group[c] = in_runs && c % RUN ? group[c - 1] : next_random() % GROUPS;
             for (uint64_t k = 0; k < GROUPS * rows; k++) {
                 const uint32_t any = next_random();
@@ -471,20 +453,17 @@ static void test_groups(const char *name, wm_groups_fn *decode) {
                 }
             free(words), free(out), free(group), free(scales), free(zeros);
         }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* Rows of codes in blocks, in allocations of exactly their size: numbered tables and others, both orders of halves, every width. */
 static void test_lookup(const char *name, wm_lookup_fn *look_up) {
     static const uint64_t widths[] = {1, 2, 7, 16, 31, 32, 33, 64, 80, 200};
-    int before = failures;
     for (size_t i = 0; i < sizeof widths / sizeof *widths * 16; i++) {
         const uint64_t width = widths[i / 16], n = 3 * width + i % 3 * width / 2 + 1, blocks = ceil_div(n, width);
         const int bits = i & 1 ? 4 : 8, bytes = i & 2 ? 4 : 2, high_first = i & 1 && i & 8;
         const uint64_t rows = 1 + i % 5 / 2, apart = bits == 8 ? n : (n + 1) / 2, out_apart = n * (uint64_t)bytes;
         uint8_t *codes = random_bytes(rows * apart), *which = i & 4 ? random_bytes(blocks) : NULL;
-        uint8_t *tables = random_bytes((uint64_t)bytes << bits << 8), *out = malloc(rows * out_apart);
-        if (!out) exit(2);
+        uint8_t *tables = random_bytes((uint64_t)bytes << bits << 8), *out = allocate(rows * out_apart);
         const wm_looked looked = {codes, tables, which,      out, n,    width, rows,           apart, out_apart,
                                   bits,  bytes,  high_first, 0,   NULL, NULL,  WM_ANY_NUMBERS, 0};
         look_up(&looked);
@@ -497,7 +476,6 @@ static void test_lookup(const char *name, wm_lookup_fn *look_up) {
         }
         free(codes), free(which), free(tables), free(out);
     }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* Integers and float8 numbers, all 256 of them, times scales of every kind: as in tables, whether they are looked up or computed. */
@@ -505,13 +483,11 @@ static void test_numbers(const char *name, wm_lookup_fn *look_up) {
     enum { BLOCKS = 200, WIDTH = 300, N = BLOCKS * WIDTH, BOTH = 2 };
     static const uint32_t scale_bits[] = {0x7FC00123, 0xFF800000, 0x7F7FFFFF, 0x7B800000,
                                           0x00000001, 0x80400000, 0x80000000, 0x477FE000};
-    int before = failures;
     for (int i = 0; i < 12; i++) {
         const int numbers = i % 2 ? WM_E4M3 : WM_INTEGERS, type = i / 2 % 2 ? AS_FLOAT16 : AS_BFLOAT16, way = i / 4;
         uint8_t *codes = random_bytes(BOTH * N), *which = way == 1 ? random_bytes(BLOCKS) : NULL;
-        uint8_t *tables = malloc(2 * 256 * 256), *out = malloc(2 * BOTH * N);
+        uint8_t *tables = allocate(2 * 256 * 256), *out = allocate(2 * BOTH * N);
         float values[256], scales[256], zeros[256];
-        if (!tables || !out) exit(2);
         for (unsigned q = 0; q < 256; q++) {
             const float least = 0x1p-9f, fraction = (float)(q & 7); /* by the definition of the format */
             const int exponent = (int)(q >> 3 & 15);
@@ -536,14 +512,12 @@ static void test_numbers(const char *name, wm_lookup_fn *look_up) {
         }
         free(codes), free(which), free(tables), free(out);
     }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* The tables of some blocks, in every type, with zero points and without, and with a second factor. */
 static void test_tables(const char *name, wm_tables_fn *make) {
     enum { BLOCKS = 5, CODES = 48, STEP = 3 };
     float values[CODES], scales[BLOCKS * STEP], zeros[BLOCKS * STEP];
-    int before = failures;
     for (size_t i = 0; i < 96; i++) {
         const int type = (int)(i % 3), zeroed = i / 3 % 2;
         const uint64_t bytes = coded_bytes(type);
@@ -554,8 +528,7 @@ static void test_tables(const char *name, wm_tables_fn *make) {
             scales[k] = float_of_bits((any & 0x7F800000) == 0x7F800000 ? any & 0x807FFFFF : any);
             zeros[k] = (float)(next_random() % 16);
         }
-        uint8_t *out = malloc(BLOCKS * CODES * bytes);
-        if (!out) exit(2);
+        uint8_t *out = allocate(BLOCKS * CODES * bytes);
         const wm_tabled tables = {values, scales, zeroed ? zeros : NULL, out, BLOCKS, STEP, CODES, type, factor};
         make(&tables);
         for (uint64_t k = 0; k < BLOCKS * CODES; k++) {
@@ -565,17 +538,14 @@ static void test_tables(const char *name, wm_tables_fn *make) {
         }
         free(out);
     }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* Products with a square matrix of every size up to 40, of one vector and of several, in allocations of exactly their size. */
 static void test_products(const char *name, wm_combine_rows_fn *combine) {
-    int before = failures;
     for (uint64_t dims = 1; dims <= 40; dims++)
         for (unsigned count = 1; count <= WM_PQ_TOGETHER; count += WM_PQ_TOGETHER - 1) {
-            float *matrix = malloc(dims * dims * sizeof *matrix), *x = malloc(count * dims * sizeof *x);
-            float *sums = malloc(count * dims * sizeof *sums);
-            if (!matrix || !x || !sums) exit(2);
+            float *matrix = allocate(dims * dims * sizeof *matrix), *x = allocate(count * dims * sizeof *x);
+            float *sums = allocate(count * dims * sizeof *sums);
             for (uint64_t i = 0; i < dims * dims; i++) matrix[i] = next_float();
             for (uint64_t i = 0; i < count * dims; i++) x[i] = next_float();
             combine(matrix, x, count, dims, sums);
@@ -589,13 +559,11 @@ static void test_products(const char *name, wm_combine_rows_fn *combine) {
             }
             free(matrix), free(x), free(sums);
         }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* Random bytes as words of every length up to 40, and their n-grams' rows summed, in allocations of exactly their size. */
 static void test_words(void) {
     enum { ROWS = 16, DIMS = 19 };
-    int before = failures;
     float matrix[ROWS * DIMS], out[DIMS], norm;
     for (int i = 0; i < ROWS * DIMS; i++) matrix[i] = next_float();
     for (int kind = WM_SUBWORDS_BUCKET; kind <= WM_SUBWORDS_FASTTEXT; kind++)
@@ -603,14 +571,12 @@ static void test_words(void) {
             const wm_subwords subwords = {.kind = kind, .min_n = 1 + len % 3, .max_n = 1 + len % 9, .size = ROWS};
             const uint32_t bounds[2] = {0, len};
             uint64_t row_bounds[2];
-            uint8_t *text = malloc(len ? len : 1);
-            if (!text) exit(2);
+            uint8_t *text = allocate(len);
             for (uint32_t i = 0; i < len; i++) text[i] = (uint8_t)next_random();
             const int64_t total = wm_subword_rows(&subwords, text, len, bounds, 1, NULL, 0, row_bounds);
             check((total == -1) == (subwords.max_n < subwords.min_n), "range of n-grams", len);
             if (total >= 0) {
-                uint64_t *rows = malloc((uint64_t)total * sizeof *rows + 1);
-                if (!rows) exit(2);
+                uint64_t *rows = allocate((uint64_t)total * sizeof *rows + 1);
                 check(wm_subword_rows(&subwords, text, len, bounds, 1, rows, (uint64_t)total, row_bounds) == total, "rows",
                       len);
                 check(wm_unit_sums((const uint8_t *)matrix, sizeof matrix, DIMS, rows, (uint64_t)total, row_bounds, NULL, 1,
@@ -621,7 +587,6 @@ static void test_words(void) {
             }
             free(text);
         }
-    printf("%-34s %s\n", "words", failures == before ? "ok" : "FAILED");
 }
 
 /* What every thread does: kernels over data that all share, an index of its own over strings that all share, and large memory
@@ -631,10 +596,9 @@ static uint8_t shared[SHARED];
 static uint32_t shared_bounds[SHARED / 16 + 1];
 
 static void *work_beside_others(void *arg) {
-    uint32_t *slots = malloc(8192 * sizeof *slots);
-    float *floats = malloc(SHARED / 2 * sizeof *floats);
+    uint32_t *slots = allocate(8192 * sizeof *slots);
+    float *floats = allocate(SHARED / 2 * sizeof *floats);
     uint64_t *wrong = arg;
-    if (!slots || !floats) exit(2);
     const uint32_t crc = crc_by_definition(0xFFFFFFFF, shared, SHARED) ^ 0xFFFFFFFF;
     for (int round = 0; round < ROUNDS; round++) {
         *wrong += wm_crc32(0, shared, SHARED, 2) != crc;
@@ -653,7 +617,6 @@ static void *work_beside_others(void *arg) {
 
 /* Threads that work beside one another, while another chooses one instruction set after the other. */
 static void test_concurrency(void) {
-    int before = failures;
     pthread_t threads[THREADS];
     uint64_t wrong[THREADS] = {0};
     for (size_t i = 0; i < SHARED; i++) shared[i] = (uint8_t)(next_random() >> 11);
@@ -666,21 +629,18 @@ static void test_concurrency(void) {
         pthread_join(threads[i], NULL);
         check(wrong[i] == 0, "beside others", wrong[i]);
     }
-    printf("%-34s %s\n", "concurrency", failures == before ? "ok" : "FAILED");
 }
 
 /* Random blocks of every type, of which every fifth may have odd scales, in an allocation of exactly their size: the bits of the
  * portable variant, which tests in Python compare with definitions. */
 static void test_ggml(const char *name, wm_ggml_fn *decode) {
     enum { BLOCKS = 60 };
-    const int before = failures;
     for (int type = 0; type < 64; type++) {
         const uint64_t elements = (uint64_t)wm_ggml_elements(type), bytes = (uint64_t)wm_ggml_bytes(type);
         if (!elements) continue;
         uint8_t *data = random_bytes(BLOCKS * bytes);
-        float *found = aligned_alloc(64, BLOCKS * elements * sizeof *found),
-              *expected = malloc(BLOCKS * elements * sizeof *found);
-        if (!found || !expected) exit(2);
+        float *found = allocate_lines(BLOCKS * elements * sizeof *found),
+              *expected = allocate(BLOCKS * elements * sizeof *found);
         decode(type, data, BLOCKS, found, type % 2 ? WM_FETCHED : WM_CACHED);
         ggml_portable(type, data, BLOCKS, expected, WM_CACHED);
         for (uint64_t i = 0; i < BLOCKS * elements; i++)
@@ -689,22 +649,18 @@ static void test_ggml(const char *name, wm_ggml_fn *decode) {
         free(found);
         free(expected);
     }
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* Every type that there is a quantiser for, of numbers of many magnitudes: the bytes of the portable variant. */
 static void test_ggml_quantize(const char *name, wm_ggml_quantize_fn *quantize) {
     enum { ELEMENTS = 256 * 20 };
-    const int before = failures;
-    float *x = malloc(ELEMENTS * sizeof *x);
-    if (!x) exit(2);
+    float *x = allocate(ELEMENTS * sizeof *x);
     for (int type = 0; type < 64; type++) {
         if (!wm_ggml_encodes(type)) continue;
         const uint64_t blocks = ELEMENTS / (uint64_t)wm_ggml_elements(type), size = blocks * (uint64_t)wm_ggml_bytes(type);
         for (int i = 0; i < ELEMENTS; i++)
             x[i] = (float)(int32_t)next_random() * (i % 512 < 256 ? 0x1p-31f : 0x1p-40f) * (float)(1 + i / 256);
-        uint8_t *found = malloc(size), *expected = malloc(size);
-        if (!found || !expected) exit(2);
+        uint8_t *found = allocate(size), *expected = allocate(size);
         quantize(type, x, blocks, found);
         ggml_quantize_portable(type, x, blocks, expected);
         check(!memcmp(found, expected, size), name, (uint64_t)type);
@@ -712,7 +668,6 @@ static void test_ggml_quantize(const char *name, wm_ggml_quantize_fn *quantize) 
         free(expected);
     }
     free(x);
-    printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED");
 }
 
 /* A file of these bytes that nobody else can open. */
@@ -725,7 +680,6 @@ static FILE *file_of(const void *data, size_t size) {
 /* From files: what the same kernels make of memory, and the bytes of an earlier call, by any number of threads. */
 static void test_files(void) {
     enum { N = 2000000, EACH = 4096, PIECES = (N + EACH - 1) / EACH, LATE = 100000 };
-    const int before = failures;
     static float x[N], y[N];
     static uint64_t from[PIECES], counts[PIECES];
     for (int i = 0; i < N; i++) x[i] = (float)(int32_t)next_random() * 0x1p-31f, y[i] = i % 7 ? x[i] : -x[i];
@@ -735,9 +689,8 @@ static void test_files(void) {
     }
     FILE *const a = file_of(x, sizeof x), *const b = file_of(y, sizeof y);
     const uint64_t size = (uint64_t)wm_blocks_size(4, WM_SCALE_FP16, 32, N);
-    uint8_t *const expected = malloc(size), *const out = malloc(size), *const late = random_bytes(LATE);
-    uint8_t *const written = malloc(LATE);
-    if (!expected || !out || !written) exit(2);
+    uint8_t *const expected = allocate(size), *const out = allocate(size), *const late = random_bytes(LATE);
+    uint8_t *const written = allocate(LATE);
     check(wm_blocks_encode(x, N, 4, WM_SCALE_FP16, 32, expected, size, NULL, 0, 1) == -1, "from memory", 0);
     const wm_numbers numbers = {.fd = fileno(a), .size = sizeof x, .kind = WM_FLOAT32, .n = N};
     const wm_blocks blocks = {-1, 4, WM_SCALE_FP16, 32};
@@ -748,9 +701,8 @@ static void test_files(void) {
         FILE *const target = file_of("", 0);
         const wm_unwritten earlier = {fileno(target), late, LATE, 0, threads % 2};
         const uint64_t room_size = each * (uint64_t)threads;
-        uint8_t *const room = aligned_alloc(64, (room_size + 63) / 64 * 64);
-        double *const sums = malloc(2 * pieces * sizeof *sums);
-        if (!room || !sums) exit(2);
+        uint8_t *const room = allocate_lines(room_size);
+        double *const sums = allocate(2 * pieces * sizeof *sums);
         wm_outcome outcome;
         memset(out, 0, size);
         wm_quantize_numbers(&numbers, &blocks, out, size, sums, 2 * pieces, room, room_size, &earlier, threads, &outcome);
@@ -764,8 +716,7 @@ static void test_files(void) {
         static int64_t different[PIECES];
         static double found[2 * PIECES];
         const uint64_t compare_size = 2 * pairs.max * (uint64_t)threads;
-        uint8_t *const compare_room = aligned_alloc(64, compare_size);
-        if (!compare_room) exit(2);
+        uint8_t *const compare_room = allocate_lines(compare_size);
         wm_differing_files(&pairs, different, found, compare_room, compare_size, threads, &outcome);
         check(outcome.what == WM_DONE, "compared", (uint64_t)threads);
         for (uint64_t i = 0; i < PIECES; i++) {
@@ -776,8 +727,7 @@ static void test_files(void) {
         }
         free(compare_room);
 
-        uint8_t *const copy_room = aligned_alloc(64, EACH * (uint64_t)threads), *const copy = malloc(sizeof y);
-        if (!copy_room || !copy) exit(2);
+        uint8_t *const copy_room = allocate_lines(EACH * (uint64_t)threads), *const copy = allocate(sizeof y);
         FILE *const elsewhere = file_of("", 0);
         const wm_copied range = {fileno(b), fileno(elsewhere), 3, 0, sizeof y - 3, EACH};
         wm_copy_range(&range, copy_room, EACH * (uint64_t)threads, threads, &outcome);
@@ -791,8 +741,7 @@ static void test_files(void) {
         const uint64_t gaps[] = {0, 5, 100, 100 + EACH, sizeof x - 9, sizeof x};
         const wm_summed part = {.fd = fileno(a), .at = 3, .size = sizeof x - 3, .gaps = gaps, .n_gaps = 3};
         const uint64_t sum_size = WM_SUM_ROOM * (uint64_t)threads;
-        uint8_t *const sum_room = malloc(sum_size);
-        if (!sum_room) exit(2);
+        uint8_t *const sum_room = allocate(sum_size);
         uint32_t crc = 7;
         uint8_t filled[3] = {0};
         wm_crc32_of_part(&part, filled, 3, &crc, sum_room, sum_size, threads, &outcome);
@@ -802,8 +751,22 @@ static void test_files(void) {
     }
     free(expected), free(out), free(late), free(written);
     fclose(a), fclose(b);
-    printf("%-34s %s\n", "files and threads", failures == before ? "ok" : "FAILED");
 }
+
+/* Runs a test and prints how it went: one of an entry point, and one of a variant of a kernel. */
+#define REPORT(name, call)                                                \
+    do {                                                                  \
+        const int before = failures;                                      \
+        call;                                                             \
+        printf("%-34s %s\n", name, failures == before ? "ok" : "FAILED"); \
+    } while (0)
+#define VARIANT(test, kernel, ...) REPORT(#kernel, test(#kernel, kernel, ##__VA_ARGS__))
+#define LOOKUPS(variant)                         \
+    do {                                         \
+        VARIANT(test_lookup, lookup_##variant);  \
+        VARIANT(test_numbers, lookup_##variant); \
+        VARIANT(test_tables, tables_##variant);  \
+    } while (0)
 
 static void test_entry_points(void) {
     for (int tier = 0; wm_isa_name(tier); tier++) {
@@ -811,78 +774,72 @@ static void test_entry_points(void) {
         check(wm_isa_selected() == tier, "select", (uint64_t)tier);
         printf("tier %s: %s, %s, %s, %s\n", wm_isa_name(tier), wm_variant("crc32"), wm_variant("fnv1a32"),
                wm_variant("f16_to_f32"), wm_variant("bf16_to_f32"));
-        test_combine();
-        test_half_threads();
-        test_blocks();
-        test_quantize();
-        test_files();
+        REPORT("combine and threads", test_combine());
+        REPORT("halves and threads", test_half_threads());
+        REPORT("ranges of blocks", test_blocks());
+        REPORT("quantisation", test_quantize());
+        REPORT("files and threads", test_files());
     }
-    test_concurrency();
+    REPORT("concurrency", test_concurrency());
 }
 
 /* Each variant by itself, on one thread. */
 static void test_variants(void) {
     uint32_t cpu = wm_cpu_features();
-    test_crc("crc32_portable", crc32_portable);
-    test_fnv("fnv1a32_portable", fnv1a32_portable);
-    test_half("f16_to_f32_portable", f16_to_f32_portable, f16_by_definition);
-    test_half("bf16_to_f32_portable", bf16_to_f32_portable, bf16_by_definition);
-    test_intblock("intblock_portable", intblock_portable);
-    test_mixed("mixed_portable", mixed_portable);
-    test_narrow("narrow_portable", narrow_portable);
-    test_ggml("ggml_portable", ggml_portable);
-    test_ggml_quantize("ggml_quantize_portable", ggml_quantize_portable);
-    test_products("combine_rows_portable", combine_rows_portable);
-    test_groups("groups_portable", groups_portable);
-    test_lookup("lookup_portable", lookup_portable), test_numbers("lookup_portable", lookup_portable),
-        test_tables("tables_portable", tables_portable);
-    test_words();
+    VARIANT(test_crc, crc32_portable);
+    VARIANT(test_fnv, fnv1a32_portable);
+    VARIANT(test_half, f16_to_f32_portable, f16_by_definition);
+    VARIANT(test_half, bf16_to_f32_portable, bf16_by_definition);
+    VARIANT(test_intblock, intblock_portable);
+    VARIANT(test_mixed, mixed_portable);
+    VARIANT(test_narrow, narrow_portable);
+    VARIANT(test_ggml, ggml_portable);
+    VARIANT(test_ggml_quantize, ggml_quantize_portable);
+    VARIANT(test_products, combine_rows_portable);
+    VARIANT(test_groups, groups_portable);
+    LOOKUPS(portable);
+    REPORT("words", test_words());
 #if WM_X86
-    if (cpu & WM_AVX2) test_groups("groups_x86_avx2", groups_x86_avx2);
-    if (cpu & WM_AVX512) test_groups("groups_x86_avx512", groups_x86_avx512);
-    if (cpu & WM_AVX2)
-        test_lookup("lookup_x86_avx2", lookup_x86_avx2), test_numbers("lookup_x86_avx2", lookup_x86_avx2),
-            test_tables("tables_x86_avx2", tables_x86_avx2);
-    if (cpu & WM_AVX512)
-        test_lookup("lookup_x86_avx512", lookup_x86_avx512), test_numbers("lookup_x86_avx512", lookup_x86_avx512),
-            test_tables("tables_x86_avx512", tables_x86_avx512);
-    if (cpu & WM_AVX2) test_products("combine_rows_x86_avx2", combine_rows_x86_avx2);
-    if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) test_crc("crc32_x86_pclmulqdq", crc32_x86_pclmulqdq);
+    if (cpu & WM_AVX2) VARIANT(test_groups, groups_x86_avx2);
+    if (cpu & WM_AVX512) VARIANT(test_groups, groups_x86_avx512);
+    if (cpu & WM_AVX2) LOOKUPS(x86_avx2);
+    if (cpu & WM_AVX512) LOOKUPS(x86_avx512);
+    if (cpu & WM_AVX2) VARIANT(test_products, combine_rows_x86_avx2);
+    if (cpu & WM_PCLMULQDQ && cpu & WM_SSE42) VARIANT(test_crc, crc32_x86_pclmulqdq);
 #if defined(WEIGHTMAP_EMULATE_VPCLMULQDQ)
     const uint32_t multiplies = WM_PCLMULQDQ;
 #else
     const uint32_t multiplies = WM_VPCLMULQDQ;
 #endif
-    if (cpu & multiplies && cpu & WM_AVX2) test_crc("crc32_x86_vpclmulqdq_avx2", crc32_x86_vpclmulqdq_avx2);
-    if (cpu & multiplies && cpu & WM_AVX512) test_crc("crc32_x86_vpclmulqdq_avx512", crc32_x86_vpclmulqdq_avx512);
-    if (cpu & WM_AVX2) test_fnv("fnv1a32_x86_avx2", fnv1a32_x86_avx2);
-    if (cpu & WM_AVX512) test_fnv("fnv1a32_x86_avx512", fnv1a32_x86_avx512);
-    if (cpu & WM_AVX2) test_half("f16_to_f32_x86_avx2", f16_to_f32_x86_avx2, f16_by_definition);
-    if (cpu & WM_AVX2) test_half("bf16_to_f32_x86_avx2", bf16_to_f32_x86_avx2, bf16_by_definition);
-    if (cpu & WM_AVX512) test_half("f16_to_f32_x86_avx512", f16_to_f32_x86_avx512, f16_by_definition);
-    if (cpu & WM_AVX512) test_half("bf16_to_f32_x86_avx512", bf16_to_f32_x86_avx512, bf16_by_definition);
-    if (cpu & WM_AVX2) test_intblock("intblock_x86_avx2", intblock_x86_avx2);
-    if (cpu & WM_AVX2) test_mixed("mixed_x86_avx2", mixed_x86_avx2);
-    if (cpu & WM_AVX512) test_mixed("mixed_x86_avx512", mixed_x86_avx512);
-    if (cpu & WM_AVX2) test_narrow("narrow_x86_avx2", narrow_x86_avx2);
-    if (cpu & WM_AVX512) test_intblock("intblock_x86_avx512", intblock_x86_avx512);
-    if (cpu & WM_AVX2) test_ggml("ggml_x86_avx2", ggml_x86_avx2);
-    if (cpu & WM_AVX512) test_ggml("ggml_x86_avx512", ggml_x86_avx512);
-    if (cpu & WM_AVX2) test_ggml("ggml_x86_avx2_streamed", ggml_x86_avx2_streamed);
-    if (cpu & WM_AVX2) test_ggml_quantize("ggml_quantize_x86_avx2", ggml_quantize_x86_avx2);
-    if (cpu & WM_AVX512) test_ggml_quantize("ggml_quantize_x86_avx512", ggml_quantize_x86_avx512);
+    if (cpu & multiplies && cpu & WM_AVX2) VARIANT(test_crc, crc32_x86_vpclmulqdq_avx2);
+    if (cpu & multiplies && cpu & WM_AVX512) VARIANT(test_crc, crc32_x86_vpclmulqdq_avx512);
+    if (cpu & WM_AVX2) VARIANT(test_fnv, fnv1a32_x86_avx2);
+    if (cpu & WM_AVX512) VARIANT(test_fnv, fnv1a32_x86_avx512);
+    if (cpu & WM_AVX2) VARIANT(test_half, f16_to_f32_x86_avx2, f16_by_definition);
+    if (cpu & WM_AVX2) VARIANT(test_half, bf16_to_f32_x86_avx2, bf16_by_definition);
+    if (cpu & WM_AVX512) VARIANT(test_half, f16_to_f32_x86_avx512, f16_by_definition);
+    if (cpu & WM_AVX512) VARIANT(test_half, bf16_to_f32_x86_avx512, bf16_by_definition);
+    if (cpu & WM_AVX2) VARIANT(test_intblock, intblock_x86_avx2);
+    if (cpu & WM_AVX2) VARIANT(test_mixed, mixed_x86_avx2);
+    if (cpu & WM_AVX512) VARIANT(test_mixed, mixed_x86_avx512);
+    if (cpu & WM_AVX2) VARIANT(test_narrow, narrow_x86_avx2);
+    if (cpu & WM_AVX512) VARIANT(test_intblock, intblock_x86_avx512);
+    if (cpu & WM_AVX2) VARIANT(test_ggml, ggml_x86_avx2);
+    if (cpu & WM_AVX512) VARIANT(test_ggml, ggml_x86_avx512);
+    if (cpu & WM_AVX2) VARIANT(test_ggml, ggml_x86_avx2_streamed);
+    if (cpu & WM_AVX2) VARIANT(test_ggml_quantize, ggml_quantize_x86_avx2);
+    if (cpu & WM_AVX512) VARIANT(test_ggml_quantize, ggml_quantize_x86_avx512);
 #elif WM_ARM
-    test_groups("groups_arm_neon", groups_arm_neon);
-    test_lookup("lookup_arm_neon", lookup_arm_neon), test_numbers("lookup_arm_neon", lookup_arm_neon),
-        test_tables("tables_arm_neon", tables_arm_neon);
-    test_intblock("intblock_arm_neon", intblock_arm_neon);
-    test_narrow("narrow_arm_neon", narrow_arm_neon);
-    test_ggml("ggml_arm_neon", ggml_arm_neon);
-    test_half("f16_to_f32_arm_neon", f16_to_f32_arm_neon, f16_by_definition);
-    test_half("bf16_to_f32_arm_neon", bf16_to_f32_arm_neon, bf16_by_definition);
+    VARIANT(test_groups, groups_arm_neon);
+    LOOKUPS(arm_neon);
+    VARIANT(test_intblock, intblock_arm_neon);
+    VARIANT(test_narrow, narrow_arm_neon);
+    VARIANT(test_ggml, ggml_arm_neon);
+    VARIANT(test_half, f16_to_f32_arm_neon, f16_by_definition);
+    VARIANT(test_half, bf16_to_f32_arm_neon, bf16_by_definition);
     if (cpu & WM_ARM_CRC32 && cpu & WM_ARM_PMULL) {
-        test_crc("crc32_arm_crc_pmull", crc32_arm_crc_pmull);
-        test_crc("crc32_arm_pmull", crc32_arm_pmull);
+        VARIANT(test_crc, crc32_arm_crc_pmull);
+        VARIANT(test_crc, crc32_arm_pmull);
     } else {
         printf("this CPU lacks CRC32 or PMULL: their kernels were not run\n");
     }

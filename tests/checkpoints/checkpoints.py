@@ -49,7 +49,6 @@ class Checkpoint:
         return json.dumps({"dtype": self.dtype, **stated, **self.extra}).encode()
 
     def write(self, folder):
-        """Write the model and its configuration, and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_bytes(self.settings())
         path = folder / "model.safetensors"

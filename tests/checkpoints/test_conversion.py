@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.builders import safetensors as st
 from tests.checkpoints.checkpoints import EXAMPLES, MODULE, stored
-from tests.support import each
+from tests.support import each, in_one_item
 
 import weightmap as wm
 from weightmap import cli
@@ -19,26 +19,23 @@ TRUTH = Path(__file__).parent / "groundtruth"
 NAME = f"{MODULE}.weight"
 
 
-def test_every_scheme_is_decoded(tmp_path):
+@in_one_item("name", EXAMPLES)
+def test_every_scheme_is_decoded(tmp_path, name):
     """The target has the parameters, in the model's type or in `dtype`, rounded once."""
-
-    def check(name):
-        example = EXAMPLES[name]()
-        source = example.write(tmp_path / name)
-        with wm.open(source) as f:
-            own = f.weights[example.name].dequantize()
-        with np.errstate(over="ignore"):
-            rounded = example.values.astype(ml_dtypes.bfloat16)
-        for dtype, wanted in ((None, own), ("float32", example.values), ("bfloat16", rounded)):
-            target = tmp_path / f"{name}.safetensors"
-            report = wm.convert(wm.open(source).weights, target, dtype=dtype)
-            assert report.tensors == 1
-            with wm.open(target) as g:
-                assert list(g) == [example.name]
-                assert g[example.name].dtype == wanted.dtype
-                assert g[example.name].tobytes() == wanted.tobytes()
-
-    each(EXAMPLES, check)
+    example = EXAMPLES[name]()
+    source = example.write(tmp_path / name)
+    with wm.open(source) as f:
+        own = f.weights[example.name].dequantize()
+    with np.errstate(over="ignore"):
+        rounded = example.values.astype(ml_dtypes.bfloat16)
+    for dtype, wanted in ((None, own), ("float32", example.values), ("bfloat16", rounded)):
+        target = tmp_path / f"{name}.safetensors"
+        report = wm.convert(wm.open(source).weights, target, dtype=dtype)
+        assert report.tensors == 1
+        with wm.open(target) as g:
+            assert list(g) == [example.name]
+            assert g[example.name].dtype == wanted.dtype
+            assert g[example.name].tobytes() == wanted.tobytes()
 
 
 def test_a_directory_becomes_a_plain_model(tmp_path):
@@ -216,26 +213,23 @@ REPACKED = {
 }
 
 
-def test_integers_and_scales_go_to_gguf_as_they_are(tmp_path):
+@in_one_item("name", REPACKED)
+def test_integers_and_scales_go_to_gguf_as_they_are(tmp_path, name):
     """Values in GGUF's blocks equal the decoded ones to the bit, but for the sign of zero."""
-
-    def check(name):
-        example = EXAMPLES[name]()
-        example.key = name
-        source = halved(example).write(tmp_path / name)
-        wm.convert(wm.open(source).weights, tmp_path / "x.gguf")
-        with wm.open(source) as f, wm.open(tmp_path / "x.gguf") as g:
-            wanted = f.weights[example.name].dequantize("float32")
-            assert g[example.name].scheme == REPACKED[name]
-            found = g[example.name].dequantize()
-            found = found.swapaxes(1, 2) if name == "gpt-oss" else found
-            np.testing.assert_array_equal(found, wanted)
-        report = wm.convert(wm.open(source).weights, tmp_path / "y.gguf", dtype="float32")
-        assert report.tensors == 1
-        with wm.open(tmp_path / "y.gguf") as g:
-            assert g[example.name].dtype == np.float32
-
-    each(REPACKED, check)
+    example = EXAMPLES[name]()
+    example.key = name
+    source = halved(example).write(tmp_path / name)
+    wm.convert(wm.open(source).weights, tmp_path / "x.gguf")
+    with wm.open(source) as f, wm.open(tmp_path / "x.gguf") as g:
+        wanted = f.weights[example.name].dequantize("float32")
+        assert g[example.name].scheme == REPACKED[name]
+        found = g[example.name].dequantize()
+        found = found.swapaxes(1, 2) if name == "gpt-oss" else found
+        np.testing.assert_array_equal(found, wanted)
+    report = wm.convert(wm.open(source).weights, tmp_path / "y.gguf", dtype="float32")
+    assert report.tensors == 1
+    with wm.open(tmp_path / "y.gguf") as g:
+        assert g[example.name].dtype == np.float32
 
 
 # The scheme, block size and type of scales in AMB.
@@ -338,23 +332,18 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
             assert (scale in g) is (key == "taken")
 
 
-def test_fused_experts_become_a_plain_model(tmp_path):
+@in_one_item("name", ["Llama 4 NVFP4", "Llama 4 FP8", "fp8 experts"])
+def test_fused_experts_become_a_plain_model(tmp_path, name):
     """Their pieces go, and so does the configuration that says how they are quantised; `verify` checks them before."""
-
-    def check(name):
-        example = EXAMPLES[name]()
-        folder = tmp_path / name
-        example.write(folder)
-        assert any("parameter" in check for check in wm.verify(wm.open(folder).weights).checks)
-        wm.convert(wm.open(folder).weights, f"{folder} plain/")
-        assert json.loads((tmp_path / f"{name} plain" / "config.json").read_text(encoding="utf-8")) == {
-            "dtype": "bfloat16"
-        }
-        with wm.open(tmp_path / f"{name} plain") as g:
-            assert list(g) == [example.name]
-            assert g[example.name].tobytes() == example.values.astype(ml_dtypes.bfloat16).tobytes()
-
-    each(["Llama 4 NVFP4", "Llama 4 FP8", "fp8 experts"], check)
+    example = EXAMPLES[name]()
+    folder = tmp_path / name
+    example.write(folder)
+    assert any("parameter" in check for check in wm.verify(wm.open(folder).weights).checks)
+    wm.convert(wm.open(folder).weights, f"{folder} plain/")
+    assert json.loads((tmp_path / f"{name} plain" / "config.json").read_text(encoding="utf-8")) == {"dtype": "bfloat16"}
+    with wm.open(tmp_path / f"{name} plain") as g:
+        assert list(g) == [example.name]
+        assert g[example.name].tobytes() == example.values.astype(ml_dtypes.bfloat16).tobytes()
 
 
 def test_what_is_not_exact_is_decoded_or_refused(tmp_path):

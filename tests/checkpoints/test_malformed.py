@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from tests.checkpoints.checkpoints import EXAMPLES, MODULE, mutated
-from tests.support import each
+from tests.support import in_one_item
 
 import weightmap as wm
 
@@ -40,12 +40,10 @@ def fused(ending, change=None):
 
 
 def extra(role, shape=(4,), dtype=np.float32):
-    """Add a tensor."""
     return lambda example: example.tensors.update({f"{MODULE}.{role}": np.zeros(shape, dtype)})
 
 
 def config(**keys):
-    """Change the configuration."""
     return lambda example: example.config.update(keys)
 
 
@@ -66,7 +64,6 @@ def state(**keys):
 
 
 def raw_state(raw):
-    """Replace the quant state."""
     return piece("weight.quant_state.bitsandbytes__nf4", lambda _: np.frombuffer(raw, np.uint8))
 
 
@@ -198,21 +195,17 @@ ROWS = [
 ]
 
 
-def test_defects_are_named(tmp_path):
+@in_one_item("name, change, words", ROWS)
+def test_defects_are_named(tmp_path, name, change, words):
     """Each defect is a FormatError that names the tensor or the key; stored tensors stay readable."""
-
-    def check(row):
-        name, change, words = row
-        example = EXAMPLES[name]()
-        change(example)
-        with wm.open(example.write(tmp_path / "model")) as f:
-            with pytest.raises(wm.FormatError) as raised:
-                dict(f.weights)
-            assert words in str(raised.value), str(raised.value)
-            assert str(tmp_path) in str(raised.value)
-            assert len(dict(f)) == len(f)
-
-    each(ROWS, check, lambda row: f"{row[0]}: {row[2]}")
+    example = EXAMPLES[name]()
+    change(example)
+    with wm.open(example.write(tmp_path / "model")) as f:
+        with pytest.raises(wm.FormatError) as raised:
+            dict(f.weights)
+        assert words in str(raised.value), str(raised.value)
+        assert str(tmp_path) in str(raised.value)
+        assert len(dict(f)) == len(f)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"quantization_config": [1]}', '{"quantization_config": {}}', "\0"])
@@ -273,17 +266,14 @@ def damage(rng, example):
         example.tensors[name] = octets.view(array.dtype).reshape(array.shape)
 
 
-def test_mutants(tmp_path):
+@in_one_item("number", range(400))
+def test_mutants(tmp_path, number):
     """Whatever is changed, decoding gives values or a FormatError; always the same mutants."""
-
-    def check(number):
-        rng = random.Random(number)
-        example = EXAMPLES[rng.choice(list(EXAMPLES))]()
-        damage(rng, example)
-        with wm.open(example.write(tmp_path / "model")) as f, contextlib.suppress(wm.FormatError):
-            for w in f.weights.values():
-                assert np.asarray(w).shape == w.shape
-                assert w.ndim == 0 or len(w[:1]) <= 1
-                assert repr(w)
-
-    each(range(400), check)
+    rng = random.Random(number)
+    example = EXAMPLES[rng.choice(list(EXAMPLES))]()
+    damage(rng, example)
+    with wm.open(example.write(tmp_path / "model")) as f, contextlib.suppress(wm.FormatError):
+        for w in f.weights.values():
+            assert np.asarray(w).shape == w.shape
+            assert w.ndim == 0 or len(w[:1]) <= 1
+            assert repr(w)

@@ -5,43 +5,40 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.checkpoints.checkpoints import EXAMPLES
-from tests.support import each
+from tests.support import each, in_one_item
 
 import weightmap as wm
 
 TRUTH = Path(__file__).parent / "groundtruth"
 
 
-def test_parts_of_every_scheme(tmp_path):
+@in_one_item("name", EXAMPLES)
+def test_parts_of_every_scheme(tmp_path, name):
     """What a part holds is what the index gives of the decoded parameter, mapped and read."""
-
-    def check(name):
-        example = EXAMPLES[name]()
-        path = example.write(tmp_path / name)
-        with wm.open(path) as f:
-            whole = f.weights[example.name].dequantize()
-            rows = len(whole)
-            keys = [
-                np.s_[0:2],
-                np.s_[rows // 2 :],
-                np.s_[-1],
-                np.s_[1, 2:5],
-                np.s_[::-3],
-                np.s_[:, 3:9],
-                np.s_[2:2],
-                ...,
-            ]
-            for key in [*keys, wm.shard(whole, 0, 1, 2), wm.shard("w", -1, 0, 2)]:
-                for how in ("map", "read"):
-                    plan = wm.plan(f.weights, {example.name: key})
-                    [(found, part)] = plan.run(how)
-                    index = key.of(whole.shape) if isinstance(key, type(wm.shard("w", 0, 0, 1))) else key
-                    wanted = whole if key is ... else whole[index]
-                    part = np.asarray(part)
-                    assert (found, part.shape, part.dtype) == (example.name, wanted.shape, whole.dtype)
-                    assert part.tobytes() == np.ascontiguousarray(wanted).tobytes()
-
-    each(EXAMPLES, check)
+    example = EXAMPLES[name]()
+    path = example.write(tmp_path / name)
+    with wm.open(path) as f:
+        whole = f.weights[example.name].dequantize()
+        rows = len(whole)
+        keys = [
+            np.s_[0:2],
+            np.s_[rows // 2 :],
+            np.s_[-1],
+            np.s_[1, 2:5],
+            np.s_[::-3],
+            np.s_[:, 3:9],
+            np.s_[2:2],
+            ...,
+        ]
+        for key in [*keys, wm.shard(whole, 0, 1, 2), wm.shard("w", -1, 0, 2)]:
+            for how in ("map", "read"):
+                plan = wm.plan(f.weights, {example.name: key})
+                [(found, part)] = plan.run(how)
+                index = key.of(whole.shape) if isinstance(key, type(wm.shard("w", 0, 0, 1))) else key
+                wanted = whole if key is ... else whole[index]
+                part = np.asarray(part)
+                assert (found, part.shape, part.dtype) == (example.name, wanted.shape, whole.dtype)
+                assert part.tobytes() == np.ascontiguousarray(wanted).tobytes()
 
 
 def test_reads_are_the_rows_of_each_piece(tmp_path):

@@ -78,7 +78,6 @@ def decoded(folder, dtype):
 
 
 def same(ours, theirs):
-    """Assert that two tensors have the same type and bits."""
     assert ours.dtype == theirs.dtype
     assert torch.equal(ours.contiguous().view(torch.uint8), theirs.detach().contiguous().view(torch.uint8))
 
@@ -121,7 +120,6 @@ def transposed(matrix):
 
 
 def write(model, folder, tensors, config):
-    """Write a model of these tensors, quantised as this configuration says."""
     model.config.quantization_config = config
     model.config.save_pretrained(folder)
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
@@ -219,8 +217,6 @@ def test_gptq(tmp_path, bits, version):
 
 
 def test_awq(tmp_path):
-    """The same of AWQ."""
-
     def make(layer):
         made = AwqTorchLinear(bits=4, sym=False, desc_act=False, register_buffers=True, **sizes(layer))
         scales, zeros = drawn(layer, 16)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.builders import safetensors as st
 from tests.checkpoints.checkpoints import BF16, EXAMPLES, F8, stored
-from tests.support import each
+from tests.support import each, in_one_item
 
 import weightmap as wm
 from weightmap.cli import main
@@ -18,7 +18,6 @@ MLX = {"group_size": 64, "bits": 4}
 
 
 def model(folder, tensors, config=None, **metadata):
-    """Write a model of these tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.safetensors"
     path.write_bytes(st.build({name: stored(array) for name, array in tensors.items()}, metadata or None))
@@ -28,7 +27,6 @@ def model(folder, tensors, config=None, **metadata):
 
 
 def codes(dtype, *shape):
-    """Return some codes."""
     return np.arange(np.prod(shape)).reshape(shape).astype(np.uint8).astype(dtype)
 
 
@@ -123,19 +121,16 @@ CONFIGS = {
 }
 
 
-def test_configurations_that_are_recognised(tmp_path):
+@in_one_item("name", list(CONFIGS))
+def test_configurations_that_are_recognised(tmp_path, name):
     """Whatever the tensors are called, a scheme that is not decoded is named, with the place where it was read."""
-
-    def check(name):
-        path = model(tmp_path / "model", {"a.trellis": codes(np.int16, 4, 8)}, CONFIGS[name])
-        with wm.open(path) as f, pytest.raises(wm.UnsupportedError) as raised:
-            f.weights  # noqa: B018
-        said = str(raised.value)
-        assert "config.json" in said
-        assert "mode" in said or "exl3" in said
-        assert "text_config." in said or "inside" not in name
-
-    each(list(CONFIGS), check)
+    path = model(tmp_path / "model", {"a.trellis": codes(np.int16, 4, 8)}, CONFIGS[name])
+    with wm.open(path) as f, pytest.raises(wm.UnsupportedError) as raised:
+        f.weights  # noqa: B018
+    said = str(raised.value)
+    assert "config.json" in said
+    assert "mode" in said or "exl3" in said
+    assert "text_config." in said or "inside" not in name
 
 
 HEADERS = {
@@ -168,30 +163,27 @@ def test_headers_that_are_recognised(tmp_path, words, sharded):
 @pytest.mark.parametrize(
     "sections", [["text_config"], ["thinker_config", "text_config"], ["text_config", "audio_config"]]
 )
-def test_configuration_inside_a_configuration(tmp_path, sections):
+@in_one_item("name", [AWQ, GPTQ, "packed 4", "fp8 f32"])
+def test_configuration_inside_a_configuration(tmp_path, sections, name):
     """`text_config.quantization_config` counts where the top has none; decoding drops it there."""
-
-    def check(name):
-        example = EXAMPLES[name]()
-        inner = {"dtype": example.dtype, "quantization_config": example.config}
-        config = {"dtype": example.dtype, "architectures": ["X"], sections[0]: inner}
-        if sections[1] == "text_config" if len(sections) > 1 else False:
-            config[sections[0]] = {"text_config": inner}
-        elif len(sections) > 1:
-            config[sections[1]] = {"quantization_config": example.config}
-        folder = tmp_path / name.replace(" ", "_")
-        path = example.write(folder)
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        with wm.open(path) as f:
-            np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
-        plain = tmp_path / f"{name} plain"
-        wm.convert(wm.open(folder).weights, f"{plain}/")
-        assert "quantization_config" not in (plain / "config.json").read_text(encoding="utf-8")
-        assert list(wm.open(plain)) == [example.name]
-        wm.convert(folder, f"{tmp_path / name} copy/")
-        assert json.loads((tmp_path / f"{name} copy" / "config.json").read_text(encoding="utf-8")) == config
-
-    each([AWQ, GPTQ, "packed 4", "fp8 f32"], check)
+    example = EXAMPLES[name]()
+    inner = {"dtype": example.dtype, "quantization_config": example.config}
+    config = {"dtype": example.dtype, "architectures": ["X"], sections[0]: inner}
+    if sections[1] == "text_config" if len(sections) > 1 else False:
+        config[sections[0]] = {"text_config": inner}
+    elif len(sections) > 1:
+        config[sections[1]] = {"quantization_config": example.config}
+    folder = tmp_path / name.replace(" ", "_")
+    path = example.write(folder)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with wm.open(path) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+    plain = tmp_path / f"{name} plain"
+    wm.convert(wm.open(folder).weights, f"{plain}/")
+    assert "quantization_config" not in (plain / "config.json").read_text(encoding="utf-8")
+    assert list(wm.open(plain)) == [example.name]
+    wm.convert(folder, f"{tmp_path / name} copy/")
+    assert json.loads((tmp_path / f"{name} copy" / "config.json").read_text(encoding="utf-8")) == config
 
 
 SIDECARS = [
@@ -248,31 +240,27 @@ LEFT_OUT = {
 }
 
 
-def test_integers_without_scales(tmp_path):
+@in_one_item("name, dtype", [(name, dtype) for name in LEFT_OUT for dtype in (np.int8, np.uint8, np.int32)])
+def test_integers_without_scales(tmp_path, name, dtype):
     """A weight of integers whose scales are missing is refused, unless the configuration leaves its module out."""
-
-    def check(pair):
-        name, dtype = pair
-        example = EXAMPLES[name]()
-        tensors = {**example.tensors, "up.weight": codes(dtype, 4, 32)}
-        config = {"dtype": "bfloat16", "quantization_config": example.config}
-        path = model(tmp_path / name, tensors, config)
-        with wm.open(path) as f:
-            np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
-            with pytest.raises(wm.FormatError, match=r"'up.weight' is .*int\d+, and its scales are missing"):
-                f.weights["up.weight"]
-        for use in (
-            lambda: wm.verify(wm.open(path).weights),
-            lambda: wm.convert(wm.open(path).weights, tmp_path / "x.safetensors"),
-        ):
-            with pytest.raises(wm.FormatError, match=r"up\.weight"):
-                use()
-        assert not (tmp_path / "x.safetensors").exists()
-        config["quantization_config"] |= LEFT_OUT[name]
-        with wm.open(model(tmp_path / name, tensors, config)) as f:
-            assert f.weights["up.weight"].tolist() == tensors["up.weight"].tolist()
-
-    each([(name, dtype) for name in LEFT_OUT for dtype in (np.int8, np.uint8, np.int32)], check)
+    example = EXAMPLES[name]()
+    tensors = {**example.tensors, "up.weight": codes(dtype, 4, 32)}
+    config = {"dtype": "bfloat16", "quantization_config": example.config}
+    path = model(tmp_path / name, tensors, config)
+    with wm.open(path) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+        with pytest.raises(wm.FormatError, match=r"'up.weight' is .*int\d+, and its scales are missing"):
+            f.weights["up.weight"]
+    for use in (
+        lambda: wm.verify(wm.open(path).weights),
+        lambda: wm.convert(wm.open(path).weights, tmp_path / "x.safetensors"),
+    ):
+        with pytest.raises(wm.FormatError, match=r"up\.weight"):
+            use()
+    assert not (tmp_path / "x.safetensors").exists()
+    config["quantization_config"] |= LEFT_OUT[name]
+    with wm.open(model(tmp_path / name, tensors, config)) as f:
+        assert f.weights["up.weight"].tolist() == tensors["up.weight"].tolist()
 
 
 @pytest.mark.parametrize("left_out", [False, True])

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.checkpoints.checkpoints import EXAMPLES
-from tests.support import each
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap.core.quant.blocks import decode_range
@@ -24,7 +24,6 @@ def bits(array):
 
 
 def same(a, b):
-    """Assert that two arrays are equal to the bit."""
     assert a.shape == b.shape
     np.testing.assert_array_equal(bits(np.ascontiguousarray(a)), bits(np.ascontiguousarray(b)))
 
@@ -63,34 +62,31 @@ def test_ground_truth_refused(model):
         assert len(dict(f)) == len(f)
 
 
-def test_examples(tmp_path):
+@in_one_item("name", EXAMPLES)
+def test_examples(tmp_path, name):
     """Values, rows, types and copies of every example are those of its formula, in float32."""
-
-    def check(name):
-        example = EXAMPLES[name]()
-        with wm.open(example.write(tmp_path / name)) as f:
-            assert list(f.weights) == [example.name]
-            w = f.weights[example.name]
-        wanted = example.values
-        assert w.dtype.name == ("float16" if example.dtype == "auto" else example.dtype)
-        assert w.shape == wanted.shape
-        assert set(w.pieces) == set(example.tensors)
-        assert w.nbytes == sum(array.nbytes for array in example.tensors.values())
-        same(w.dequantize("float32"), wanted)
-        with np.errstate(over="ignore"):
-            for dtype in (np.float16, ml_dtypes.bfloat16):
-                same(w.dequantize(dtype), wanted.astype(dtype))
-            own = wanted.astype(w.dtype)
-        for rows in (slice(0, 1), slice(1, 3), slice(2, None, 2), slice(5, 2), -1, [2, 0, 2], (slice(1, 3), 5)):
-            same(w[rows], own[rows])
-        for out in (np.empty(wanted.shape, w.dtype), np.empty(wanted.shape[::-1], w.dtype).T):
-            assert w.dequantize(out=out, threads=2) is out
-            same(out, own)
-        assert name != "gpt-oss" or w.dequantize().swapaxes(1, 2).flags.c_contiguous  # as it is stored
-        same(decode_range(w, 3, 17), wanted.reshape(-1)[3:17])
-        same(pickle.loads(pickle.dumps(w)).dequantize(), own)
-
-    each(EXAMPLES, check)
+    example = EXAMPLES[name]()
+    with wm.open(example.write(tmp_path / name)) as f:
+        assert list(f.weights) == [example.name]
+        w = f.weights[example.name]
+    wanted = example.values
+    assert w.dtype.name == ("float16" if example.dtype == "auto" else example.dtype)
+    assert w.shape == wanted.shape
+    assert set(w.pieces) == set(example.tensors)
+    assert w.nbytes == sum(array.nbytes for array in example.tensors.values())
+    same(w.dequantize("float32"), wanted)
+    with np.errstate(over="ignore"):
+        for dtype in (np.float16, ml_dtypes.bfloat16):
+            same(w.dequantize(dtype), wanted.astype(dtype))
+        own = wanted.astype(w.dtype)
+    for rows in (slice(0, 1), slice(1, 3), slice(2, None, 2), slice(5, 2), -1, [2, 0, 2], (slice(1, 3), 5)):
+        same(w[rows], own[rows])
+    for out in (np.empty(wanted.shape, w.dtype), np.empty(wanted.shape[::-1], w.dtype).T):
+        assert w.dequantize(out=out, threads=2) is out
+        same(out, own)
+    assert name != "gpt-oss" or w.dequantize().swapaxes(1, 2).flags.c_contiguous  # as it is stored
+    same(decode_range(w, 3, 17), wanted.reshape(-1)[3:17])
+    same(pickle.loads(pickle.dumps(w)).dequantize(), own)
 
 
 def test_special_scales(tmp_path):

@@ -605,7 +605,6 @@ def test_export_writes_no_other_format_than_its_name_says(write, run, tmp_path, 
 
 
 def outputs(file):
-    """The commands that write a file."""
     return [
         ("export", file, "weight"),
         ("convert", file, "--include", "half", "--format", "safetensors"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
-from tests.support import each
+from tests.support import each, in_one_item
 
 import weightmap as wm
 from weightmap import compat
@@ -30,27 +30,24 @@ def saved(path):
     return path, tensors
 
 
-def test_each_tensor_is_handed_out_once(tmp_path):
+@in_one_item("suffix", SUFFIXES)
+def test_each_tensor_is_handed_out_once(tmp_path, suffix):
     """By name and by iteration, from every format; a second time raises, and so does an unknown name."""
-
-    def check(suffix):
-        path, tensors = saved(tmp_path / f"m{suffix}")
-        with safe_open(path, "np") as f, f.prefetch() as loader:
-            assert set(loader.names()) == set(tensors)
-            assert len(loader) == len(tensors)
-            np.testing.assert_array_equal(loader.take("c"), tensors["c"])
-            others = dict(loader)
-            assert set(others) == set(tensors) - {"c"}
-            for name, value in others.items():
-                np.testing.assert_array_equal(value, tensors[name])
-            for name in tensors:
-                with pytest.raises(PrefetchError, match="already delivered"):
-                    loader.take(name)
-            with pytest.raises(wm.TensorNotFoundError, match="not in the prefetch plan"):
-                loader.take("zz")
-            assert list(loader) == []
-
-    each(SUFFIXES, check)
+    path, tensors = saved(tmp_path / f"m{suffix}")
+    with safe_open(path, "np") as f, f.prefetch() as loader:
+        assert set(loader.names()) == set(tensors)
+        assert len(loader) == len(tensors)
+        np.testing.assert_array_equal(loader.take("c"), tensors["c"])
+        others = dict(loader)
+        assert set(others) == set(tensors) - {"c"}
+        for name, value in others.items():
+            np.testing.assert_array_equal(value, tensors[name])
+        for name in tensors:
+            with pytest.raises(PrefetchError, match="already delivered"):
+                loader.take(name)
+        with pytest.raises(wm.TensorNotFoundError, match="not in the prefetch plan"):
+            loader.take("zz")
+        assert list(loader) == []
 
 
 PLANS = {

@@ -17,7 +17,6 @@ NEEDED = ("torch", "distributed", "obstore", "moto")
 
 
 def free_port():
-    """Return a port that nobody listens at."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return str(sock.getsockname()[1])

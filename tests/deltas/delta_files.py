@@ -39,7 +39,6 @@ def lay(where, case):
 
 
 def digests(tensors):
-    """SHA-256 of the bytes of each tensor."""
     return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in tensors.items()}
 
 

@@ -17,7 +17,6 @@ CHILD = Path(__file__).with_name("modelexpress_child.py")
 
 
 def run(*argv):
-    """Let it do something."""
     subprocess.run([PYTHON, CHILD, *map(str, argv)], check=True)
 
 

@@ -23,7 +23,6 @@ def contents(folder):
 
 
 def recorded(folder):
-    """The version that SGLang's record says."""
     return int(json.loads((folder / ".weight_sync" / "state.json").read_text(encoding="utf-8"))["version"])
 
 

@@ -212,7 +212,6 @@ def sweep(folder, name, how):
 
 
 def prepare_sources(folder):
-    """Write the files that are read."""
     folder.mkdir()
     prepare(folder)
     size = LARGE + (1 << 20)

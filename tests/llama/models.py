@@ -71,7 +71,6 @@ ARCHITECTURE = {
 
 
 def config_of(name, **changes):
-    """Return the configuration of a model."""
     return {"architectures": [name], "torch_dtype": "bfloat16", **COMMON, **CONFIGS[name], **changes}
 
 
@@ -219,7 +218,6 @@ def fallback(**changes):
 
 
 def tensor(array):
-    """Return an array as the builders take it."""
     return Tensor(array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes())
 
 

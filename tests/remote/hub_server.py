@@ -93,7 +93,6 @@ class Hub:
         return None
 
     def take(self, what, path, nbytes, token):
-        """Note a request, and return its fault."""
         with self._lock:
             self.asked.append(Asked(what, path, nbytes, token))
             faults = self.faults[what]
@@ -104,7 +103,6 @@ class Hub:
         return fault
 
     def count(self, what):
-        """How many requests of a kind there were."""
         return sum(asked.what == what for asked in self.asked)
 
     def __enter__(self):
@@ -125,14 +123,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def hub(self):
-        """What is served."""
         return self.server.hub
 
     def log_message(self, *_):
         """Print nothing."""
 
     def do_HEAD(self):
-        """Answer without the bytes."""
         self.do_GET()
 
     def do_GET(self):
@@ -140,7 +136,6 @@ class _Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def answer(self, status, body=b"", **headers):
-        """Answer with a body."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)

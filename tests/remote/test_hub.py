@@ -35,17 +35,7 @@ TENSORS = {f"layers.{i}.w": np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
 
 
 def sharded(count, tensors=TENSORS):
-    """The files of a model of several shards."""
-    found = {}
-    where = {}
-    for number in range(count):
-        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
-        part = {key: builders.tensor(array) for key, array in list(tensors.items())[number::count]}
-        where |= dict.fromkeys(part, name)
-        found[name] = safe.build(part)
-    found["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": where}).encode()
-    found["config.json"] = b'{"model_type": "toy"}'
-    return found
+    return safe.sharded(tensors, count) | {"config.json": b'{"model_type": "toy"}'}
 
 
 @pytest.fixture
@@ -73,12 +63,10 @@ def hub(tmp_path, monkeypatch):
 
 
 def equal(found):
-    """Whether these are the tensors of the model."""
     return found.keys() == TENSORS.keys() and all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
 
 
 def cache(file, **options):
-    """Download a file with huggingface_hub."""
     return str(hub_library.hf_hub_download(NAME, file, **options))
 
 

@@ -93,7 +93,6 @@ class Proxy(ThreadingHTTPServer):
 
 @pytest.fixture
 def proxy():
-    """A proxy that runs."""
     with Proxy() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
         thread.start()
@@ -113,7 +112,6 @@ def _environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def objects():
-    """A server's objects."""
     return Objects({"m": safe.build({"w": tensor(W)})})
 
 

@@ -34,7 +34,6 @@ def objects(tmp_path, monkeypatch):
 
 @pytest.fixture
 def url(objects):
-    """The address of the model on a server of the store."""
     with Server(objects) as server:
         yield server.url + "m"
 
@@ -58,7 +57,6 @@ def compared(url, tmp):
 
 
 def verified(url, _):
-    """Verify the model."""
     wm.verify(url)
     return FLOATS
 
@@ -96,7 +94,6 @@ def pooled_weights(url, _):
 
 
 def into_torch(url, _):
-    """Load tensors of PyTorch."""
     pytest.importorskip("torch")
     return {name: tensor.numpy() for name, tensor in wm.torch.load_file(url).items()}
 

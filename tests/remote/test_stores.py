@@ -55,15 +55,7 @@ def saved(suffix, tensors=FLOATS, *, tmp):
 
 
 def sharded(tensors=FLOATS, count=4, folder="model"):
-    found = {}
-    where = {}
-    for number in range(count):
-        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
-        part = {key: builders.tensor(array) for key, array in list(tensors.items())[number::count]}
-        where |= dict.fromkeys(part, name)
-        found[f"{folder}/{name}"] = safe.build(part)
-    found[f"{folder}/model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": where}).encode()
-    return found
+    return {f"{folder}/{name}": data for name, data in safe.sharded(tensors, count).items()}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
