@@ -113,6 +113,8 @@ def _weight(file: wm.TensorFile, chosen: _Chosen, *, selective: bool) -> tuple[W
     """Weigh the parameters of a file or of the chosen ones; or return why that is not possible."""
     try:
         model = as_parameters(file)
+        if model is file:
+            return weight_of(chosen), None
         names = {info.name for info, _ in chosen}
         return weight_of(pair for pair in stored_rows(model) if not selective or pair[0].name in names), None
     except (TensorFileError, OSError) as error:  # of a configuration beside the file
@@ -196,7 +198,7 @@ def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen) -> dict[s
 def _inspect_text(
     path: str, file: wm.TensorFile, chosen: _Chosen, parameters: str, *, tree: bool, selective: bool, fold: bool
 ) -> None:
-    about = [("file", show.clean(path))] if selective else _about(path, file)
+    about = [("file", show.clean(path))] if selective else _about(path, file, chosen)
     show.emit_pairs([*about, *([("parameters", show.clean(parameters))] if parameters else [])])
     if chosen:
         show.emit("")
@@ -222,13 +224,13 @@ def _inspect_text(
         show.emit(f"\nwarning: {show.clean(warning)}")
 
 
-def _about(path: str, file: wm.TensorFile) -> list[tuple[str, str]]:
+def _about(path: str, file: wm.TensorFile, every: _Chosen) -> list[tuple[str, str]]:
     """Return labels and values: what a file is."""
     pairs = [
         ("file", show.clean(path)),
         ("format", show.kind(file.format, file.layout)),
         ("size", sizes(file.nbytes)),
-        ("tensors", f"{len(file):,}, of {counted(sum(math.prod(info.shape) for info in file.infos()), 'element')}"),
+        ("tensors", f"{len(file):,}, of {counted(sum(math.prod(info.shape) for info, _ in every), 'element')}"),
     ]
     if file.vocab is not None:
         pairs.append(("vocabulary", f"{counted(len(file.vocab), 'token')}{_ids_text(file.vocab.special_ids)}"))

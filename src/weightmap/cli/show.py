@@ -145,15 +145,17 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, righ
     right
         The headings of the columns to align to the right (numbers).
     """
-    cells = [[cell(entry) for entry in row] for row in rows]
-    numeric = {index for index, column in enumerate(columns) if column in frozenset(right)}
-    widths = [max(map(_width, column)) for column in zip(columns, *cells, strict=True)]
-    for row in (columns, *cells):
-        parts = []
-        for index, (text, width) in enumerate(zip(row, widths, strict=True)):
-            blank = " " * (width - _width(text))
-            parts.append(blank + text if index in numeric else text + blank)
-        emit("  ".join(parts).rstrip())
+    cells = zip(columns, *([cell(entry) for entry in row] for row in rows), strict=True)
+    aligned = [_aligned(column, right=column[0] in right) for column in cells]
+    emit("\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True)))
+
+
+def _aligned(texts: Sequence[str], *, right: bool) -> list[str]:
+    """Return texts with blanks, as wide as the widest."""
+    widths = list(map(_width, texts))
+    widest = max(widths)
+    blanks = [" " * (widest - width) for width in widths]
+    return [blank + text if right else text + blank for text, blank in zip(texts, blanks, strict=True)]
 
 
 @contextlib.contextmanager

@@ -272,11 +272,13 @@ def _conversion(file: TensorFile, align: int) -> str | None:
     from weightmap.conversion.converting import losses  # noqa: PLC0415 - to give advice only
 
     able = []
-    for target in FORMATS.values():
+    for target in sorted(FORMATS.values(), key=lambda record: record.name != file.format):
         max_align = target.aligns.get(target.layouts[0], 1)
         lost = losses(file, target, align) if target.plan is not None and max_align >= align else None
         if lost is not None:
             able.append((lost, target.name != file.format, -max_align, target.suffixes[0], target.name))
+            if lost == 0 and target.name == file.format:  # none is better
+                break
     if not able:
         return None
     path = file.path or "FILE"

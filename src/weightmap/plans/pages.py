@@ -144,9 +144,9 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
         for first in range(begin, end, _WINDOW):
             last = min(first + _WINDOW, end)
             low, high = np.searchsorted(edges, [first, last + 1]).tolist()
-            within = ask.before(first, last, edges[low:high])
-            counted[low:high] = total + within
-            total += ask.before(first, last, np.array([last])).item()
+            *within, whole = ask.before(first, last, np.append(edges[low:high], last)).tolist()
+            counted[low:high] = [total + resident for resident in within]
+            total += whole
     places = np.searchsorted(edges, np.concatenate([starts, stops]))
     return counted[places[len(starts) :]] - counted[places[: len(starts)]]
 
@@ -176,14 +176,11 @@ class _Pages:
         # On an overlay the layers hold the pages, not the visible file.
         self._counts = self._file >= 0 and file_system_of(source).kind != "overlay"
         self._allowed = False
-        self._counted: tuple[int, int, NDArray[np.int64] | int] | None = None
 
     def before(self, first: int, last: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many bytes from `first` to each of these places are in memory; all are within `last`."""
         page = files.page_size()
-        if self._counted is None or self._counted[:2] != (first, last):
-            self._counted = (first, last, self._look(first, last, page))
-        counts = self._counted[2]
+        counts = self._look(first, last, page)
         if isinstance(counts, int):
             return (places - first) * counts
         start = first - first % page
