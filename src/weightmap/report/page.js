@@ -82,7 +82,7 @@
 
     function style() {
         const colours = getComputedStyle(document.documentElement);
-        const [text, line] = ["--text", "--line"].map(name => colours.getPropertyValue(name).trim());
+        const [text, line, bar] = ["--text", "--line", "--bar"].map(name => colours.getPropertyValue(name).trim());
         return {
             background: "transparent",
             axis: { labelColor: text, titleColor: text, gridColor: line, domainColor: line, tickColor: line,
@@ -94,7 +94,7 @@
             rect: { stroke: line, strokeWidth: 0.5 },
             // What is least differs from what is blank on both pages.
             range: { heatmap: { scheme: "viridis", extent: dark.matches ? [0.3, 1] : [0.9, 0] } },
-            rule: { color: "#4c8bd6" }, bar: { color: "#4c8bd6" }, point: { color: "#4c8bd6" },
+            rule: { color: bar }, bar: { color: bar }, point: { color: bar, opacity: 1 },
         };
     }
 
