@@ -63,8 +63,8 @@ def lists(index, where):
     index.write_text(json.dumps({"weight_map": where}))
 
 
-def said_of(path, target, **options):
-    """Open a model; return the lines that a warning, `verify` and `convert` have of it, which are the same."""
+def said_of(path, target, others=(), **options):
+    """Open a model; return the lines that a warning, `verify` and `convert` have of it; `convert` has `others`, too."""
     with pytest.warns(wm.ModelWarning) as caught:
         f = wm.open(path, **options)
     with f:
@@ -78,7 +78,7 @@ def said_of(path, target, **options):
         assert wm.verify(f).warnings == report.warnings
         done = wm.convert(f, one)
         f.close()
-        assert done.warnings == tuple(f"tolerated in the source: {line}" for line in report.warnings)
+        assert done.warnings == (*(f"tolerated in the source: {line}" for line in report.warnings), *others)
         assert done.tensors == len(tensors)
         copied = wm.load(f"{one}model.safetensors.index.json" if one != target / "one.safetensors" else one)
         assert {name: array.tobytes() for name, array in copied.items()} == {
@@ -101,7 +101,7 @@ def test_what_is_there_is_loaded(index, tmp_path, strict):
 
 
 def test_files_of_weights_that_no_index_names(index, tmp_path):
-    """They are left out by name; what another index names, or programs save beside a model, is not one of them."""
+    """They are left out by name; of another index `convert` has the name. Programs' files beside a model are none."""
     folder = index.parent
     for name in ("model-mtp.safetensors", "optimizer.safetensors", "model.fp16-00001-of-00001.safetensors"):
         (folder / name).write_bytes(st.build({"x": normal((2,), 5)}))
@@ -109,7 +109,8 @@ def test_files_of_weights_that_no_index_names(index, tmp_path):
         json.dumps({"weight_map": {"x": "model.fp16-00001-of-00001.safetensors"}})
     )
     lines = ("file 'model-mtp.safetensors' lies beside this model, and the index does not name it: it is left out",)
-    assert said_of(folder, tmp_path)[0] == lines
+    variant = "file 'model.safetensors.index.fp16.json' lies beside this model, and is left out"
+    assert said_of(folder, tmp_path, (variant,))[0] == lines
     with wm.open(index) as f:  # beside which there may be other models: no warning
         assert f.verify().warnings == lines
     assert wm.convert(index, tmp_path / "two.safetensors").warnings == (f"tolerated in the source: {lines[0]}",)
@@ -181,7 +182,21 @@ def test_a_file_of_a_directory_and_others_beside_it(tmp_path):
     with wm.open(folder) as f:
         assert f.verify().warnings == (told,)
     assert wm.verify(folder).warnings == (told,)
-    assert wm.convert(folder, tmp_path / "one.safetensors").warnings == (f"tolerated in the source: {told}",)
+    (folder / "pytorch_model.bin.index.json").touch()
+    (folder / "optimizer.pt").touch()
+    (folder / "onnx").mkdir()
+    for name in ("old.gguf", "onnx/model.onnx", "LICENSE"):
+        (folder / name).touch()
+    others = [
+        f"file {name!r} lies beside this model, and is left out"
+        for name in ("old.gguf", "pytorch_model.bin.index.json")
+    ]
+    others += ["folder 'onnx' has a model, which is left out"]
+    for suffix in ("safetensors", "gguf", "npz.amb", "safetensors.index.json"):
+        report = wm.convert(folder, tmp_path / f"one.{suffix}", names="keep")
+        assert report.warnings[:4] == (f"tolerated in the source: {told}", *others)
+        assert report.warnings[4] == "only a directory gets copies of 'LICENSE'"
+    assert wm.convert(folder, f"{tmp_path}/copy/").warnings == (f"tolerated in the source: {told}", *others)
     with wm.open(folder / "model.safetensors") as f:
         assert not f.verify().warnings
 

@@ -130,7 +130,8 @@ again: *index
 
 def test_a_model_card_and_how_to_sample(converted):
     sampling = {"top_k": 20, "top_p": 0.5, "temperature": 1, "do_sample": True, "eos_token_id": [1, 2]}
-    metadata, warnings = converted({"README.md": CARD, "generation_config.json": sampling})
+    others = dict.fromkeys(("LICENSE", "code.py", "preprocessor_config.json"), b"")
+    metadata, warnings = converted({"README.md": CARD, "generation_config.json": sampling, **others})
     expected = {
         "license": "apache-2.0",
         "languages": ["en", "no"],
@@ -147,7 +148,7 @@ def test_a_model_card_and_how_to_sample(converted):
     for key, value in expected.items():
         stored = metadata[f"general.{key}"]
         assert (list(stored) if isinstance(value, list) else stored) == value, key
-    assert warnings == ()
+    assert warnings == ("GGUF has no place for 'preprocessor_config.json', 'LICENSE', 'code.py'",)
 
 
 BOMB = "tags:\n- &a0 [lol]\n" + "".join(f"- &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))

@@ -25,6 +25,7 @@ from weightmap.core.model.file import TensorFile
 from weightmap.core.model.opening import Model, open_or_import
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix
+from weightmap.core.model.sharded import other_models
 from weightmap.core.model.sharding import ShardTarget, beside, bytes_of_size, sharded_target
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
@@ -327,6 +328,7 @@ def _convert_tensors(
     if spec.quantize is not None:
         _check_scheme(target, spec.quantize.usual)
     warnings = [f"tolerated in the source: {line}" for line in internals.warnings_of(file)]
+    warnings += other_models(file)
     file, spec, odd = seen_by(spec, file, names, whole=source.folder is not None or bool(file.shards))
     if spec.translated:
         directory = None  # what it says became key-values
@@ -336,14 +338,15 @@ def _convert_tensors(
         check_complete_of(file, {renamed.get(name, name) for name in file if spec.takes(name)})
     if spec.max_shard_size is not None and shards is None and not _fits(file, target.path, spec):
         shards = beside(target.path, target.record)
+    # Listed before anything is written: a folder that cannot be read fails the conversion while it can still fail.
+    copied = source.folder is None or directory is None or (shards is not None and shards.whole)
+    others = [] if copied or source.folder is None else list(companions(source.folder))
     if shards is None:
-        # Listed before anything is written: a folder that cannot be read fails the conversion while it can still fail.
-        others = [] if source.folder is None or directory is None else list(companions(source.folder))
         report = _convert_file(file, directory, target.path, spec, renamed, progress)
-        warnings += _not_copied(others, directory, report)
     else:
         model = None if directory is None else source.path
         report = convert_model(file, model, shards, spec, renamed, run, progress)
+    warnings += _not_copied(others, directory, report)
     warnings += (*(f"dropped {quoted(name)}: {why}" for name, why in report.dropped), *report.warnings)
     if spec.weights:
         warnings += _decoded(file, spec)
@@ -353,8 +356,10 @@ def _convert_tensors(
 
 
 def _not_copied(others: list[str], directory: ModelDirectory | None, report: ConvertReport) -> list[str]:
-    """Return a line about the other files of a model directory that a single file has no place for."""
+    """Return a line about the files of a model directory that have no place in the target."""
     carried = FORMATS[report.format].carries[report.layout] & {"config", "vocab", "tokenizer"}
+    if others and directory is not None and "tokenizer" in carried:
+        directory.tokenizer()  # of shards it was read by whoever wrote the first
     read = directory.seen if carried and directory is not None else ()
     names = [quoted(name) for name in others if name not in read]
     return [f"only a directory gets copies of {', '.join(names)}"] if names else []

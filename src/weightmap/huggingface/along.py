@@ -105,7 +105,7 @@ _MODULES, _OF_MODULES = "modules.json", ("config.json", "model.safetensors", "py
 # Folders of modules are this deep at most, and there are few.
 _DEEPEST = 3
 # The folder of the chat templates that have a name.
-_TEMPLATES = "additional_chat_templates"
+TEMPLATES = "additional_chat_templates"
 # What a configuration may say that the type of its tensors is; PyTorch computes in these.
 _DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
 
@@ -191,16 +191,16 @@ def companions(folder: str) -> Iterator[str]:
     yield from (name for name in ALONG if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's
         yield from sorted(name for name in there if name.endswith(".py"))
-    yield from chat_templates(folder)
+    yield from _chat_templates(folder)
     for inner in _folders(folder) if _MODULES in there else ():
         yield from _below(folder, inner)
 
 
-def chat_templates(folder: str) -> list[str]:
+def _chat_templates(folder: str) -> list[str]:
     """Return the names of a directory's chat templates beside the usual one; none where its store cannot list."""
-    within = open_source.inside(folder, f"{_TEMPLATES}/")
+    within = open_source.inside(folder, f"{TEMPLATES}/")
     names = open_source.names_in(within, ()) if open_source.is_directory(within) else ()
-    return sorted(f"{_TEMPLATES}/{name}" for name in names if name.endswith(".jinja"))
+    return sorted(f"{TEMPLATES}/{name}" for name in names if name.endswith(".jinja"))
 
 
 def _below(folder: str, inner: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.open_source import folder_of, names_in, read_small, sibling_path
 from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
-from weightmap.huggingface.along import chat_templates
+from weightmap.huggingface.along import TEMPLATES, companions
 from weightmap.llama import tokenizers
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, Architecture, Config, add_keys, architecture_of, refusal
 from weightmap.llama.tensors import Shape, Translated, check_complete
@@ -232,12 +232,21 @@ def as_llama(
         notes: list[str] = []
         if with_keys:
             model = source.absolute or ""
-            files = tokenizers.Files(lambda name: read_small(sibling_path(model, name), options.trust))
+            unused = dict.fromkeys(companions(folder_of(model)) if model else ())
+            templates = [name for name in unused if name.startswith(f"{TEMPLATES}/")]
+
+            def read(name: str) -> bytes | None:
+                unused.pop(name, None)
+                return read_small(sibling_path(model, name), options.trust) if model else None
+
+            files = tokenizers.Files(read)
             writer = gguf.GGUFWriter(None, architecture.name)
             writer.add_type(gguf.GGUFType.MODEL)
             _add_about(gguf, writer, table, config, files, model, notes)
             _add_values(gguf, writer, architecture, config, table, file_type)
-            _add_tokenizer(writer, architecture, config, files, chat_templates(folder_of(model)), notes)
+            _add_tokenizer(writer, architecture, config, files, templates, notes)
+            unused.pop("config.json", None)
+            notes += [f"GGUF has no place for {', '.join(map(quoted, unused))}"] if unused else []
             metadata = {key: _typed(gguf, value) for key, value in writer.kv_data[0].items()}
     except TensorFileError as error:
         raise error.located(path=source.name) from None

@@ -16,10 +16,10 @@ from weightmap import errors
 from weightmap._messages import counted, escape, quoted
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes import open_source, strict_json
-from weightmap.core.formats import FORMATS, Content, Verification, by_suffix, of_ranks
+from weightmap.core.formats import FOREIGN, FORMATS, Content, Verification, by_suffix, of_ranks
 from weightmap.core.model import single
 from weightmap.core.model.file import TensorFile
-from weightmap.core.model.internals import check_index, parts_of, shard_name, sources_of
+from weightmap.core.model.internals import check_index, folder_opened, parts_of, shard_name, sources_of
 from weightmap.core.model.listing import Listing, read_listing
 from weightmap.core.native.access import cpus
 from weightmap.core.table import StringTable
@@ -384,6 +384,31 @@ def _unnamed(path: str, shards: Collection[str], names: Collection[str]) -> list
         if single.is_index(index) and index != open_source.called(path):
             others -= _shards_named(open_source.sibling_path(path, index))
     return sorted(others)
+
+
+def other_models(file: TensorFile) -> list[str]:
+    """Return a line for each other model in the directory that a handle was opened on, and in its folders.
+
+    Opening names those of the same format.
+    """
+    folder, path = folder_opened(file), file.path
+    if folder is None or path is None:
+        return []
+    names = sorted(open_source.names_in(folder, ()))
+    opened, suffixes = (
+        open_source.called(path),
+        tuple({name for format_ in FORMATS.values() for name in format_.suffixes}),
+    )
+    same = {os.path.splitext(name)[1] for name in (single.single_name(opened), *file.shards)}
+    others = [
+        name for name in names if name.endswith(tuple({*suffixes, *FOREIGN} - same)) and not _NO_WEIGHTS.match(name)
+    ]
+    others += [name for name in names if single.is_index(name) and name != opened]
+    inner = _folders_with_models(folder, names, suffixes) if type(folder) is str else []
+    return [
+        *(f"file {quoted(name)} lies beside this model, and is left out" for name in others),
+        *(f"folder {quoted(name)} has a model, which is left out" for name in inner),
+    ]
 
 
 def _away(folder: str) -> str:
