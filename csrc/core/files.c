@@ -81,17 +81,20 @@ static int advise_pages(const uint8_t *map, uint64_t map_size, uint64_t offset, 
     return madvise((void *)start, (size_t)(begin - start + size), advice) == 0 ? 0 : errno;
 }
 
+/* In steps: the kernel reads no more at once than one request to the disk holds, and drops the rest. */
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size) {
-    return advise_pages(map, map_size, offset, size, MADV_WILLNEED);
+    int error = 0;
+    for (uint64_t at = 0; at < size && !error; at += READ_AHEAD) {
+        uint64_t step = size - at < READ_AHEAD ? size - at : READ_AHEAD;
+        error = advise_pages(map, map_size, offset + at, step, MADV_WILLNEED);
+    }
+    return error;
 }
 
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered) {
+    /* A mapping without the kernel's read-ahead asks for it. (With read-ahead this would cost more than it gains.) */
+    if (scattered) wm_will_need(map, map_size, offset, size);
 #if defined(__linux__)
-    /* A mapping without the kernel's read-ahead asks for it, in steps: the kernel reads no more at once than one request to
-     * the disk holds, and drops the rest. (With read-ahead this would cost more than it gains.) */
-    for (uint64_t at = 0; scattered && at < size; at += READ_AHEAD) {
-        if (wm_will_need(map, map_size, offset + at, size - at < READ_AHEAD ? size - at : READ_AHEAD)) break;
-    }
     /* 22 is MADV_POPULATE_READ, which older headers lack. A kernel without it says EINVAL, a sandbox that forbids it may say
      * ENOSYS or EPERM. A file that has become too short or unreadable gives EFAULT or EHWPOISON: advice would not help. */
     int error = advise_pages(map, map_size, offset, size, 22);

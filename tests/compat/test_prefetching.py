@@ -13,6 +13,7 @@ from tests.support import each, in_one_item
 import weightmap as wm
 from weightmap import compat
 from weightmap.compat import PrefetchError, safe_open
+from weightmap.core.native import access
 
 TENSORS = {
     "a": np.arange(60, dtype=np.float32).reshape(5, 4, 3),
@@ -246,3 +247,42 @@ def test_a_loader_that_nobody_closes_leaves_no_thread(tmp_path):
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
+
+
+MIB = 1 << 20
+AHEAD = {
+    "half of the rows": (slice(512, None), [(MIB, MIB)]),
+    "rows, backwards": (slice(511, None, -1), [(0, MIB)]),
+    "half of each row": ((slice(None), slice(512)), [(0, 2 * MIB - 1024)]),
+    "few rows": (slice(0, 9), []),
+    "all": (..., []),
+}
+
+
+def test_parts_of_a_mapped_tensor_are_read_ahead(tmp_path, monkeypatch):
+    """What a rank takes of a model is asked for byte by byte, and so are small tensors; the rest as it is touched."""
+    path, asked = tmp_path / "m.safetensors", []
+    wm.save(
+        path, {"a": np.ones((1024, 1024), np.uint16), "experts": np.ones((4, 512, 512), np.uint8), "norm": np.ones(8)}
+    )
+    with wm.open(path) as f:
+        base = {info.name: info.offset for info in f.infos()}
+
+    def will_need(memory, offset, size):
+        asked.append((offset, size))
+
+    monkeypatch.setattr(access, "will_need", will_need)
+
+    def check(kind):
+        asked.clear()
+        index, expected = AHEAD[kind]
+        with safe_open(path, "np") as f:
+            assert f.get_slice("a")[index].size
+        assert asked == [(base["a"] + offset, size) for offset, size in expected]
+
+    each(AHEAD, check)
+    asked.clear()
+    with safe_open(path, "np") as f:
+        f.get_slice("experts")[:, 256:]
+        f.get_slice("norm")[...]
+    assert asked == [(base["experts"] + (2 * i + 1) * MIB // 8, MIB // 8) for i in range(4)] + [(base["norm"], 64)]

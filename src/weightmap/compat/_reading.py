@@ -27,7 +27,7 @@ from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Axis, axes_of, runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 # Bytes between two runs that are read with them: a read of its own would take as long.
 _GAP = 64 << 10
+# What is read ahead of its use: parts of at least so many bytes, as the ranks of a group take them, and whole tensors
+# of fewer, which lie between them. Other whole tensors follow each other: the system reads these ahead itself.
+_AHEAD = 256 << 10
+_SMALL = 1 << 20
 # Bytes read at once.
 _CHUNK = 16 << 20
 
@@ -122,6 +126,25 @@ def _pages_of(row: Row) -> NDArray[Any]:
     if first < last:  # the pages at the edges are those of other tensors, too
         weakref.finalize(pages, drop_pages, memory, first, last - first, private=False).atexit = False
     return np.asarray(row.over(pages))
+
+
+def _read_ahead(row: Row, part: NDArray[Any]) -> None:
+    """Let the system read the bytes of a mapped part, and no others: page faults read around each page."""
+    octets = row.source.octets
+    if row.source.has_pages and octets.base is not None and part.nbytes:
+        for begin, end in _runs_in(part):
+            access.will_need(octets.base, begin - octets.ctypes.data, end - begin)
+
+
+def _runs_in(part: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the addresses at which runs of bytes of an array begin and end; short ones with what lies between them."""
+    if part.ndim > 1 and not part.flags.c_contiguous and part[0].nbytes >= _GAP:
+        for inner in part:
+            yield from _runs_in(inner)
+    else:
+        reach = [(size - 1) * step for size, step in zip(part.shape, part.strides, strict=True)]
+        first, last = (part.ctypes.data + sum(keep(0, way) for way in reach) for keep in (min, max))
+        yield first, last + part.itemsize
 
 
 def packed_rows(name: str, dtype: DType, shape: tuple[int, ...], part: Any) -> range:
@@ -303,8 +326,11 @@ class OpenedFile:
                 np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
                 return _torch_files().load_tensors(file, {name: index}, self.device)[name]
             value = None if self.pread or self._remote else file[name]
-            # Quantised tensors are read before they are decoded, as by `TensorFile.read`, and not mapped.
-            array = value[index] if isinstance(value, np.ndarray) else read_part(file, name, index)
+            if not isinstance(value, np.ndarray):  # quantised tensors are read before they are decoded, and not mapped
+                return self.deliver(name, read_part(file, name, index))
+            array = value[index]
+            if _AHEAD <= array.nbytes < value.nbytes or array.nbytes == value.nbytes < _SMALL:
+                _read_ahead(row_of(file, name), array)
             return self.deliver(name, array)
         except IndexError as error:
             raise SliceError.of(index, file.info(name).shape, error) from None
