@@ -19,60 +19,27 @@ SUFFIX = ".weights"
 
 VOCAB_EMBEDDED, TENSORS_ALIGNED, CHECKSUM_ENABLED, COMPRESSED = 1, 2, 4, 8
 CODES = {
-    "float32": 0,
-    "float16": 1,
-    "bfloat16": 2,
-    "int32": 3,
-    "int16": 4,
-    "int8": 5,
-    "uint32": 6,
-    "uint16": 7,
-    "uint8": 8,
-}
+    "float32": 0, "float16": 1, "bfloat16": 2, "int32": 3, "int16": 4, "int8": 5, "uint32": 6, "uint16": 7, "uint8": 8,
+}  # fmt: skip
 NAMES = {code: name for name, code in CODES.items()}
 
 HEADER_FIELDS = {
-    "magic": (0, "4s"),
-    "version_major": (4, "H"),
-    "version_minor": (6, "H"),
-    "flags": (8, "I"),
-    "metadata_offset": (12, "I"),
-    "metadata_size": (16, "I"),
-    "vocab_offset": (20, "I"),
-    "vocab_size": (24, "I"),
-    "tensor_index_offset": (28, "I"),
-    "tensor_index_count": (32, "I"),
-    "tensor_data_offset": (36, "I"),
-    "tensor_data_size": (40, "Q"),
-    "total_file_size": (48, "Q"),
-    "header_checksum": (56, "I"),
-    "reserved": (60, "I"),
-}
+    "magic": (0, "4s"), "version_major": (4, "H"), "version_minor": (6, "H"), "flags": (8, "I"),
+    "metadata_offset": (12, "I"), "metadata_size": (16, "I"), "vocab_offset": (20, "I"), "vocab_size": (24, "I"),
+    "tensor_index_offset": (28, "I"), "tensor_index_count": (32, "I"), "tensor_data_offset": (36, "I"),
+    "tensor_data_size": (40, "Q"), "total_file_size": (48, "Q"), "header_checksum": (56, "I"), "reserved": (60, "I"),
+}  # fmt: skip
 DESCRIPTOR_FIELDS = {
-    "name_hash": (0, "I"),
-    "dtype": (4, "B"),
-    "ndim": (5, "B"),
-    "name_length": (6, "H"),
-    "shape0": (8, "I"),
-    "shape1": (12, "I"),
-    "shape2": (16, "I"),
-    "shape3": (20, "I"),
-    "data_offset": (24, "Q"),
-}
+    "name_hash": (0, "I"), "dtype": (4, "B"), "ndim": (5, "B"), "name_length": (6, "H"), "shape0": (8, "I"),
+    "shape1": (12, "I"), "shape2": (16, "I"), "shape3": (20, "I"), "data_offset": (24, "Q"),
+}  # fmt: skip
 FOOTER_FIELDS = {"data_checksum": (0, "I"), "file_checksum": (4, "I"), "magic_end": (8, "4s"), "reserved": (12, "I")}
 
 REQUIRED = {
-    "model_name": "all-MiniLM-L6-v2",
-    "model_version": "1.0.0",
-    "embedding_dim": "384",
-    "vocab_size": "6",
-    "num_layers": "6",
-    "num_attention_heads": "12",
-    "hidden_size": "384",
-    "intermediate_size": "1536",
-    "max_position_emb": "512",
-    "created_at": "2025-01-16T12:00:00Z",
-}
+    "model_name": "all-MiniLM-L6-v2", "model_version": "1.0.0", "embedding_dim": "384", "vocab_size": "6",
+    "num_layers": "6", "num_attention_heads": "12", "hidden_size": "384", "intermediate_size": "1536",
+    "max_position_emb": "512", "created_at": "2025-01-16T12:00:00Z",
+}  # fmt: skip
 SPECIAL_NAMES = ("pad", "unk", "cls", "sep", "mask")
 
 

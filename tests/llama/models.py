@@ -18,17 +18,10 @@ CL100K = (
 VOCAB, HIDDEN, INNER, HEADS, KV, HEAD, LAYERS, EXPERTS, EXPERT_INNER = 384, 64, 96, 4, 2, 16, 2, 12, 32
 
 COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
-    "num_hidden_layers": LAYERS,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50000.0,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV, "num_hidden_layers": LAYERS, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "rope_theta": 50000.0, "tie_word_embeddings": False,
+}  # fmt: skip
 GEMMA = {
     "head_dim": HEAD,
     "query_pre_attn_scalar": HEAD,
@@ -59,15 +52,10 @@ CONFIGS = {
 }
 # What llama.cpp calls them, and which of its models have them.
 ARCHITECTURE = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "MixtralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3moe",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-}
+    "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe",
+    "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
+}  # fmt: skip
 
 
 def config_of(name, **changes):

@@ -28,18 +28,10 @@ TRUTH = Path(models.__file__).parent / "groundtruth"
 PROMPT = [70, 30, 57, 74, 58, 241, 100, 176, 16, 32]
 TOKENS = 64
 CONFIG = {
-    "vocab_size": models.VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+    "vocab_size": models.VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 512, "initializer_range": 0.2,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
 MODELS = {
     "LlamaForCausalLM": {

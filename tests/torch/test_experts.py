@@ -23,14 +23,9 @@ from weightmap.torch import StateError, load_into, serve_experts  # noqa: E402
 torch.set_num_threads(1)
 logging.disable_progress_bar()  # it would leave a thread behind
 SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_experts_per_tok": 2,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts_per_tok": 2,
+}  # fmt: skip
 MODELS = {
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=8)),
     "qwen3": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, num_experts=8, moe_intermediate_size=40, head_dim=8)),

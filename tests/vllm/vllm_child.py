@@ -17,17 +17,10 @@ def make(folder):
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     sizes = {
-        "vocab_size": TOKENS,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
+        "vocab_size": TOKENS, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2,
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
     words = Tokenizer(models.WordLevel({f"t{number}": number for number in range(TOKENS)}, unk_token="t2"))
     kinds = {
         "llama": (LlamaForCausalLM, LlamaConfig, False, 3),
