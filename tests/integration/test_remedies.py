@@ -151,6 +151,8 @@ def test_every_keyword_of_a_message_exists():
         if text.startswith(LISTED):
             continue
         function, keyword = match.groups()
+        if function == "save_model":  # compat's, in safetensors' words, and needs torch
+            continue
         if function:
             assert keyword in keywords_of(resolved(function)), (place, text)
             continue
@@ -310,6 +312,7 @@ ELSEWHERE = {
     "unversioned": "remote/test_requests.py",
     "deadline": "remote/test_requests.py",
     "base_version": "deltas/test_publish.py",
+    "base": "deltas/test_pull.py",
     "allow_symlinks": "trust/test_signing.py",
 }
 

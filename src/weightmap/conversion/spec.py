@@ -194,7 +194,7 @@ def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple
     for a mixture that cannot be, and `UnsupportedError` for stored codes that would be computed on.
     """
     if not spec.weights and (spec.dtype is not None or spec.quantize is not None):
-        check_computable(stored, spec.takes, "dtype=" if spec.quantize is None else "quantize=")
+        check_computable(stored, spec.takes, "dtype" if spec.quantize is None else "quantising")
     translated, why = _translates(stored, spec, names, whole=whole)
     spec = dataclasses.replace(spec, translated=translated)
     file, notes = viewed(stored, spec)
