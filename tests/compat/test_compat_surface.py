@@ -231,6 +231,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np, client, friend, safetensors
 from weightmap import compat
+from weightmap.compat import _patching
 before = [dict(vars(module)) for module in (client, safetensors, safetensors.numpy)]
 theirs = safetensors.safe_open
 path = sys.argv[1] + "/m.safetensors"
@@ -241,8 +242,10 @@ with compat.patched():
     assert not client.load(path)["a"].flags.writeable
     import late
     assert late.safe_open is compat.safe_open
+    look, _patching._importers = _patching._importers, None  # a block within a block looks at no module
     with compat.patched():
         assert late.safe_open is compat.safe_open
+    _patching._importers = look
     assert late.safe_open is compat.safe_open
 assert before == [vars(module) for module in (client, safetensors, safetensors.numpy)]
 assert client.load(path)["a"].flags.writeable

@@ -20,3 +20,14 @@ def test_each_contender_runs(tmp_path, scripts):
     rows = json.loads((tmp_path / "out").read_text(encoding="utf-8"))["rows"]
     assert {row["who"].split(",")[0] for row in rows} >= {"weightmap"}
     assert all(row["seconds"] > 0 for row in rows)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_workers_share_a_model():
+    options = ("--mib", "16", "--workers", "1", "3", "--turns", "1", "--only", "numpy", "--start", "fork")
+    command = [sys.executable, str(FOLDER.parent / "workers.py"), *options]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = [[cell.strip() for cell in line.split("|")] for line in found.splitlines() if "| fork | 3" in line]
+    pss = {row[2]: float(row[5].replace(",", "")) for row in rows}
+    assert pss["safetensors"] > 3 * 16
+    assert pss["weightmap, sealed"] < 2 * 16

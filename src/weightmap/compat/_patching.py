@@ -144,7 +144,10 @@ def patched() -> Iterator[None]:
         old = getattr(sys.modules.get(home), name, None)
         if old is not None:
             swaps[name] = (old, around(old))
-    swaps = {name: pair for name, pair in swaps.items() if not _is_ours(pair[0])}  # a block around this one did it
+    swaps = {name: pair for name, pair in swaps.items() if not _is_ours(pair[0])}
+    if not swaps:  # a block around this one did it: nothing looks at all modules, whose pages a fork shares
+        yield
+        return
     back = {name: (new, old) for name, (old, new) in swaps.items()}
     before = _importers()
     own = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
