@@ -130,9 +130,6 @@ def power_of_two(n):
     return capacity
 
 
-# ------------------------------------------------------------------------------- checksums, conversions
-
-
 def _wm_crc32(p, size):
     yield lib.wm_crc32(size, p.give(noise(size)), size, 1)
 
@@ -317,9 +314,6 @@ def _wm_adaptive_encode(p, size):
 _wm_adaptive_choose = _wm_adaptive_encode
 
 
-# ----------------------------------------------------------------------------------- strings, subwords
-
-
 def _wm_walk_strings(p, size):
     for width in (2, 4):
         blob, bounds = strings(size, width)
@@ -431,9 +425,6 @@ def _wm_pq_sums(p, size):
     yield lib.wm_pq_sums(
         pq, p.array(floats(table)), table, size // 2, size - size // 2, p.room(size - size // 2, "float"), 1
     )
-
-
-# --------------------------------------------------------------------------------------------- indexes
 
 
 def _columns(p, count, n_dims, names):

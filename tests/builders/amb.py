@@ -113,7 +113,6 @@ def parse(data):
     return sections[0], sections[1], sections[2], records
 
 
-# ------------------------------------------------------------------------------------------ quantised data, plainly
 def pack(codes, bits):
     """Two's complement of `bits` bits each, the first one in the lowest bits of the first byte."""
     number = count = 0

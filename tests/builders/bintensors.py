@@ -31,9 +31,6 @@ SPECIFICATION_BYTES = bytes.fromhex("1000000000000000 00010902010400100104746573
 _WIDTHS = {251: "<H", 252: "<I", 253: "<Q"}
 
 
-# ------------------------------------------------------------------------------------------------- building
-
-
 def varint(value, marker=None):
     """An unsigned integer; `marker` (251, 252, 253) asks for that form even where a shorter one would do."""
     if marker is None:
@@ -130,9 +127,6 @@ def build(tensors, metadata=None, layout="spec", *, pad=True):
     """A valid file, tensors in the given order."""
     head = header(rows_of(tensors), metadata, layout)
     return raw(padded(head) if pad else head, b"".join(value.data for value in tensors.values()))
-
-
-# ------------------------------------------------------------------------------------------------- reading
 
 
 class Malformed(Exception):  # noqa: N818 - a verdict on a file, not a mistake of the program
@@ -284,8 +278,6 @@ def parse(data, layout="spec"):
     assert found.metadata == sorted(found.metadata, key=lambda pair: utf8(pair[0]))
     return tensors, dict(found.metadata)
 
-
-# ------------------------------------------------------------------------------------------------- examples
 
 EVERY = ordered({f"w.{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)})
 SMALL = ordered({"a": normal((2, 3), 1), "b.bias": noise("float16", (5,), 2)})

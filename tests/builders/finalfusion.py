@@ -51,7 +51,6 @@ def build(chunks, listed=None, version=0, count=None):
     return out
 
 
-# ------------------------------------------------------------------------------------------------------ the chunks
 def strings(words):
     """Strings behind their lengths."""
     raws = [word.encode() if isinstance(word, str) else word for word in words]
@@ -121,7 +120,6 @@ def quantised(rows, parts, centroids, length, seed=0):
     return codes, books, projection, random.random(rows).astype("<f4") + 1
 
 
-# -------------------------------------------------------------------------------------------------------- examples
 def lengths(n):
     """The norms of n words: positive numbers."""
     return Tensor("float32", (n,), (np.random.default_rng(n).random(n) + 0.5).astype("<f4").tobytes())

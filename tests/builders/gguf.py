@@ -151,9 +151,6 @@ def build(tensors, values=(), *, version=3, big=False, alignment=ALIGNMENT, padd
     return head + body
 
 
-# ------------------------------------------------------------------------------------------------- reading
-
-
 @dataclass
 class Found:
     """What a file holds: key-values with their kinds, infos, and where the data section begins."""
@@ -245,9 +242,6 @@ def parse(data):
     if place:
         assert len(data) == found.base + place
     return tensors, found.values
-
-
-# ------------------------------------------------------------------------------------------------- examples
 
 
 class Numbers(list[Any]):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tests.builders import Tensor, embd, tensor
 from tests.builders import safetensors as st
+from tests.core.formats.finalfusion.test_finalfusion import ATTACKS
 from tests.support import HANG
 
 import weightmap
@@ -97,9 +98,6 @@ def is_printable(text):
     return not any(
         (ord(c) < 0x20 and c != "\n") or 0x7F <= ord(c) <= 0x9F or c in "\u2028\u2029\u202e\u2066" for c in text
     )
-
-
-# --- inspect
 
 
 def test_inspect_shows_format_size_metadata_tensors_and_totals(write, run):
@@ -207,6 +205,15 @@ def test_inspect_json_holds_everything(write, run):
     assert document["totals"]["bfloat16"] == {"tensors": 1, "nbytes": 4}
 
 
+def test_dates_in_metadata_are_kept_and_shown(put, run):
+    """Dates and times are objects; the command line prints them as texts, also as JSON."""
+    path = put(ATTACKS["dates"].data, "t.fifu")
+    with weightmap.open(path) as f:
+        assert f.metadata["day"].year == 2020
+    status, out, _ = run("inspect", path, "--json")
+    assert (status, json.loads(out)["metadata"]["day"]) == (0, "2020-01-02")
+
+
 def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
     write("one.safetensors", {"a": floats(1, 2)})
     write("two.safetensors", {"b": floats(3)})
@@ -226,17 +233,11 @@ def test_a_directory_of_shards_is_one_model(write, run, tmp_path):
     assert np.load(tmp_path / "b.npy").tolist() == [3]
 
 
-# --- text from files
-
-
 def test_a_stream_that_lacks_a_character_gets_it_escaped(write):
     path = write(tensors={"重み": floats(1)})
     done = start("inspect", path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert rb"\u91cd\u307f" in done.stdout
-
-
-# --- the tree of modules
 
 
 def layered(layers=3):
@@ -270,9 +271,6 @@ def test_inspect_shows_a_tree_on_a_terminal_and_lines_in_a_pipe(write, run):
     status, sent = on_terminal("inspect", "--flat", path)
     assert (status, "{0, 2}.up" in sent, "layers.2.up.bias" in sent) == (0, False, True)
     assert run("inspect", "--flat", "--tree", path)[0] == 2
-
-
-# --- completions
 
 
 @pytest.fixture(scope="module")
@@ -322,9 +320,6 @@ def test_completions_without_shtab(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "shtab", None)
     said = "weightmap: completions need shtab: pip install '.[cli]' in a checkout\n"
     assert run("--print-completion", "bash") == (4, "", said)
-
-
-# --- verify
 
 
 def test_verify_tries_every_file_and_reports_each_on_a_line(write, run, tmp_path):
@@ -498,9 +493,6 @@ def test_malformed_ends_with_3_and_missing_with_4(write, run, tmp_path, monkeypa
         assert (status, (err or out).count("\n"), bad in (err or out)) == (expected, 1, True), err or out
 
 
-# --- diff
-
-
 @pytest.mark.parametrize(
     ("given", "names"),
     [
@@ -539,9 +531,6 @@ def test_diff_names_the_differences(write, run):
     assert document["metadata"] == [{"key": "k", "a": "one", "b": "two"}]
 
 
-# --- convert
-
-
 def test_inspect_finds_tensors_in_several_files(write, run, tmp_path):
     one = write(tensors={"a.w": floats(1, 2), "a.bias": floats(*range(9)), "b.w": floats(1, 2, 3)})
     two, three = tmp_path / "two.safetensors", tmp_path / "three.safetensors"
@@ -561,9 +550,6 @@ def test_inspect_finds_tensors_in_several_files(write, run, tmp_path):
     assert "c.bias" not in out
     assert run("inspect", two, "--include", "d*") == (2, "", "weightmap: --include 'd*': none of 1 tensor is left\n")
     assert run("inspect", two, tmp_path / "none")[0] == 4
-
-
-# --- export
 
 
 def test_numpy_loads_exported_files(write, run, tmp_path):
@@ -631,9 +617,6 @@ def test_export_of_an_unknown_tensor_suggests_and_exits_2(write, run, tmp_path):
     assert (status, out) == (2, "")
     assert "weight" in err.replace("wieght", "")
     assert not (tmp_path / "out.npy").exists()
-
-
-# --- exit statuses and streams
 
 
 # Those of versions name another file first: tests/deltas.

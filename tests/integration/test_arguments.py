@@ -9,6 +9,7 @@ from weightmap import words
 from weightmap.cli import main
 from weightmap.compat import safe_open, serialize
 from weightmap.compat.gguf import GGUFReader
+from weightmap.core.arguments import MOVED
 from weightmap.dlpack import export
 from weightmap.words import train_pq
 
@@ -210,3 +211,15 @@ def test_an_argument_of_a_wrong_value_is_named(call, kind, message, files):
     with pytest.raises(kind, match=message):
         call(files)
     assert not files.target.exists()
+
+
+OLD = [(function, keyword, place) for function, rows in MOVED.items() for keyword, place in rows.items()]
+ELSEWHERE = {"load_file": "torch", "load_into": "torch", "write_report": "report"}
+
+
+@in_one_item("function, keyword, place", OLD)
+def test_an_old_keyword_names_its_place(function, keyword, place):
+    module = getattr(wm, ELSEWHERE[function]) if function in ELSEWHERE else wm
+    with pytest.raises(TypeError, match="unexpected keyword argument") as caught:
+        getattr(module, function)("a", "b", **{keyword: None})
+    assert f"{keyword!r}: use {place}" in str(caught.value)

@@ -106,19 +106,11 @@ def test_embeddings_agree_with_the_reference(encoder, reference):
     assert (1 - cosine).max() < 1e-5
 
 
-def convert_to_amb(checkpoint, path, **options):
-    weightmap.convert(checkpoint, path, **options)
-    return path
-
-
-def embeddings_of(path, sentences):
-    with weightmap.open(path) as file:
-        return demo.SentenceEncoder(file).embed(sentences)
-
-
 @pytest.fixture(scope="module")
 def quantised(checkpoint, tmp_path_factory):
-    return convert_to_amb(checkpoint, tmp_path_factory.mktemp("demo") / "minilm.amb", quantize="int5_block")
+    path = tmp_path_factory.mktemp("demo") / "minilm.amb"
+    weightmap.convert(checkpoint, path, quantize="int5_block")
+    return path
 
 
 ADAPTIVE = weightmap.Quantize("adaptive", include=["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"])
@@ -142,7 +134,9 @@ ROUNDED = [
 def test_rounded_weights_give_nearly_the_same_embeddings(checkpoint, encoder, tmp_path, suffix, options, least):
     path = tmp_path / f"rounded.{suffix}"
     weightmap.convert(checkpoint, path, **options)
-    found, exact = embeddings_of(path, demo.DEFAULT_SENTENCES), encoder.embed(demo.DEFAULT_SENTENCES)
+    exact = encoder.embed(demo.DEFAULT_SENTENCES)
+    with weightmap.open(path) as file:
+        found = demo.SentenceEncoder(file).embed(demo.DEFAULT_SENTENCES)
     cosines = (found * exact).sum(axis=1)
     assert not np.array_equal(found, exact)
     assert least < cosines.min() <= cosines.max() < 1.000001

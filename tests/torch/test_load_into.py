@@ -223,9 +223,6 @@ def test_codes_are_no_values(tmp_path):
     assert load_file(path)["0.weight"].dtype == torch.float8_e4m3fn
 
 
-# --- checkpoints of training
-
-
 @pytest.fixture
 def training(tmp_path):
     """A module, and a checkpoint with its state, that of its optimiser, and numbers."""

@@ -64,10 +64,6 @@ def least_errors(x, bits, scale_type):
     return np.minimum(error.min(1), more.min(1))
 
 
-def _noisy_levels(rng, shape):
-    return rng.integers(-8, 8, shape) * 0.037 + rng.standard_normal(shape) * 0.003
-
-
 def _spikes(rng, shape):
     x = rng.standard_normal(shape)
     x[:, 3] *= 20
@@ -85,7 +81,7 @@ KINDS = {
     "near a constant": lambda rng, shape: 1 + rng.standard_normal(shape) * 0.05,
     "constant": lambda rng, shape: np.broadcast_to(rng.standard_normal((shape[0], 1)), shape),
     "whole numbers": lambda rng, shape: rng.integers(-30, 31, shape),
-    "noisy levels": _noisy_levels,
+    "noisy levels": lambda rng, shape: rng.integers(-8, 8, shape) * 0.037 + rng.standard_normal(shape) * 0.003,
     "of bfloat16": lambda rng, shape: rng.standard_normal(shape).astype(ml_dtypes.bfloat16),
     "at the limit of float16": lambda rng, shape: rng.standard_normal(shape) * 1.5e5,
     "subnormal float16": lambda rng, shape: rng.standard_normal(shape) * 2e-4,

@@ -4,6 +4,7 @@ import math
 import random
 import re
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
@@ -216,11 +217,7 @@ def in_columns(rows, names, asked, *, ends=True):
     return ColumnTable(columns, Four(0, asked) if isinstance(asked, int) else asked, utf8=True)
 
 
-def without_ends(rows, names, asked):
-    return in_columns(rows, names, asked, ends=False)
-
-
-every_kind = pytest.mark.parametrize("make", [records, in_columns, without_ends])
+every_kind = pytest.mark.parametrize("make", [records, in_columns, partial(in_columns, ends=False)])
 
 
 def three():
