@@ -88,9 +88,9 @@ def weightmap_torch(path: Path) -> Any:
     return use(partial(ours.load_file, path), lambda state, name: state[name], list)
 
 
-def safetensors(path: Path, framework: str) -> Any:
-    """Return safetensors."""
-    opened = partial(need("safetensors").safe_open, path, framework)
+def safetensors(path: Path, framework: str, library: str = "safetensors") -> Any:
+    """Return safetensors, or ours with its interface."""
+    opened = partial(need(library).safe_open, path, framework)
     return use(opened, lambda f, name: f.get_tensor(name), lambda f: f.keys())
 
 
@@ -146,9 +146,19 @@ def timed(library: Callable[..., Any], size: str, suffix: str, what: str, folder
     return everything
 
 
+def untouched(library: str, size: str, folder: Path) -> Callable[[], Any]:
+    """Return load_file of a library, all of whose tensors nobody touches."""
+    load = need(library).load_file
+    load(folder / "MiniLM.safetensors")
+    return partial(load, folder / f"{size}.safetensors")
+
+
 LIBRARIES = {
     "safetensors": {"weightmap": weightmap, "safetensors": partial(safetensors, framework="numpy")},
-    "safetensors for torch": {"weightmap": weightmap_torch, "safetensors": partial(safetensors, framework="pt")},
+    "safetensors for torch": {
+        "weightmap": partial(safetensors, framework="pt", library="weightmap.compat"),
+        "safetensors": partial(safetensors, framework="pt"),
+    },
     "pt": {"weightmap": weightmap_torch, "torch.load(mmap)": torch_load},
     "gguf": {"weightmap": weightmap, "gguf-py": gguf},
     "onnx": {"weightmap": weightmap, "onnx": onnx},
@@ -160,6 +170,13 @@ WORKFLOWS = {
         who: partial(timed, library, size, suffix.split()[0], what) for who, library in libraries.items()
     }
     for (suffix, libraries), size, what in itertools.product(LIBRARIES.items(), SIZES, USES)
+}
+WORKFLOWS |= {
+    f"load_file of safetensors for torch, {size}": {
+        who: partial(untouched, library, size)
+        for who, library in {"weightmap": "weightmap.torch", "safetensors": "safetensors.torch"}.items()
+    }
+    for size in SIZES
 }
 WORKFLOWS |= {
     f"all tensors of {suffix}, large{COLD}": WORKFLOWS[f"all tensors of {suffix}, large"]

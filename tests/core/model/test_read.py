@@ -91,9 +91,12 @@ def test_halves_of_every_format_are_widened_by_the_kernels(dtype, put):
 def test_threads_share_a_large_tensor(dtype, put):
     bits = np.resize(np.arange(2**16, dtype="<u2") * 40503, LARGE)
     bits &= 0x3FFF  # no NaN
-    path = put(bt.build({"odd": noise("uint8", (3,)), "large": Tensor(dtype, (LARGE,), bits.tobytes())}), "large.bt")
+    tensors = {"codes": noise("float8_e5m2", (300,)), "large": Tensor(dtype, (LARGE,), bits.tobytes())}
+    path = put(bt.build(tensors), "large.bt")
     with wm.open(path) as f:
-        out = f.read("large")
+        out, codes = f.read("large"), f.read("codes")
+        assert np.array_equal(codes, f["codes"].astype(np.float32), equal_nan=True)
+        assert np.array_equal(codes, f.read("codes"), equal_nan=True)
         expected = f["large"].astype(np.float32)
         assert np.array_equal(out, expected)
         for threads in (None, 1, 2, 3, 100, 2**40):

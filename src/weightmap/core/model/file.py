@@ -282,9 +282,9 @@ class TensorFile(Mapping[str, Any]):
         """Return a tensor as a new dense array of the wanted dtype: widened, decoded or just copied.
 
         Unlike ``f[name]`` this copies: it reads and converts the file piece by piece, so a file that shrinks meanwhile
-        raises an exception. Changes made to arrays in mode "cow" do not show here. float16 and bfloat16 become float32
-        by `weightmap.kernels.f16_to_f32` and `bf16_to_f32`: out of the mapping, once a look-up such as ``f[name]`` has
-        made one, so such a handle has its risk.
+        raises an exception. Changes made to arrays in mode "cow" do not show here. float16, bfloat16 and float8 become
+        float32 by kernels such as `weightmap.kernels.bf16_to_f32`: out of the mapping, once a look-up such as
+        ``f[name]`` has made one, so such a handle has its risk.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Reads a tensor as a dense array of any dtype: by pread; halves that are mapped by now are widened where they lie."""
+"""Reads a tensor as a dense array of any dtype: by pread; small floats that are mapped by now, where they lie."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
     table = None
     if row.dtype.name.startswith("float8") and target.dtype == _FLOAT32:
         table = np.arange(256, dtype=np.uint8).view(stored).astype(np.float32)
-    mapped = source.mapped if widened and source.mode == "mmap" else None
+    mapped = source.mapped if (widened or table is not None) and source.mode == "mmap" else None
     chunks = source.chunks(offset, nbytes, _PIECE * size) if mapped is None else _pieces(source, mapped, offset, nbytes)
     for chunk in chunks:
         piece = target[start : start + len(chunk) // size]
