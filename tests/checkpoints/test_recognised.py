@@ -50,6 +50,9 @@ UNEXPLAINED = {
     "quanto": {"a.weight._data": codes(np.int8, 4, 8), "a.weight._scale": ONE},
     "hqq": {"a.W_q": codes(np.uint8, 4, 8), "a.scale": ONE, "a.zero": ONE},
     "torchao": {"a.weight_qdata": codes(np.uint8, 4, 8), "a.weight_scale": EXPONENTS},
+    "behind the weight": {"a.qweight": codes(np.int32, 4, 8), "a.weight.absmax": ONE},
+    "beside the module": {"a.weight": codes(F8, 4, 32), "a_scale_inv": ONE},
+    "wscales": {"a.qweight": codes(np.int8, 4, 8), "a.wscales": ONE},
     "at the top": {"weight": codes(F8, 4, 32), "weight_scale": ONE},
 }
 
@@ -111,6 +114,16 @@ def test_commands_name_their_option(tmp_path, capsys):
         assert ("--weights" in said) is ("--dtype" in command)
     assert main(["doctor", path]) == 0
     assert "codes whose scales are" in capsys.readouterr().out
+
+
+def test_float8_of_a_quantised_checkpoint_is_not_cast(tmp_path):
+    """Its configuration says that these are codes, whatever their scales are called; other tensors are converted."""
+    config = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    path = model(tmp_path / "model", {"a.w": codes(F8, 4, 32), "a.factors": ONE, "n": ONE}, config)
+    for target, options in (("x.safetensors", {"dtype": "bfloat16"}), ("x.gguf", {"quantize": "q8_0"})):
+        with pytest.raises(wm.UnsupportedError, match=r"tensor 'a\.w', and config\.json has quant.*; f\.weights takes"):
+            wm.convert(path, tmp_path / target, **options)
+        wm.convert(path, tmp_path / target, include="n", **options)
 
 
 CONFIGS = {

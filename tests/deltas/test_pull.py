@@ -339,7 +339,7 @@ def test_base_and_source_at_an_address(chain, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system says what memory is anonymous")
-@pytest.mark.parametrize(("nbytes", "versions", "most"), [(96 << 20, 1, 24), (4 << 20, 45, 64)])
+@pytest.mark.parametrize(("nbytes", "versions", "most"), [(96 << 20, 1, 24), (4 << 20, 45, 96)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_memory_is_that_of_some_blocks(tmp_path, nbytes, versions, most, in_place):
     """A tensor larger than the bound, and a chain of more versions than are decoded side by side; in MiB."""

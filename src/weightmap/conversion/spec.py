@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightmap._messages import counted, quoted
+from weightmap.checkpoints.configuration import quantisation_of
 from weightmap.checkpoints.pieced import REPACKED, TargetTypes
 from weightmap.checkpoints.weights import as_parameters, storage_of
 from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.core.arguments import DEFAULT_LIMITS, Globs, Options, listed, matches, mistyped, takes
 from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype
 from weightmap.core.formats import FORMATS, Format, by_name
-from weightmap.core.model.codes import check_computable
-from weightmap.core.model.internals import name_of, parts_of, rows_of
+from weightmap.core.model.codes import SMALL_FLOATS, check_computable
+from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of
 from weightmap.core.model.saving import Output
-from weightmap.errors import EncodeError, Remedy
+from weightmap.errors import EncodeError, Remedy, UnsupportedError
 from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, known, shape_of, unknown
 
@@ -194,11 +196,27 @@ def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple
     for a mixture that cannot be, and `UnsupportedError` for stored codes that would be computed on.
     """
     if not spec.weights and (spec.dtype is not None or spec.quantize is not None):
-        check_computable(stored, spec.takes, "dtype" if spec.quantize is None else "quantising")
+        what = "dtype" if spec.quantize is None else "quantising"
+        check_computable(stored, spec.takes, what)
+        _check_unscaled(stored, spec, what)
     translated, why = _translates(stored, spec, names, whole=whole)
     spec = dataclasses.replace(spec, translated=translated)
     file, notes = viewed(stored, spec)
     return file, _with_shape(spec, file, why), [*([why] if why else []), *notes]
+
+
+def _check_unscaled(file: TensorFile, spec: Spec, what: str) -> None:
+    """Raise `UnsupportedError` for float8 and smaller in a checkpoint that says that it is quantised."""
+    small = (name for name, row in named_rows(file) if row.dtype.name in SMALL_FLOATS and spec.takes(name))
+    name = next(small, None)
+    settings = None if name is None else quantisation_of(file)[0]
+    if name is not None and settings is not None:
+        said = f"{os.path.basename(settings.path)} has {settings.where}"
+        remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
+        error = UnsupportedError(
+            f"{what} would take codes for values: tensor {quoted(name)}, and {said}", remedy=remedy
+        )
+        raise error.located(path=name_of(file))
 
 
 def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:

@@ -31,10 +31,12 @@ _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "floa
 _IN_MODULE = (
     *("scale", "scales", "_scale", "scale_inv", "scale_weight", "weight_scale", "weight_scales", "weight_scale_inv"),
     *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "q_scale", "qscales", "w_scale"),
+    *("wscale", "wscales"),
 )
 _BEHIND = (
     *("_scale", "_scales", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_inv", "_global_scale", "_absmax"),
-    *(".scale", ".scales", "._scale", ".weight_scale", ".absmax", ":scale"),
+    *(".scale", ".scales", "._scale", ".weight_scale", ".weight_scales", ".weight_scale_inv", ".absmax", ".SCB"),
+    *(".wscale", ":scale"),
 )
 # Endings of names of codes, which an ending of `_BEHIND` may replace.
 _ENDINGS = re.compile(r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$")
@@ -61,6 +63,8 @@ def _scale_names(name: str) -> Iterator[str]:
     module, dot, leaf = name.rpartition(".")
     if dot or leaf in {"weight", "qweight", "codes"}:
         yield from (f"{module}{dot}{scale}" for scale in _IN_MODULE)
+    if dot:
+        yield from (f"{stem}{ending}" for stem in (module, f"{module}.weight") for ending in _BEHIND)
     yield from (f"{name}{ending}" for ending in _BEHIND)
     stem = _ENDINGS.sub("", name)
     if stem != name:

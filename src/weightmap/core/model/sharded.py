@@ -395,10 +395,8 @@ def other_models(file: TensorFile) -> list[str]:
     if folder is None or path is None:
         return []
     names = sorted(open_source.names_in(folder, ()))
-    opened, suffixes = (
-        open_source.called(path),
-        tuple({name for format_ in FORMATS.values() for name in format_.suffixes}),
-    )
+    opened = open_source.called(path)
+    suffixes = tuple({suffix for format_ in FORMATS.values() for suffix in format_.suffixes})
     same = {os.path.splitext(name)[1] for name in (single.single_name(opened), *file.shards)}
     others = [
         name for name in names if name.endswith(tuple({*suffixes, *FOREIGN} - same)) and not _NO_WEIGHTS.match(name)
