@@ -109,9 +109,7 @@ static void test_fnv(const char *name, wm_fnv1a32_fn *fnv1a32) {
                     check(out[i] == fnv_by_definition(blob + at, lengths[i]), name, n);
                     at += lengths[i] + gap;
                 }
-                free(blob);
-                free(lengths);
-                free(out);
+                free(blob), free(lengths), free(out);
             }
         }
     }
@@ -150,8 +148,7 @@ static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*defini
         memcpy(&bits, out + i, sizeof bits);
         check(bits == (i < skew ? 0xA5A5A5A5u : definition((first + (uint32_t)(i - skew) * 40503u) & 0xFFFF)), name, i);
     }
-    free(in);
-    free(out);
+    free(in), free(out);
 }
 
 static void test_half(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t)) {
@@ -178,9 +175,7 @@ static void test_half_threads(void) {
         wm_bf16_to_f32(in, many, N, threads);
         check(!memcmp(one, many, N * sizeof *one), "bf16_to_f32 threads", (uint64_t)threads);
     }
-    free(in);
-    free(one);
-    free(many);
+    free(in), free(one), free(many);
 }
 
 /* Field k of a stream, bit by bit. */
@@ -228,8 +223,7 @@ static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int sc
             check(load_le32(place + 4 * i) == (nan ? 0x7FC00000 : bits_of_float(expected)), name, i);
     }
     for (uint64_t i = 0; i < skew; i++) check(((uint8_t *)memory)[i] == 0xA5, name, i);
-    free(data);
-    free(memory);
+    free(data), free(memory);
 }
 
 /* Blocks of kinds at random, odd scales among them, in allocations of exactly their size: those that a variant decodes are as
@@ -278,8 +272,7 @@ static void test_mixed(const char *name, wm_mixed_fn *decode) {
                 m.next++;
                 m.scales = data + scale_at[m.next], m.codes = data + scales + codes_at[m.next];
             }
-            free(data);
-            free(out);
+            free(data), free(out);
         }
     check(decode == mixed_portable ? decoded == 0 : decoded > 9 * 4 * BLOCKS * 3 / 4, name, decoded);
 }
@@ -350,10 +343,7 @@ static void test_blocks(void) {
     }
     check(wm_blocks_decode(data, size - 1, 5, WM_SCALE_FP16, SIZE, N, 0, whole, N, 0, 1) == -1, "size", 0);
     check(wm_blocks_decode(data, size, 5, WM_SCALE_FP16, SIZE, N, 1, whole, N, 0, 1) == -1, "range", 1);
-    free(data);
-    free(to);
-    free(halves);
-    free(whole);
+    free(data), free(to), free(halves), free(whole);
 }
 
 /* Floats of many magnitudes, the same on every architecture, which therefore has to quantise them to the same bytes. */
@@ -395,9 +385,7 @@ static void test_quantize(void) {
     for (uint64_t first = 0; first < N; first += 1234)
         check(wm_adaptive_decode(packed, total, 1, SIZE, N, plan, n_plan, first, back, N - first, first % 2 == 1, 2) == 0,
               "adaptive", first);
-    free(packed);
-    free(back);
-    free(x);
+    free(packed), free(back), free(x);
 }
 
 static float next_float(void) { return (float)(int32_t)next_random() * 0x1p-30f; }
@@ -610,8 +598,7 @@ static void *work_beside_others(void *arg) {
         if (memory) memory[0] = memory[(1 << 21) - 1] = 1;
         wm_memory_free(memory);
     }
-    free(slots);
-    free(floats);
+    free(slots), free(floats);
     return NULL;
 }
 
@@ -645,9 +632,7 @@ static void test_ggml(const char *name, wm_ggml_fn *decode) {
         ggml_portable(type, data, BLOCKS, expected, WM_CACHED);
         for (uint64_t i = 0; i < BLOCKS * elements; i++)
             check(bits_of_float(found[i]) == bits_of_float(expected[i]), name, (uint64_t)type << 32 | i);
-        free(data);
-        free(found);
-        free(expected);
+        free(data), free(found), free(expected);
     }
 }
 
@@ -664,8 +649,7 @@ static void test_ggml_quantize(const char *name, wm_ggml_quantize_fn *quantize) 
         quantize(type, x, blocks, found);
         ggml_quantize_portable(type, x, blocks, expected);
         check(!memcmp(found, expected, size), name, (uint64_t)type);
-        free(found);
-        free(expected);
+        free(found), free(expected);
     }
     free(x);
 }
@@ -709,8 +693,7 @@ static void test_files(void) {
         check(outcome.what == WM_DONE && !memcmp(out, expected, size), "quantised from a file", (uint64_t)threads);
         rewind(target);
         check(fread(written, 1, LATE, target) == LATE && !memcmp(written, late, LATE), "written meanwhile", (uint64_t)threads);
-        free(room);
-        free(sums);
+        free(room), free(sums);
         fclose(target);
 
         static int64_t different[PIECES];

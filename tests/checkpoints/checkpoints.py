@@ -19,28 +19,14 @@ MODULE = "model.layers.0.q_proj"
 
 @dataclass
 class Checkpoint:
-    """A quantised parameter: configuration, stored tensors, and the values in float32.
+    """A quantised parameter: configuration, stored tensors, and the values in float32."""
 
-    Attributes
-    ----------
-    method : str
-        Or the name of an example.
-    config : dict
-        Of ``quantization_config``.
-    tensors : dict of str to ndarray
-    values : ndarray of float32
-    name : str
-        Of the parameter.
-    dtype : str
-        The type of the model.
-    """
-
-    method: str
-    config: dict[str, Any]
+    method: str  # or the name of an example
+    config: dict[str, Any]  # of `quantization_config`
     tensors: dict[str, np.ndarray]
     values: np.ndarray
     name: str = f"{MODULE}.weight"
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # of the model
     extra: dict[str, Any] = field(default_factory=dict)
 
     def settings(self):

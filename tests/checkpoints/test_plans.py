@@ -20,16 +20,7 @@ def test_parts_of_every_scheme(tmp_path, name):
     with wm.open(path) as f:
         whole = f.weights[example.name].dequantize()
         rows = len(whole)
-        keys = [
-            np.s_[0:2],
-            np.s_[rows // 2 :],
-            np.s_[-1],
-            np.s_[1, 2:5],
-            np.s_[::-3],
-            np.s_[:, 3:9],
-            np.s_[2:2],
-            ...,
-        ]
+        keys = [np.s_[0:2], np.s_[rows // 2 :], np.s_[-1], np.s_[1, 2:5], np.s_[::-3], np.s_[:, 3:9], np.s_[2:2], ...]
         for key in [*keys, wm.shard(whole, 0, 1, 2), wm.shard("w", -1, 0, 2)]:
             for how in ("map", "read"):
                 plan = wm.plan(f.weights, {example.name: key})

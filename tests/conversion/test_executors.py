@@ -392,11 +392,8 @@ def test_scales_go_to_the_shard_of_their_weights(tmp_path):
         [(name_of(3, 3), ((0, 1),))],
     ]
     with wm.open(tmp_path / "out") as file:
-        assert [list(part) for part in file.shards.values()] == [
-            ["a.weight", "a.weight_scale_inv"],
-            ["b.weight", "b.weight_scale_inv"],
-            ["lone_scale"],
-        ]
+        parts = [*([f"{name}.weight", f"{name}.weight_scale_inv"] for name in "ab"), ["lone_scale"]]
+        assert [list(part) for part in file.shards.values()] == parts
     assert wm.diff(tmp_path, tmp_path / "out", tensors_only=True).equal
 
 

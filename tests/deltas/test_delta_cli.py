@@ -40,11 +40,8 @@ def test_versions_from_the_command_line(run, tmp_path):
     assert told["command"] == "delta publish"
     assert (told["schema"], told["version"], told["base_version"], told["path"]) == (1, 2, 1, "source/weight_v000002")
     told = json.loads(run("delta", "pull", "local", "source", "--base", "m0", "--to", 1, "--threads", 1, "--json")[1])
-    assert (told["version"], told["tensors"] > 0, told["total_nbytes"]) == (
-        1,
-        True,
-        sum(a.nbytes for a in states[0].values()),
-    )
+    assert (told["version"], told["tensors"] > 0) == (1, True)
+    assert told["total_nbytes"] == sum(a.nbytes for a in states[0].values())
     assert digests(wm.load("local")) == digests(states[1])
     assert "version 2, was 1" in run("delta", "apply", "local", "source/weight_v000002")[1]
     assert digests(wm.load("local")) == digests(states[2])

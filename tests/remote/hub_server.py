@@ -39,36 +39,20 @@ class Asked(NamedTuple):
 
 
 class Hub:
-    """A Hub, and the server of large files that it redirects to, on the loopback.
-
-    Attributes
-    ----------
-    repositories : dict
-        By name, and then by revision: the files of a commit.
-    tokens : dict of str to set of str
-        By repository, the tokens that may read it; any may where it is missing.
-    gated : set of str
-        Repositories whose conditions nobody has accepted.
-    faults : dict of str to list of (int, dict)
-        By kind of request: status and headers for the next ones.
-        The status 0 cuts the body in half; None is no fault.
-    together : threading.Barrier or None
-        What the first requests for bytes of large files wait for.
-    held_from : int or None
-        Requests for bytes of large files from there on wait for `released`.
-    listings : dict of str to bytes
-        By repository, what it answers in place of the list of its files.
-    """
+    """A Hub, and the server of large files that it redirects to, on the loopback."""
 
     def __init__(self):
+        # By name, and then by revision: the files of a commit.
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
+        # By repository, the tokens that may read it; any may where it is missing.
         self.tokens: dict[str, set[str]] = {}
-        self.gated: set[str] = set()
+        self.gated: set[str] = set()  # repositories whose conditions nobody has accepted
+        # By kind of request: status and headers for the next ones; 0 cuts the body in half, None is no fault.
         self.faults: dict[str, list[tuple[int, dict[str, str]] | None]] = defaultdict(list)
-        self.together: threading.Barrier | None = None
-        self.held_from: int | None = None
+        self.together: threading.Barrier | None = None  # for the first requests for bytes of large files
+        self.held_from: int | None = None  # requests for bytes of large files from there on wait for `released`
         self.released = threading.Event()
-        self.listings: dict[str, bytes] = {}
+        self.listings: dict[str, bytes] = {}  # by repository: the answer in place of the list of its files
         self.signed = 0  # how often addresses expired
         self.etags: dict[str, str] = {}  # other digests for files than their own
         self.spoilt: set[str] = set()  # digests of files whose bytes are wrong

@@ -40,10 +40,8 @@ def right(address):
 def test_files_shards_and_folders_become_objects(store, tmp_path):
     wm.save(at(store, "a/m.safetensors"), TENSORS, output=wm.Output(sha256sums=True))
     wm.save(at(store, "a/m.weights"), TENSORS, output=wm.Output(sha256sums=True))
-    assert [line.split("  ")[1] for line in store.objects["a/SHA256SUMS"].decode().splitlines()] == [
-        "m.safetensors",
-        "m.weights",
-    ]
+    lines = store.objects["a/SHA256SUMS"].decode().splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["m.safetensors", "m.weights"]
     store.put.clear()
     wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
     assert store.put == [CLAIM, *SHARDS, INDEX]

@@ -132,11 +132,8 @@ def test_what_verify_finds_opening_leaves_unread(case, folder):
         [np.asarray(f[name]) for name in f]
     with pytest.raises(wm.TensorFileError) as caught:
         wm.open(path, verify="full")
-    assert (type(caught.value).__name__, caught.value.field, caught.value.offset) == (
-        case.error,
-        case.field,
-        case.offset,
-    )
+    told = (type(caught.value).__name__, caught.value.field, caught.value.offset)
+    assert told == (case.error, case.field, case.offset)
 
 
 @of_every(REFUSED)

@@ -228,11 +228,8 @@ def test_a_plan_loads_by_torch_as_it_is_in_the_file(model, monkeypatch, slot):
     with wm.plan(path) as plan:
         found = dict(load_plan(plan, "cpu"))
         for name, tensor in tensors.items():
-            assert (found[name].dtype, found[name].shape, bits(found[name])) == (
-                tensor.dtype,
-                tensor.shape,
-                bits(tensor),
-            )
+            assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+            assert bits(found[name]) == bits(tensor)
         halves = dict(load_plan(plan, "cpu", dtype=torch.float16))
         assert {name for name, tensor in halves.items() if tensor.dtype == torch.float16} == {
             "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "scalar", "empty"

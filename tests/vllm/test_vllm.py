@@ -231,10 +231,8 @@ def test_tensors_share_pages_only_with_plain_parameters_of_the_cpu(
 
 
 def test_what_is_no_directory_is_downloaded_as_safetensors(registered):
-    assert loader()._prepare_weights("org/model", None, None, True, None)[:2] == (
-        "downloaded",
-        ["m-9.safetensors", "m-10.safetensors"],
-    )
+    folder, files, *_ = loader()._prepare_weights("org/model", None, None, True, None)
+    assert (folder, files) == ("downloaded", ["m-9.safetensors", "m-10.safetensors"])
 
 
 def test_directories_that_are_no_model_are_errors(registered, tmp_path):

@@ -71,12 +71,8 @@ def test_files_are_quantised(projection, put, tmp_path):
     with wm.open(tmp_path / "q.fifu") as f:
         f.verify()
         assert list(f.vocab) == names
-        assert (info.name, info.scheme, info.shape, info.nbytes) == (
-            "embeddings",
-            "pq",
-            (900, 6),
-            f["embeddings"].nbytes,
-        )
+        assert (info.name, info.scheme, info.shape) == ("embeddings", "pq", (900, 6))
+        assert info.nbytes == f["embeddings"].nbytes
         np.testing.assert_allclose(f["norms"], np.linalg.norm(rows, axis=1), rtol=1e-6)
         unit = rows / np.linalg.norm(rows, axis=1)[:, None]
         error = np.sqrt(np.square(f["embeddings"].dequantize() - unit).mean())
