@@ -49,8 +49,8 @@ def cases():
         for size, field, says in (
             (1, None, "within the length of its header"),
             (7, None, "within the length of its header"),
-            (8, "n", "within its header, expected at least 12 bytes"),
-            (11, "n", "within its header, expected at least 12 bytes"),
+            (8, "n", "within its header (was the download complete?), expected at least 12 bytes"),
+            (11, "n", "within its header (was the download complete?), expected at least 12 bytes"),
         ):
             data, name = (struct.pack("<Q", 4) + header)[:size], f"{size} bytes of a header"
             yield Case("C1", kind, name, data, "TruncatedError", field, size, says=says)

@@ -512,7 +512,7 @@ def beginnings():
     yield case("E5", "79 bytes", nothing[:79], says="(was the download complete?): size is 79, expected 80", **expected)
     for name, data in (("whole", SOUND[KIND]), ("nothing", nothing)):
         for size in (8, 15, 16, 31, 32, 55, 56, 79):
-            says = "the file ends within its header and footer, expected at least 80 bytes"
+            says = "the file ends within its header and footer (was the download complete?), expected at least 80 bytes"
             says += ", or 16 in the simple layout (" if size < 16 else " ("
             expected = {"offset": size, "says": says}
             if size >= 56:

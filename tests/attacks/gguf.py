@@ -284,7 +284,7 @@ def ends():
     empty = gguf.build({"w": Tensor("float32", (0,), b"")})  # it lies behind 7 bytes of padding
     yield case("G11", "an empty tensor at the end", empty)
     for size in (57, 58, 63):
-        says = "within the padding behind its header, expected at least 64 bytes"
+        says = "within the padding behind its header (was the download complete?), expected at least 64 bytes"
         yield case("G11", f"{size} bytes of 64", empty[:size], "TruncatedError", "size", size, says=says)
     data = whole[:last] + b"x"
     yield case("G11", "a byte behind the data", data, "LayoutError", "size", last, odd="trailing")

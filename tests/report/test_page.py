@@ -189,6 +189,11 @@ def test_a_page_that_compares(tmp_path):
     assert [pair.largest, pair.rms, pair.relative, pair.cosine] == pytest.approx(expected, rel=1e-9)
     assert rows["shape"][-1] == "the shapes differ"
     assert page.tables["alone"][1:] == [["only", "A"], ["other", "B"]]
+    wm.save(tmp_path / "c.safetensors", {"c": np.ones(2)})
+    write_report(tmp_path / "none.html", a, tmp_path / "c.safetensors")
+    none = Page(tmp_path / "none.html")
+    assert "No tensor has the same name in both: first convert" in none.text
+    assert none.tables.keys() == {"alone"}
     heat = {(row["layer"], row["slot"]): row["largest"] for row in page.data["sets"]["heat"]}
     assert heat.keys() == {
         *((f"layer.{i}", slot) for i in range(2) for slot in "bw"),
