@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -191,3 +192,16 @@ def test_patched_decodes_the_same_and_ends_with_its_block():
             assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
             assert found.tobytes() == expected.tobytes(), tensor.name
     assert (theirs.quants._apply_over_grouped_rows, theirs.LazyNumpyTensor.tofile) == before
+
+
+def test_tensors_are_written_some_rows_at_a_time(tmp_path):
+    values = np.zeros((8192, 1024), np.float32)
+    lazy = theirs.LazyNumpyTensor.from_eager(values).astype(np.float16)
+    with patched(), (tmp_path / "x").open("wb") as file:
+        tracemalloc.start()
+        try:
+            lazy.tofile(file)
+            assert tracemalloc.get_traced_memory()[1] < values.nbytes // 8
+        finally:
+            tracemalloc.stop()
+    assert (tmp_path / "x").stat().st_size == values.nbytes // 2

@@ -40,7 +40,6 @@ import numpy as np
 
 import weightmap as wm
 from weightmap.compat._frameworks import imported
-from weightmap.compat._reading import code_of
 from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_path
 from weightmap.core.formats.gguf import BLOCKS, NUMBERS, TYPES, Header, array_at
 from weightmap.core.model.internals import parts_of
@@ -370,15 +369,15 @@ _NARROW = 4
 _SAME = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
 _HALF_MAX = 65504.0
 _ROW_ELEMENTS = 1 << 20  # in the rows that are evaluated together
-# Operations of a tree that give the same for some rows as for all; of the methods of a tensor those of `_CASTS`.
-_BY_ROW = (
+# Operations of a tree that give the same for some rows as for all, by their qualified names; methods by `_ROW_METHODS`.
+_ROW_OPERATIONS = (
     "__Quant.__quantize_array",
     "LazyNumpyTensor.astype.<locals>.<lambda>",
     "LazyTorchTensor.numpy.<locals>.<lambda>",
 )
 _METHOD = "LazyMeta.__new__.<locals>.__getattr__.<locals>.<lambda>"
-_CASTS = {("to",), ("float",), ("half",), ("bfloat16",)}
-_STACK = "_VariableFunctionsClass.stack"  # of torch
+_ROW_METHODS = ("to", "float", "half", "bfloat16", "contiguous")
+_INDEX, _STACK = "TensorBase.__getitem__", "_VariableFunctionsClass.stack"  # of torch
 
 
 def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -407,16 +406,25 @@ def _whole(tree: Any) -> Any:
     return tree._func(*tree._recurse_apply(tree._args, _whole), **tree._kwargs)
 
 
+def _is_by_row(name: str, func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operation gives the same for some rows as for all."""
+    if name == _METHOD:
+        method = func.__closure__[0].cell_contents
+        return method in _ROW_METHODS or (method == "transpose" and args[1:] == (-1, -2) and args[0]._meta.ndim > 2)
+    if name == _INDEX and isinstance(index := args[1], tuple) and 0 < len(index) <= args[0]._meta.ndim:
+        return all(part is ... or isinstance(part, slice) for part in index) and index[0] in (..., slice(None))
+    return name in _ROW_OPERATIONS
+
+
 def _rows(tree: Any, start: int, stop: int) -> Any:
     """Evaluate some rows of a tree. It caches the results of operations that need all rows."""
     if tree._data is None:
         func, args, kwargs = tree._func, tree._args, tree._kwargs
         name = getattr(func, "__qualname__", "")
-        method = tuple(cell.cell_contents for cell in func.__closure__ or ()) if name == _METHOD else ()
-        if name in _BY_ROW or method in _CASTS:
+        if _is_by_row(name, func, args):
             return func(_rows(args[0], start, stop), *args[1:], **kwargs)
         if name == _STACK and not any(args[1:]) and not any(kwargs.values()):
-            parts = [_whole(part) for part in args[0][start:stop]]
+            parts = tree._recurse_apply(args[0][start:stop], _whole)
             return func(parts) if len(parts) > 1 else parts[0][None]
     return type(tree).to_eager(tree)[start:stop]
 
@@ -432,16 +440,12 @@ def _write(tree: Any, *args: Any, **kwargs: Any) -> None:
         np.ascontiguousarray(_rows(tree, start, start + step)).tofile(*args, **kwargs)
 
 
-def _reading(utility: Any) -> Callable[..., None]:
-    """Return a reader of safetensors files that checks the header and maps a file once, not for each tensor."""
+def _checking(theirs: Callable[..., None]) -> Callable[..., None]:
+    """Return an `__init__` of a safetensors file that checks it first."""
 
     def init(local: Any, filename: Any) -> None:
-        file = wm.open(filename, format="safetensors", mode="cow")
-        local.tensors = {}
-        for info in sorted(file.infos()):
-            place = utility.LocalTensorRange(filename, info.offset, info.nbytes)
-            local.tensors[info.name] = tensor = utility.LocalTensor(code_of(info.dtype), info.shape, place)
-            tensor.mmap_bytes = lambda name=info.name: file[name].reshape(-1).view(np.uint8)
+        wm.open(filename, format="safetensors").close()
+        theirs(local, filename)
 
     return init
 
@@ -450,9 +454,9 @@ def _reading(utility: Any) -> Callable[..., None]:
 def patched() -> Iterator[None]:
     """Make gguf-py, and so llama.cpp's `convert_hf_to_gguf.py`, faster and small in memory, within a ``with`` block.
 
-    Safetensors files are read by one checked mapping each; our kernels make and decode blocks and bfloat16; tensors are
-    computed and written some rows at a time. The bytes written stay the same: gguf-py's own code does what ours would
-    do otherwise.
+    Tensors are computed and written some rows at a time, and our kernels make and decode blocks and bfloat16. The bytes
+    written stay the same: gguf-py's own code does what ours would do otherwise. Safetensors files are checked as
+    `weightmap.open` checks them.
 
     Raises
     ------
@@ -466,11 +470,12 @@ def patched() -> Iterator[None]:
     """
     imported("gguf", "gguf")
     quants, lazy, utility = (import_module(f"gguf.{part}") for part in ("quants", "lazy", "utility"))
-    changes = (
+    changes: list[tuple[Any, str, Any]] = [
         (quants, "_apply_over_grouped_rows", _converting(quants._apply_over_grouped_rows)),
         (lazy.LazyNumpyTensor, "tofile", _write),
-        (utility.SafetensorsLocal, "__init__", _reading(utility)),
-    )
+    ]
+    if files := getattr(utility, "SafetensorsLocal", None):  # older versions have none
+        changes.append((files, "__init__", _checking(files.__init__)))
     usual = [(place, name, getattr(place, name)) for place, name, _ in changes]
     try:
         for place, name, ours in changes:
