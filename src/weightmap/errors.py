@@ -53,16 +53,16 @@ class Remedy(NamedTuple):
     python: str = ""  # what to write in Python, where that is no keyword of the function that was called
 
 
-# Options that another function has, or that an argument holds.
-_HELD = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
-_HELD |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
-_HELD |= dict.fromkeys(("strict", "trust", "config"), "open(..., {})") | {"weights": "f.weights"}
+# Where Python has an option that is no keyword of the function: in an argument, or in another call.
+_PLACES = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
+_PLACES |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
+_PLACES |= dict.fromkeys(("strict", "trust", "config"), "open(..., {})") | {"weights": "f.weights"}
 
 
 def _in_python(remedy: Remedy) -> str:
     if remedy.python:
         return remedy.python
-    value, place = remedy.switch or remedy.value, _HELD.get(remedy.option)
+    value, place = remedy.switch or remedy.value, _PLACES.get(remedy.option)
     if value is None:
         return f"{remedy.option}=" if place is None else place.format(f"{remedy.option}=...")
     return (place or "{}").format(f"{remedy.option}={value!r}")

@@ -90,8 +90,8 @@ def load_file(path: Model, sharding: Any = None) -> dict[str, Any]:
         if is_remote(file) and not isinstance(file, Weights):
             return _fetched(file, {name: choose(name) for name in file})
         return {
-            name: to_jax(_viewed(file, name)) if wanted is None else read_sharded(file, name, wanted)
-            for name, wanted in ((name, choose(name)) for name in file)
+            name: to_jax(_viewed(file, name)) if placement is None else read_sharded(file, name, placement)
+            for name, placement in ((name, choose(name)) for name in file)
         }
 
 
@@ -132,21 +132,21 @@ def _fetched(file: TensorFile, shardings: Mapping[str, Any]) -> dict[str, Any]:
         shape = file.info(name).shape
         parts = [()] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
         indices[name] = {str(index): index or ... for index in parts}  # slices are no keys before Python 3.12
-    found: dict[str, list[Any]] = {name: [] for name in shardings}
+    pieces: dict[str, list[Any]] = {name: [] for name in shardings}
     with plan(file, [(name, index) for name, parts in indices.items() for index in parts.values()]) as reads:
         for name, array in reads.run():
-            found[name].append(array)
-    made = {}
+            pieces[name].append(array)
+    result = {}
     for name, sharding in shardings.items():
         if sharding is None:
-            made[name] = to_jax(found[name][0])
+            result[name] = to_jax(pieces[name][0])
             continue
-        arrays = dict(zip(indices[name], map(np.asarray, found[name]), strict=True))
+        arrays = dict(zip(indices[name], map(np.asarray, pieces[name]), strict=True))
         native = {key: array.astype(array.dtype.newbyteorder("="), copy=False) for key, array in arrays.items()}
-        made[name] = jax.make_array_from_callback(
+        result[name] = jax.make_array_from_callback(
             file.info(name).shape, sharding, lambda index, native=native: native[str(index)]
         )
-    return made
+    return result
 
 
 def _viewed(file: TensorFile, name: str) -> Any:

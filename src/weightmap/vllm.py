@@ -98,13 +98,13 @@ class ExtraConfig(NamedTuple):
         TypeError, ValueError
             For an unknown key or a wrong value.
         """
-        known = (*cls._fields, *_STOCK)
+        keys = (*cls._fields, *_STOCK)
         if not isinstance(config, dict):
             raise TypeError(f"model_loader_extra_config is a {type(config).__name__}, expected a dictionary")
-        unknown = [key for key in config if key not in known]
+        unknown = [key for key in config if key not in keys]
         if unknown:
             what = f"unknown keys in model_loader_extra_config: {', '.join(map(quoted, unknown))}"
-            raise ValueError(f"{what}; load format weightmap knows {', '.join(known)}")
+            raise ValueError(f"{what}; load format weightmap knows {', '.join(keys)}")
         for key, choices in _CHOICES.items():
             if key in config and config[key] not in choices:
                 raise ValueError(f"{key} is {config[key]!r}, expected one of {', '.join(choices)}")
@@ -118,8 +118,8 @@ class ExtraConfig(NamedTuple):
             raise ValueError(f"deltas is {config['deltas']!r}, expected a directory of versions")  # noqa: TRY004 - as for others
         if not isinstance(config.get("trust"), (str, os.PathLike, dict, type(None))):
             raise TypeError(f"trust is a {type(config['trust']).__name__}, expected a text or a dictionary")
-        own = cls(**{key: config[key] for key in cls._fields if key in config})
-        return own, {key: config[key] for key in _STOCK if key in config}
+        settings = cls(**{key: config[key] for key in cls._fields if key in config})
+        return settings, {key: config[key] for key in _STOCK if key in config}
 
 
 def model_files(folder: str) -> tuple[list[str], str]:
@@ -139,7 +139,7 @@ def model_files(folder: str) -> tuple[list[str], str]:
         When the index or a shard is damaged, or a shard is missing; or when each file holds parts of tensors.
     """
     suffixes = {format_: FORMATS[format_].suffixes for format_ in _FORMATS}
-    every = tuple(suffix for own in suffixes.values() for suffix in own)
+    every = tuple(suffix for endings in suffixes.values() for suffix in endings)
     where = path_of(folder) or folder
     names = sorted(names_in(where, USUAL_NAMES), key=_natural)
     indices = [name for name in names if name.endswith(INDEX_SUFFIX) and name[: -len(INDEX_SUFFIX)].endswith(every)]
@@ -150,9 +150,9 @@ def model_files(folder: str) -> tuple[list[str], str]:
         raise UnknownFormatError(msg, path=folder)
     if indices:
         with open_model(inside(where, indices[0])) as model:
-            found = sorted(model.shards, key=_natural)
-        return [inside(where, name) for name in found], indices[0]
-    by_format = {own: [name for name in names if name.endswith(own)] for own in suffixes.values()}
+            shards = sorted(model.shards, key=_natural)
+        return [inside(where, name) for name in shards], indices[0]
+    by_format = {endings: [name for name in names if name.endswith(endings)] for endings in suffixes.values()}
     present = [files for files in by_format.values() if files]
     if not present:
         raise NotRegularFileError(f"this directory has no model file ({', '.join(every)})", path=folder)
@@ -279,8 +279,8 @@ def tensors(
 
 def _agree(exchange: Exchange, value: Any) -> bool:
     """Whether all ranks tell the same."""
-    told = exchange.tell(value)
-    return told.count(value) == len(told)
+    answers = exchange.tell(value)
+    return answers.count(value) == len(answers)
 
 
 def _outline(reads: ReadPlan) -> str:
@@ -307,16 +307,16 @@ def _in_turn(
                 following += [pool.submit(open_one, other) for other in paths[number + len(following) : number + 2]]
                 yield path, following.pop(0).result()
         finally:
-            for left in following:
-                if not left.cancel() and left.exception() is None:
-                    left.result().close()
+            for future in following:
+                if not future.cancel() and future.exception() is None:
+                    future.result().close()
 
 
 def _stock_config(load_config: Any) -> tuple[ExtraConfig, Any]:
     """Return the settings, and a copy of a load configuration that the stock loader takes."""
-    settings, rest = ExtraConfig.of(load_config.model_loader_extra_config or {})
+    settings, stock_settings = ExtraConfig.of(load_config.model_loader_extra_config or {})
     stock = copy.copy(load_config)  # other loaders get the same object
-    stock.model_loader_extra_config = rest
+    stock.model_loader_extra_config = stock_settings
     return settings, stock
 
 
@@ -330,7 +330,7 @@ def _gpu_of(model: Any) -> Any:
     return devices[0] if devices and devices[0].type == "cuda" and devices.count(devices[0]) == len(devices) else None
 
 
-def _wanted(paths: list[str], unused: Callable[[str], bool]) -> list[str]:
+def _files_used(paths: list[str], unused: Callable[[str], bool]) -> list[str]:
     """Return the files that hold a tensor that is used; all if none does, as the stock loader does."""
 
     def used(path: str) -> bool:
@@ -422,7 +422,7 @@ def loader_class() -> Any:
                 # One handle has all: the filters of files spare reading, and the model leaves out what it does not use.
                 files, over = under_deltas(folder, self._settings)
             elif source.is_unused_weight is not None:
-                files = _wanted(files, source.is_unused_weight)
+                files = _files_used(files, source.is_unused_weight)
             if self.counter_before_loading_weights == 0.0:
                 self.counter_before_loading_weights = time.perf_counter()
             every = tensors(
@@ -479,9 +479,9 @@ def choose_sglang_loader(stock: Callable[..., Any], load_config: Any, *args: Any
     config: Mapping[str, Any] = load_config.model_loader_extra_config or {}
     if "weightmap" not in config:
         return stock(load_config, *args, **named)
-    own = copy.copy(load_config)
-    own.model_loader_extra_config = config["weightmap"]
-    return sglang_loader_class()(own)
+    changed = copy.copy(load_config)
+    changed.model_loader_extra_config = config["weightmap"]
+    return sglang_loader_class()(changed)
 
 
 @functools.cache

@@ -267,7 +267,7 @@ def test_memory_stays_flat(tmp_path):
         tracemalloc.stop()
     numbers = found.tensors[0].numbers
     assert numbers is not None
-    assert (numbers.seen, numbers.low, numbers.high) == (1 << 16, 0, 7)
+    assert (numbers.sampled, numbers.low, numbers.high) == (1 << 16, 0, 7)
 
 
 @pytest.mark.parametrize("missing", ["the package", "the distribution"])

@@ -161,7 +161,7 @@ class _Parameters(ViewTable):
     ----------
     stored : Table
     method : Method
-    own : str or None
+    model_dtype : str or None
         The type of the model's parameters, where it is known.
     dtype : str or None
         The type to decode to, if not that.
@@ -170,14 +170,14 @@ class _Parameters(ViewTable):
     """
 
     def __init__(
-        self, stored: Table, method: Method, own: str | None, dtype: str | None, target_types: TargetTypes
+        self, stored: Table, method: Method, model_dtype: str | None, dtype: str | None, target_types: TargetTypes
     ) -> None:
         super().__init__(stored)
-        self._method, self._own, self._wanted, self._target_types = method, own, dtype, target_types
+        self._method, self._model_dtype, self._dtype, self._target_types = method, model_dtype, dtype, target_types
         names, self._entries = _grouped(stored, method)
         plain = (number for number in map(_lone, self._entries) if number is not None)
         refuse_codes(stored, plain, f"quant_method {quoted(method.settings.values['quant_method'])}")
-        self._known: dict[int, Row] = {}
+        self._quantized_rows: dict[int, Row] = {}
         if "nvfp4" in target_types.schemes:
             names, self._entries = self._with_wholes(names)
         self._names = StringTable.of(names, "tensor name")
@@ -194,8 +194,8 @@ class _Parameters(ViewTable):
             name, entry = names[number], self._entries[number]
             if type(entry) is int or not {"weight_scale_2", "weight_global_scale"} & entry.keys():
                 return entry
-            beside = self._whole_of(name)
-            fits = beside not in used and self._target_types.takes(name) and self._target_types.takes(beside)
+            scale_name = self._whole_of(name)
+            fits = scale_name not in used and self._target_types.takes(name) and self._target_types.takes(scale_name)
             return self._parameter(entry, self._target_types if fits else _NOTHING, small)
 
         texts, entries = list[str](), list[Any]()
@@ -245,13 +245,13 @@ class _Parameters(ViewTable):
 
     def rows(self) -> Iterator[Row]:
         """Yield every row, checked, in order."""
-        return self._together(self._made, self.count)
+        return self._together(self._row_of, self.count)
 
     def row(self, i: int) -> Row:
         """Return row i, checked: of a quantised parameter, one whose geometry are its pieces."""
-        return self._made(i, None)
+        return self._row_of(i, None)
 
-    def _made(self, i: int, small: _Small | None) -> Row:
+    def _row_of(self, i: int, small: _Small | None) -> Row:
         entry = self._entries[i]
         if type(entry) is int:
             row = self._stored.row(entry)
@@ -259,9 +259,9 @@ class _Parameters(ViewTable):
             return row
         if isinstance(entry, Row):
             return entry
-        parameter = self._known.get(i)
+        parameter = self._quantized_rows.get(i)
         if parameter is None:
-            parameter = self._known[i] = self._parameter(entry, self._target_types, small)
+            parameter = self._quantized_rows[i] = self._parameter(entry, self._target_types, small)
         return parameter
 
     def _parameter(self, numbers: dict[str, int], target_types: TargetTypes, small: _Small | None) -> Row:
@@ -277,13 +277,13 @@ class _Parameters(ViewTable):
         coding = self._method.coding_or_none(group)
         if coding is None:
             return first
-        own = self._own or coding.stated
-        if own is None:
+        model_dtype = self._model_dtype or coding.stated
+        if model_dtype is None:
             scales = rows[coding.scales].dtype.name
-            own = scales if scales in HALVES else "bfloat16"
-        dtype = DTYPES[self._wanted or own]
+            model_dtype = scales if scales in HALVES else "bfloat16"
+        dtype = DTYPES[self._dtype or model_dtype]
         nbytes = math.prod(coding.shape) * dtype.bits // 8
-        pieces = Pieces(coding, DTYPES[own], {role: (name, row) for role, (name, row) in named.items()})
+        pieces = Pieces(coding, DTYPES[model_dtype], {role: (name, row) for role, (name, row) in named.items()})
         layout = coding.counterpart(lambda role: _read(rows[role]), target_types) if target_types.schemes else None
         if layout is not None:
             return _repacked(first, pieces, layout, head(layout, _read(rows[coding.scales])))
@@ -351,20 +351,20 @@ class Pieces(Geometry):
     Parameters
     ----------
     coding : Coding
-    own : DType
+    model_dtype : DType
         The type of the model's parameters.
     rows : mapping of str to (str, Row)
         Name and row of each piece by its role.
     """
 
-    __slots__ = ("coding", "own", "rows")
+    __slots__ = ("coding", "model_dtype", "rows")
 
     coding: Coding
-    own: DType
+    model_dtype: DType
     rows: Mapping[str, tuple[str, Row]]
 
-    def __init__(self, coding: Coding, own: DType, rows: Mapping[str, tuple[str, Row]]) -> None:
-        self.coding, self.own, self.rows = coding, own, rows
+    def __init__(self, coding: Coding, model_dtype: DType, rows: Mapping[str, tuple[str, Row]]) -> None:
+        self.coding, self.model_dtype, self.rows = coding, model_dtype, rows
 
     def array(self, row: Any) -> Any:  # noqa: ARG002 - the pieces know where they lie
         """Return the parameter over views of its pieces."""
@@ -386,11 +386,11 @@ class Pieces(Geometry):
     def over_sources(self, ahead: Mapping[Source, Source]) -> Pieces:
         """Return the same of other sources."""
         rows = {role: (name, piece.reading(ahead)) for role, (name, piece) in self.rows.items()}
-        return Pieces(self.coding, self.own, rows)
+        return Pieces(self.coding, self.model_dtype, rows)
 
     def over(self, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:
         """Return the parameter over arrays of its pieces."""
-        return PiecedTensor(self.coding, numpy_dtype(self.own), pieces)
+        return PiecedTensor(self.coding, numpy_dtype(self.model_dtype), pieces)
 
     def dense(self, row: Any) -> Source:
         """Return a source of the decoded values in row-major order, of the type of the row."""
@@ -464,7 +464,7 @@ class _Small:
 
     def __init__(self) -> None:
         self._there: dict[tuple[Source, int], NDArray[np.uint8]] = {}
-        self._asked: dict[int, list[Row]] = {}
+        self._requests: dict[int, list[Row]] = {}
         self._next: list[Row] = []
 
     def of(self, row: Row) -> Row:
@@ -473,7 +473,7 @@ class _Small:
 
     def ask(self, number: int, error: _UnreadError) -> bool:
         """Note what parameter `number` asks for; say whether it is enough to be read now."""
-        self._asked.setdefault(number, []).append(error.row)
+        self._requests.setdefault(number, []).append(error.row)
         self._next.append(error.row)
         return sum(row.nbytes for row in self._next) > _MAX_BATCH_NBYTES
 
@@ -487,7 +487,7 @@ class _Small:
 
     def forget(self, number: int) -> None:
         """Drop the pieces of a parameter."""
-        for row in self._asked.pop(number, ()):
+        for row in self._requests.pop(number, ()):
             self._there.pop((row.source, row.offset), None)
 
 

@@ -137,14 +137,14 @@ class _Side:
         return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "")
 
     @functools.cached_property
-    def own(self) -> dict[str, Any]:
-        """The metadata of the file, with their types as far as they are known."""
+    def stored_metadata(self) -> dict[str, Any]:
+        """The metadata of the file, typed where it states their types."""
         return file_metadata(self.file)
 
     def vocab_keys(self, other: _Side) -> list[str]:
-        """Return the keys of metadata that are compared as the vocabulary; not those that both sides have as such."""
+        """Return the keys of metadata to compare as vocabulary, not as metadata."""
         keys = {} if self.format is None or self.file.vocab is None else self.format.vocab_keys
-        both = self.own.keys() & other.own.keys()
+        both = self.stored_metadata.keys() & other.stored_metadata.keys()
         return [key for key, name in keys.items() if name is None or (key not in both and other.has_id(name))]
 
     def has_id(self, name: str) -> bool:
@@ -153,19 +153,19 @@ class _Side:
 
     def holds_tokens(self, other: _Side) -> bool:
         """Say whether the metadata hold the tokens of the other side's vocabulary, and the file has no vocabulary."""
-        keys = token_keys(other.file) & other.own.keys()
-        return self.file.vocab is None and bool(keys) and keys <= self.own.keys()
+        keys = token_keys(other.file) & other.stored_metadata.keys()
+        return self.file.vocab is None and bool(keys) and keys <= self.stored_metadata.keys()
 
-    def metadata(self, wanted: Iterable[str], apart: Iterable[str]) -> dict[str, Any]:
-        """Return the metadata but for the keys `apart`, and what `convert` would have added for the `wanted` keys."""
-        found = self.own.copy()
-        for key in apart:
-            found.pop(key, None)
-        lacking = [key for key in wanted if key not in found]
+    def metadata(self, also: Iterable[str], without: Iterable[str]) -> dict[str, Any]:
+        """Return the metadata without some keys, and `also` keys that `convert` would add from the directory."""
+        metadata = self.stored_metadata.copy()
+        for key in without:
+            metadata.pop(key, None)
+        lacking = [key for key in also if key not in metadata]
         if lacking and self.directory is not None:
-            known = self.directory.metadata | self.directory.about
-            found |= {key: known[key] for key in lacking if key in known}
-        return found
+            of_directory = self.directory.metadata | self.directory.about
+            metadata |= {key: of_directory[key] for key in lacking if key in of_directory}
+        return metadata
 
     def vocabulary(self, other: _Side) -> tuple[Sequence[str], Mapping[str, int]] | None:
         """Return tokens, and special ids that the other side has a place for: of the file, or of its directory.
@@ -179,7 +179,7 @@ class _Side:
         return None if vocab is None else (vocab, {name: i for name, i in (ids or {}).items() if other.has_id(name)})
 
     def states(self, key: str) -> bool:
-        """Say whether every file of the format has a field for this key, and none for keys of other names."""
+        """Whether the format has exactly such keys, among them this one: every file states it."""
         return self.format is not None and self.format.metadata_keys is not None and key in self.format.metadata_keys
 
     def does_without(self, name: str, place: Row) -> str | None:
@@ -194,7 +194,7 @@ class _Side:
 
 def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None) -> DiffReport:
     notes: list[str] = []
-    only_in_a, only_in_b = _lone(a, b, "A", notes), _lone(b, a, "B", notes)
+    only_in_a, only_in_b = _only_in(a, b, "A", notes), _only_in(b, a, "B", notes)
     common = read_at_all(a.file, b.file, (name for name in a.file if name in b))
     changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
     if tolerance is not None:
@@ -203,15 +203,15 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     vocab = None
     if not tensors_only:
         within = a.holds_tokens(b) or b.holds_tokens(a)
-        apart = [] if within else [*a.vocab_keys(b), *b.vocab_keys(a)]
-        metadata = tuple(_metadata(a, b, apart, notes))
+        vocab_keys = [] if within else [*a.vocab_keys(b), *b.vocab_keys(a)]
+        metadata = tuple(_metadata(a, b, vocab_keys, notes))
         if not within:
             vocab = _vocabularies(a.vocabulary(b), b.vocabulary(a))
     return DiffReport(name_of(a.file), name_of(b.file), only_in_a, only_in_b, changed, metadata, vocab, tuple(notes))
 
 
-def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
-    """Return the names of tensors that only one side has, but note those that `convert` leaves out."""
+def _only_in(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
+    """Return the names of tensors of one side only; those that `convert` leaves out become notes."""
     names = []
     for name in side.file:
         if name in other:
@@ -224,21 +224,21 @@ def _lone(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str,
     return tuple(names)
 
 
-def _metadata(a: _Side, b: _Side, apart: Iterable[str], notes: list[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield differences of the metadata, but note keys that only one side has because its format always states them."""
-    left, right = a.metadata(b.own, apart), b.metadata(a.own, apart)
-    for key in left | right:
-        one, other = left.get(key), right.get(key)
-        if _alike(one, other):
+def _metadata(a: _Side, b: _Side, without: Iterable[str], notes: list[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield differences of metadata; keys of one side only that its format always states become notes."""
+    values_a, values_b = a.metadata(b.stored_metadata, without), b.metadata(a.stored_metadata, without)
+    for key in values_a | values_b:
+        one, other = values_a.get(key), values_b.get(key)
+        if _equal_values(one, other):
             continue
-        side, where = (a, "A") if key not in right else (b, "B")
-        if (key not in left or key not in right) and side.format is not None and side.states(key):
+        side, where = (a, "A") if key not in values_b else (b, "B")
+        if (key not in values_a or key not in values_b) and side.format is not None and side.states(key):
             notes.append(f"metadata {quoted(key)} is in {where} only: every file of {side.format.title} states it")
         else:
             yield key, one, other
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _equal_values(a: Any, b: Any) -> bool:
     """Say whether two values of metadata are equal. Formats of texts hold numbers and truth values as their JSON."""
     if isinstance(a, str) is isinstance(b, str):
         return equal(a, b)
@@ -254,9 +254,9 @@ def _vocabularies(
         return None if a is b else f"only {'B' if a is None else 'A'} has one"
     if len(a[0]) != len(b[0]):
         return f"{counted(len(a[0]), 'token')} and {counted(len(b[0]), 'token')}"
-    for i, (left, right) in enumerate(zip(a[0], b[0], strict=True)):
-        if left != right:
-            return f"token {i} is {quoted(left)} and {quoted(right)}"
+    for i, (token_a, token_b) in enumerate(zip(a[0], b[0], strict=True)):
+        if token_a != token_b:
+            return f"token {i} is {quoted(token_a)} and {quoted(token_b)}"
     if a[1] != b[1]:
         return f"special ids are {a[1]} and {b[1]}"
     return None

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
 
-# Elements of quantised tensors that are decoded at once.
-_PIECE = 1 << 18
-_NUMBERS = "biufcV"  # V: the types of ml_dtypes
+# numpy's kinds of types with numbers; V: the types of ml_dtypes.
+_NUMBERS = "biufcV"
 # Elements of quantised tensors that are decoded at once.
 _PIECE = 1 << 18
 # Bytes and tensors that C compares at once, between two looks at signals.
@@ -43,9 +42,9 @@ class Tolerance(NamedTuple):
     @classmethod
     def of(cls, rtol: float | None, atol: float | None) -> Tolerance:
         """Return the tolerance of these options; raises ValueError for one that is negative or not finite."""
-        for name, given in (("rtol", rtol), ("atol", atol)):
-            if given is not None and not 0 <= as_float(name, given) < math.inf:
-                msg = f"{name} is {given}, expected a finite number of at least 0"
+        for name, value in (("rtol", rtol), ("atol", atol)):
+            if value is not None and not 0 <= as_float(name, value) < math.inf:
+                msg = f"{name} is {value}, expected a finite number of at least 0"
                 raise ValueError(msg)
         return cls(rtol or 0.0, atol or 0.0)
 
@@ -62,25 +61,25 @@ def has_numbers(row: Row) -> bool:
 
 
 def both(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterator[tuple[str, Row, Row]]:
-    """Yield the places of tensors that two models have, to be compared at once.
+    """Yield the rows of tensors that both models have.
 
-    Raises `LimitError` where a file has too few bytes for that: see `check_expansion`.
+    Raises `LimitError` for tensors that expand to too many bytes for their file: see `check_expansion`.
     """
-    made = [0, 0]
+    expanded = [0, 0]
     common = list(names)
-    lefts = in_order(a, (row_of(a, name).dense for name in common))
-    rights = in_order(b, (row_of(b, name).dense for name in common))
-    for name, left, right in zip(common, lefts, rights, strict=True):
-        if left.shape == right.shape:
-            for side, (file, place) in enumerate(((a, left), (b, right))):
-                made[side] += place.nbytes
+    rows_a = in_order(a, (row_of(a, name).dense for name in common))
+    rows_b = in_order(b, (row_of(b, name).dense for name in common))
+    for name, row_a, row_b in zip(common, rows_a, rows_b, strict=True):
+        if row_a.shape == row_b.shape:
+            for side, (file, place) in enumerate(((a, row_a), (b, row_b))):
+                expanded[side] += place.nbytes
                 place.source.check_size(f"tensor {quoted(name)}", place.nbytes)
-                check_made(file, "all tensors to compare", made[side])
-        yield name, left, right
+                check_made(file, "all tensors to compare", expanded[side])
+        yield name, row_a, row_b
 
 
 def read_at_all(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterable[str]:
-    """Return the names of tensors but those that lie at the same bytes of files of one digest."""
+    """Return the names without tensors that lie at the same bytes of files of one digest: these are equal."""
     digests = {source.digest for source in sources_of(a)} & {source.digest for source in sources_of(b)} - {None}
     return (name for name in names if not _is_same(row_of(a, name), row_of(b, name))) if digests else names
 
@@ -95,14 +94,15 @@ def pairs(a: Row, b: Row) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
 
     Floating-point and decoded values are float64, complex ones complex128; integers keep their type.
     """
-    left_over = math.prod(a.shape)
-    left = right = np.empty(0)
-    lefts, rights = _values(a), _values(b)
-    while left_over:
-        left, right = left if left.size else next(lefts), right if right.size else next(rights)
-        count = min(left.size, right.size)
-        yield left[:count], right[:count]
-        left, right, left_over = left[count:], right[count:], left_over - count
+    n_remaining = math.prod(a.shape)
+    values_a = values_b = np.empty(0)
+    pieces_a, pieces_b = _values(a), _values(b)
+    while n_remaining:
+        values_a = values_a if values_a.size else next(pieces_a)
+        values_b = values_b if values_b.size else next(pieces_b)
+        count = min(values_a.size, values_b.size)
+        yield values_a[:count], values_b[:count]
+        values_a, values_b, n_remaining = values_a[count:], values_b[count:], n_remaining - count
 
 
 def _values(place: Row) -> Iterator[NDArray[Any]]:
@@ -124,21 +124,21 @@ def distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
     if set(kinds) <= set("biu"):
         common = np.result_type(one.dtype, other.dtype, np.int64 if "i" in kinds else np.uint64)
         if common.kind in "iu":
-            left, right = one.astype(common), other.astype(common)
+            one_wide, other_wide = one.astype(common), other.astype(common)
             # The difference of two int64 may not fit into one; as uint64 it does.
-            exact = (np.maximum(left, right) - np.minimum(left, right)).view(np.uint64)
+            exact = (np.maximum(one_wide, other_wide) - np.minimum(one_wide, other_wide)).view(np.uint64)
             wide: NDArray[np.float64] = exact.astype(np.float64)
             return wide
         one, other = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        found: NDArray[np.float64] = np.abs(one - other).astype(np.float64)
-    return found
+        distance: NDArray[np.float64] = np.abs(one - other).astype(np.float64)
+    return distance
 
 
-def apart(
+def unequal(
     one: NDArray[Any], other: NDArray[Any], distance: NDArray[np.float64], tolerance: Tolerance
 ) -> NDArray[np.bool_]:
-    """Say which values differ by more than the tolerance; NaNs are equal, an infinity equals only itself."""
+    """Return which values differ by more than the tolerance; NaNs are equal, an infinity equals only itself."""
     close = distance == 0
     if tolerance != (0, 0):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -180,8 +180,8 @@ class TensorDiff(NamedTuple):
     worst_row: int | None = None
 
 
-class _Apart:
-    """How far two tensors are apart: elements that differ, their largest difference, the sum of the squares."""
+class _Difference:
+    """The difference of two tensors: number of unequal elements, largest difference, sum of squared differences."""
 
     __slots__ = ("count", "largest", "squares")
 
@@ -189,13 +189,13 @@ class _Apart:
         self.count, self.largest, self.squares = 0, 0.0, 0.0
 
     def add(self, count: int, largest: float, squares: float) -> None:
-        """Add what was found in a part."""
+        """Add the difference of a part."""
         self.count += count
         self.largest = float(np.maximum(self.largest, largest))
         self.squares += squares
 
     def add_distances(self, distance: NDArray[np.floating[Any]]) -> None:
-        """Add the elements that differ in a part, by their distances."""
+        """Add the unequal elements of a part, by their distances."""
         with np.errstate(invalid="ignore", over="ignore"):
             self.add(distance.size, float(distance.max(initial=0)), float(np.square(distance, dtype=np.float64).sum()))
 
@@ -205,18 +205,20 @@ class _Apart:
 
 
 def tensor_diffs(places: Iterable[tuple[str, Row, Row]], tolerance: Tolerance | None) -> Iterator[TensorDiff]:
-    """Yield what differs between tensors of two models, each with its name and both places."""
-    for name, a, b, found in _compared(places):
-        differs = _compare(name, a, b, found, tolerance)
+    """Yield the differences of tensors of two models, which come as name and both rows."""
+    for name, a, b, difference in _compared(places):
+        differs = _compare(name, a, b, difference, tolerance)
         if differs is not None:
             yield differs
 
 
-def _compare(name: str, a: Row, b: Row, found: _Apart | None, tolerance: Tolerance | None) -> TensorDiff | None:
-    """Compare two tensors: by value with a tolerance, as far as they hold numbers, else bit by bit."""
+def _compare(
+    name: str, a: Row, b: Row, difference: _Difference | None, tolerance: Tolerance | None
+) -> TensorDiff | None:
+    """Compare two tensors: by value with a tolerance if both hold numbers, else bit by bit."""
     if tolerance is None or a.shape != b.shape or not (has_numbers(a) and has_numbers(b)):
-        return _compare_bits(name, a, b, found)
-    if _types(a) == _types(b) and _compare_bits(name, a, b, found) is None:
+        return _compare_bits(name, a, b, difference)
+    if _types(a) == _types(b) and _compare_bits(name, a, b, difference) is None:
         return None  # the quick answer, for most tensors of similar files
     different, largest, rms = _compare_values(a, b, tolerance)
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
@@ -224,7 +226,7 @@ def _compare(name: str, a: Row, b: Row, found: _Apart | None, tolerance: Toleran
 
 
 def by_rows(differs: TensorDiff, a: Row, b: Row) -> TensorDiff:
-    """Return a difference with the relative error of the tensor, and the row that has the largest."""
+    """Add to a difference the relative error of the tensor, and the row with the largest error."""
     if differs.n_different is None or not a.shape or not (has_numbers(a) and has_numbers(b)):
         return differs
     width, at, total = max(math.prod(a.shape[1:]), 1), 0, 0.0
@@ -243,72 +245,72 @@ def _types(row: Row) -> tuple[str, bool]:
     return row.dtype.name, row.dtype.quantized
 
 
-def _compare_bits(name: str, a: Row, b: Row, found: _Apart | None) -> TensorDiff | None:
+def _compare_bits(name: str, a: Row, b: Row, difference: _Difference | None) -> TensorDiff | None:
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
     if _types(a) != _types(b):
         if a.dtype.name == b.dtype.name:  # int8, of which one is the scheme
             text_a, text_b = (
                 f"{text}, {'' if row.dtype.quantized else 'not '}quantised" for text, row in ((text_a, a), (text_b, b))
             )
-        known = a.shape == b.shape and _has_values(a) and _has_values(b)
-        return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if known else (None, None, None)))
+        comparable = a.shape == b.shape and _has_values(a) and _has_values(b)
+        return TensorDiff(name, "dtype", text_a, text_b, *(_compare_values(a, b) if comparable else (None, None, None)))
     if a.shape != b.shape:
         return TensorDiff(name, "shape", text_a, text_b, None, None)
     if a.dtype.quantized:
         return _compare_decoded(name, a, b, (text_a, text_b))
-    if found is None:
-        found = _by_chunks(a, b)
-    return TensorDiff(name, "values", text_a, text_b, *found.over(a.shape)) if found.count else None
+    if difference is None:
+        difference = _by_chunks(a, b)
+    return TensorDiff(name, "values", text_a, text_b, *difference.over(a.shape)) if difference.count else None
 
 
-def _by_chunks(a: Row, b: Row) -> _Apart:
-    """Return how far two tensors of one dtype are apart, which are read in chunks."""
-    found = _Apart()
+def _by_chunks(a: Row, b: Row) -> _Difference:
+    """Return the difference of two tensors of one dtype and shape, read in chunks."""
+    difference = _Difference()
     size = 0 if a.dtype.packed else a.dtype.bits // 8
-    for left, right in zip(a.chunks(), b.chunks(), strict=True):
+    for chunk_a, chunk_b in zip(a.chunks(), b.chunks(), strict=True):
         if a.dtype.name in COMPARED:
-            found.add(*differing(left, right, a.dtype.name))
+            difference.add(*differing(chunk_a, chunk_b, a.dtype.name))
             continue
-        raw = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
+        raw = np.frombuffer(chunk_a, np.uint8), np.frombuffer(chunk_b, np.uint8)
         if np.array_equal(*raw):
             continue
         if not size:  # elements of less than a byte: count bytes
-            found.add(int((raw[0] != raw[1]).sum()), float("nan"), float("nan"))
+            difference.add(int((raw[0] != raw[1]).sum()), float("nan"), float("nan"))
             continue
-        apart = (raw[0] != raw[1]).reshape(-1, size).any(1)
-        found.add_distances(_distances(raw, apart, a))
-    return found
+        differ = (raw[0] != raw[1]).reshape(-1, size).any(1)
+        difference.add_distances(_distances(raw, differ, a))
+    return difference
 
 
 def _compared(
     places: Iterable[tuple[str, Row, Row]],
-) -> Iterator[tuple[str, Row, Row, _Apart | None]]:
-    """Yield tensors, and how far those are apart that lie in files as C compares them, many at a time."""
+) -> Iterator[tuple[str, Row, Row, _Difference | None]]:
+    """Yield tensors with their difference if C can compare them in their files, which it does in batches; else None."""
     compare: FileComparer | None = None
-    together: list[tuple[str, Row, Row, _Apart]] = []
+    batch: list[tuple[str, Row, Row, _Difference]] = []
     files: tuple[int, int] | None = None
     size = 0
     for name, a, b in places:
-        these = _files_of(a, b)
-        alike = these is not None and together and these == files and a.dtype.name == together[0][1].dtype.name
-        if together and not (alike and size < _AT_ONCE and len(together) < _MANY):
+        row_files = _files_of(a, b)
+        joins = row_files is not None and batch and row_files == files and a.dtype.name == batch[0][1].dtype.name
+        if batch and not (joins and size < _AT_ONCE and len(batch) < _MANY):
             compare = compare or FileComparer(cpus())
-            _compare_files(together, files or (-1, -1), compare)
-            yield from together
-            together, size = [], 0
-        files = these
-        if these is None:
+            _compare_files(batch, files or (-1, -1), compare)
+            yield from batch
+            batch, size = [], 0
+        files = row_files
+        if row_files is None:
             yield name, a, b, None
         else:
-            together.append((name, a, b, _Apart()))
+            batch.append((name, a, b, _Difference()))
             size += a.nbytes
-    if together:
-        _compare_files(together, files or (-1, -1), compare or FileComparer(cpus()))
-        yield from together
+    if batch:
+        _compare_files(batch, files or (-1, -1), compare or FileComparer(cpus()))
+        yield from batch
 
 
 def _files_of(a: Row, b: Row) -> tuple[int, int] | None:
-    """Return the files of two tensors, open, if C compares them there."""
+    """Return the descriptors of the files of two tensors if C can compare these there."""
     if a.dtype.name not in COMPARED or a.dtype.name != b.dtype.name or a.shape != b.shape:
         return None
     if a.dtype.swapped or b.dtype.swapped or not a.nbytes:
@@ -317,8 +319,10 @@ def _files_of(a: Row, b: Row) -> tuple[int, int] | None:
     return (files[0], files[1]) if isinstance(files[0], int) and isinstance(files[1], int) else None
 
 
-def _compare_files(tensors: list[tuple[str, Row, Row, _Apart]], files: tuple[int, int], compare: FileComparer) -> None:
-    """Find how far tensors of one dtype are apart in two files."""
+def _compare_files(
+    tensors: list[tuple[str, Row, Row, _Difference]], files: tuple[int, int], compare: FileComparer
+) -> None:
+    """Compare tensors of one dtype in two files; fill in their differences."""
     pairs = [(a, b) for _, a, b, _ in tensors]
     dtype = pairs[0][0].dtype.name
     width = COMPARED[dtype][1]
@@ -333,40 +337,40 @@ def _compare_files(tensors: list[tuple[str, Row, Row, _Apart]], files: tuple[int
         while n < len(parts) and (not n or size + parts[n][2] <= step):
             size += parts[n][2]
             n += 1
-        now, parts = parts[:n], parts[n:]
-        offsets = np.array([[pairs[i][k].offset + at * width for i, at, _ in now] for k in (0, 1)], np.int64)
-        counts = np.array([count for _, _, count in now], np.int64)
+        batch, parts = parts[:n], parts[n:]
+        offsets = np.array([[pairs[i][k].offset + at * width for i, at, _ in batch] for k in (0, 1)], np.int64)
+        counts = np.array([count for _, _, count in batch], np.int64)
         try:
-            found = compare(files, offsets, counts, dtype)
+            results = compare(files, offsets, counts, dtype)
         except Failed as failed:
             number = int(failed.what == "read other")
             ends = offsets[number] + counts * width
             i = int(np.flatnonzero((offsets[number] <= failed.at) & (failed.at < ends))[0])
-            pairs[now[i][0]][number].source.fail_reading(failed.at, int(ends[i]), failed.error)
-        for (i, _, _), (count, largest, squares) in zip(now, found, strict=True):
+            pairs[batch[i][0]][number].source.fail_reading(failed.at, int(ends[i]), failed.error)
+        for (i, _, _), (count, largest, squares) in zip(batch, results, strict=True):
             tensors[i][3].add(count, largest, squares)
 
 
 def _compare_decoded(name: str, a: Row, b: Row, texts: tuple[str, str]) -> TensorDiff | None:
     """Compare the values that two quantised tensors decode to, bit by bit; their codes may differ."""
-    found = _Apart()
-    for left, right in zip(in_pieces(a), in_pieces(b), strict=False):
-        if (left.block_size, left.scale_type) != (right.block_size, right.scale_type):
+    difference = _Difference()
+    for part_a, part_b in zip(in_pieces(a), in_pieces(b), strict=False):
+        if (part_a.block_size, part_a.scale_type) != (part_b.block_size, part_b.scale_type):
             one, other = (
-                f"{texts[0]}, blocks of {part.block_size}, {part.scale_type} scales" for part in (left, right)
+                f"{texts[0]}, blocks of {part.block_size}, {part.scale_type} scales" for part in (part_a, part_b)
             )
             return TensorDiff(name, "dtype", one, other, None, None)
-        if np.array_equal(left.payload, right.payload):
+        if np.array_equal(part_a.payload, part_b.payload):
             continue
-        for at in range(0, left.size, _PIECE):
-            values = [decode_range(part, at, min(at + _PIECE, part.size)) for part in (left, right)]
-            apart = values[0].view(np.uint32) != values[1].view(np.uint32)
+        for at in range(0, part_a.size, _PIECE):
+            values = [decode_range(part, at, min(at + _PIECE, part.size)) for part in (part_a, part_b)]
+            differ = values[0].view(np.uint32) != values[1].view(np.uint32)
             with np.errstate(invalid="ignore"):
                 distance = np.abs(values[0].astype(np.float64) - values[1])
-            found.add_distances(distance[apart])
-    if not found.count:
+            difference.add_distances(distance[differ])
+    if not difference.count:
         return None
-    return TensorDiff(name, "values", texts[0], texts[1], *found.over(a.shape))
+    return TensorDiff(name, "values", texts[0], texts[1], *difference.over(a.shape))
 
 
 def _has_values(row: Row) -> bool:
@@ -375,22 +379,22 @@ def _has_values(row: Row) -> bool:
 
 def _compare_values(a: Row, b: Row, tolerance: Tolerance = _EXACT) -> tuple[int, float, float]:
     """Compare values of two tensors of one shape, of any types; return how many differ, largest and RMS difference."""
-    found = _Apart()
+    difference = _Difference()
     for one, other in pairs(a, b):
         distance = distances(one, other)
-        differ = apart(one, other, distance, tolerance)
-        found.add_distances(distance[differ])
-    return found.over(a.shape)
+        differ = unequal(one, other, distance, tolerance)
+        difference.add_distances(distance[differ])
+    return difference.over(a.shape)
 
 
-def _distances(raw: tuple[Any, Any], apart: Any, row: Row) -> NDArray[np.floating[Any]]:
-    """Return how far the elements that differ are apart; NaN for those of a type without numbers."""
+def _distances(raw: tuple[Any, Any], differ: Any, row: Row) -> NDArray[np.floating[Any]]:
+    """Return the distances of unequal elements; NaN for a type without numbers."""
     try:
         dtype = numpy_dtype(DTYPES[row.dtype.name])
     except (KeyError, UnsupportedError):
-        return np.full(int(apart.sum()), np.nan)
+        return np.full(int(differ.sum()), np.nan)
     wide = np.complex128 if row.dtype.name == "complex64" else np.float64
-    left, right = (part.view(dtype)[apart].astype(wide) for part in raw)
+    values_a, values_b = (part.view(dtype)[differ].astype(wide) for part in raw)
     with np.errstate(invalid="ignore"):
-        distance: NDArray[np.floating[Any]] = np.abs(left - right)
+        distance: NDArray[np.floating[Any]] = np.abs(values_a - values_b)
     return distance

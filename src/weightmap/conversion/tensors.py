@@ -45,8 +45,8 @@ _TOGETHER = 4096
 class Packed(Tensors):
     """Tensors of few kinds, in some 40 bytes per tensor.
 
-    A tensor is its name, the number of its kind, and the offset of its data in the source. Its payload with the place
-    that it refers to would take 400 bytes.
+    A tensor is its name, the number of its kind, and the offset of its data in the source. A payload with its row would
+    take 400 bytes.
 
     Parameters
     ----------
@@ -71,18 +71,18 @@ class Packed(Tensors):
         self._places: list[Row] = []
         self._texts: list[tuple[str, array[int]]] = []  # names of many tensors, and where each of them ends
         self._last: list[str] = []
-        self._few: list[Payload] | None = None  # all payloads, of few tensors in local files
+        self._payloads: list[Payload] | None = None  # all payloads, of few tensors in local files
         self._numbers, self._offsets = array("I"), array("Q")
 
     def add_kind(self, payload: Payload, place: Row) -> int:
-        """Return the number of a new kind, that of a tensor with this payload and place."""
+        """Add a kind of tensors, with the payload and row of one of them; return its number."""
         self.kinds.append(payload)
         self._places.append(place)
         return len(self.kinds) - 1
 
     def extend(self, tensors: Iterable[tuple[str, int, int]]) -> None:
         """Append tensors by their names in the source, the numbers of their kinds, and their offsets."""
-        last, self._few = self._last, None
+        last, self._payloads = self._last, None
         for name, kind, offset in tensors:
             last.append(name)
             if len(last) == _TOGETHER:
@@ -96,19 +96,19 @@ class Packed(Tensors):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Payload]:
-        if self._few is not None:
-            return iter(self._few)
+        if self._payloads is not None:
+            return iter(self._payloads)
         over = self._over()
         every = zip(self.origins(), self._numbers, self._offsets, strict=True)
         if self._texts or self._renamed or over != [place.source for place in self._places]:
             return (self._payload(name, number, offset, over) for name, number, offset in every)
         kinds, places = self.kinds, self._places
-        self._few = [kinds[number].again(name, places[number]._replace(offset=at)) for name, number, at in every]
-        return iter(self._few)
+        self._payloads = [kinds[number].again(name, places[number]._replace(offset=at)) for name, number, at in every]
+        return iter(self._payloads)
 
     def write(self, sink: Sink) -> None:
-        """Append the bytes of all tensors: those of neighbours in a file that are only copied at once."""
-        over = self._over() if self._few is None else [place.source for place in self._places]
+        """Append the bytes of all tensors; neighbours in a file that are only copied are copied together."""
+        over = self._over() if self._payloads is None else [place.source for place in self._places]
         copied = [
             kind.is_made_by(copy) and _in_file(place) for kind, place in zip(self.kinds, self._places, strict=True)
         ]
@@ -165,10 +165,10 @@ class Packed(Tensors):
         ranks = list(map(rank, self.kinds))
         if any(other != ranks[0] for other in ranks):
             order.sort(key=lambda i: ranks[numbers[i]])
-        found = Packed(self._renamed, self._threads)
-        found.kinds, found._places = self.kinds, self._places
-        found.extend((names[i], numbers[i], self._offsets[i]) for i in order)
-        return found
+        arranged = Packed(self._renamed, self._threads)
+        arranged.kinds, arranged._places = self.kinds, self._places
+        arranged.extend((names[i], numbers[i], self._offsets[i]) for i in order)
+        return arranged
 
 
 def _names_in(text: str, ends: array[int]) -> list[str]:
@@ -190,12 +190,12 @@ def _in_file(place: Row) -> bool:
 
 
 def file_metadata(file: TensorFile) -> dict[str, Any]:
-    """Return the metadata of a file that a conversion takes along."""
+    """Return the metadata of a file that a conversion keeps."""
     metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     if not metadata:
         return metadata
     if file.layout == "sharded":
-        for key in ("total_size", "total_parameters"):  # the books of the index, not what the model is
+        for key in ("total_size", "total_parameters"):  # of the index, not of the model
             metadata.pop(key, None)
     return typed(metadata)
 
@@ -206,30 +206,31 @@ def token_keys(file: TensorFile) -> set[str]:
     return {key for key, name in keys.items() if name is None}
 
 
-def metadata_of(file: TensorFile, directory: ModelDirectory | None, found: Format) -> dict[str, Any]:
+def metadata_of(file: TensorFile, directory: ModelDirectory | None, target_format: Format) -> dict[str, Any]:
     """Return the metadata of a model: of its file, and of its directory.
 
-    A format that has a place for the configuration does not get its numbers here.
+    Numbers of the configuration are left out for a format that has a place for all of it.
     """
     metadata = file_metadata(file)
-    if file.format != found.name and file.vocab is not None and "vocab" in found.carries[found.layouts[0]]:
-        for key in token_keys(file):  # they go along as the vocabulary; ids of special ones stay for their types
+    carried = target_format.carries[target_format.layouts[0]]
+    if file.format != target_format.name and file.vocab is not None and "vocab" in carried:
+        for key in token_keys(file):  # they are in the vocabulary; keys of special ids stay, with their types
             metadata.pop(key, None)
     if directory is None:
         return metadata
-    return metadata | (directory.about if "config" in found.carries[found.layouts[0]] else directory.metadata)
+    return metadata | (directory.about if "config" in carried else directory.metadata)
 
 
 def pop_left_out(metadata: dict[str, Any], names: Iterable[str], takes: Callable[[str], bool]) -> list[str]:
-    """Remove the metadata of modules all tensors of which are left out, where keys lead through modules; return keys.
+    """Remove the metadata of modules whose tensors are all left out, where keys lead through modules; return the keys.
 
-    A key in a module without tensors is chosen as a tensor of this name is; a key in no module stays.
+    A key in a module without tensors is included as a tensor of its name would be; a key in no module stays.
     """
-    modules: dict[str, bool] = {}  # whether any tensor in them is taken
+    modules: dict[str, bool] = {}  # whether any tensor in them is included
     for name in names:
-        taken, module = takes(name), name
+        included, module = takes(name), name
         while module := module.rpartition(".")[0]:
-            modules[module] = modules.get(module, False) or taken
+            modules[module] = modules.get(module, False) or included
     left_out = []
     for key in metadata:
         module = key.rpartition(".")[0]
@@ -246,29 +247,29 @@ def extras_of(
     file: TensorFile,
     directory: ModelDirectory | None,
     metadata: dict[str, Any],
-    found: Format,
+    target_format: Format,
     layout: str,
     *,
-    along: bool,
+    copies_vocab: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the accompanying parts by their names in a `Request`, and lines about those that stay behind.
+    """Return metadata, vocabulary, configuration and tokenizer as in a `Request`, and notes on what stays behind.
 
-    Where files of the directory go `along`, its vocabulary does not stay behind.
+    `copies_vocab`: the files of the directory's vocabulary are copied beside the new file, so that it is not lost.
     """
-    carried = found.carries[layout]
-    places = found.metadata_keys if "metadata" in carried else frozenset[str]()
-    odd, homeless = getattr(metadata, "odd", ()), list[str]()
+    carried, title = target_format.carries[layout], target_format.title
+    places = target_format.metadata_keys if "metadata" in carried else frozenset[str]()
+    mistyped_keys, homeless = getattr(metadata, "odd", ()), list[str]()
     if metadata:
-        metadata, homeless = fitted(metadata, places, found.metadata_kinds, found.metadata_most)
-    foreign = found.own_keys & metadata.keys() if file.format != found.name else frozenset[str]()
+        metadata, homeless = fitted(metadata, places, target_format.metadata_kinds, target_format.metadata_most)
+    foreign = target_format.own_keys & metadata.keys() if file.format != target_format.name else frozenset[str]()
     if foreign:
         metadata = {key: value for key, value in metadata.items() if key not in foreign}
-    own, config, notes = file.vocab, file.config, list[str]()
+    file_vocab, config, notes = file.vocab, file.config, list[str]()
     tokenizer: TokenizerLike | Mapping[str, Any] | None = file.tokenizer
-    vocab: Sequence[str] | None = own
-    special_ids = None if own is None else own.special_ids
-    if special_ids is not None and file.format != found.name:
-        special_ids = {name: i for name, i in special_ids.items() if name in found.special_ids}
+    vocab: Sequence[str] | None = file_vocab
+    special_ids = None if file_vocab is None else file_vocab.special_ids
+    if special_ids is not None and file.format != target_format.name:
+        special_ids = {name: i for name, i in special_ids.items() if name in target_format.special_ids}
     if directory is not None:
         if directory.vocab is not None:
             vocab, special_ids = directory.vocab, directory.special_ids
@@ -289,12 +290,12 @@ def extras_of(
     }
     extras = {name: value for name, value in have.items() if name in carried and value is not None}
     notes += (
-        f"metadata {key!r} says how a file of {found.title} is laid out, and this model is not from one: left behind"
+        f"metadata {key!r} says how a file of {title} is laid out, and this model is not from one: left behind"
         for key in sorted(foreign)
     )
-    if odd:
-        some = ", ".join(map(quoted, odd))
-        notes.append(f"{entries(len(odd))} ({some}): not of the type that {TYPES!r} states, kept as stored")
+    if mistyped_keys:
+        some = ", ".join(map(quoted, mistyped_keys))
+        notes.append(f"{entries(len(mistyped_keys))} ({some}): not of the type that {TYPES!r} states, kept as stored")
     lost = []
     if homeless:
         lost.append(f"{entries(len(homeless))} ({', '.join(map(quoted, homeless))})")
@@ -303,17 +304,17 @@ def extras_of(
     if tokenizer is not None and "tokenizer" not in carried:
         lost.append("the tokenizer")
     if vocab is not None and "vocab" not in carried:
-        tokens = not token_keys(file) & metadata.keys() if vocab is own else not along
+        tokens = not token_keys(file) & metadata.keys() if vocab is file_vocab else not copies_vocab
         lost += [] if not tokens else [f"the vocabulary of {counted(len(vocab), 'token')}"]
-    expected = found.expected_keys.items() if file.format != found.name else ()
+    expected = target_format.expected_keys.items() if file.format != target_format.name else ()
     notes += [
         f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())
     ]
-    return extras, notes + [f"{found.title} has no place for {what}: left behind" for what in lost]
+    return extras, notes + [f"{title} has no place for {what}: left behind" for what in lost]
 
 
 def dropped_because(name: str, row: Row, format_: Format, layout: str) -> str | None:
-    """Say why a layout that cannot hold a tensor of int64 can do without it; None if it cannot."""
+    """Return why a layout without int64 does not need a tensor; None if it does, or holds int64."""
     buffer = name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
     if not buffer or "int64" in format_.dtypes[layout]:
         return None
@@ -356,9 +357,9 @@ class Overflow:
         """The number of such values, and of tensors with some."""
         return sum(self._counts.values()), len(self._counts)
 
-    def cast(self, name: str, pieces: Iterable[NDArray[Any]], wanted: DType) -> Iterator[memoryview]:
-        """Yield the bytes of a tensor, given in pieces of one type, as `wanted`."""
-        target = numpy_dtype(wanted)
+    def cast(self, name: str, pieces: Iterable[NDArray[Any]], dtype: DType) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor, given in pieces of one type, as `dtype`."""
+        target = numpy_dtype(dtype)
         # A type of sign and magnitude: larger magnitudes than that of its largest number are infinity and NaN. The
         # largest signed integer is the largest positive magnitude, the largest unsigned one that of a negative number.
         unsigned, signed = _INTEGERS[target.itemsize]
@@ -388,8 +389,8 @@ def overflow_note(values: int, tensors: int, dtype: str | None) -> list[str]:
     if not values or dtype is None:
         return []
     with np.errstate(over="ignore", invalid="ignore"):
-        beyond = np.array(np.inf).astype(numpy_dtype(DTYPES[dtype]))
-    became = "infinite" if np.isinf(beyond) else "NaN"
+        infinity = np.array(np.inf).astype(numpy_dtype(DTYPES[dtype]))
+    became = "infinite" if np.isinf(infinity) else "NaN"
     what = f"{counted(values, 'value')} of {counted(tensors, 'tensor')}"
     are, they = ("is", "it") if values == 1 else ("are", "they")
     return [f"{what} {are} out of the range of {dtype}: {they} became {became}"]
@@ -431,7 +432,7 @@ class Preparer:
         how = spec.quantize
         self.quantizer: Quantizer | None = None if how is None else Quantizer(how, spec.threads, spec.shape)
         layout = choose_layout(self._format, spec.output.layout, None)
-        self._held = self._format.schemes.get(layout, frozenset[str]())
+        self._schemes = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
         self._threads = cpus() if spec.threads is None else spec.threads
         self._regrouper: Regrouper | None = None
@@ -459,73 +460,73 @@ class Preparer:
         gets one. A `part` loses the metadata that say which part of a model it was; `numbers` are the `part` of its
         `Request`. A `trial` reads no data to find out: its plan has estimated sizes, and must not be written.
         """
-        spec, found = self._spec, self._format
-        metadata = metadata_of(file, directory, found)
-        for key, value in found.usual_metadata.items() if spec.configured else ():
+        spec, target_format = self._spec, self._format
+        metadata = metadata_of(file, directory, target_format)
+        for key, value in target_format.usual_metadata.items() if spec.configured else ():
             metadata.setdefault(key, value)
         left_out = []
         nested = file.format in FORMATS and FORMATS[file.format].nested  # shards may be of several formats
         if nested and not (spec.include is None and not spec.exclude):
             left_out = pop_left_out(metadata, file, spec.takes)
-        own = parts_of(file)[1].part
-        if part and own is not None:
-            for key in own.keys & metadata.keys():
+        file_part = parts_of(file)[1].part
+        if part and file_part is not None:
+            for key in file_part.keys & metadata.keys():
                 del metadata[key]
         try:
-            layout = choose_layout(found, spec.output.layout, metadata)
+            layout = choose_layout(target_format, spec.output.layout, metadata)
         except TensorFileError as error:
-            raise error.located(path=target, format=found.name) from None
+            raise error.located(path=target, format=target_format.name) from None
         try:
             packed, dropped = self._packed(places, layout, renamed, trial=trial)
             check_total(file, spec, packed.nbytes)
         except TensorFileError as error:
             raise error.located(path=name_of(file)) from None
-        extras, warnings = extras_of(file, directory, metadata, found, layout, along=part)
+        extras, warnings = extras_of(file, directory, metadata, target_format, layout, copies_vocab=part)
         if left_out:
             some = ", ".join(map(quoted, left_out[:5])) + ", ..." * (len(left_out) > 5)
             warnings.append(f"{entries(len(left_out))} of what was left out ({some}): left behind")
         if file.shards:
             warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
         tensors: Tensors = packed
-        if found.embeddings is not None and file.format != found.name:
-            tensors, named = _as_embeddings(packed, *found.embeddings)
+        if target_format.embeddings is not None and file.format != target_format.name:
+            tensors, named = _as_embeddings(packed, *target_format.embeddings)
             warnings += named
         output = spec.output
         extras |= {"checksums": output.checksums, "align": output.alignment}
         request = Request(tensors, layout, **extras, part=numbers)
-        return Prepared(plan_request(target, found, request), layout, packed, dropped, warnings)
+        return Prepared(plan_request(target, target_format, request), layout, packed, dropped, warnings)
 
     def _packed(
         self, places: Iterable[tuple[str, Row]], layout: str, renamed: Mapping[str, str], *, trial: bool
     ) -> tuple[Packed, list[tuple[str, str]]]:
         """Return the tensors to write, and name and reason for each one that is left out."""
-        spec, found, quantizer = self._spec, self._format, self.quantizer
-        all_taken = spec.include is None and not spec.exclude
+        spec, target_format, quantizer = self._spec, self._format, self.quantizer
+        all_included = spec.include is None and not spec.exclude
         packed, dropped, tensors = Packed(renamed, self._threads), [], list[tuple[str, int, int]]()
-        known: dict[Any, int] = {}
+        number_of_kind: dict[Any, int] = {}
         for name, place in places:
-            if not (all_taken or spec.takes(name)):
+            if not (all_included or spec.takes(name)):
                 continue
             dtype, shape, source, offset, nbytes, _, _ = place
-            if dtype.name == "int64" and (why := dropped_because(name, place, found, layout)) is not None:
+            if dtype.name == "int64" and (why := dropped_because(name, place, target_format, layout)) is not None:
                 dropped.append((name, why))
                 continue
             scheme = None if quantizer is None else quantizer.wants(name, place)
-            kept = spec.translated and stays_float32(name, shape)
+            keeps_type = spec.translated and stays_float32(name, shape)
             # Dense tensors of one shape are of one kind: making a payload for each takes as long as copying small ones.
-            key: Any = (scheme, kept, source, dtype, shape, nbytes)
-            number = None if dtype.quantized else known.get(key)
+            key: Any = (scheme, keeps_type, source, dtype, shape, nbytes)
+            number = None if dtype.quantized else number_of_kind.get(key)
             if number is None:
                 if nbytes > source.size:
                     source.check_size(f"tensor {quoted(name)}", nbytes)
-                made = self._payload(name, place, quantizing=scheme is not None, kept=kept, trial=trial)
+                payload = self._payload(name, place, quantizing=scheme is not None, keeps_type=keeps_type, trial=trial)
                 if dtype.quantized:
-                    key = (made.kind, source, dtype, nbytes)
-                    number = known.get(key)
+                    key = (payload.kind, source, dtype, nbytes)
+                    number = number_of_kind.get(key)
             if number is None:
-                number = packed.add_kind(made, place)
-                if made.dtype.name != "adaptive":  # whose sizes depend on their values
-                    known[key] = number
+                number = packed.add_kind(payload, place)
+                if payload.dtype.name != "adaptive":  # whose sizes depend on their values
+                    number_of_kind[key] = number
             tensors.append((name, number, offset))
             if len(tensors) == _TOGETHER:
                 packed.extend(tensors)
@@ -533,26 +534,26 @@ class Preparer:
         packed.extend(tensors)
         return packed, dropped
 
-    def _payload(self, name: str, row: Row, *, quantizing: bool, kept: bool, trial: bool) -> Payload:
-        """Return the payload of a tensor, whose type is `kept` or the wanted one.
+    def _payload(self, name: str, row: Row, *, quantizing: bool, keeps_type: bool, trial: bool) -> Payload:
+        """Return the payload of a tensor, which keeps its type or gets that of the conversion.
 
         A `trial` reads no data to find out, and estimates sizes.
         """
         if self.quantizer is not None and quantizing:
-            return self.quantizer.payload(name, row, self._held, trial=trial)
-        wanted = None if kept else self._dtype
+            return self.quantizer.payload(name, row, self._schemes, trial=trial)
+        dtype = None if keeps_type else self._dtype
         if row.dtype.quantized:
-            if wanted is None or self.quantizer is not None:  # with a quantiser, it stays as it is
+            if dtype is None or self.quantizer is not None:  # with a quantiser, it stays as it is
                 if self._regrouper is None:
-                    self._regrouper = Regrouper(self._held)
+                    self._regrouper = Regrouper(self._schemes)
                 return _as_quantized(name, row, self._regrouper, trial=trial)
             size = math.prod(row.shape)
-            return Payload(name, wanted, row.shape, size * wanted.bits // 8, _decoded, name, row, wanted, self.overflow)
-        if wanted is None or row.dtype.name not in FLOATING or row.dtype.name == wanted.name:
-            dtype = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-            return Filled(name, dtype, row.shape, row.nbytes, copy, name, row, self._threads)
-        nbytes = row.nbytes // (row.dtype.bits // 8) * (wanted.bits // 8)
-        return Payload(name, wanted, row.shape, nbytes, _cast, name, row, wanted, self.overflow)
+            return Payload(name, dtype, row.shape, size * dtype.bits // 8, _decoded, name, row, dtype, self.overflow)
+        if dtype is None or row.dtype.name not in FLOATING or row.dtype.name == dtype.name:
+            stored = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
+            return Filled(name, stored, row.shape, row.nbytes, copy, name, row, self._threads)
+        nbytes = row.nbytes // (row.dtype.bits // 8) * (dtype.bits // 8)
+        return Payload(name, dtype, row.shape, nbytes, _cast, name, row, dtype, self.overflow)
 
 
 def check_total(file: TensorFile, spec: Spec, nbytes: int) -> None:
@@ -568,7 +569,7 @@ def unaligned(target: str, align: int) -> tuple[int, int]:
 
 
 def unaligned_note(odd: int, count: int, align: int) -> list[str]:
-    """Return a line about tensors that could not be aligned."""
+    """Return the note about tensors that could not be aligned."""
     return [f"{counted(odd, 'tensor')} of {count} could not be aligned to {align} bytes"] if odd else []
 
 
@@ -592,10 +593,10 @@ def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> 
     if regrouper.wants(row.dtype.name):
         return regrouper.payload(name, row, block_size, scale_type, trial=trial)
     nbytes = row.nbytes - start
-    made: tuple[Any, ...] = (_from, name, row, start)
+    chunks: tuple[Any, ...] = (_from, name, row, start)
     if row.dtype.name == "adaptive":  # nothing has checked its mask so far
-        made = (_checked, name, row)
-    return Payload(name, row.dtype, row.shape, nbytes, *made, block_size=block_size, scale_type=scale_type)
+        chunks = (_checked, name, row)
+    return Payload(name, row.dtype, row.shape, nbytes, *chunks, block_size=block_size, scale_type=scale_type)
 
 
 def _from(_: str, place: Row, start: int) -> Iterator[Any]:
@@ -611,13 +612,13 @@ def _parts(name: str, place: Row) -> Iterator[Any]:
     yield from from_quantized(name, place.decoder()).chunks()
 
 
-def _decoded(name: str, place: Row, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
+def _decoded(name: str, place: Row, dtype: DType, overflow: Overflow) -> Iterator[memoryview]:
     pieces = (values for tensor in in_pieces(place) for values in decode_chunks(tensor, _PIECE))
-    return overflow.cast(name, pieces, wanted)
+    return overflow.cast(name, pieces, dtype)
 
 
-def _cast(name: str, place: Row, wanted: DType, overflow: Overflow) -> Iterator[memoryview]:
-    return overflow.cast(name, _stored(place), wanted)
+def _cast(name: str, place: Row, dtype: DType, overflow: Overflow) -> Iterator[memoryview]:
+    return overflow.cast(name, _stored(place), dtype)
 
 
 def _stored(row: Row) -> Iterator[NDArray[Any]]:

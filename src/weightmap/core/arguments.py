@@ -112,11 +112,11 @@ MOVED: dict[str, dict[str, str]] = {
     "write_report": {"weights": "write_report(out, wm.open(a).weights)"},
 }
 
-# Bounds for names from files: names compared with a missing one, and characters of the longest of them.
+# Bounds of `similar`: names that are compared, and characters of a name.
 _COMPARED, _LONGEST = 1_000, 100
 
 
-def mistyped(name: str, given: object, expected: str) -> TypeError:
+def mistyped(name: str, value: object, expected: str) -> TypeError:
     """Return the error for an argument of a wrong type.
 
     Examples
@@ -125,11 +125,11 @@ def mistyped(name: str, given: object, expected: str) -> TypeError:
     >>> mistyped("gap", "64K", "an integer")
     TypeError('gap must be an integer, not str')
     """
-    return TypeError(f"{name} must be {expected}, not {type(given).__name__}")
+    return TypeError(f"{name} must be {expected}, not {type(value).__name__}")
 
 
-def unexpected(function: str, given: Iterable[str], known: Iterable[str]) -> TypeError:
-    """Return the error for options that a function does not have, with those that are spelt much like them.
+def unexpected(function: str, options: Iterable[str], valid: Iterable[str]) -> TypeError:
+    """Return the error for options that a function does not have; it suggests those with similar names.
 
     Examples
     --------
@@ -137,9 +137,9 @@ def unexpected(function: str, given: Iterable[str], known: Iterable[str]) -> Typ
     >>> print(unexpected("quantize", ["blocksize"], ["bits", "block_size"]))
     quantize has no option 'blocksize'; did you mean block_size?
     """
-    names, options = list(given), list(known)
-    close = dict.fromkeys(match for name in names for match in similar(name, options, 0.6))
-    hint = f"did you mean {' or '.join(close)}?" if close else f"its options are {', '.join(options)}"
+    names, valid_names = list(options), list(valid)
+    close = dict.fromkeys(match for name in names for match in similar(name, valid_names, 0.6))
+    hint = f"did you mean {' or '.join(close)}?" if close else f"its options are {', '.join(valid_names)}"
     return TypeError(f"{function} has no option {', '.join(map(repr, names))}; {hint}")
 
 
@@ -160,47 +160,47 @@ def similar(name: str, names: Iterable[str], cutoff: float = 0.7) -> list[str]:
     return get_close_matches(name, short, cutoff=cutoff)
 
 
-def as_integer(name: str, given: Any) -> int:
+def as_integer(name: str, value: Any) -> int:
     """Return an argument as an int. Raises TypeError for anything but an integer."""
     try:
-        return operator.index(given)
+        return operator.index(value)
     except TypeError:
-        raise mistyped(name, given, "an integer") from None
+        raise mistyped(name, value, "an integer") from None
 
 
-def as_threads(given: Any) -> int:
+def as_threads(value: Any) -> int:
     """Return a number of threads as an int. Raises TypeError for anything but an integer, ValueError below 1."""
-    threads = as_integer("threads", given)
+    threads = as_integer("threads", value)
     if threads < 1:
         raise ValueError(f"threads is {threads}, expected 1 or more")
     return threads
 
 
-def as_float(name: str, given: Any) -> float:
+def as_float(name: str, value: Any) -> float:
     """Return an argument as a float. Raises TypeError for anything but a real number."""
     try:
-        if not isinstance(given, (str, bytes, bytearray)):  # float reads their text
-            return float(given)
+        if not isinstance(value, (str, bytes, bytearray)):  # float reads their text
+            return float(value)
     except TypeError:
         pass
-    raise mistyped(name, given, "a number")
+    raise mistyped(name, value, "a number")
 
 
-def as_path(name: str, given: Any) -> str:
+def as_path(name: str, value: Any) -> str:
     """Return an argument as a path. Raises TypeError for anything else."""
     try:
-        return os.fsdecode(os.fspath(given))
+        return os.fsdecode(os.fspath(value))
     except TypeError:
-        raise mistyped(name, given, "a path (str, bytes or os.PathLike)") from None
+        raise mistyped(name, value, "a path (str, bytes or os.PathLike)") from None
 
 
-def as_globs(name: str, given: Any) -> Globs:
+def as_globs(name: str, value: Any) -> Globs:
     """Return globs as a string or a tuple of strings. Raises TypeError for anything else."""
-    if given is None or isinstance(given, str):
-        return given
-    if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise mistyped(name, given, "a glob or a sequence of globs")
-    listed = tuple(given)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes) or not isinstance(value, Iterable):
+        raise mistyped(name, value, "a glob or a sequence of globs")
+    listed = tuple(value)
     for glob in listed:
         if not isinstance(glob, str):
             raise mistyped(f"a glob of {name}", glob, "a str")
@@ -234,8 +234,8 @@ def names_moved(function: Callable[_P, _T]) -> Callable[_P, _T]:
 # The deepest nesting of objects, arrays and tables in any text of a file: code that recurses through parsed content, to
 # print, compare or copy it, gets no deeper.
 DEEPEST = 128
-# A deflated byte makes at most so many; so may any other, besides some to spare: see `check_expansion`.
-INFLATION, SPARE = 1032, 64 << 20
+# A file may expand to this many bytes for each of its own, as deflate can, and these in all: see `check_expansion`.
+INFLATION, EXTRA_BYTES = 1032, 64 << 20
 
 
 class _Bounds(NamedTuple):
@@ -303,7 +303,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def validated_limits(limits: Limits | None) -> Limits:
-    """Return the caller's limits, by default the usual ones. Raises TypeError for anything else."""
+    """Return the caller's limits or, for None, the default ones. Raises TypeError for anything else."""
     if limits is None:
         return DEFAULT_LIMITS
     if not isinstance(limits, Limits):
@@ -314,11 +314,11 @@ def validated_limits(limits: Limits | None) -> Limits:
 def check_expansion(limits: Limits, nbytes: int, stored: int, what: str, path: str) -> None:
     """Raise `LimitError` if a file of `stored` bytes may not expand to `nbytes`.
 
-    Called, by `Source.check_size`, before walking over elements that the file may store once for many.
+    `Source.check_size` calls it before elements are read that a file may store once for many.
     """
-    most, bound = INFLATION * stored + SPARE, limits.max_copy_bytes
-    if nbytes > most and (bound is None or nbytes > bound):
-        expected = f"at most {most} of a file of {stored} bytes (Limits(max_copy_bytes=...) allows more)"
+    max_nbytes, bound = INFLATION * stored + EXTRA_BYTES, limits.max_copy_bytes
+    if nbytes > max_nbytes and (bound is None or nbytes > bound):
+        expected = f"at most {max_nbytes} of a file of {stored} bytes (Limits(max_copy_bytes=...) allows more)"
         raise LimitError(what, path=path, field="max_copy_bytes", actual=nbytes, expected=expected)
 
 

@@ -38,7 +38,7 @@ class DType:
     packed : bool
         Whether elements do not fill whole bytes: arrays hold the packed bytes, as uint8.
     loaded : dtype or None
-        The numpy dtype of arrays, once `numpy_dtype` was asked for it.
+        The numpy dtype of arrays, after the first call of `numpy_dtype`.
     """
 
     __slots__ = ("bits", "code", "declared", "loaded", "name", "packed", "quantized", "swapped")
@@ -115,13 +115,13 @@ DTYPES: dict[str, DType] = {
     **{name: DType(name, 8 * int(code[2:]), code) for name, code in _NUMPY.items()},
     **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
 }
-# Apart from the types, since int8 is the name of a type and of a scheme.
+# A table of its own, since int8 is the name of a type and of a scheme.
 SCHEMES: dict[str, DType] = {
     name: DType(name, DECLARED, quantized=True)
     for name in ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "pq")
 }
-_known: dict[np.dtype[Any], DType | None] = {}
-_KNOWN_MOST = 256
+_by_numpy: dict[np.dtype[Any], DType | None] = {}
+_MAX_CACHED = 256
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
@@ -134,10 +134,10 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     MissingDependencyError
         When ml_dtypes is not installed.
     """
-    found = dtype.loaded
-    if found is None:
-        found = dtype.loaded = _load(dtype)
-    return found
+    loaded = dtype.loaded
+    if loaded is None:
+        loaded = dtype.loaded = _load(dtype)
+    return loaded
 
 
 def _load(dtype: DType) -> np.dtype[Any]:
@@ -192,8 +192,8 @@ def _meant(dtype: DTypeLike) -> DType | np.dtype[Any]:
         kind = np.dtype(dtype)
     except TypeError:
         kind = None
-    known = ", ".join((*_ML_DTYPES, *SHORT))
-    expected = f"expected one that numpy has, such as 'float32', or {known}"
+    names = ", ".join((*_ML_DTYPES, *SHORT))
+    expected = f"expected one that numpy has, such as 'float32', or {names}"
     if kind is None or kind.subdtype is not None:
         raise TypeError(f"dtype is {dtype!r}, {expected}")
     if isinstance(dtype, str) and kind.type in (np.longdouble, np.clongdouble):  # "<f16" counts bytes, and means bits
@@ -216,13 +216,13 @@ def dtype_of(dtype: DTypeLike) -> DType | None:
     """Return the `DType` of a numpy dtype in either byte order, or None if no format has it."""
     key = np.dtype(dtype)
     try:
-        return _known[key]
+        return _by_numpy[key]
     except KeyError:
         # Cached, because numpy builds the name at each access, which takes longer than all else for a small array.
-        found = DTYPES.get(key.name)
-        if len(_known) < _KNOWN_MOST:  # there are endlessly many structured dtypes
-            _known[key] = found
-        return found
+        known_dtype = DTYPES.get(key.name)
+        if len(_by_numpy) < _MAX_CACHED:  # there are endlessly many structured dtypes
+            _by_numpy[key] = known_dtype
+        return known_dtype
 
 
 # The types of ggml's blocks, in lower case, and their numbers in GGUF files.

@@ -30,9 +30,9 @@ def shrank(at: int, needed: int | None = None, *, during: str = "it") -> Truncat
 
 
 def too_many(
-    what: str, count: int, most: int, *, field: str | None, offset: int, given: str = "the bytes that follow"
+    what: str, count: int, maximum: int, *, field: str | None, offset: int, limit: str = "the bytes that follow"
 ) -> TruncatedError:
-    """Return the error for a declared number of things that exceeds `most`, the number that fits.
+    """Return the error for a declared number of things that exceeds `maximum`, the number that fits.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def too_many(
     >>> print(too_many("number of words", 5, 3, field="n", offset=8))
     number of words is 5, expected at most 3, given the bytes that follow (at byte 8)
     """
-    return TruncatedError(what, field=field, offset=offset, actual=count, expected=f"at most {most}, given {given}")
+    return TruncatedError(what, field=field, offset=offset, actual=count, expected=f"at most {maximum}, given {limit}")
 
 
 def trailing_bytes(

@@ -466,7 +466,7 @@ class _Part:
             return self._pieces.over({role: read[role] for role in self._roles.values()})
         first, last = self._rows
         parts = {role: array for role, (_, array) in read.items()}
-        rows = self._pieces.coding.rows(parts, first, last, numpy_dtype(self._pieces.own))
+        rows = self._pieces.coding.rows(parts, first, last, numpy_dtype(self._pieces.model_dtype))
         part = rows[ascending([self._axes[0]._replace(start=self._axes[0].start - first), *self._axes[1:]])]
         return arranged(np.ascontiguousarray(part).reshape(-1), self._axes, self._key)
 

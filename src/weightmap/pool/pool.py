@@ -876,6 +876,6 @@ def _of_pieces(row: Row, pieces: Pieces, index: int | None) -> _Reading:
         for (role, piece, shape, selection), octets in zip(shapes, parts, strict=True):
             array = piece._replace(shape=shape, nbytes=len(octets)).over(octets)
             arrays[role] = array if selection is None else array[selection]
-        return np.array(coding.rows(arrays, low, high, numpy_dtype(pieces.own))[index - low])
+        return np.array(coding.rows(arrays, low, high, numpy_dtype(pieces.model_dtype))[index - low])
 
-    return _Reading(ranges, decoded, prod(row.shape[1:]) * numpy_dtype(pieces.own).itemsize)
+    return _Reading(ranges, decoded, prod(row.shape[1:]) * numpy_dtype(pieces.model_dtype).itemsize)

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 _MOST_LINES = 400
 
 
-def model_page(name: str, found: Survey) -> bytes:
+def model_page(name: str, survey: Survey) -> bytes:
     """Return the page about a model called `name`."""
     specs: dict[str, Any] = {}
     sets: dict[str, list[dict[str, Any]]] = {}
-    sections = [_about(name, found), _warnings(found), _modules(found)]
-    tensors = [tensor for tensor in found.tensors if tensor.numbers is not None]
+    sections = [_about(name, survey), _warnings(survey), _modules(survey)]
+    tensors = [tensor for tensor in survey.tensors if tensor.numbers is not None]
     drawable = [tensor for tensor in tensors if _has_bins(tensor)]
-    sections.append(_map(found, specs, sets))
+    sections.append(_map(survey, specs, sets))
     if tensors:
-        sections.append(_values(found, drawable, specs, sets))
+        sections.append(_values(survey, drawable, specs, sets))
     if any(tensor.costs for tensor in tensors):
-        sections.append(_quantising(found, specs, sets))
+        sections.append(_quantising(survey, specs, sets))
     first = max(range(len(drawable)), key=lambda at: drawable[at].info.nbytes, default=0)
     chosen = [
         {
@@ -53,51 +53,51 @@ def _has_bins(tensor: Tensor) -> bool:
     return numbers is not None and numbers.low is not None and max(-numbers.low, numbers.high or 0) < HUGE
 
 
-def _about(name: str, found: Survey) -> page.Section:
+def _about(name: str, survey: Survey) -> page.Section:
     kinds: dict[str, list[int]] = {}
-    for tensor in found.tensors:
+    for tensor in survey.tensors:
         kinds.setdefault(tensor.info.dtype, []).append(tensor.info.nbytes)
-    elements = sum(math.prod(tensor.info.shape) for tensor in found.tensors)
+    elements = sum(math.prod(tensor.info.shape) for tensor in survey.tensors)
     rows = [
         ("file", page.text(name)),
         (
             "format",
-            page.text(found.format if found.layout in {None, found.format} else f"{found.format}, {found.layout}"),
+            page.text(survey.format if survey.layout in {None, survey.format} else f"{survey.format}, {survey.layout}"),
         ),
-        ("size", sizes(found.nbytes)),
-        ("tensors", f"{len(found.tensors):,}, of {counted(elements, 'element')}"),
-        *([("parameters", str(found.weight))] if found.weight is not None else []),
+        ("size", sizes(survey.nbytes)),
+        ("tensors", f"{len(survey.tensors):,}, of {counted(elements, 'element')}"),
+        *([("parameters", str(survey.weight))] if survey.weight is not None else []),
         (
             "types",
             ", ".join(f"{page.text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in kinds.items()),
         ),
     ]
-    if len(found.files) > 1:
-        rows.append(("files", f"{len(found.files):,}"))
-    if found.tokens is not None:
-        rows.append(("vocabulary", counted(found.tokens, "token")))
+    if len(survey.files) > 1:
+        rows.append(("files", f"{len(survey.files):,}"))
+    if survey.tokens is not None:
+        rows.append(("vocabulary", counted(survey.tokens, "token")))
     content = page.pairs(rows)
-    if found.metadata:
+    if survey.metadata:
         metadata = page.pairs(
-            (page.short(key), page.text(value)) for key, value in list(found.metadata.items())[:_MOST_LINES]
+            (page.short(key), page.text(value)) for key, value in list(survey.metadata.items())[:_MOST_LINES]
         )
-        cut = f", the first {_MOST_LINES} of them" if len(found.metadata) > _MOST_LINES else ""
-        content += f"<details><summary>{entries(len(found.metadata))}{cut}</summary>{metadata}</details>"
+        cut = f", the first {_MOST_LINES} of them" if len(survey.metadata) > _MOST_LINES else ""
+        content += f"<details><summary>{entries(len(survey.metadata))}{cut}</summary>{metadata}</details>"
     return "summary", "What it is", content
 
 
-def _warnings(found: Survey) -> page.Section:
-    if found.damage is not None:
-        content = f'<p class="bad">Verification failed: {page.message(found.damage)}</p>'
-    elif found.verified is None:
+def _warnings(survey: Survey) -> page.Section:
+    if survey.damage is not None:
+        content = f'<p class="bad">Verification failed: {page.message(survey.damage)}</p>'
+    elif survey.verified is None:
         content = "<p>The file was not verified.</p>"
     else:
-        report = found.verified
+        report = survey.verified
         content = f'<p><span class="good">Verified</span>: {page.message(report.scope)}.</p>'
         if report.warnings:
             content += f"<ul>{''.join(f'<li>{page.message(warning)}</li>' for warning in report.warnings)}</ul>"
-    problems = [tensor for tensor in found.tensors if tensor.problem is not None]
-    odd = [t for t in found.tensors if t.numbers is not None and (t.numbers.nans or t.numbers.infinities)]
+    problems = [tensor for tensor in survey.tensors if tensor.problem is not None]
+    odd = [t for t in survey.tensors if t.numbers is not None and (t.numbers.nans or t.numbers.infinities)]
     if problems:
         lines = "".join(f"<li>{page.text(t.info.name)}: {page.message(t.problem)}</li>" for t in problems[:100])
         content += f'<p class="bad">{counted(len(problems), "tensor")} cannot be decoded:</p><ul>{lines}</ul>'
@@ -106,15 +106,15 @@ def _warnings(found: Survey) -> page.Section:
         content += (
             f"<p>NaN or infinite elements in {counted(len(odd), 'tensor')}, of those looked at:</p><ul>{lines}</ul>"
         )
-    if found.verified is not None and not (found.verified.warnings or problems or odd):
+    if survey.verified is not None and not (survey.verified.warnings or problems or odd):
         content += "<p>No warnings.</p>"
     return "warnings", "Warnings", content
 
 
-def _modules(found: Survey) -> page.Section:
-    if not found.tensors:
+def _modules(survey: Survey) -> page.Section:
+    if not survey.tensors:
         return "modules", "Modules", "<p>The model has no tensors.</p>"
-    infos = [tensor.info for tensor in found.tensors]
+    infos = [tensor.info for tensor in survey.tensors]
     mark = separator(info.name for info in infos)
     root = module_tree(infos, mark)
     lines = list(root.lines(mark, _MOST_LINES))
@@ -149,16 +149,16 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
     yield "</details>" * depth
 
 
-def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
+def _map(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
     rows = []
-    for file in found.files:
+    for file in survey.files:
         name = page.short(file.name)
         rows += [
             {"file": name, "name": gap.kind, "type": gap.kind, "begin": gap.begin, "end": gap.end}
             | {"nbytes": gap.end - gap.begin, "align": None, "resident": None}
             for gap in file.gaps
         ]
-    for tensor in found.stored:
+    for tensor in survey.stored:
         info = tensor.info
         rows.append(
             {
@@ -172,18 +172,18 @@ def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, An
                 "resident": None if tensor.resident is None else tensor.resident / info.nbytes if info.nbytes else 1.0,
             }
         )
-    longest = max(file.nbytes for file in found.files)
+    longest = max(file.nbytes for file in survey.files)
     sets["map"] = pooled_bars(rows, longest)
-    specs["bytes-map"] = charts.bytes_map(len(found.files), longest)
+    specs["bytes-map"] = charts.bytes_map(len(survey.files), longest)
     totals: dict[str, list[int]] = {"header": [], "padding": [], "footer": []}
-    for file in found.files:
+    for file in survey.files:
         for gap in file.gaps:
             totals[gap.kind].append(gap.end - gap.begin)
     alignments: dict[int, int] = {}
-    for tensor in found.stored:
+    for tensor in survey.stored:
         at = alignment(tensor.info.offset)
         alignments[at] = alignments.get(at, 0) + 1
-    known = [tensor.resident for tensor in found.stored if tensor.resident is not None]
+    resident = [tensor.resident for tensor in survey.stored if tensor.resident is not None]
     lines = [(kind, f"{brief(sum(each))} in {len(each):,}") for kind, each in totals.items() if each]
     lines.append(
         (
@@ -191,18 +191,18 @@ def _map(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, An
             ", ".join(f"{at} ({count:,})" for at, count in sorted(alignments.items(), reverse=True)),
         )
     )
-    if known:
-        lines.append(("in memory", f"{brief(sum(known))} before this report read the file"))
-    content = page.figure("bytes-map", specs["bytes-map"], "places") + page.pairs(lines) + _places(found)
+    if resident:
+        lines.append(("in memory", f"{brief(sum(resident))} before this report read the file"))
+    content = page.figure("bytes-map", specs["bytes-map"], "places") + page.pairs(lines) + _places(survey)
     return "map", "Map of the file", content
 
 
-def _places(found: Survey) -> str:
-    several = len(found.files) > 1
+def _places(survey: Survey) -> str:
+    several = len(survey.files) > 1
     columns = [("tensor", False), ("type", False), ("offset", True), ("bytes", True), ("aligned to", True)]
     columns += [("in memory", True), *([("file", False)] if several else [])]
     rows = []
-    for tensor in found.stored:
+    for tensor in survey.stored:
         info = tensor.info
         share = None if tensor.resident is None or not info.nbytes else tensor.resident / info.nbytes
         rows.append(
@@ -216,16 +216,16 @@ def _places(found: Survey) -> str:
                 *([page.Cell(page.text(tensor.file))] if several else []),
             ]
         )
-    kinds = dict.fromkeys(tensor.info.dtype for tensor in found.stored)
+    kinds = dict.fromkeys(tensor.info.dtype for tensor in survey.stored)
     return page.table("places", "Where each tensor lies in its file", columns, rows, kinds=kinds)
 
 
 def _values(
-    found: Survey, drawable: Sequence[Tensor], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]
+    survey: Survey, drawable: Sequence[Tensor], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]
 ) -> page.Section:
     place = {id(tensor): at for at, tensor in enumerate(drawable)}
     rows, spans = [], []
-    for tensor in found.tensors:
+    for tensor in survey.tensors:
         info, numbers = tensor.info, tensor.numbers
         at = place.get(id(tensor))
         name = page.named(info.name)
@@ -241,7 +241,7 @@ def _values(
                 {"name": page.short(info.name), "low": numbers.low, "high": numbers.high}
                 | {"below": mean - deviation, "above": mean + deviation}
             )
-        share = numbers.zeros / numbers.seen if numbers.seen else None
+        share = numbers.zeros / numbers.sampled if numbers.sampled else None
         rows.append(
             [
                 *row,
@@ -249,17 +249,17 @@ def _values(
                 page.number(share, ".2%"),
                 page.number(numbers.nans + numbers.infinities, ",d"),
                 page.Cell(f'<span class="spark" aria-hidden="true">{page.spark(numbers.bins)}</span>'),
-                page.number(numbers.seen / max(math.prod(info.shape), 1), ".1%"),
+                page.number(numbers.sampled / max(math.prod(info.shape), 1), ".1%"),
             ]
         )
     sets["ranges"] = pooled_ranges(spans)
     specs["ranges"], specs["histogram"] = charts.ranges(), charts.histogram()
-    imaginary = any(tensor.info.dtype.startswith("complex") for tensor in found.tensors)
+    imaginary = any(tensor.info.dtype.startswith("complex") for tensor in survey.tensors)
     columns = [("tensor", False), ("type", False), ("shape", False), ("smallest", True), ("largest", True)]
     columns += [("mean", True), ("deviation", True), ("zeros", True), ("NaN, infinite", True), ("histogram", False)]
     columns += [("looked at", True)]
     content = (
-        f"<p>Of each tensor, up to {found.per_tensor:,} elements were looked at, in runs that lie evenly over it."
+        f"<p>Of each tensor, up to {survey.per_tensor:,} elements were looked at, in runs that lie evenly over it."
         f"{' Of complex elements, the table has the magnitudes.' if imaginary else ''}</p>"
         + page.figure("ranges", specs["ranges"], "values")
         + '<h3 class="script" id="histogram-title" aria-live="polite">Histogram of <span id="histogram-of"></span></h3>'
@@ -270,16 +270,16 @@ def _values(
             "Values of each tensor",
             columns,
             rows,
-            kinds=dict.fromkeys(tensor.info.dtype for tensor in found.tensors),
+            kinds=dict.fromkeys(tensor.info.dtype for tensor in survey.tensors),
         )
     )
     return "tensors", "Values", content
 
 
-def _quantising(found: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
-    able = [tensor for tensor in found.tensors if tensor.costs]
+def _quantising(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
+    able = [tensor for tensor in survey.tensors if tensor.costs]
     schemes = [scheme for scheme in SCHEMES if any(scheme in tensor.costs for tensor in able)]
-    whole = sum(tensor.info.nbytes for tensor in found.tensors)
+    whole = sum(tensor.info.nbytes for tensor in survey.tensors)
     sets["costs"], summary = [], []
     for scheme in schemes:
         fitting = [(tensor, tensor.costs[scheme]) for tensor in able if scheme in tensor.costs]

@@ -24,7 +24,7 @@ class Line(NamedTuple):
     modules : int
         Number of alike modules in this line; 1 for others and for a tensor.
     tensors, nbytes : int
-        Of all of them.
+        Totals of this line.
     tensor : TensorInfo or None
         The first tensor of the line; None for a module.
     """
@@ -44,9 +44,9 @@ class Module:
     ----------
     children : dict of str to Module
     tensor : TensorInfo or None
-        The tensor of this very name.
+        The tensor of this name.
     tensors, nbytes : int
-        Of all that is inside.
+        Totals of all tensors inside.
     build : int
         Equal for modules of equal structure: names, dtypes and shapes.
     """
@@ -60,17 +60,17 @@ class Module:
         self.nbytes: int = 0
         self.build: int = 0
 
-    def lines(self, mark: str, most: int | None = None) -> Iterator[Line]:
+    def lines(self, mark: str, max_lines: int | None = None) -> Iterator[Line]:
         """Yield the lines below this module, the outermost first.
 
         Parameters
         ----------
         mark : str
             What separates the parts of names: see `separator`.
-        most : int, optional
-            Lines per module; one more, with the label "…", stands for the rest.
+        max_lines : int, optional
+            Lines per module; the last one, with the label "…", stands for all others.
         """
-        yield from _lines(self, 0, mark, most, 1)
+        yield from _lines(self, 0, mark, max_lines, 1)
 
 
 def separator(names: Iterable[str]) -> str:
@@ -110,33 +110,32 @@ def _total(node: Module, builds: dict[object, int]) -> None:
         _total(child, builds)
         node.tensors += child.tensors
         node.nbytes += child.nbytes
-    own = None if node.tensor is None else (node.tensor.dtype, node.tensor.shape)
-    key = (own, tuple((name, child.build) for name, child in node.children.items()))
+    kind = None if node.tensor is None else (node.tensor.dtype, node.tensor.shape)
+    key = (kind, tuple((name, child.build) for name, child in node.children.items()))
     node.build = builds.setdefault(key, len(builds) + 1)
 
 
-def _lines(node: Module, depth: int, mark: str, most: int | None, times: int) -> Iterator[Line]:
+def _lines(node: Module, depth: int, mark: str, max_lines: int | None, times: int) -> Iterator[Line]:
     groups = list(_groups(node))
-    shown = groups if most is None or len(groups) <= most else groups[: most - 1]
-    for alike, child in shown:
-        names = alike
+    shown = groups if max_lines is None or len(groups) <= max_lines else groups[: max_lines - 1]
+    for names, child in shown:
         label, count, inner = label_of(names), len(names), child
         while inner.tensor is None and len(below := list(_groups(inner))) == 1:
-            [(names, inner)] = below  # a module of one thing is not worth a line
-            label += mark + label_of(names)
-            count *= len(names)
+            [(inner_names, inner)] = below  # a module of one thing is not worth a line
+            label += mark + label_of(inner_names)
+            count *= len(inner_names)
         totals = times * count * inner.tensors, times * count * inner.nbytes
         alone = inner.tensor if not inner.children else None
         yield Line(depth, label, count, *totals, alone)
         if inner.children:
             if inner.tensor is not None:  # a tensor whose name is also that of a module
                 yield Line(depth + 1, "", 1, times * count, times * count * inner.tensor.nbytes, inner.tensor)
-            yield from _lines(inner, depth + 1, mark, most, times * count)
-    rest = groups[len(shown) :]
-    if rest:
-        tensors = sum(len(names) * child.tensors for names, child in rest)
-        nbytes = sum(len(names) * child.nbytes for names, child in rest)
-        yield Line(depth, "…", len(rest), times * tensors, times * nbytes, None)
+            yield from _lines(inner, depth + 1, mark, max_lines, times * count)
+    hidden = groups[len(shown) :]
+    if hidden:
+        tensors = sum(len(names) * child.tensors for names, child in hidden)
+        nbytes = sum(len(names) * child.nbytes for names, child in hidden)
+        yield Line(depth, "…", len(hidden), times * tensors, times * nbytes, None)
 
 
 def _groups(node: Module) -> Iterator[tuple[list[str], Module]]:

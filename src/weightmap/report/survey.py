@@ -35,17 +35,16 @@ if TYPE_CHECKING:
 
 # Samples of a tensor's elements: range, moments, a histogram, and the estimated cost of quantising.
 #
-# Elements are read by pread, never through a mapping, a bounded number of them from runs that lie evenly over the
-# tensor:
-# memory stays flat and a file of 500 GB takes as long as one of 5.
+# A bounded number of elements is read by pread, never through a mapping, in runs that lie evenly over the tensor. So
+# memory stays flat, and a file of 500 GB takes as long as one of 5.
 
 # Elements sampled per tensor, at most and at least, and per model.
-_MOST, _LEAST, _ALL = 1 << 16, 1 << 11, 1 << 25
+_MAX_SAMPLE, _MIN_SAMPLE, _MAX_SAMPLED = 1 << 16, 1 << 11, 1 << 25
 # Runs per sample, and their unit: whole blocks of every scheme.
 _RUNS, _BLOCK = 16, 256
 _BINS = 32
 # Elements per tensor quantised for an estimate
-_TRIED = 1 << 14
+_MAX_TRIED = 1 << 14
 # The estimated schemes, from the most bits to the fewest
 SCHEMES = ("q8_0", "int8", "q6_k", "q5_0", "int5_block", "q4_k", "q4_0", "int4_block")
 
@@ -55,7 +54,7 @@ class Numbers(NamedTuple):
 
     Attributes
     ----------
-    seen : int
+    sampled : int
         Elements looked at.
     low, high, mean, deviation : float or None
         Of the finite elements; None without any.
@@ -64,7 +63,7 @@ class Numbers(NamedTuple):
         A histogram of the finite ones, in equal steps from `low` to `high`.
     """
 
-    seen: int
+    sampled: int
     low: float | None
     high: float | None
     mean: float | None
@@ -97,51 +96,53 @@ class Cost(NamedTuple):
 
 
 def budget(tensors: int) -> int:
-    """Return the elements to sample per tensor, of this many tensors."""
-    return min(_MOST, max(_LEAST, _ALL // max(tensors, 1) // (_RUNS * _BLOCK) * _RUNS * _BLOCK))
+    """Return the number of elements to sample per tensor of a model with this many tensors."""
+    return min(_MAX_SAMPLE, max(_MIN_SAMPLE, _MAX_SAMPLED // max(tensors, 1) // (_RUNS * _BLOCK) * _RUNS * _BLOCK))
 
 
-def sample(row: Row, most: int) -> NDArray[Any] | None:
-    """Return up to `most` elements of a tensor, in order; None of one that holds no numbers."""
+def sample(row: Row, max_elements: int) -> NDArray[Any] | None:
+    """Return up to `max_elements` elements of a tensor, in order; None for a tensor without numbers."""
     if not has_numbers(row):
         return None
-    pieces = list(_runs(row, math.prod(row.shape), most))
+    pieces = list(_runs(row, math.prod(row.shape), max_elements))
     return np.concatenate(pieces) if pieces else np.empty(0, np.float32)
 
 
-def _starts(size: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield where runs begin, at multiples of blocks, and how long they are."""
-    if size <= most:
+def _starts(size: int, max_elements: int) -> Iterator[tuple[int, int]]:
+    """Yield begin, a multiple of a block, and length of each run."""
+    if size <= max_elements:
         if size:
             yield 0, size
         return
-    length = max(most // _RUNS // _BLOCK, 1) * _BLOCK
-    for run in range(max(most // length, 1)):
-        first = (size - length) * run // max(most // length - 1, 1) // _BLOCK * _BLOCK
+    length = max(max_elements // _RUNS // _BLOCK, 1) * _BLOCK
+    for run in range(max(max_elements // length, 1)):
+        first = (size - length) * run // max(max_elements // length - 1, 1) // _BLOCK * _BLOCK
         yield first, length
 
 
-def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
+def _runs(row: Row, size: int, max_elements: int) -> Iterator[NDArray[Any]]:
     source = row.source
     if not row.dtype.quantized:
         stored = row.dtype.loaded or numpy_dtype(DTYPES[row.dtype.name])
         width = stored.itemsize
-        places = [(row.offset + first * width, count * width) for first, count in _starts(size, most)]
+        places = [(row.offset + first * width, count * width) for first, count in _starts(size, max_elements)]
         source = source.ahead(Range(at, at + nbytes) for at, nbytes in places)
         for at, nbytes in places:
             yield np.frombuffer(source.pread(at, nbytes), stored)
         return
     scheme, layout = row.dtype.name, row.layout()
     if layout is None or (scheme not in BITS and scheme not in GGML_SCHEMES):
-        left = most  # schemes whose blocks differ in size: the first elements
-        for values in decode_chunks(row.decoder(), min(most, 1 << 14)):
-            yield values[:left]
-            left -= len(values)
-            if left <= 0:
+        remaining = max_elements  # schemes whose blocks differ in size: the first elements
+        for values in decode_chunks(row.decoder(), min(max_elements, 1 << 14)):
+            yield values[:remaining]
+            remaining -= len(values)
+            if remaining <= 0:
                 return
         return
     if scheme in GGML_SCHEMES:
-        runs = [(row.offset + quantised.ggml_size(first, scheme), count) for first, count in _starts(size, most)]
+        runs = [
+            (row.offset + quantised.ggml_size(first, scheme), count) for first, count in _starts(size, max_elements)
+        ]
         source = source.ahead(Range(begin, begin + quantised.ggml_size(count, scheme)) for begin, count in runs)
         for begin, count in runs:
             octets = source.pread(begin, quantised.ggml_size(count, scheme))
@@ -155,8 +156,8 @@ def _runs(row: Row, size: int, most: int) -> Iterator[NDArray[Any]]:
 
     step = math.lcm(block_size or 1, 8)
     scale = b"" if block_size else source.pread(at, bytes_of(0))
-    for wanted, length in _starts(size, most):
-        first = wanted // step * step
+    for begin, length in _starts(size, max_elements):
+        first = begin // step * step
         count = min(max(length, step), size - first)
         octets = source.pread(at + bytes_of(first), bytes_of(count) - len(scale))
         tensor = QuantizedTensor(scheme, (count,), scale + octets, block_size=block_size, scale_type=scale_type)
@@ -176,15 +177,15 @@ def numbers_of(values: NDArray[Any]) -> Numbers:
         # Within -1 and 1, squares and the span do not overflow; a power of two rounds nothing.
         exponent = math.frexp(max(-low, high))[1]
         scaled = np.ldexp(finite, -exponent)
-        least, most = float(scaled.min()), float(scaled.max())
-        if most > least:
-            where = np.minimum(((scaled - least) / (most - least) * _BINS).astype(np.int64), _BINS - 1)
+        lowest, highest = float(scaled.min()), float(scaled.max())
+        if highest > lowest:
+            where = np.minimum(((scaled - lowest) / (highest - lowest) * _BINS).astype(np.int64), _BINS - 1)
             bins = tuple(np.bincount(where, minlength=_BINS).tolist())
         else:
             bins = (len(finite),)
         # Rounding may carry both past the elements, and those near the largest float64 past it.
-        mean = math.ldexp(min(max(float(scaled.mean()), least), most), exponent)
-        deviation = math.ldexp(min(float(scaled.std()), (most - least) / 2), exponent)
+        mean = math.ldexp(min(max(float(scaled.mean()), lowest), highest), exponent)
+        deviation = math.ldexp(min(float(scaled.std()), (highest - lowest) / 2), exponent)
         return Numbers(len(wide), low, high, mean, deviation, zeros, nans, infinities, bins)
 
 
@@ -197,24 +198,24 @@ def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
     wanting = {scheme: quantizer for scheme, quantizer in _quantizers().items() if quantizer.wants(name, place)}
     if not wanting:
         return {}
-    found: dict[str, Cost] = {}
-    tried = values
-    if len(values) > _TRIED:  # whole blocks, from all of the runs
-        tried = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)[:: len(values) // _TRIED].reshape(-1)
+    by_scheme: dict[str, Cost] = {}
+    sampled = values
+    if len(values) > _MAX_TRIED:  # whole blocks, from all of the runs
+        sampled = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)[:: len(values) // _MAX_TRIED].reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
-        tried = tried.astype(np.float32)
+        sampled = sampled.astype(np.float32)
     costs: dict[str, Cost] = {}
     for scheme, quantizer in wanting.items():
         used = quantizer.scheme_of(name, place.shape) or scheme
         if used not in costs:
             block = quantised.GGML_TYPES[used].block_size if used in GGML_SCHEMES else 1
-            whole = tried[: len(tried) // block * block]
+            whole = sampled[: len(sampled) // block * block]
             try:
                 costs[used] = _cost(whole, used, math.prod(place.shape))
             except QuantError:  # NaN or infinite
                 return {}
-        found[scheme] = costs[used]
-    return found
+        by_scheme[scheme] = costs[used]
+    return by_scheme
 
 
 @functools.cache

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     Key = tuple[str | tuple[str, ...], int | None]
 
-# What checkpoints call the matrices that transformers 5 stacks, expert by expert.
+# Names in checkpoints of the matrices that transformers 5 stacks, expert by expert.
 _SEPARATE = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
-# What transformers 5 calls a block, and the checkpoint.
+# Names of a block: in transformers 5, in the checkpoint.
 _RENAMED = (".mlp.", ".block_sparse_moe.")
 
 
@@ -58,31 +58,31 @@ def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None 
     """
     check_module("module", module)
     torch = imported_torch()
-    named = name or (lambda own: own)
-    found: list[tuple[str, Any, dict[str, _Served], bool]] = []
+    name_of = name or (lambda parameters: parameters)
+    replaced: list[tuple[str, Any, dict[str, _Served], bool]] = []
     for prefix, part in module.named_modules():
         if prefix.rpartition(".")[2] != "experts":
             continue
         stacked = not isinstance(part, torch.nn.ModuleList)
         for path, inner in [("", part)] if stacked else part.named_modules():
-            own = dict(inner.named_parameters(recurse=False))
+            parameters = dict(inner.named_parameters(recurse=False))
             where = f"{prefix}.{path}".rstrip(".")
-            if not own and (not stacked or len(list(part.parameters())) == 0):
+            if not parameters and (not stacked or len(list(part.parameters())) == 0):
                 continue
-            if not own or not (stacked or type(inner) is torch.nn.Linear):
+            if not parameters or not (stacked or type(inner) is torch.nn.Linear):
                 expected = "stacked parameters, or a ModuleList of modules of torch.nn.Linear"
                 raise UnsupportedError(f"experts {quoted(where)}", expected=expected, actual=type(inner).__name__)
             served = {
-                key: _Served(pool, _keys(pool, f"{where}.{key}", value, named, stacked=stacked), value)
-                for key, value in own.items()
+                key: _Served(pool, _keys(pool, f"{where}.{key}", value, name_of, stacked=stacked), value)
+                for key, value in parameters.items()
             }
-            found.append((f"{prefix}.{path.partition('.')[0]}", inner, served, stacked))
-    if not found:
+            replaced.append((f"{prefix}.{path.partition('.')[0]}", inner, served, stacked))
+    if not replaced:
         raise UnsupportedError(
             "module", expected="modules called experts with parameters", actual=type(module).__name__
         )
     experts: dict[str, list[_Served]] = {}
-    for path, inner, served, stacked in found:
+    for path, inner, served, stacked in replaced:
         for key, one in served.items():
             del inner._parameters[key]  # noqa: SLF001 - or torch refuses what is no parameter
             setattr(inner, key, one)
@@ -90,24 +90,24 @@ def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None 
         if not stacked:
             experts.setdefault(path, []).extend(served.values())
     for path, matrices in experts.items():
-        wanted = [one.keys[0] for one in matrices]
-        module.get_submodule(path).register_forward_pre_hook(lambda *_, wanted=wanted: pool.prefetch(wanted))
+        keys = [one.keys[0] for one in matrices]
+        module.get_submodule(path).register_forward_pre_hook(lambda *_, keys=keys: pool.prefetch(keys))
 
 
 class _Served:
-    """Stands where a parameter was; an entry is held from where it is asked for until the next one is, in a thread."""
+    """Stands in for a parameter. A thread holds the entry that it got last, until it gets another."""
 
     def __init__(self, pool: Pool, keys: list[Key], like: Any) -> None:
         self._pool, self.keys, self._dtype = pool, keys, like.dtype
-        self._own = threading.local()
+        self._local = threading.local()
 
     def __getitem__(self, index: Any) -> Any:
         self.release()
-        hold = self._own.hold = self._pool.hold(*self.keys[int(index)])
+        hold = self._local.hold = self._pool.hold(*self.keys[int(index)])
         return _tensor(hold.__enter__()).to(self._dtype)
 
     def release(self) -> None:
-        hold, self._own.hold = getattr(self._own, "hold", None), None
+        hold, self._local.hold = getattr(self._local, "hold", None), None
         if hold is not None:
             hold.release()
 
@@ -153,34 +153,34 @@ def _linear(served: dict[str, _Served]) -> Callable[[Any], Any]:
     return call
 
 
-def _keys(pool: Pool, own: str, value: Any, named: Callable[[str], str], *, stacked: bool) -> list[Key]:
-    """Return what the pool is asked for in place of a parameter: for each expert where these are stacked."""
+def _keys(pool: Pool, parameter: str, value: Any, name_of: Callable[[str], str], *, stacked: bool) -> list[Key]:
+    """Return the keys of the pool that replace a parameter: one for each expert if these are stacked."""
     if not stacked:
-        return [_key(pool, [(named(own), None)], own, tuple(value.shape))]
-    prefix, _, matrix = own.rpartition(".")
+        return [_key(pool, [(name_of(parameter), None)], parameter, tuple(value.shape))]
+    prefix, _, matrix = parameter.rpartition(".")
     shape = tuple(value.shape[1:])
     keys = []
     for index in range(value.shape[0]):
-        wanted: list[Key] = [(named(own), index)]
+        candidates: list[Key] = [(name_of(parameter), index)]
         for pieces in _SEPARATE.get(matrix, ()):
-            names = tuple(named(f"{prefix}.{index}.{piece}.weight") for piece in pieces)
+            names = tuple(name_of(f"{prefix}.{index}.{piece}.weight") for piece in pieces)
             both = names, tuple(one.replace(*_RENAMED) for one in names)
-            wanted += [(some if len(some) > 1 else some[0], None) for some in both]
-        keys.append(_key(pool, wanted, own, shape))
+            candidates += [(some if len(some) > 1 else some[0], None) for some in both]
+        keys.append(_key(pool, candidates, parameter, shape))
     return keys
 
 
-def _key(pool: Pool, wanted: list[Key], own: str, shape: tuple[int, ...]) -> Key:
-    """Return the first of these that the files have."""
+def _key(pool: Pool, candidates: list[Key], parameter: str, shape: tuple[int, ...]) -> Key:
+    """Return the first candidate that the files have."""
     missing: TensorNotFoundError | None = None
-    for name, index in wanted:
+    for name, index in candidates:
         try:
-            got = pool._shape_of(name, index)  # noqa: SLF001 - of this package
+            actual = pool._shape_of(name, index)  # noqa: SLF001 - of this package
         except TensorNotFoundError as error:
             missing = missing or error
             continue
-        if got != shape:
-            raise StateError(f"experts for {quoted(own)}", actual=f"shape {got}", expected=f"{shape}")
+        if actual != shape:
+            raise StateError(f"experts for {quoted(parameter)}", actual=f"shape {actual}", expected=f"{shape}")
         return name, index
     assert missing is not None  # noqa: S101 - that is why nothing was returned
     raise missing

@@ -261,28 +261,30 @@ def _finish(
             if file is not None and old is not None and old.device.type not in {"cpu", "meta"}:
                 away.setdefault(old.device, []).append(stored_names[id(tensor)])
         loaded = {
-            device: load_tensors(file, set(wanted), device) for device, wanted in away.items() if file is not None
+            device: load_tensors(file, set(names_to_read), device)
+            for device, names_to_read in away.items()
+            if file is not None
         }
-        made: dict[int, Any] = {}
+        converted: dict[int, Any] = {}
         for name, tensor in state.items():
             old = targets.get(name)
-            if old is not None and id(tensor) not in made:
+            if old is not None and id(tensor) not in converted:
                 new = loaded[old.device][stored_names[id(tensor)]] if old.device in loaded else tensor
                 if new.device.type == "cpu" and old.device.type not in {"cpu", "meta"}:
                     new = to_device(from_torch(new), old.device)
                 parameter = isinstance(old, torch.nn.Parameter)
-                made[id(tensor)] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
-        placed = {name: made.get(id(tensor), tensor) for name, tensor in state.items()}
+                converted[id(tensor)] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
+        placed = {name: converted.get(id(tensor), tensor) for name, tensor in state.items()}
         module.load_state_dict(placed, strict=False, assign=True)
         return
-    wanted: dict[str, None] = {}  # tensors to be read for other devices, in the order of the module
+    names_to_read: dict[str, None] = {}  # tensors to be read for other devices, in the order of the module
     if file is not None:
         there = [name for name, old in targets.items() if name in state and old.device.type not in {"cpu", "meta"}]
         names = (stored_names.get(id(state[name])) for name in there)
-        wanted = dict.fromkeys(name for name in names if name is not None)
-        rows = [row_of(file, name) for name in wanted]
+        names_to_read = dict.fromkeys(name for name in names if name is not None)
+        rows = [row_of(file, name) for name in names_to_read]
         ahead = Ahead([(row.source, Range(row.offset, row.offset + row.nbytes)) for row in rows], _AHEAD)
-    places = {name: number for number, name in enumerate(wanted)}
+    places = {name: number for number, name in enumerate(names_to_read)}
     done: dict[tuple[int, int], tuple[Any, Any]] = {}  # which keeps both alive, and so their numbers
     loaders: dict[Any, Loader] = {}
 

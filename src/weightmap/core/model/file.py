@@ -125,10 +125,10 @@ class TensorFile(Mapping[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         """Return the tensor called `name`, or `default` when there is none."""
         try:
-            found = name in self
+            present = name in self
         except TypeError:  # not hashable, so no name
-            found = False
-        return self[name] if found else default
+            present = False
+        return self[name] if present else default
 
     def __contains__(self, name: object) -> bool:
         internals.check_index(self)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.sink import WritePlan
     from weightmap.typing import TensorLike, TokenizerLike
 
-# Turns torch tensors into arrays. Never imports torch: a caller that has a tensor has imported it.
+# Tensors of torch. Nothing here imports torch: a caller that has a tensor has imported it.
 
 # Names that torch and ml_dtypes share, with the integer type of the same width.
 CROSSING: dict[str, type[np.generic]] = {
@@ -81,10 +81,10 @@ def torch_elements(tensor: Any) -> NDArray[Any]:
     return from_torch(tensor)
 
 
-def check_module(name: str, given: Any) -> None:
-    """Raise TypeError for an argument that is no module of torch, nor works like one."""
-    if isinstance(given, type) or not hasattr(given, "load_state_dict"):
-        raise mistyped(name, given, "a torch.nn.Module")
+def check_module(name: str, value: Any) -> None:
+    """Raise TypeError for an argument that does not work like a module of torch."""
+    if isinstance(value, type) or not hasattr(value, "load_state_dict"):
+        raise mistyped(name, value, "a torch.nn.Module")
 
 
 def from_torch(tensor: Any) -> NDArray[Any]:
@@ -187,7 +187,7 @@ def _swapped(dtype: np.dtype[Any]) -> bool:
 
 
 def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
-    """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names all that are no arrays."""
+    """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names all that cannot be arrays."""
     payloads, reasons = [], []
     for name, value in tensors.items():
         if not isinstance(name, str):
@@ -210,7 +210,7 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
         dtype = None if array is None else dtype_of(array.dtype)
         if array is None or dtype is None or dtype.packed:
             what = f"type {type(value).__name__}" if array is None else f"dtype {array.dtype}"
-            if dtype is not None:  # of ml_dtypes: files pack two of its elements into a byte, or four into three
+            if dtype is not None:  # a packed type of ml_dtypes, which has a byte for each element in memory
                 what += " with a byte for each element"
             reasons.append(f"tensor {name!r}: no format stores {what}")
         else:
@@ -270,43 +270,44 @@ _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 def format_named(format_: str, others: Iterable[str] = ()) -> formats.Format:
     """Return the format called `format_`. Raises ValueError, with the formats that are written and `others`."""
-    found = formats.FORMATS.get(format_) if isinstance(format_, str) else None
-    if found is None:
-        written = (name for name, known in formats.FORMATS.items() if known.plan is not None)
+    target = formats.FORMATS.get(format_) if isinstance(format_, str) else None
+    if target is None:
+        written = (name for name, each in formats.FORMATS.items() if each.plan is not None)
         raise ValueError(f"format is {format_!r}, expected one of {', '.join([*written, *others])}")
-    return found
+    return target
 
 
 def choose(path: str, format_: str | None, layout: str | None) -> formats.Format:
     """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist."""
-    found = formats.by_suffix(path) if format_ is None else format_named(format_)
-    if found.plan is None:
-        msg = f"{found.title} files can be read but not written"
-        raise EncodeError(msg, path=path, format=found.name)
-    if layout is not None and layout not in found.layouts:
-        known = f"expected one of {', '.join(found.layouts)}"
-        raise ValueError(f"layout is {layout!r}, {known if len(found.layouts) > 1 else f'and {found.title} has none'}")
-    return found
+    target = formats.by_suffix(path) if format_ is None else format_named(format_)
+    if target.plan is None:
+        msg = f"{target.title} files can be read but not written"
+        raise EncodeError(msg, path=path, format=target.name)
+    if layout is not None and layout not in target.layouts:
+        several = len(target.layouts) > 1
+        offer = f"expected one of {', '.join(target.layouts)}" if several else f"and {target.title} has none"
+        raise ValueError(f"layout is {layout!r}, {offer}")
+    return target
 
 
-def choose_layout(found: formats.Format, layout: str | None, metadata: Mapping[str, Any] | None) -> str:
+def choose_layout(target: formats.Format, layout: str | None, metadata: Mapping[str, Any] | None) -> str:
     """Return the layout to write: the given one, else the one that the metadata names, else the format's first.
 
     Raises `EncodeError` when the metadata names one that does not exist.
     """
-    if layout is None and found.layout_for is not None:
-        layout = found.layout_for(metadata)
-    return found.layouts[0] if layout is None else layout
+    if layout is None and target.layout_for is not None:
+        layout = target.layout_for(metadata)
+    return target.layouts[0] if layout is None else layout
 
 
 @contextlib.contextmanager
-def meant_by_suffix(path: str, found: Any) -> Iterator[None]:
-    """Explain in errors that a suffix, which other programs use too, chose the format; None: no suffix did."""
+def meant_by_suffix(path: str, target: Any) -> Iterator[None]:
+    """Explain in errors that an ambiguous suffix chose the format; None: the caller named it."""
     try:
         yield
     except EncodeError as error:
-        if isinstance(found, formats.Format) and found.suffix_means and error.path == path:
-            error.what = f"{os.path.splitext(path)[1]} means {found.title} here, {found.suffix_means}: {error.what}"
+        if isinstance(target, formats.Format) and target.suffix_means and error.path == path:
+            error.what = f"{os.path.splitext(path)[1]} means {target.title} here, {target.suffix_means}: {error.what}"
             if error.remedy is None or error.remedy.option == "exclude":
                 error.remedy = Remedy("give {} or fasttext for words, safetensors for a model", "format", "word2vec")
         raise
@@ -314,7 +315,7 @@ def meant_by_suffix(path: str, found: Any) -> Iterator[None]:
 
 def plan_request(
     path: str,
-    found: formats.Format,
+    target: formats.Format,
     request: formats.Request,
     cure: str = "convert with {}",
     leave: str = "leave these out with {}",
@@ -325,101 +326,101 @@ def plan_request(
     tensors are left out, ``{}`` being the option ``exclude``.
     """
     try:
-        return _plan(found, request)
+        return _plan(target, request)
     except TensorFileError as error:
         if isinstance(error, EncodeError):
-            error.remedy = error.remedy or _conversion(found, request, cure) or _elsewhere(found, request, leave)
-        raise error.located(path=path, format=found.name) from None
+            error.remedy = error.remedy or _conversion(target, request, cure) or _elsewhere(target, request, leave)
+        raise error.located(path=path, format=target.name) from None
 
 
-def _plan(found: formats.Format, request: formats.Request) -> WritePlan:
-    """Check what holds for each format, and ask this one for a plan."""
+def _plan(target: formats.Format, request: formats.Request) -> WritePlan:
+    """Check what every format demands, and ask this one for a plan."""
     formats.check_names([request.tensors])
-    carried = found.carries[request.layout]
+    carried = target.carries[request.layout]
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     if foreign:
-        having = ", ".join(name for name in _CARRIED if name in carried) or "tensors alone"
-        raise EncodeError(f"{found.title} has no place for {', '.join(foreign)}; it has one for {having}")
-    most = found.aligns.get(request.layout, 1)
-    if request.align > most:
-        beyond = f" to more than {most} bytes" if most > 1 else ""
-        msg = f"{found.title}, layout {request.layout}, cannot align tensors{beyond}"
+        places = ", ".join(name for name in _CARRIED if name in carried) or "tensors alone"
+        raise EncodeError(f"{target.title} has no place for {', '.join(foreign)}; it has one for {places}")
+    max_align = target.aligns.get(request.layout, 1)
+    if request.align > max_align:
+        limit = f" to more than {max_align} bytes" if max_align > 1 else ""
+        msg = f"{target.title}, layout {request.layout}, cannot align tensors{limit}"
         raise EncodeError(msg)
-    schemes = found.schemes.get(request.layout, frozenset())
+    schemes = target.schemes.get(request.layout, frozenset())
     quantized = list(request.tensors.filter(lambda t: t.dtype.quantized and t.dtype.name not in schemes))
     if quantized:
         reasons = (f"quantised to {t.dtype.name}{f' ({t.refused})' if t.refused else ''}" for t in quantized)
         formats.refuse(
-            found.title, [formats.Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)]
+            target.title, [formats.Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)]
         )
-    keys = found.metadata_keys
+    keys = target.metadata_keys
     homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
     if homeless:
-        msg = f"{found.title} has no place for the metadata entries {formats.listed(homeless)}"
+        msg = f"{target.title} has no place for the metadata entries {formats.listed(homeless)}"
         raise EncodeError(msg)
-    # No array has such a shape, but a conversion to larger elements may give it to an empty tensor.
+    # No array has such a shape, but an empty tensor may get one by conversion to larger elements.
     endless = [f"{t.name[:80]!r} {t.shape}" for t in request.tensors.filter(_is_endless)]
     if endless:
         msg = f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}"
         raise EncodeError(msg)
-    assert found.plan is not None  # noqa: S101 - `choose` has checked it
-    return found.plan(request)
+    assert target.plan is not None  # noqa: S101 - `choose` has checked it
+    return target.plan(request)
 
 
 def _is_endless(tensor: formats.Payload) -> bool:
-    """Say whether an empty tensor has other dimensions whose product is too large."""
+    """Whether the product of the other dimensions of an empty tensor is too large."""
     whole = tensor.nbytes or tensor.dtype.quantized
     return not whole and math.prod(filter(None, tensor.shape)) * tensor.dtype.bits >> 3 >= 1 << 63
 
 
-def _conversion(found: formats.Format, request: formats.Request, cure: str) -> Remedy | None:
+def _conversion(target: formats.Format, request: formats.Request, cure: str) -> Remedy | None:
     """Suggest a data type to convert to, if the format can express everything then."""
-    known, schemes = found.dtypes[request.layout], found.schemes.get(request.layout, frozenset())
-    wanted = next((name for name in ("float32", "float16") if name in known), None)
-    if wanted is None:
+    dtypes, schemes = target.dtypes[request.layout], target.schemes.get(request.layout, frozenset())
+    dtype = next((name for name in ("float32", "float16") if name in dtypes), None)
+    if dtype is None:
         return None
     tensors = list(request.tensors)
     converted = request._replace(
-        tensors=formats.Tensors([_as_dtype(tensor, wanted, known, schemes) for tensor in tensors])
+        tensors=formats.Tensors([_as_dtype(tensor, dtype, dtypes, schemes) for tensor in tensors])
     )
     if all(map(operator.is_, converted.tensors, tensors)):
         return None
-    return Remedy(cure.replace("TYPE", wanted), "dtype", wanted) if _expresses(found, converted) else None
+    return Remedy(cure.replace("TYPE", dtype), "dtype", dtype) if _expresses(target, converted) else None
 
 
-def _elsewhere(found: formats.Format, request: formats.Request, leave: str) -> Remedy | None:
+def _elsewhere(target: formats.Format, request: formats.Request, leave: str) -> Remedy | None:
     """Suggest to leave out the tensors whose data type the format lacks, and formats that hold all of them."""
-    known = {False: found.dtypes[request.layout], True: found.schemes.get(request.layout, frozenset())}
+    writable = {False: target.dtypes[request.layout], True: target.schemes.get(request.layout, frozenset())}
     tensors = list(request.tensors)
-    held = [tensor for tensor in tensors if tensor.dtype.name in known[tensor.dtype.quantized]]
-    if len(held) == len(tensors):
+    fitting = [tensor for tensor in tensors if tensor.dtype.name in writable[tensor.dtype.quantized]]
+    if len(fitting) == len(tensors):
         return None
     others = (other for other in formats.FORMATS.values() if other.plan is not None)
     able = [
         other.name for other in others if _expresses(other, formats.Request(formats.Tensors(tensors), other.layouts[0]))
     ]
-    ways = [leave] if held and _expresses(found, request._replace(tensors=formats.Tensors(held))) else []
+    ways = [leave] if fitting and _expresses(target, request._replace(tensors=formats.Tensors(fitting))) else []
     ways += [f"write {' or '.join(filter(None, (', '.join(able[:-1]), able[-1])))}"] if able else []
     return Remedy(", or ".join(ways), "exclude") if ways else None
 
 
-def _expresses(found: formats.Format, request: formats.Request) -> bool:
+def _expresses(target: formats.Format, request: formats.Request) -> bool:
     try:
-        _plan(found, request)
+        _plan(target, request)
     except TensorFileError:
         return False
     return True
 
 
 def _as_dtype(
-    tensor: formats.Payload, wanted: str, known: Collection[str], schemes: Collection[str]
+    tensor: formats.Payload, dtype: str, dtypes: Collection[str], schemes: Collection[str]
 ) -> formats.Payload:
     """Return a tensor, without its bytes, as the option ``dtype`` would convert it; itself if the format holds it."""
-    lacking = tensor.dtype.name not in schemes if tensor.dtype.quantized else tensor.dtype.name not in known
+    lacking = tensor.dtype.name not in schemes if tensor.dtype.quantized else tensor.dtype.name not in dtypes
     if not lacking or not (tensor.dtype.quantized or tensor.dtype.name in FLOATING):
         return tensor
-    nbytes = math.prod(tensor.shape) * DTYPES[wanted].bits // 8
-    return formats.Payload(tensor.name, DTYPES[wanted], tensor.shape, nbytes, tuple)
+    nbytes = math.prod(tensor.shape) * DTYPES[dtype].bits // 8
+    return formats.Payload(tensor.name, DTYPES[dtype], tensor.shape, nbytes, tuple)
 
 
 def aligned_to(align: int | None) -> int:
@@ -498,9 +499,9 @@ class Output:
 
 def check_mappings(tensors: Any, **optional: Any) -> None:
     """Raise TypeError unless tensors are a mapping, and every other argument a mapping or None."""
-    for name, given in [("tensors", tensors), *optional.items()]:
-        if not hasattr(given, "items") and (given is not None or given is tensors):
-            raise mistyped(name, given, "a mapping")
+    for name, value in [("tensors", tensors), *optional.items()]:
+        if not hasattr(value, "items") and (value is not None or value is tensors):
+            raise mistyped(name, value, "a mapping")
 
 
 @names_moved

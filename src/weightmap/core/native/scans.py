@@ -39,20 +39,20 @@ def scan_json(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, 
     -------
     columns : Columns
         In the order of the text.
-    found : wm_safetensors
+    scan : wm_safetensors
         See kernels.h.
     """
     size = len(header)
     count, n_dtypes = min(size // _JSON_ENTRY + 1, max_tensors), len(dtypes) // 16
-    found = ffi.new("wm_safetensors *")
+    scan = ffi.new("wm_safetensors *")
     columns = Columns.scratch(size, count, _DIMS * count)
-    if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, NULL):
+    if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, scan, NULL):
         fault = ffi.new("wm_fault *")
         columns = Columns.scratch(size, count, size // 2 + 1)
-        if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, found, fault):
+        if lib.wm_safetensors_scan(header, size, dtypes, n_dtypes, columns.native, scan, fault):
             return access.fault_of(fault)
-    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
-    return columns, found
+    columns.count, columns.n_dims, columns.names_len = scan.n_tensors, scan.n_dims, scan.names_len
+    return columns, scan
 
 
 def json_depth(text: bytes) -> int:
@@ -84,17 +84,17 @@ def scan_bincode(header: bytes | bytearray, layouts: int, max_tensors: int) -> t
     -------
     columns : Columns
         In file order.
-    found : wm_bintensors
+    scan : wm_bintensors
         See kernels.h.
     fault : Fault or None
     """
     size = len(header)
     columns = Columns.scratch(size, min(size // _BINCODE_ENTRY + 1, max_tensors), size)
-    found, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
+    scan, fault = ffi.new("wm_bintensors *"), ffi.new("wm_fault *")
     data = header if type(header) is bytes else from_buffer("uint8_t[]", header)
-    failed = lib.wm_bintensors_scan(data, size, layouts, columns.native, found, fault)
-    columns.count, columns.n_dims, columns.names_len = found.n_tensors, found.n_dims, found.names_len
-    return columns, found, access.fault_of(fault) if failed else None
+    failed = lib.wm_bintensors_scan(data, size, layouts, columns.native, scan, fault)
+    columns.count, columns.n_dims, columns.names_len = scan.n_tensors, scan.n_dims, scan.names_len
+    return columns, scan, access.fault_of(fault) if failed else None
 
 
 # Room for the name of a layer, and the size of its record, in bytes.
@@ -113,17 +113,17 @@ def scan_layers(records: bytes) -> tuple[Columns, Any] | access.Fault:
     -------
     columns : Columns
         Offsets in bytes, relative to the weights.
-    found : wm_cnn
+    scan : wm_cnn
         See kernels.h.
     """
     count = len(records) // _LAYER_RECORD
     columns = Columns.scratch(_LAYER_NAME * count, count, 4 * count)
-    found, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
-    failed = lib.wm_cnn_layers(records, len(records), count, columns.native, found, fault)
+    scan, fault = ffi.new("wm_cnn *"), ffi.new("wm_fault *")
+    failed = lib.wm_cnn_layers(records, len(records), count, columns.native, scan, fault)
     if failed:
         return access.fault_of(fault)
-    columns.names_len = found.names_len
-    return columns, found
+    columns.names_len = scan.names_len
+    return columns, scan
 
 
 # Valid data allocates no wm_fault, which is a good part of a call's time. A failed check is repeated with one. If it
@@ -144,11 +144,11 @@ def records_check(
     Returns the bytes of the names, or the fault of a record or a name.
     """
     data = index if type(index) is bytes else from_buffer("uint8_t[]", index)
-    asked = (data, len(data), count, rules, data_size, room, lax)
-    used: int = lib.wm_records_check(*asked, NULL)
+    arguments = (data, len(data), count, rules, data_size, room, lax)
+    used: int = lib.wm_records_check(*arguments, NULL)
     if used < 0:
         fault = ffi.new("wm_fault *")
-        used = lib.wm_records_check(*asked, fault)
+        used = lib.wm_records_check(*arguments, fault)
     return access.fault_of(fault) if used < 0 else used
 
 
@@ -171,7 +171,7 @@ _ROOM = (16384, 512, 1024)
 _RECORD, _DIM = 12, 4
 
 
-# Of data that is no `Reader`.
+# The hook of data without one.
 _NO_HOOK = (NULL, NULL)
 
 
@@ -215,30 +215,30 @@ def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Column
     relative : bool
         Whether padding counts from the beginning of the section instead of the file.
     lax : bool
-        Whether padding that is missing or not zero is noted in `found` instead of a fault.
+        Whether padding that is missing or not zero is noted in `scan` instead of a fault.
 
     Returns
     -------
     columns : Columns
         In file order; offsets relative to the section. Meaningless with a fault.
-    found : wm_amb
+    scan : wm_amb
         See kernels.h.
     fault : Fault or None
     """
     size = section.end - section.begin
-    most = (size, size // _RECORD, size // _DIM)
-    room = (min(_ROOM[0], most[0]), min(_ROOM[1], most[1], section.max_tensors), min(_ROOM[2], most[2]))
-    columns, found, fault = _walk(section, room, relative=relative, lax=lax)
-    needed = (found.names_len, found.n_tensors, found.n_dims)
+    limits = (size, size // _RECORD, size // _DIM)
+    room = (min(_ROOM[0], limits[0]), min(_ROOM[1], limits[1], section.max_tensors), min(_ROOM[2], limits[2]))
+    columns, scan, fault = _walk(section, room, relative=relative, lax=lax)
+    needed = (scan.names_len, scan.n_tensors, scan.n_dims)
     if fault is None and any(need > have for need, have in zip(needed, room, strict=True)):
         room = needed
-        columns, found, fault = _walk(section, room, relative=relative, lax=lax)
-        needed = (found.names_len, found.n_tensors, found.n_dims)
+        columns, scan, fault = _walk(section, room, relative=relative, lax=lax)
+        needed = (scan.names_len, scan.n_tensors, scan.n_dims)
         if fault is None and any(need > have for need, have in zip(needed, room, strict=True)):
             # The file is being written to.
-            fault = access.Fault(lib.WM_FAULT_AMB_READ, found.n_tensors, section.end, 0, 0)
+            fault = access.Fault(lib.WM_FAULT_AMB_READ, scan.n_tensors, section.end, 0, 0)
     columns.names_len, columns.count, columns.n_dims = needed
-    return columns, found, fault
+    return columns, scan, fault
 
 
 def _walk(
@@ -249,7 +249,7 @@ def _walk(
     data = None if function else section.data
     octets = NULL if data is None else from_buffer("uint8_t[]", data)
     # In the order of kernels.h.
-    asked = ffi.new(
+    request = ffi.new(
         "wm_amb_section *",
         (
             section.fd,
@@ -266,11 +266,11 @@ def _walk(
             context,
         ),
     )
-    found, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
-    failed = lib.wm_amb_walk(asked, columns.native, found, fault)
+    scan, fault = ffi.new("wm_amb *"), ffi.new("wm_fault *")
+    failed = lib.wm_amb_walk(request, columns.native, scan, fault)
     if function:
         section.data.check()
-    return columns, found, access.fault_of(fault) if failed else None
+    return columns, scan, access.fault_of(fault) if failed else None
 
 
 # The marks of a row of an ONNX model: see wm_onnx_scan in scans.h.
@@ -294,17 +294,17 @@ class Initialisers(NamedTuple):
     files : list of (int, int, int, int, int)
         Of those in other files: from which row on, where the name of the file lies, its bytes, and the same of a
         checksum.
-    kept : bytes
-        The fields of the model but its graph.
-    found : wm_onnx
+    fields : bytes
+        The fields of the model without its graph.
+    scan : wm_onnx
     """
 
     columns: Columns
     at: NDArray[np.uint64]
     nested: NDArray[np.bool_]
     files: list[tuple[int, int, int, int, int]]
-    kept: bytes
-    found: Any
+    fields: bytes
+    scan: Any
 
 
 def scan_model(
@@ -323,16 +323,16 @@ def scan_model(
     lax : bool
         List an initialiser that cannot be read, with the data_type 0, instead of a fault.
     """
-    most = (max_kept, max_tensors, size, size, max_kept)
-    room = tuple(map(min, _MODEL_ROOM, most))
+    limits = (max_kept, max_tensors, size, size, max_kept)
+    room = tuple(map(min, _MODEL_ROOM, limits))
     while True:
         model, fault = _scan_model(source, size, max_tensors, max_kept, room, lax=lax)
-        found = model.found
-        needed = (found.names_len, found.n_tensors, found.n_dims, found.n_files, found.kept_len)
+        scan = model.scan
+        needed = (scan.names_len, scan.n_tensors, scan.n_dims, scan.n_files, scan.kept_len)
         if fault is not None or all(map(le, needed, room)):
             model.columns.names_len, model.columns.count, model.columns.n_dims = needed[:3]
-            at, kept = model.at[: needed[1]], model.kept[: needed[4]]
-            return model._replace(at=at & (_ONNX_NESTED - 1), nested=at >= _ONNX_NESTED, kept=kept), fault
+            at, fields = model.at[: needed[1]], model.fields[: needed[4]]
+            return model._replace(at=at & (_ONNX_NESTED - 1), nested=at >= _ONNX_NESTED, fields=fields), fault
         room = tuple(map(max, needed, room))  # more and more only while the file is being written to
 
 
@@ -344,16 +344,16 @@ def _scan_model(
     columns, at = Columns.scratch(names_room, tensors_room, dims_room), np.empty(tensors_room, np.uint64)
     function, context = getattr(data, "hook", _NO_HOOK)
     octets = NULL if function or data is None else from_buffer("uint8_t[]", data)
-    files, kept = ffi.new("wm_onnx_place[]", files_room), bytearray(kept_room)
+    files, fields = ffi.new("wm_onnx_place[]", files_room), bytearray(kept_room)
     limits = (min(max_tensors, U32_MAX), min(max_kept, U32_MAX - 1), max_kept)
-    filled = (access.as_output(at, "uint64_t[]"), files, from_buffer("uint8_t[]", kept), files_room, kept_room)
-    asked = ffi.new("wm_onnx_file *", (fd, octets, size, *limits, *filled, lax, function, context))
-    found, fault = ffi.new("wm_onnx *"), ffi.new("wm_fault *")
-    failed = lib.wm_onnx_scan(asked, columns.native, found, fault)
+    filled = (access.as_output(at, "uint64_t[]"), files, from_buffer("uint8_t[]", fields), files_room, kept_room)
+    request = ffi.new("wm_onnx_file *", (fd, octets, size, *limits, *filled, lax, function, context))
+    scan, fault = ffi.new("wm_onnx *"), ffi.new("wm_fault *")
+    failed = lib.wm_onnx_scan(request, columns.native, scan, fault)
     if function:
         data.check()
-    places = [(p.row, p.path, p.path_len, p.sum, p.sum_len) for p in files[0 : min(found.n_files, files_room)]]
-    return Initialisers(columns, at, at >= _ONNX_NESTED, places, bytes(kept), found), access.fault_of(
+    places = [(p.row, p.path, p.path_len, p.sum, p.sum_len) for p in files[0 : min(scan.n_files, files_room)]]
+    return Initialisers(columns, at, at >= _ONNX_NESTED, places, bytes(fields), scan), access.fault_of(
         fault
     ) if failed else None
 
@@ -431,12 +431,12 @@ class GGUFHeader:
         state = lib.wm_gguf_values(from_buffer("uint8_t[]", data), len(data), self._keys, room, native, fault)
         return access.fault_of(fault) if state < 0 else state == 0
 
-    def tensors(self, data: bytes | bytearray, types: Any, most: int) -> tuple[Columns, access.Fault | bool]:
-        """Scan tensor infos; return columns, and a state as `values` does. A row past `most` is a fault CAPACITY."""
+    def tensors(self, data: bytes | bytearray, types: Any, max_tensors: int) -> tuple[Columns, access.Fault | bool]:
+        """Scan tensor infos; return columns and a state as `values` does. More than `max_tensors`: a CAPACITY fault."""
         native = self.native
-        left = len(data) - native.pos
-        count = min(native.n_tensors, left // GGUF_TENSOR_LEAST + 1, most)
-        columns = Columns.scratch(left, count, _GGUF_DIMS * count)
+        remaining = len(data) - native.pos
+        count = min(native.n_tensors, remaining // GGUF_TENSOR_LEAST + 1, max_tensors)
+        columns = Columns.scratch(remaining, count, _GGUF_DIMS * count)
         fault = ffi.new("wm_fault *")
         octets = from_buffer("uint8_t[]", data)
         state = lib.wm_gguf_tensors(octets, len(data), types, columns.native, native, fault)
@@ -446,7 +446,7 @@ class GGUFHeader:
         return columns, access.fault_of(fault) if state < 0 else state == 0
 
     def reach(self, columns: Columns, room: int) -> None:
-        """Let tensors of such types, in the order of their data, reach to the next one or to `room`."""
+        """Let each tensor of an unknown type reach to the next one in the order of data, the last to `room`."""
         lib.wm_gguf_reach(columns.native, room, self.native)
 
     def find(self, data: bytes | bytearray, key: bytes) -> int:
@@ -485,7 +485,7 @@ if sys.platform == "win32":
 
 # Fewest bytes that an entry takes in the central directory.
 ZIP_ENTRY_LEAST = 46
-# Of data that is no `Reader`.
+# The hook of data without one.
 _NO_HOOK = (NULL, NULL)
 # Larger memory is not made with malloc, which may keep it.
 _MALLOC_MOST = 1 << 17
@@ -636,11 +636,11 @@ def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | access.Fau
         As for `zip_scan`.
     entries : ZipEntries
     """
-    found = NpyHeaders(len(entries), int(entries.bounds[-1]))
-    (archive, _keep), columns = entries.native(), ffi.new("wm_npy *", (len(found.dims),))
+    headers = NpyHeaders(len(entries), int(entries.bounds[-1]))
+    (archive, _keep), columns = entries.native(), ffi.new("wm_npy *", (len(headers.dims),))
     keep = []
     for name in ("names", "bounds", "kind", "fortran", "dims", "dim_bounds", "begin", "end"):
-        keep.append(_output(getattr(found, name)))
+        keep.append(_output(getattr(headers, name)))
         setattr(columns, name, keep[-1])
     function, context = getattr(data, "hook", _NO_HOOK)
     octets = NULL if data is None or function else access.as_input(data)
@@ -650,10 +650,10 @@ def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | access.Fau
         data.check()
     if failed:
         return access.fault_of(fault)
-    found.names, found.dims = found.names[: columns.names_len], found.dims[: columns.n_dims]
+    headers.names, headers.dims = headers.names[: columns.names_len], headers.dims[: columns.n_dims]
     texts = (int(columns.kinds[i]).to_bytes(8, "little") for i in range(columns.n_kinds))
-    found.kinds = [text.rstrip(b"\0").decode("ascii") for text in texts]
-    return found
+    headers.kinds = [text.rstrip(b"\0").decode("ascii") for text in texts]
+    return headers
 
 
 PICKLE_STRIDED: int = lib.WM_PICKLE_STRIDED
@@ -751,13 +751,13 @@ class Pickle:
         Its defect; then nothing else is known.
     """
 
-    __slots__ = ("_arena", "_held", "_most", "_native", "_source", "fault")
+    __slots__ = ("_arena", "_buffers", "_limits", "_native", "_source", "fault")
 
     def __init__(
         self,
         data: bytes | NDArray[np.uint8] | None,
-        most: int,
-        most_names: int,
+        max_tensors: int,
+        max_names: int,
         *,
         fd: int = -1,
         begin: int = 0,
@@ -767,20 +767,20 @@ class Pickle:
         """Run the program, and count what it makes."""
         size = size if data is None else len(data)
         octets = NULL if data is None else from_buffer("uint8_t[]", data)
-        self._held: Any = fd, octets
+        self._buffers: Any = fd, octets  # kept alive for `_source`
         self._source: Any = ffi.new("wm_pickle_source *", (fd, octets, begin, size, lax))
         # A key may be part of many names: they are bounded by the length of the program too.
-        self._most = most, min(most_names, _NAMES * size + _NAMES_LEAST, U32_MAX)
+        self._limits = max_tensors, min(max_names, _NAMES * size + _NAMES_LEAST, U32_MAX)
         words = _WORDS * size + size // _PAGE + _WORDS_LEAST
-        # Its pages are touched only as far as the program goes.
+        # Only pages that the program reaches are touched.
         large = 8 * words > _MALLOC_MOST
         self._arena: Any = from_buffer("uint64_t[]", _pages(8 * words)) if large else _new_words("uint64_t[]", words)
         self._native = ffi.new("wm_pickle *")
         fault = ffi.new("wm_fault *")
         failed = lib.wm_pickle_run(self._source, self._arena, words, self._native, fault)
         if not failed:
-            asked = (self._source, self._arena, *self._most, NULL, NULL, NULL, self._native, fault)
-            failed = lib.wm_pickle_walk(*asked)
+            arguments = (self._source, self._arena, *self._limits, NULL, NULL, NULL, self._native, fault)
+            failed = lib.wm_pickle_walk(*arguments)
         self.fault: access.Fault | None = access.fault_of(fault) if failed else None
 
     @property
@@ -808,22 +808,22 @@ class Pickle:
         """Number of times that the program mentions a storage."""
         return int(self._native.n_storages)
 
-    def storages(self, prefix: bytes, most: int) -> Iterator[PickleStorages | access.Fault]:
-        """Yield the mentions of storages, `most` at a time, named by `prefix` and their key; or what is wrong."""
-        cursor, left = ffi.new("uint64_t *", self._native.storages), self.n_storages
-        while left:
-            count = min(most, left)
-            found = PickleStorages(count)
+    def storages(self, prefix: bytes, per_batch: int) -> Iterator[PickleStorages | access.Fault]:
+        """Yield the mentions of storages, `per_batch` at a time, named by `prefix` and their key; or what is wrong."""
+        cursor, remaining = ffi.new("uint64_t *", self._native.storages), self.n_storages
+        while remaining:
+            count = min(per_batch, remaining)
+            batch = PickleStorages(count)
             names = _new_words("uint8_t[]", count * (len(prefix) + lib.WM_PICKLE_KEY))
-            filled = (_output(getattr(found, name)) for name in ("bounds", "at", "nbytes", "item", "type"))
+            filled = (_output(getattr(batch, name)) for name in ("bounds", "at", "nbytes", "item", "type"))
             columns = ffi.new("wm_pickle_storages *", (from_buffer("uint8_t[]", prefix), len(prefix), names, *filled))
             fault = ffi.new("wm_fault *")
             if lib.wm_pickle_list(self._source, self._arena, cursor, count, columns, fault):
                 yield access.fault_of(fault)
                 return
-            found.names = ffi.unpack(ffi.cast("char *", names), int(found.bounds[-1]))
-            yield found
-            left -= count
+            batch.names = ffi.unpack(ffi.cast("char *", names), int(batch.bounds[-1]))
+            yield batch
+            remaining -= count
 
     def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | access.Fault:
         """Return the tensors, whose storages begin there, and the strides of those that are not row-major.
@@ -850,8 +850,8 @@ class Pickle:
 
     def _walk(self, tensors: Any, values: Any) -> access.Fault | None:
         path, fault = _new_words("uint8_t[]", self._native.longest + 1), ffi.new("wm_fault *")
-        asked = (self._source, self._arena, *self._most, tensors, values, path, self._native, fault)
-        return access.fault_of(fault) if lib.wm_pickle_walk(*asked) else None
+        arguments = (self._source, self._arena, *self._limits, tensors, values, path, self._native, fault)
+        return access.fault_of(fault) if lib.wm_pickle_walk(*arguments) else None
 
 
 def _output(array: NDArray[Any]) -> Any:
@@ -960,8 +960,8 @@ class Columns:
         )
         if names is None:
             old = np.frombuffer(self.text(), np.uint8)
-            taken, bounds = _runs(old, self.array(self.bounds, n + 1, "<u4"), order)
-            text = taken.tobytes()
+            octets, bounds = _runs(old, self.array(self.bounds, n + 1, "<u4"), order)
+            text = octets.tobytes()
         else:
             text, bounds = b"".join(names), np.cumsum([0, *map(len, names)], dtype=np.uint32)
         begin = self.array(self.begin, n, "<u8")[order]
@@ -982,18 +982,18 @@ class Columns:
 
     def groups(self, order: NDArray[np.intp], counts: NDArray[np.intp]) -> list[Columns]:
         """Return new columns for each of `counts` rows that follow one another in `order`."""
-        taken, n = self.take(order), len(order)
-        bounds, dim_bounds = (taken.array(column, n + 1, "<u4") for column in (taken.bounds, taken.dim_bounds))
-        text, dims = taken.text(), taken.array(taken.dims, taken.n_dims, "<u8")
+        ordered, n = self.take(order), len(order)
+        bounds, dim_bounds = (ordered.array(column, n + 1, "<u4") for column in (ordered.bounds, ordered.dim_bounds))
+        text, dims = ordered.text(), ordered.array(ordered.dims, ordered.n_dims, "<u8")
         dtype, begin, end = (
-            taken.array(column, n, kind)
-            for column, kind in ((taken.dtype, "u1"), (taken.begin, "<u8"), (taken.end, "<u8"))
+            ordered.array(column, n, kind)
+            for column, kind in ((ordered.dtype, "u1"), (ordered.begin, "<u8"), (ordered.end, "<u8"))
         )
-        found, last = [], 0
+        groups, last = [], 0
         for count in counts.tolist():
             first, last = last, last + count
             rows, names, shapes = slice(first, last), bounds[first : last + 1], dim_bounds[first : last + 1]
-            found.append(
+            groups.append(
                 Columns(
                     text[names[0] : names[-1]],
                     names - names[0],
@@ -1004,7 +1004,7 @@ class Columns:
                     end[rows],
                 )
             )
-        return found
+        return groups
 
     def content(self) -> tuple[bytes, ...]:
         """Return all that the columns hold, for comparison."""
@@ -1022,12 +1022,12 @@ class Columns:
 
     def check(self, rules: Any, data_size: int, room: int, *, lax: bool, utf8: bool) -> access.Fault | None:
         """Check every row by a wm_rules, and the names; return the first fault, or None."""
-        asked = (self.native, self.count, self.n_dims, self.names_len, utf8, rules, data_size, room, lax)
+        arguments = (self.native, self.count, self.n_dims, self.names_len, utf8, rules, data_size, room, lax)
         # A valid table allocates no wm_fault.
-        if lib.wm_columns_check(*asked, NULL) == 0:
+        if lib.wm_columns_check(*arguments, NULL) == 0:
             return None
         fault = ffi.new("wm_fault *")
-        lib.wm_columns_check(*asked, fault)
+        lib.wm_columns_check(*arguments, fault)
         return access.fault_of(fault)
 
 
@@ -1188,10 +1188,10 @@ def index_find_many(
         access.as_items("uint32_t[]", bounds),
         access.as_items("uint32_t[]", slots),
     )
-    wanted, count = access.as_items("uint32_t[]", name_bounds), len(name_bounds) - 1
+    spans, count = access.as_items("uint32_t[]", name_bounds), len(name_bounds) - 1
     rows = np.empty(count, np.int64)
     index = (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots))
-    lib.wm_index_find_many(*index, names, len(names), wanted, count, access.as_output(rows, "int64_t[]"))
+    lib.wm_index_find_many(*index, names, len(names), spans, count, access.as_output(rows, "int64_t[]"))
     return rows
 
 

@@ -168,7 +168,7 @@ class _Reading:
             return cut_off(where, offset, field=field, whole="the header")
         if fault.kind == "BIN_COUNT":
             what, limit = _COUNTS[self._scan.part].format(row=fault.row), "the bytes left in the header"
-            return too_many(what, actual, expected, field=field, offset=offset, given=limit)
+            return too_many(what, actual, expected, field=field, offset=offset, limit=limit)
         if fault.kind == "BIN_DTYPE":
             codes = ", ".join(f"{code} {name}" for code, name in enumerate(DTYPE_NAMES))
             return UnsupportedError(where, field=field, offset=offset, actual=actual, expected=f"one of {codes}")

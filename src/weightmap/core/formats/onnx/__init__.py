@@ -128,7 +128,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     """Walk the fields of the model, and return the table of initialisers."""
     del head
     model, warnings = scan(source, options), list[str]()
-    scan_result = model.found
+    scan_result = model.scan
     sides: dict[str, Side] = {}
     left_out = _without_names(model) if scan_result.n_nested else []
     for count, what, which in (
@@ -150,10 +150,10 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         for side in sides.values():
             side.source.close()
         raise
-    metadata = functools.partial(_metadata, model.kept, options)
+    metadata = functools.partial(_metadata, model.fields, options)
     content = Content("onnx", table, metadata, functools.partial(verify, model, sides, metadata), warnings)
     content.ambiguous = frozenset(model.columns.name(row).decode(errors="replace") for row in left_out)
-    content.has_metadata = bool(model.kept)
+    content.has_metadata = bool(model.fields)
     content.sources = tuple(side.source for side in sides.values())
     return content
 
@@ -165,7 +165,7 @@ def scan(source: Source, options: Options) -> scans.Initialisers:
     arguments = (scanned, source.size, limits.max_tensors, limits.max_header_bytes)
     model, fault = scans.scan_model(*arguments, lax=not options.strict)
     if fault is not None:
-        raise error_of(fault, model.found.message, model.found.number, source)
+        raise error_of(fault, model.scan.message, model.scan.number, source)
     return model
 
 
@@ -490,7 +490,7 @@ def _check_sum(run: Verification, side: Side) -> None:
 
 def _contents(model: scans.Initialisers) -> tuple[Any, ...]:
     """Return the content of the fields, for comparison."""
-    return *model.columns.content(), model.at.tobytes(), model.files, model.kept
+    return *model.columns.content(), model.at.tobytes(), model.files, model.fields
 
 
 FORMAT = Format(
