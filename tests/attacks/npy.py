@@ -49,17 +49,8 @@ def cases():
         yield Case("Y2", KIND, name, npy.build(text, DATA), "FormatError", "header", 10)
     for shape in ("2", "[2]", "(-2,)", "(True,)", "('2',)", "(2.0,)", "None", f"({'9' * 20},)"):
         yield Case("Y2", KIND, f"shape {shape}", header(shape=shape), "FormatError", "header", 10)
-    for descr in (
-        "'x'",
-        "'<q9'",
-        "2",
-        "[('a',)]",
-        "[('a', 'x')]",
-        "[1]",
-        "'<f4,<f4('",
-        "'f4:'",
-        "[('a', '<f4'), ('a', '<f4')]",
-    ):
+    twice = "[('a', '<f4'), ('a', '<f4')]"
+    for descr in ("'x'", "'<q9'", "2", "[('a',)]", "[('a', 'x')]", "[1]", "'<f4,<f4('", "'f4:'", twice):
         yield Case("Y2", KIND, f"descr {descr}", header(descr), "FormatError", "header", 10)
     for fortran in ("0", "None", "'False'"):
         yield Case("Y2", KIND, f"fortran_order {fortran}", header(fortran=fortran), "FormatError", "header", 10)

@@ -62,14 +62,8 @@ def cases():
     cut, told = folder(damaged), f"shard {TWO!r} is left out: "
     yield case("C1", "a shard cut off", cut, "TruncatedError", "data_offsets", offset=len(damaged[TWO]), odd=told)
     within = {"not UTF-8": 7, "overlong UTF-8": 7, "surrogate in UTF-8": 7, "UTF-16": 0, "something behind": 3}
-    within |= {
-        "cut off": 6,
-        "trailing comma": 8,
-        "comment": 1,
-        "raw control character": 3,
-        "spaces": 3,
-        "byte order mark": 0,
-    }
+    within |= {"cut off": 6, "trailing comma": 8, "comment": 1, "raw control character": 3}
+    within |= {"spaces": 3, "byte order mark": 0}
     for name, text in BAD_JSON.items():
         data = folder() | {INDEX: text}
         at = within.get(name)

@@ -185,13 +185,8 @@ def test_diffusers(both):
     diffusers = pytest.importorskip("diffusers")
 
     def use(folder):
-        shape = {
-            "sample_size": 8,
-            "in_channels": 1,
-            "out_channels": 1,
-            "block_out_channels": (8, 8),
-            "norm_num_groups": 4,
-        }
+        shape = {"sample_size": 8, "in_channels": 1, "out_channels": 1, "norm_num_groups": 4}
+        shape["block_out_channels"] = (8, 8)
         kinds = {"down_block_types": ("DownBlock2D", "DownBlock2D"), "up_block_types": ("UpBlock2D", "UpBlock2D")}
         net = diffusers.UNet2DModel(layers_per_block=1, **shape, **kinds)
         pipeline = diffusers.DDPMPipeline(unet=net, scheduler=diffusers.DDPMScheduler(num_train_timesteps=10))

@@ -21,14 +21,7 @@ from weightmap.core.model import internals as parts
 
 SEALED = ("sealed",) if hasattr(os, "memfd_create") else ()
 CALLS = ("open", "open, full", "verify", "read", "copy", *SEALED, "convert", "diff")
-COMMANDS = (
-    "command inspect",
-    "command verify",
-    "command convert",
-    "command diff",
-    "command export",
-    "command quantize",
-)
+COMMANDS = tuple(f"command {name}" for name in ("inspect", "verify", "convert", "diff", "export", "quantize"))
 PAGES = ("command doctor", "command cache show", "command cache warm", "command cache evict")
 FILES = {
     **{f"{kind}{suffix}": CALLS for kind, (suffix, _) in builders.saved().items()},
