@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -59,7 +58,9 @@ def sizes(nbytes: int) -> str:
 
 def matches(name: str, globs: str | Sequence[str]) -> bool:
     """Say whether a name matches one of these globs. Upper and lower case differ."""
-    return any(fnmatch.fnmatchcase(name, glob) for glob in listed(globs))
+    from fnmatch import fnmatchcase  # noqa: PLC0415 - a fiftieth of a first opening, which matches no glob
+
+    return any(fnmatchcase(name, glob) for glob in listed(globs))
 
 
 def takes(name: str, include: Globs, exclude: Globs) -> bool:
@@ -322,24 +323,6 @@ def check_expansion(limits: Limits, nbytes: int, stored: int, what: str, path: s
         raise LimitError(what, path=path, field="max_copy_bytes", actual=nbytes, expected=expected)
 
 
-class Rare(NamedTuple):
-    """Arguments of `weightmap.open` that few callers give: together, for each attribute is a hundredth of opening.
-
-    Attributes
-    ----------
-    deltas : tuple of str
-        Directories of deltas over the model, as absolute paths or addresses.
-    config : mapping or str, optional
-        The configuration of the model, or the path of one, by default that beside the file: see `TensorFile.weights`.
-    trust : weightmap.trust.checking.Trust, optional
-        The digests that the files must have.
-    """
-
-    deltas: tuple[str, ...] = ()
-    config: Any = None
-    trust: Any = None
-
-
 class Options:
     """The arguments of `weightmap.open`.
 
@@ -351,19 +334,26 @@ class Options:
     limits : Limits
     private : bool
         See `Source.private`.
-    rare : Rare, optional
+    deltas : tuple of str
+        Directories of deltas over the model, as absolute paths or addresses.
+    config : mapping or str, optional
+        The configuration of the model, or the path of one, by default that beside the file: see `TensorFile.weights`.
+    trust : weightmap.trust.checking.Trust, optional
+        The digests that the files must have.
     checked : bool
         Whether the index is validated: `verify` is not "none".
     """
 
     __slots__ = (
         "checked",
+        "config",
+        "deltas",
         "format",
         "limits",
         "mode",
         "private",
-        "rare",
         "strict",
+        "trust",
         "verify",
     )
 
@@ -379,7 +369,9 @@ class Options:
         verify: str = "header",
         strict: bool = True,
         private: bool = False,
-        rare: Rare | None = None,
+        deltas: tuple[str, ...] = (),
+        config: Any = None,
+        trust: Any = None,
     ) -> None:
         self.format: str | None = format
         self.mode: str | None = mode
@@ -387,27 +379,14 @@ class Options:
         self.strict: bool = strict
         self.limits: Limits = limits
         self.private: bool = private
-        self.rare: Rare | None = rare
+        self.deltas: tuple[str, ...] = deltas
+        self.config: Any = config
+        self.trust: Any = trust
         self.checked: bool = verify != "none"
-
-    @property
-    def deltas(self) -> tuple[str, ...]:
-        """Directories of deltas over the model."""
-        return () if self.rare is None else self.rare.deltas
-
-    @property
-    def config(self) -> Any:
-        """The configuration of the model, or the path of one, where it was given."""
-        return None if self.rare is None else self.rare.config
-
-    @property
-    def trust(self) -> Any:
-        """The digests that the files must have, where they were given."""
-        return None if self.rare is None else self.rare.trust
 
     def keywords(self, **other: Any) -> dict[str, Any]:
         """Return keyword arguments that make equal options, some of them replaced by `other`."""
-        names = ("format", "mode", "verify", "strict", "limits", "private", "rare")
+        names = ("format", "mode", "verify", "strict", "limits", "private", "deltas", "config", "trust")
         return {name: getattr(self, name) for name in names} | other
 
     def tolerate(self, error: TensorFileError, warnings: list[str]) -> None:

@@ -11,7 +11,6 @@ import stat
 import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-from urllib.parse import unquote
 
 import numpy as np
 
@@ -235,10 +234,10 @@ def _no_source(what: Any) -> TypeError:
 # Files that another file names: they lie in its directory, and are opened in its mode.
 
 # An empty part of a path, or dots with blanks behind them: a system may take these for "." or "..".
-_UPWARDS = re.compile(r"(?:^|[/\\])[.\s]*(?:$|[/\\])")
+_UPWARDS = r"(?:^|[/\\])[.\s]*(?:$|[/\\])"
 # Most links in a row, as Linux follows them; the name of a shared blob
 _MOST_LINKS = 40
-_SHARED = re.compile("[0-9a-f]{64}")
+_SHARED = "[0-9a-f]{64}"
 # Layers of percent-encoding that are undone.
 _ROUNDS = 8
 
@@ -246,7 +245,7 @@ _ROUNDS = 8
 def stays_inside(name: str) -> bool:
     """Whether a name is a plain relative path that stays within its directory, however it is encoded."""
     bad = any(character in name for character in "\\:\0")
-    return not bad and not any(_UPWARDS.search(spelling) for spelling in _spellings(name))
+    return not bad and not any(re.search(_UPWARDS, spelling) for spelling in _spellings(name))
 
 
 def plain(name: str) -> str:
@@ -265,6 +264,10 @@ def _spellings(name: str) -> Iterator[str]:
     """Yield a name, and its repeated decodings, as servers and proxies may decode it."""
     for _ in range(_ROUNDS):
         yield name
+        if "%" not in name:
+            return
+        from urllib.parse import unquote  # noqa: PLC0415 - a tenth of a first opening; few names have a percent sign
+
         decoded = unquote(name)
         if decoded == name:
             return
@@ -297,7 +300,7 @@ def is_shared(real: str, blob: str) -> bool:
     """
     store = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(blob))), "blobs")
     name = os.path.basename(real)
-    is_there = _SHARED.fullmatch(name) is not None and real == os.path.join(store, name[:2], name)
+    is_there = re.fullmatch(_SHARED, name) is not None and real == os.path.join(store, name[:2], name)
     return is_there and os.path.isfile(os.path.join(store, ".huggingface-shared-blobs"))
 
 

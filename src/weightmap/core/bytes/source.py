@@ -26,7 +26,7 @@ from weightmap.core import hooks
 from weightmap.core.arguments import DEFAULT_LIMITS, Limits, check_expansion
 from weightmap.core.faults import shrank
 from weightmap.core.hooks import later
-from weightmap.core.native import access, files
+from weightmap.core.native import access
 from weightmap.core.native.access import read_into
 from weightmap.errors import ClosedError, LimitError, TruncatedError
 
@@ -51,6 +51,7 @@ is_sealed: Callable[..., Any] = later("weightmap.core.bytes.sealed", "is_sealed"
 seal: Callable[..., Any] = later("weightmap.core.bytes.sealed", "seal")
 room: Callable[..., Any] = later("weightmap.core.bytes.memory", "room")
 check_room: Callable[..., Any] = later("weightmap.core.bytes.memory", "check_room")
+_read_runs: Callable[..., int] = later("weightmap.core.native.files", "read_runs")
 # Buffers up to this many bytes are not worth keeping.
 _SMALL = 1 << 14
 # Bytes per read into a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in any
@@ -279,7 +280,7 @@ class Source:
                 self.read_into(start, target[number * length : (number + 1) * length])
             return
         try:
-            got = files.read_runs(file, starts, length, target, gap)
+            got = _read_runs(file, starts, length, target, gap)
         except OSError as error:
             raise self._named(error) from None
         if got < len(target):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap.core.formats._base import CONSOLIDATE, HEAD, LOOK, Content, Format, Importer, module_names
+from weightmap.core.formats._base import CONSOLIDATE, HEAD, LOOK, Content, Format, module_names
 from weightmap.core.hooks import on_demand
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError, UnsupportedError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.formats._writing import Filled, Payload, Request, Tensors, Unfit, check_names, listed, refuse
+    from weightmap.core.formats._writing import Filled, Importer, Payload, Request, Tensors, check_names, listed, refuse
 
 __all__ = [
     "FORMATS",
@@ -32,7 +32,6 @@ __all__ = [
     "Payload",
     "Request",
     "Tensors",
-    "Unfit",
     "Verification",
     "by_name",
     "by_suffix",
@@ -46,7 +45,7 @@ __all__ = [
 ]
 
 _WRITING = dict.fromkeys(
-    ("Filled", "Payload", "Request", "Tensors", "Unfit", "check_names", "listed", "refuse"), "_writing"
+    ("Filled", "Importer", "Payload", "Request", "Tensors", "check_names", "listed", "refuse"), "_writing"
 )
 __getattr__: Callable[[str], Any] = on_demand(__name__, globals(), _WRITING | {"Verification": "_verification"})
 
@@ -88,7 +87,7 @@ DISTCP = (
     " python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
 )
 # Names that HuggingFaceStorageWriter gives to the files of a rank.
-_RANK = re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors")
+_RANK = r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"
 _METADATA = b"torch.distributed.checkpoint.metadata"
 
 
@@ -121,7 +120,9 @@ def of_ranks(names: Iterable[str], path: str) -> UnsupportedError | None:
 
     `names` are the files that may be models, or all files if none may.
     """
-    suffixes = {".distcp" if name.endswith(".distcp") else _RANK.fullmatch(name) and ".safetensors" for name in names}
+    suffixes = {
+        ".distcp" if name.endswith(".distcp") else re.fullmatch(_RANK, name) and ".safetensors" for name in names
+    }
     if ".distcp" in suffixes:
         what = f"the .distcp files of this directory hold parts of tensors, as ranks saved them: {DISTCP}"
     elif suffixes == {".safetensors"}:

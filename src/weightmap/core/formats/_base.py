@@ -13,14 +13,14 @@ import os
 import struct
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from weightmap.core.faults import cut_off, too_many, trailing_bytes
 from weightmap.core.hooks import later
 from weightmap.core.native import checksums
-from weightmap.errors import FormatError, UnknownFormatError
+from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.sink import WritePlan
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Sum, Verification
-    from weightmap.core.formats._writing import Request
+    from weightmap.core.formats._writing import NumberedPart, Request
     from weightmap.core.table.table import Table
     from weightmap.core.table.vocabulary import Vocabulary
 
@@ -53,29 +53,6 @@ JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
 TOML = (JSON - {"null"}) | {"non-finite", "time"}
 TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
-
-
-class NumberedPart(NamedTuple):
-    """The place of a file among the numbered parts of a model.
-
-    Attributes
-    ----------
-    number, parts : int
-        The number of this part, from 0 on, and the number of parts.
-    tensors : int or None
-        Number of tensors of the whole model, if the file has it.
-    names : tuple of str
-        The names of the other files, in order, for the first part, which opens the model; empty for others, and where
-        the name of the file does not lead to them.
-    keys : frozenset of str
-        The metadata keys with these numbers, which do not apply to the whole model.
-    """
-
-    number: int
-    parts: int
-    tensors: int | None
-    names: tuple[str, ...]
-    keys: frozenset[str]
 
 
 class Content:
@@ -267,39 +244,6 @@ class Format(NamedTuple):
         if content.layout in self.checksums:
             return None if content.checksums else "this file has no checksums"
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
-
-
-class Importer(NamedTuple):
-    """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
-
-    Attributes
-    ----------
-    name : str
-        As in ``weightmap.convert(..., format=name)``.
-    hint : str
-        Message of the error from `open`: the kind of the file, and how to convert it.
-    claims : callable
-        ``claims(head, size)``: does a file of `size` bytes with the beginning `head`, up to `LOOK` bytes, look like
-        this kind? Asked for files that no format recognises.
-    read : callable
-        ``read(source, head, options)`` returns its words, or raises a `FormatError`.
-    plan : callable or None
-        ``plan(words)`` returns the `WritePlan` of such a file, or raises `EncodeError`. None for files that are only
-        read.
-    carries : frozenset of str
-        Which of "metadata" and "subwords" such a file holds.
-    """
-
-    name: str
-    hint: str
-    claims: Callable[[bytes, int], bool]
-    read: Callable[[Source, bytes, Any], Any]
-    plan: Callable[[Any], WritePlan] | None = None
-    carries: frozenset[str] = frozenset()
-
-    def parse(self, _source: Source, _head: bytes, _options: Options) -> NoReturn:
-        """Refuse to open such a file in place: see `Format.parse`."""
-        raise UnknownFormatError(self.hint, offset=0)
 
 
 def discover(package: str, folders: Iterable[str], record: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The request to write a file, its tensors as payloads, and helpers for a format's `plan`."""
+"""What few opened files need: requests to write a file, their payloads, helpers for a `plan`; importers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 
 from weightmap._messages import counted
-from weightmap.errors import EncodeError
+from weightmap.errors import EncodeError, UnknownFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from weightmap.core.bytes.sink import Sink
+    from weightmap.core.arguments import Options
+    from weightmap.core.bytes.sink import Sink, WritePlan
+    from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.core.quant import PQShape
 
@@ -278,3 +280,59 @@ def framed(header: bytearray, tensors: Tensors) -> Callable[[Sink], None]:
         tensors.write(sink)
 
     return write
+
+
+class NumberedPart(NamedTuple):
+    """The place of a file among the numbered parts of a model.
+
+    Attributes
+    ----------
+    number, parts : int
+        The number of this part, from 0 on, and the number of parts.
+    tensors : int or None
+        Number of tensors of the whole model, if the file has it.
+    names : tuple of str
+        The names of the other files, in order, for the first part, which opens the model; empty for others, and where
+        the name of the file does not lead to them.
+    keys : frozenset of str
+        The metadata keys with these numbers, which do not apply to the whole model.
+    """
+
+    number: int
+    parts: int
+    tensors: int | None
+    names: tuple[str, ...]
+    keys: frozenset[str]
+
+
+class Importer(NamedTuple):
+    """A kind of file that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
+
+    Attributes
+    ----------
+    name : str
+        As in ``weightmap.convert(..., format=name)``.
+    hint : str
+        Message of the error from `open`: the kind of the file, and how to convert it.
+    claims : callable
+        ``claims(head, size)``: does a file of `size` bytes with the beginning `head`, up to `LOOK` bytes, look like
+        this kind? Asked for files that no format recognises.
+    read : callable
+        ``read(source, head, options)`` returns its words, or raises a `FormatError`.
+    plan : callable or None
+        ``plan(words)`` returns the `WritePlan` of such a file, or raises `EncodeError`. None for files that are only
+        read.
+    carries : frozenset of str
+        Which of "metadata" and "subwords" such a file holds.
+    """
+
+    name: str
+    hint: str
+    claims: Callable[[bytes, int], bool]
+    read: Callable[[Source, bytes, Any], Any]
+    plan: Callable[[Any], WritePlan] | None = None
+    carries: frozenset[str] = frozenset()
+
+    def parse(self, _source: Source, _head: bytes, _options: Options) -> NoReturn:
+        """Refuse to open such a file in place: see `Format.parse`."""
+        raise UnknownFormatError(self.hint, offset=0)

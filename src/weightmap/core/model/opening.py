@@ -156,14 +156,15 @@ def options_of(
     if format is not None:
         by_name(format)
     limits = arguments.DEFAULT_LIMITS if limits is None else arguments.validated_limits(limits)
-    rare = None
-    if deltas or config is not None or trust is not None:
-        if config is not None and not isinstance(config, Mapping):
-            if not isinstance(config, (str, os.PathLike)):
-                raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
-            config = os.path.abspath(config)
-        rare = arguments.Rare(deltas, config, None if trust is None else hooks.trust_in(trust, source, deltas))
-    return arguments.Options(limits, format=format, mode=mode, verify=verify, strict=strict, rare=rare)
+    if config is not None and not isinstance(config, Mapping):
+        if not isinstance(config, (str, os.PathLike)):
+            raise TypeError(f"config is a {type(config).__name__}, expected a mapping or the path of a config.json")
+        config = os.path.abspath(config)
+    if trust is not None:
+        trust = hooks.trust_in(trust, source, deltas)
+    return arguments.Options(
+        limits, format=format, mode=mode, verify=verify, strict=strict, deltas=deltas, config=config, trust=trust
+    )
 
 
 def as_handle(source: Model, *, mode: Mode | None = None, private: bool = True) -> AbstractContextManager[TensorFile]:
@@ -192,19 +193,18 @@ def open_privately(
     config: str | None = None,
 ) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
-    rare = None
-    if trust is not None or config is not None:
-        path = None if config is None else os.path.abspath(config)
-        rare = arguments.Rare(config=path, trust=None if trust is None else hooks.trust_in(trust, source))
-    return refuse_frames(
-        open_with(source, arguments.Options(arguments.validated_limits(limits), strict=strict, private=True, rare=rare))
+    path = None if config is None else os.path.abspath(config)
+    digests = None if trust is None else hooks.trust_in(trust, source)
+    options = arguments.Options(
+        arguments.validated_limits(limits), strict=strict, private=True, config=path, trust=digests
     )
+    return refuse_frames(open_with(source, options))
 
 
 def open_stored(filename: Any, *, mode: Mode | None = None, private: bool = False, trust: Any = None) -> TensorFile:
     """Open a file for `weightmap.compat`, which shows what is stored: of a delta, its frames."""
-    rare = None if trust is None else arguments.Rare(trust=hooks.trust_in(trust, filename))
-    return open_with(filename, arguments.Options(arguments.DEFAULT_LIMITS, mode=mode, private=private, rare=rare))
+    digests = None if trust is None else hooks.trust_in(trust, filename)
+    return open_with(filename, arguments.Options(arguments.DEFAULT_LIMITS, mode=mode, private=private, trust=digests))
 
 
 def open_or_import(
@@ -217,8 +217,8 @@ def open_or_import(
 
 def open_with(source: Any, options: arguments.Options) -> TensorFile:
     """Open a source with valid options: see `open`."""
-    if options.rare is not None and options.deltas:
-        base = open_with(source, arguments.Options(**options.keywords(rare=options.rare._replace(deltas=()))))
+    if options.deltas:
+        base = open_with(source, arguments.Options(**options.keywords(deltas=())))
         return hooks.overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and is_index(path):

@@ -20,6 +20,7 @@ from weightmap.core.arguments import as_integer, as_path, check_progress, mistyp
 from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
 from weightmap.core.bytes.open_source import takes_addresses
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, DType, dtype_of
+from weightmap.core.formats._writing import Unfit
 from weightmap.core.hooks import import_part
 from weightmap.core.model.opening import load
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
@@ -350,9 +351,7 @@ def _plan(target: formats.Format, request: formats.Request) -> WritePlan:
     quantized = list(request.tensors.filter(lambda t: t.dtype.quantized and t.dtype.name not in schemes))
     if quantized:
         reasons = (f"quantised to {t.dtype.name}{f' ({t.refused})' if t.refused else ''}" for t in quantized)
-        formats.refuse(
-            target.title, [formats.Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)]
-        )
+        formats.refuse(target.title, [Unfit("tensor", t.name, why) for t, why in zip(quantized, reasons, strict=True)])
     keys = target.metadata_keys
     homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
     if homeless:

@@ -11,14 +11,14 @@ from weightmap.core import hooks
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes.open_source import is_missing, open_source
 from weightmap.core.bytes.source import MODES, Source
-from weightmap.core.formats import HEAD, Importer, by_name, identify, mistaken
+from weightmap.core.formats import HEAD, Format, by_name, identify, mistaken
 from weightmap.core.model.file import TensorFile
 from weightmap.core.native.access import is_set, refuse_loop
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError
 
 # File names of indexes of shards end so; or in ".index.VARIANT.json", as transformers saves variants.
 INDEX_SUFFIX = ".index.json"
-_INDEX = re.compile(r"\.index(?:\.([^./\\]+))?\.json")
+_INDEX = r"\.index(?:\.([^./\\]+))?\.json"
 # Hugging Face's names for an index and a model file.
 USUAL_NAMES = (
     "model.safetensors.index.json",
@@ -32,7 +32,7 @@ _ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 
 def is_index(path: str) -> bool:
     """Say whether a path has the name of an index of shards."""
-    return path.endswith(INDEX_SUFFIX) or (path.endswith(".json") and _INDEX.search(path) is not None)
+    return path.endswith(INDEX_SUFFIX) or (path.endswith(".json") and re.search(_INDEX, path) is not None)
 
 
 def single_name(index: str) -> str:
@@ -44,7 +44,7 @@ def single_name(index: str) -> str:
     >>> single_name("model.safetensors.index.json"), single_name("model.safetensors.index.fp16.json")
     ('model.safetensors', 'model.fp16.safetensors')
     """
-    match = _INDEX.search(index)
+    match = re.search(_INDEX, index)
     if match is None:
         return index
     stem, suffix = os.path.splitext(index[: match.start()])
@@ -183,7 +183,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
     try:
         if options.private:
             source.private = True
-        if options.rare is not None and options.trust is not None:
+        if options.trust is not None:
             _admit(source, options)
         explicit = options.mode is not None
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
@@ -192,7 +192,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         # Of an empty file, too, `identify` raises the error.
         recognised = by_name(format_name) if format_name and head else identify(source, head, hooks.importers)
         try:
-            if options.importing and isinstance(recognised, Importer):
+            if options.importing and not isinstance(recognised, Format):
                 return recognised.read(source, head, options)  # type: ignore[no-any-return]  # Words, for `convert`
             content = recognised.parse(source, head, options)
         except TensorFileError as error:

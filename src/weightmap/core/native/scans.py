@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from operator import le
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -281,7 +281,7 @@ _ONNX_NESTED = 1 << lib.WM_ONNX_NESTED_BIT
 _MODEL_ROOM = (16384, 512, 1024, 1, 4096)
 
 
-class Initialisers(NamedTuple):
+class Initialisers:
     """The initialisers of an ONNX model: see wm_onnx_scan in scans.h.
 
     Attributes
@@ -299,12 +299,22 @@ class Initialisers(NamedTuple):
     scan : wm_onnx
     """
 
-    columns: Columns
-    at: NDArray[np.uint64]
-    nested: NDArray[np.bool_]
-    files: list[tuple[int, int, int, int, int]]
-    fields: bytes
-    scan: Any
+    __slots__ = ("at", "columns", "fields", "files", "nested", "scan")
+
+    def __init__(
+        self,
+        columns: Columns,
+        at: NDArray[np.uint64],
+        files: list[tuple[int, int, int, int, int]],
+        fields: bytes,
+        scan: Any,
+    ) -> None:
+        self.columns: Columns = columns
+        self.at: NDArray[np.uint64] = at & (_ONNX_NESTED - 1)
+        self.nested: NDArray[np.bool_] = at >= _ONNX_NESTED
+        self.files: list[tuple[int, int, int, int, int]] = files
+        self.fields: bytes = fields
+        self.scan: Any = scan
 
 
 def scan_model(
@@ -326,19 +336,17 @@ def scan_model(
     limits = (max_kept, max_tensors, size, size, max_kept)
     room = tuple(map(min, _MODEL_ROOM, limits))
     while True:
-        model, fault = _scan_model(source, size, max_tensors, max_kept, room, lax=lax)
-        scan = model.scan
+        columns, at, files, fields, scan, fault = _scan_model(source, size, max_tensors, max_kept, room, lax=lax)
         needed = (scan.names_len, scan.n_tensors, scan.n_dims, scan.n_files, scan.kept_len)
         if fault is not None or all(map(le, needed, room)):
-            model.columns.names_len, model.columns.count, model.columns.n_dims = needed[:3]
-            at, fields = model.at[: needed[1]], model.fields[: needed[4]]
-            return model._replace(at=at & (_ONNX_NESTED - 1), nested=at >= _ONNX_NESTED, fields=fields), fault
+            columns.names_len, columns.count, columns.n_dims = needed[:3]
+            return Initialisers(columns, at[: needed[1]], files, fields[: needed[4]], scan), fault
         room = tuple(map(max, needed, room))  # more and more only while the file is being written to
 
 
 def _scan_model(
     source: tuple[int, Any], size: int, max_tensors: int, max_kept: int, room: tuple[int, ...], *, lax: bool
-) -> tuple[Initialisers, access.Fault | None]:
+) -> tuple[Columns, NDArray[np.uint64], list[tuple[int, int, int, int, int]], bytes, Any, access.Fault | None]:
     fd, data = source
     names_room, tensors_room, dims_room, files_room, kept_room = room
     columns, at = Columns.scratch(names_room, tensors_room, dims_room), np.empty(tensors_room, np.uint64)
@@ -353,9 +361,7 @@ def _scan_model(
     if function:
         data.check()
     places = [(p.row, p.path, p.path_len, p.sum, p.sum_len) for p in files[0 : min(scan.n_files, files_room)]]
-    return Initialisers(columns, at, at >= _ONNX_NESTED, places, bytes(fields), scan), access.fault_of(
-        fault
-    ) if failed else None
+    return columns, at, places, bytes(fields), scan, access.fault_of(fault) if failed else None
 
 
 def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], count: int) -> access.Fault | None:

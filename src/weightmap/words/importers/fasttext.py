@@ -13,7 +13,7 @@ from weightmap._messages import counted, quoted
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.faults import cut_off, too_many
 from weightmap.core.formats import refuse
-from weightmap.core.formats._base import Importer
+from weightmap.core.formats._writing import Importer
 from weightmap.core.table.vocabulary import Subwords
 from weightmap.errors import FormatError, LayoutError, UnsupportedError
 from weightmap.words.importers import _words

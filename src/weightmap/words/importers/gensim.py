@@ -18,8 +18,8 @@ from weightmap._messages import quoted
 from weightmap.core.bytes.open_source import called, from_path, sibling_path
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.faults import cut_off
-from weightmap.core.formats._base import Importer
 from weightmap.core.formats._npy import FIRST, read_header
+from weightmap.core.formats._writing import Importer
 from weightmap.core.hooks import later
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnsupportedError
 from weightmap.words.importers._words import ADVICE, Words, check_finite, firsts, only, rows_in_block, table_of

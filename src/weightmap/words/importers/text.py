@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightmap.core.bytes.sink import Sink, WritePlan
-from weightmap.core.formats._base import Importer
+from weightmap.core.formats._writing import Importer
 from weightmap.core.hooks import later
 from weightmap.errors import FileChangedError, FormatError, LayoutError
 from weightmap.words.importers import _words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weightmap.core.formats._base import Importer
+from weightmap.core.formats._writing import Importer
 from weightmap.core.hooks import later
 from weightmap.words.importers._words import ADVICE, declared, in_text
 

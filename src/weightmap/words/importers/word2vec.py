@@ -15,7 +15,7 @@ import numpy as np
 from weightmap._messages import counted
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.faults import cut_off, too_many, trailing_bytes
-from weightmap.core.formats._base import Importer
+from weightmap.core.formats._writing import Importer
 from weightmap.core.hooks import later
 from weightmap.errors import FormatError
 from weightmap.words.importers import _words

@@ -65,7 +65,6 @@ from weightmap.core.bytes.open_source import from_buffer
 from weightmap.core.dtypes import DTYPES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, trailing_bytes
 from weightmap.core.formats._base import TEXT, Content, Cursor, Format, new_vocabulary, take, trailing
-from weightmap.core.formats._verification import Sum, Verification
 from weightmap.core.hooks import later
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.table import ANY_GAP, Rules, StringTable
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
+    from weightmap.core.formats._verification import Sum, Verification
     from weightmap.core.table.vocabulary import Vocabulary
 
 # The fields of both layouts of EMBD, its metadata and its vocabulary, and the errors about them.
@@ -109,6 +109,8 @@ REQUIRED_KEYS = (
     "max_position_emb",
     "created_at",
 )
+# Verification needs it, opening does not.
+_sum: Callable[..., Sum] = later("weightmap.core.formats._verification", "Sum")
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
 
@@ -347,7 +349,7 @@ def _verify_data(
         run.checked("no data checksums: the file has none")
         return
     file_crc = checksums.crc32(tail, checksums.crc32_combine(prefix_crc, data_crc, size))
-    whole = Sum(0, end, footer[1], "CRC-32 of the file", "file_checksum", end - 12)
+    whole = _sum(0, end, footer[1], "CRC-32 of the file", "file_checksum", end - 12)
     for stored, computed in ((data_sum(header, footer, end), data_crc), (whole, file_crc)):
         stored.check(computed)
         run.checked(stored.what)
@@ -356,7 +358,7 @@ def _verify_data(
 def data_sum(header: Header, footer: tuple[Any, ...], end: int) -> Sum:
     """Return the checksum of the tensor data of a file that ends at `end`."""
     start, size = header.tensor_data_offset, header.tensor_data_size
-    return Sum(start, size, footer[0], "CRC-32 of the tensor data", "data_checksum", end - 16)
+    return _sum(start, size, footer[0], "CRC-32 of the tensor data", "data_checksum", end - 16)
 
 
 def _verify_section_padding(run: Verification, prefix: bytes, header: Header, table: RecordTable) -> None:

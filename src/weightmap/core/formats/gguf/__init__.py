@@ -63,7 +63,7 @@ from weightmap._messages import quoted
 from weightmap.core.bytes.open_source import called
 from weightmap.core.dtypes import DECLARED, DTYPES, GGML_SCHEMES, NUMPY_MAX_NDIM, SCHEMES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, too_many
-from weightmap.core.formats._base import TYPED, Content, Format, NumberedPart, new_vocabulary, trailing
+from weightmap.core.formats._base import TYPED, Content, Format, new_vocabulary, trailing
 from weightmap.core.hooks import later
 from weightmap.core.native import access, checksums, scans
 from weightmap.core.table import Rules, StringTable
@@ -78,9 +78,13 @@ if TYPE_CHECKING:
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
+    from weightmap.core.formats._writing import NumberedPart
     from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.core.table.table import Row, Table
     from weightmap.core.table.vocabulary import Vocabulary
+
+# Imported late: a model in one file needs no place among others.
+_numbered_part: Callable[..., NumberedPart] = later("weightmap.core.formats._writing", "NumberedPart")
 
 # Turns faults of the GGUF scan into errors with a message.
 
@@ -784,7 +788,7 @@ def _part(source: Source, header: Header) -> NumberedPart | None:
         numbers = (i for i in range(1, count + 1) if i != int(match[2]))
         names = tuple(f"{match[1]}-{i:05}-of-{match[3]}{match[4]}" for i in numbers)
     keys = frozenset((SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS))
-    return NumberedPart(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
+    return _numbered_part(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
 
 
 def _vocabulary(header: Header) -> Callable[[], Vocabulary] | None:

@@ -174,10 +174,10 @@ def _is_inside(offsets: object) -> bool:
 
 # Bytes of the header that a message shows, and bytes before these that it searches for the tensor's name.
 _SHOWN, _BEFORE = 24, 4096
-_NAME = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*(\{|\Z)')
+_NAME = rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*(\{|\Z)'
 _KEYS = {b"dtype", b"shape", b"data_offsets"}
-_LIST = re.compile(rb'"(shape|data_offsets)"[ \t\r\n]*:')
-_NUMBER = re.compile(rb"[],} \t\r\n]")
+_LIST = rb'"(shape|data_offsets)"[ \t\r\n]*:'
+_NUMBER = rb"[],} \t\r\n]"
 _WORDS = {
     "JSON_UTF8": "a string of the header is not UTF-8",
     "JSON_SURROGATE": "a string of the header has a lone surrogate",
@@ -215,7 +215,7 @@ def scan_error(fault: access.Fault, header: bytes) -> FormatError:
         "JSON_MISSING": (f"{label} lacks a key", None, keys),
         "JSON_NUMBER": (
             f"a number in {_list(fault.at, header)} of {label}",
-            repr(_NUMBER.split(tail, 1)[0]),
+            repr(re.split(_NUMBER, tail, maxsplit=1)[0]),
             "an integer from 0 to 2**64 - 1",
         ),
     }
@@ -236,14 +236,14 @@ def undefined_keys(header: bytes, scan: Any) -> str:
 
 def _label(at: int, row: int, header: bytes) -> str:
     """Return the tensor whose entry includes this place: its name if the bytes before show it, else its number."""
-    keys = _NAME.findall(header[max(at - _BEFORE, 0) : at])
+    keys = re.findall(_NAME, header[max(at - _BEFORE, 0) : at])
     names = [name for name, brace in keys if brace or name not in _KEYS]
     return f"tensor {quoted(names[-1].decode(errors='replace'))}" if names else f"tensor {row}"
 
 
 def _list(at: int, header: bytes) -> str:
     """Return the key of the list that the number at this place is in."""
-    keys = _LIST.findall(header[max(at - _BEFORE, 0) : at])
+    keys = re.findall(_LIST, header[max(at - _BEFORE, 0) : at])
     return keys[-1].decode() if keys else "a list"
 
 
