@@ -267,7 +267,7 @@ def tensors(
                 raise UnsupportedError("names of tensors", path=path, actual="those of llama.cpp", expected=expected)
             reads = plan(file, names, local_rank=local[0], local_world_size=local[1])
             together = exchange if exchange is not None and _agree(exchange, _outline(reads)) else None
-            # A rank reads by many threads anyway on the way to a device: what others read, too, is brought in by turns.
+            # Reading for a device uses many threads already: only with other local ranks is warming worth its turns.
             if together is None and settings.threads != 0 and mode in {"mmap", "cow"} and (local[1] > 1 or not away):
                 reads.warm(settings.threads)
             if away:
@@ -278,7 +278,7 @@ def tensors(
 
 
 def _agree(exchange: Exchange, value: Any) -> bool:
-    """Whether all ranks tell the same."""
+    """Whether all ranks have an equal value."""
     answers = exchange.tell(value)
     return answers.count(value) == len(answers)
 
@@ -331,7 +331,7 @@ def _gpu_of(model: Any) -> Any:
 
 
 def _files_used(paths: list[str], unused: Callable[[str], bool]) -> list[str]:
-    """Return the files that hold a tensor that is used; all if none does, as the stock loader does."""
+    """Return the files with a tensor that is used; all files if there is none, as the stock loader does."""
 
     def used(path: str) -> bool:
         with open_model(path) as file:

@@ -62,7 +62,7 @@ def _parse(source, head, _options):
     table.check()
 
     def verify(run):
-        run.rest()
+        run.finish()
 
     content = Content("aside", table, dict, verify, [])
     content.sources = (side,)

@@ -63,7 +63,7 @@ def parse(source, head, options):
     def verify(run):
         run.unchanged(run.read(0, size), crc, "the header")
         run.checked("header")
-        run.rest()
+        run.finish()
 
     return Content("toy", table, METADATA.copy, verify, [])
 

@@ -79,7 +79,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     def verify(run: Verification) -> None:
         run.unchanged(run.read(0, size), checksums.crc32(header), "the header")
         run.checked("header")
-        run.rest()
+        run.finish()
 
     return Content("toy", table, dict, verify, warnings)
 

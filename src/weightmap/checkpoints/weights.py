@@ -217,9 +217,9 @@ class _Parameters(ViewTable):
         return name.removesuffix(self._method.parameter) + _WHOLE
 
     def _together(self, make: Callable[[int, _Small | None], _T], count: int) -> Iterator[_T]:
-        """Yield what `make` returns for each number.
+        """Yield the result of `make` for each number.
 
-        Of a model in a store, what it has to read for several of them is requested together.
+        For a model in a store, pieces that several of them have to read are requested together.
         """
         if not count or self._stored.row(0).source.store is None:
             yield from (make(number, None) for number in range(count))
@@ -248,7 +248,7 @@ class _Parameters(ViewTable):
         return self._together(self._row_of, self.count)
 
     def row(self, i: int) -> Row:
-        """Return row i, checked: of a quantised parameter, one whose geometry are its pieces."""
+        """Return row i, checked; that of a quantised parameter has `Pieces` as its geometry."""
         return self._row_of(i, None)
 
     def _row_of(self, i: int, small: _Small | None) -> Row:
@@ -291,7 +291,7 @@ class _Parameters(ViewTable):
 
 
 def _lone(entry: int | dict[str, int]) -> int | None:
-    """Return the number of a tensor that is no piece, or a weight without other pieces; None for a group."""
+    """Return the number of a tensor that is a parameter by itself; None for a group."""
     if isinstance(entry, dict):
         return entry["weight"] if entry.keys() == {"weight"} else None
     return entry
@@ -452,7 +452,7 @@ def _rows(row: Row, key: slice) -> tuple[int, int, int]:
 
 
 class _UnreadError(Exception):
-    """A piece is to be read that was not; for `_Parameters`, which reads it."""
+    """A piece has to be read first: `_Parameters` reads it, and tries again."""
 
     def __init__(self, row: Row) -> None:
         super().__init__()
@@ -460,7 +460,7 @@ class _UnreadError(Exception):
 
 
 class _Small:
-    """Pieces of parameters in a store that were read, such as shapes and scales, and those to be read next."""
+    """Small pieces of parameters in a store, such as scales: those that were read, and those to read next."""
 
     def __init__(self) -> None:
         self._there: dict[tuple[Source, int], NDArray[np.uint8]] = {}
@@ -472,7 +472,7 @@ class _Small:
         return row if row.geometry is not None else row._replace(source=_Piece(row, self._there))
 
     def ask(self, number: int, error: _UnreadError) -> bool:
-        """Note what parameter `number` asks for; say whether it is enough to be read now."""
+        """Note a piece that parameter `number` needs; return whether there is enough to read now."""
         self._requests.setdefault(number, []).append(error.row)
         self._next.append(error.row)
         return sum(row.nbytes for row in self._next) > _MAX_BATCH_NBYTES

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
 # Linux's number for tmpfs, and the largest file that is written there as anywhere: reserving its space takes a few ms.
 _TMPFS, _COMPARED_NBYTES = 0x01021994, 16 << 20
-# Linux follows at most this many.
+# Symbolic links that Linux follows in one path.
 _MOST_LINKS = 40
-# All but very old file systems take names of this many bytes.
+# Bytes of a name that all but very old file systems take.
 _ANY_NAME = 64
-# True of directories such as /proc, and of one removed meanwhile.
+# The error in directories such as /proc, and in one that was removed meanwhile.
 _TAKES_NONE = "its directory takes no new files ({})"
 # Random bytes in a hidden name, and the pattern of these names.
 _RANDOM = 6
@@ -356,7 +356,7 @@ class Folder:
 
 
 def _nameless(error: OSError) -> OSError:
-    """Return the error without file names: those of temporary files would mislead."""
+    """Return the error without file names, since users do not know those of temporary files."""
     return OSError(error.errno, error.strerror)
 
 

@@ -314,7 +314,7 @@ def verifier(header: bytes, table: Table) -> Callable[[Verification], None]:
         run.checked("header")
         if "" in table.names:
             run.warn("a tensor has an empty name")
-        run.rest()
+        run.finish()
 
     return verify
 

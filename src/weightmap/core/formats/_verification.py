@@ -106,7 +106,7 @@ class Verification:
             self._progress(done, self.total)
 
     def onwards(self) -> Callable[[int, int], None]:
-        """Return a `progress` for the verification of a part, whose bytes count from here on."""
+        """Return a `progress` for verifying a part, which adds its bytes to those read so far."""
         start = self.done
         return lambda done, _: self.reached(start + done)
 
@@ -161,11 +161,11 @@ class Verification:
         self.position = max(self.position, offset + count)
 
     def until(self, end: int) -> None:
-        """Read on to `end`, to show that the bytes are readable; their values do not matter."""
+        """Read on to `end`, to show that the bytes are readable."""
         if end > self.position:  # tensors often adjoin
             self.crc32(self.position, end - self.position)
 
-    def rest(self) -> None:
+    def finish(self) -> None:
         """Read on to the end of the file, and the files beside it; record that every byte is readable."""
         self.until(self.source.size)
         while self._others:

@@ -78,15 +78,15 @@ class Payload:
         """Whether this function makes the bytes."""
         return self._make is chunks
 
-    # A conversion passes name and place of a tensor as the first arguments of `chunks`.
+    # `kind` and `again` are for conversions, whose `chunks` take name and row of a tensor first.
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The part shared with tensors of other names and places."""
+        """All but the name and the row: equal for tensors that `again` can make of each other."""
         way = self._make, self._args[2:], self.refused
         return *way, self.dtype, self.shape, self.nbytes, self.block_size, self.scale_type, self.parts
 
     def again(self, name: str, place: Any) -> Payload:
-        """Return the payload of another tensor of this kind."""
+        """Return the payload of another tensor of this kind, by its name and row."""
         other = object.__new__(type(self))
         other.parts, other.refused, other.name, other.dtype = self.parts, self.refused, name, self.dtype
         other.shape, other.nbytes, other._make = self.shape, self.nbytes, self._make
@@ -142,7 +142,7 @@ class Tensors:
         return self.names()
 
     def filter(self, test: Callable[[Payload], bool]) -> Iterator[Payload]:
-        """Yield the tensors of the kinds that pass a test."""
+        """Yield the tensors that pass a test, which looks at nothing but their kind."""
         return filter(test, self if any(map(test, self.kinds)) else ())
 
     def arranged(self, rank: Callable[[Payload], Any]) -> Tensors:

@@ -392,7 +392,7 @@ class Archive:
         run.until(begin)
         run.unchanged(run.read(begin, size), crc, "the central directory")
         run.checked("central directory")
-        run.rest()
+        run.finish()
 
     def _check_descriptor(self, i: int, data: bytes) -> None:
         entries = self.entries

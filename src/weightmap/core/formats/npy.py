@@ -46,7 +46,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     def verify(run: Verification) -> None:
         run.unchanged(run.read(0, array.start), crc, "the header")
         run.checked("header")
-        run.rest()
+        run.finish()
 
     return Content("npy", table, dict, verify, warnings)
 

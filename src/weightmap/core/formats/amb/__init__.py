@@ -664,7 +664,7 @@ def _read_data(run: Verification, table: Table, bare: tuple[int, int] | None) ->
         check_scales(run, table.label(i), row, how)
     if quantised:
         run.checked(f"sizes, masks and scales of {counted(quantised, 'quantised tensor')}")
-    run.rest()
+    run.finish()
 
 
 def _check_tokenizer(run: Verification, tokenizer: Tokenizer, lines: int, config: Mapping[str, Any]) -> None:

@@ -187,7 +187,7 @@ def verify_cnn(run: Verification, crc: int, base: int, total: int) -> None:
         if any(run.read(end, HALF)):
             run.tolerate(LayoutError("the spare half of the last pair is not zero", field="padding", offset=end))
         run.checked("padding is zero")
-    run.rest()
+    run.finish()
 
 
 def _warn_of(run: Verification, layers: NDArray[np.bool_], what: str) -> None:

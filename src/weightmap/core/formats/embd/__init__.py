@@ -442,7 +442,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         table.check()
 
     def verify(run: Verification) -> None:
-        run.rest()
+        run.finish()
         if vocab is not None:
             run.vocabulary(vocab())
 

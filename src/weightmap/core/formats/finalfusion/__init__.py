@@ -825,7 +825,7 @@ def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
             _verify_codes(run, block)
         elif what == "norms":
             _verify_norms(run, block)
-    run.rest()
+    run.finish()
 
 
 def _compare_list(run: Verification, chunks: Chunks) -> None:

@@ -645,7 +645,7 @@ def verify(header: Header, table: Table, load_vocab: Callable[[], Vocabulary] | 
         if row is not None:
             end = max(end, row.offset + row.nbytes)
     run.checked("padding is zero")
-    run.rest()
+    run.finish()
 
 
 def _check_texts(key: str, value: Any) -> None:

@@ -473,7 +473,7 @@ def verify(
         _check_sum(run, side)
     if summed:
         run.checked(f"SHA-1 of {counted(len(summed), 'file')}")
-    run.rest()
+    run.finish()
 
 
 def _check_sum(run: Verification, side: Side) -> None:

@@ -359,7 +359,7 @@ def _parse_legacy(source: Source, head: bytes, options: Options) -> Content:
     def verify(run: Verification) -> None:
         run.unchanged(run.read(0, header.size), crc, header.name)
         run.checked("header")
-        run.rest()
+        run.finish()
 
     metadata = functools.partial(_load_metadata, program, size, program.crc32(size), options)
     content = Content("legacy", table, metadata, verify, warnings)
