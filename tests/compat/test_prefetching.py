@@ -118,7 +118,7 @@ def test_memory_is_the_budget_and_a_tensor(tmp_path, framework):
                         kept[0][:] = 7
                 most = max(most, resident() - before)
                 del tensor
-        assert most < 5.5 * size  # the budget, a tensor, and the one whose view is kept
+        assert most < 6.5 * size  # the budget, a tensor, and the one whose view is kept: 4.3 here
     assert set(kept[0].tolist()) == {7 if framework == "pt" else 0}
 
 
