@@ -17,24 +17,26 @@ from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_lenient, add_weights, text
 from weightmap.cli.outcome import OK, UsageError, opened, reason
 from weightmap.core.arguments import brief, sizes, takes
-from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.hooks import later
 from weightmap.core.model.internals import check_unchanged, dense_row, named_rows, warnings_of, where_of
-from weightmap.core.model.saving import pieces
 from weightmap.errors import QuantError, TensorFileError
-from weightmap.huggingface.along import check_not_read
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import weightmap as wm
+    from weightmap.core.bytes.sink import Sink
     from weightmap.core.table.table import Row
 
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 
+# Only `export` writes.
+_check_not_read: Callable[..., None] = later("weightmap.huggingface.along", "check_not_read")
+_pieces: Callable[..., Any] = later("weightmap.core.model.saving", "pieces")
+_new_plan: Callable[..., Any] = later("weightmap.core.bytes.sink", "WritePlan")
+_write_plan: Callable[..., int] = later("weightmap.core.bytes.atomic", "write_plan")
 # Only a terminal shows the tree.
 module_tree: Callable[..., Any] = later("weightmap.report.modules", "module_tree")
 separator: Callable[..., Any] = later("weightmap.report.modules", "separator")
@@ -332,7 +334,7 @@ def add_export(sub: argparse.ArgumentParser) -> None:
 def export(args: argparse.Namespace) -> int:
     """Write one tensor as a ``.npy`` file, through a temporary file beside it."""
     with opened(args, args.file) as file:
-        check_not_read(file, args.out)
+        _check_not_read(file, args.out)
         if not args.out.lower().endswith(".npy"):
             raise UsageError(f"OUT is {quoted(args.out)}, expected a name that ends in .npy, the format of export")
         row = dense_row(file, args.name)
@@ -344,7 +346,7 @@ def export(args: argparse.Namespace) -> int:
         if native := stored is not None and stored.type.__module__ == "numpy":
             dtype, chunks = stored, row.source.chunks(row.offset, row.nbytes)
         else:
-            dtype, chunks = np.dtype("<f4"), pieces(file.read(args.name, np.float32))
+            dtype, chunks = np.dtype("<f4"), _pieces(file.read(args.name, np.float32))
         size = _save_npy(args.out, dtype, row.shape, chunks)
     if not native:
         what = f"{show.clean(quoted(args.name))} is {row.dtype.name}, which .npy files lack"
@@ -367,4 +369,4 @@ def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: I
         for chunk in chunks:
             sink.write(chunk)
 
-    return write_plan(path, WritePlan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))
+    return _write_plan(path, _new_plan(len(head.getvalue()) + math.prod(shape) * dtype.itemsize, write))

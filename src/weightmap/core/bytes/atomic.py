@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import stat
 import tempfile
 from functools import partial
@@ -444,7 +443,7 @@ def scratch_folder() -> Iterator[str]:
 
     `tempfile.TemporaryDirectory` leaves it behind if an exception comes while it makes the folder, or removes it.
     """
-    path = os.path.join(tempfile.gettempdir(), f"weightmap-{secrets.token_hex(16)}")  # nobody else has this name
+    path = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(16).hex()}")  # nobody else has this name
     try:
         os.mkdir(path, 0o700)
         yield path
