@@ -335,6 +335,7 @@ def _signs_of(name: str) -> Signs:
 
 FORMATS = _Formats(module_names(__path__))
 _SIGNS = {name: _signs_of(name) for name in FORMATS}
+SUFFIXES = tuple(dict.fromkeys(suffix for signs in _SIGNS.values() for suffix in signs.suffixes))
 _BY_MAGIC = {signs.magic[:4]: name for name, signs in _SIGNS.items() if signs.magic}
 _GUESSED = tuple(name for name, signs in _SIGNS.items() if not signs.magic and not signs.leads)
 # By the first byte of a file: the formats without magic bytes that may claim it, where these are more than `_GUESSED`.

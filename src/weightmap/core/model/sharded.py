@@ -16,7 +16,7 @@ from weightmap import errors
 from weightmap._messages import counted, escape, quoted
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes import open_source, strict_json
-from weightmap.core.formats import FOREIGN, FORMATS, Content, Verification, by_suffix, of_ranks
+from weightmap.core.formats import FOREIGN, SUFFIXES, Content, Verification, by_suffix, of_ranks
 from weightmap.core.model import single
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_index, folder_opened, parts_of, shard_name, sources_of
@@ -284,22 +284,21 @@ def look_in(folder: str) -> tuple[str, list[str]]:
         When each file holds parts of tensors.
     """
     names = sorted(open_source.names_in(folder, single.USUAL_NAMES))
-    suffixes = tuple(dict.fromkeys(suffix for format_ in FORMATS.values() for suffix in format_.suffixes))
     indexes = [name for name in names if single.is_index(name)]
     usual = next((name for name in single.USUAL_NAMES if name in names), None)
     if usual is None:
-        candidates = indexes or [name for name in names if name.endswith(suffixes)]
+        candidates = indexes or [name for name in names if name.endswith(SUFFIXES)]
     elif usual in indexes:  # beside one of the same model in another format, it is one of several
         stem = os.path.splitext(usual.removesuffix(single.INDEX_SUFFIX))[0]
-        same = {usual, *(f"{stem}{suffix}{single.INDEX_SUFFIX}" for suffix in suffixes)}
+        same = {usual, *(f"{stem}{suffix}{single.INDEX_SUFFIX}" for suffix in SUFFIXES)}
         candidates = [name for name in indexes if name in same]
     else:
         candidates = [usual]
     if len(candidates) != 1 and (parts := of_ranks(candidates or names, folder)) is not None:
         raise parts
     if not candidates:
-        what = f"this directory has no *{single.INDEX_SUFFIX} and no model file ({', '.join(suffixes)}){_away(folder)}"
-        inner = _folders_with_models(folder, names, suffixes)
+        what = f"this directory has no *{single.INDEX_SUFFIX} and no model file ({', '.join(SUFFIXES)}){_away(folder)}"
+        inner = _folders_with_models(folder, names)
         if inner:
             what += f"; its folders hold models, open one of them: {', '.join(map(quoted, inner))}"
         raise errors.NotRegularFileError(what, path=folder)
@@ -333,7 +332,7 @@ def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, 
     return path, [*lines, *(f"file {quoted(other)} lies beside this model, and is left out" for other in others)]
 
 
-def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str, ...]) -> list[str]:
+def _folders_with_models(folder: str, names: Sequence[str]) -> list[str]:
     """Return the folders in a directory that hold models, as those of a pipeline of diffusers do."""
     if type(folder) is not str and "model_index.json" not in names:  # a store is not searched
         return []
@@ -345,7 +344,7 @@ def _folders_with_models(folder: str, names: Sequence[str], suffixes: tuple[str,
             there = open_source.names_in(path, ()) if open_source.is_directory(path) else ()
         except OSError:
             continue
-        if any(single.is_index(other) or other.endswith(suffixes) for other in there):
+        if any(single.is_index(other) or other.endswith(SUFFIXES) for other in there):
             folders.append(name)
     return folders
 
@@ -396,13 +395,12 @@ def other_models(file: TensorFile) -> list[str]:
         return []
     names = sorted(open_source.names_in(folder, ()))
     opened = open_source.called(path)
-    suffixes = tuple({suffix for format_ in FORMATS.values() for suffix in format_.suffixes})
     same = {os.path.splitext(name)[1] for name in (single.single_name(opened), *file.shards)}
     others = [
-        name for name in names if name.endswith(tuple({*suffixes, *FOREIGN} - same)) and not _NO_WEIGHTS.match(name)
+        name for name in names if name.endswith(tuple({*SUFFIXES, *FOREIGN} - same)) and not _NO_WEIGHTS.match(name)
     ]
     others += [name for name in names if single.is_index(name) and name != opened]
-    inner = _folders_with_models(folder, names, suffixes) if type(folder) is str else []
+    inner = _folders_with_models(folder, names) if type(folder) is str else []
     return [
         *(f"file {quoted(name)} lies beside this model, and is left out" for name in others),
         *(f"folder {quoted(name)} has a model, which is left out" for name in inner),
