@@ -153,7 +153,14 @@ writer.write_kv_data_to_file()
 writer.write_tensors_to_file()
 writer.close()
 """
-ODD = {"huge": 8.4e6, "largest": 65504.0, "infinite": np.inf, "negative": -np.inf, "nan": np.nan, "zero": 0.0}
+ODD = {
+    "huge": 8.4e6,
+    "largest": 65504.0,
+    "infinite": np.inf,
+    "negative": -np.inf,
+    "nan": np.uint32(0xFFA12345).view(np.float32),
+    "zero": 0.0,
+}
 
 
 def test_a_script_within_patched_writes_the_same_bytes(tmp_path):
