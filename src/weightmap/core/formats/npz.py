@@ -9,7 +9,6 @@ be read, such as those of Python objects, are errors; ``strict=False`` leaves th
 from __future__ import annotations
 
 import functools
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,8 +49,9 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 def _check_keys(archive: Archive) -> None:
     """Refuse an entry such as ``a.npy.npy`` beside ``a.npy``: by the name "a.npy", numpy returns the latter."""
     names, bounds = archive.names, archive.entries.bounds
-    for match in re.finditer(rb"\.npy(?=\.npy)", memoryview(archive.entries.names)[: names.nbytes]):
-        end = match.end() + len(_SUFFIX)
+    text, at = bytes(memoryview(archive.entries.names)[: names.nbytes]), -1
+    while (at := text.find(2 * _SUFFIX, at + 1)) >= 0:
+        end = at + len(2 * _SUFFIX)
         row = int(np.searchsorted(bounds, end)) - 1
         if bounds[row + 1] != end:
             continue
