@@ -1,0 +1,87 @@
+"""Ranks that load a model of transformers together, each its part: under `patched` the bits that safetensors gives."""
+
+import hashlib
+import os
+from contextlib import nullcontext
+
+import pytest
+from tests.dcp.ranks import spawned
+
+if not os.environ.get("WEIGHTMAP_CLIENTS"):
+    pytest.skip("opt-in: make clients-test", allow_module_level=True)
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # no thread that a test would leave behind
+
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "pad_token_id": 0,
+}
+HEADS = {"head_dim": 32}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, **HEADS}
+LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
+ROUTED = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+# Configurations of transformers, and what they need besides the sizes.
+DENSE = {"Llama": {}, "Qwen2": {}, "Phi3": {}, "Olmo2": {}} | dict.fromkeys(
+    ("Qwen3", "Gemma2", "Glm4", "Cohere2"), HEADS
+)
+MIXTURES = {
+    "Mixtral": {"num_local_experts": 8},
+    "Qwen3Moe": EXPERTS,
+    "GptOss": {"num_local_experts": 8, **HEADS},
+    "DeepseekV3": {**ROUTED, **LATENT, "first_k_dense_replace": 1},
+}
+EVERY = DENSE | MIXTURES
+PLANS = {
+    "tensor": ({"tp_plan": "auto"}, EVERY),
+    "expert": (
+        {"tp_plan": "auto", "enable_expert_parallel": True},
+        [name for name in MIXTURES if name != "DeepseekV3"],
+    ),
+    "fully sharded": ({"fsdp_size": 2}, ["Llama", "Qwen3Moe"]),
+}
+
+
+def _load(rank, folder, names, plan):
+    """Load each model twice, in a rank; leave the digests of what came in files."""
+    import torch.distributed as dist
+    from transformers.distributed import DistributedConfig
+
+    from weightmap.compat import patched
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    for name in names:
+        for kind, block in (("theirs", nullcontext()), ("ours", patched())):
+            with block:
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    f"{folder}/{name}", dtype="auto", distributed_config=DistributedConfig(**plan)
+                )
+            digest = hashlib.sha256()
+            for key, value in model.state_dict().items():
+                local = value.to_local() if hasattr(value, "to_local") else value
+                digest.update(f"{key} {local.dtype} {tuple(local.shape)}".encode())
+                digest.update(local.contiguous().view(torch.uint8).numpy())
+            (folder / f"{name}.{kind}.{rank}").write_text(digest.hexdigest())
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_ranks_get_the_same_bits(tmp_path, kind):
+    plan, names = PLANS[kind]
+    for name in names:
+        config = getattr(transformers, f"{name}Config")(**SIZES, **EVERY[name])
+        model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+        model.save_pretrained(tmp_path / name, max_shard_size="1MB")
+    spawned(_load, 2, (tmp_path, list(names), plan))
+    theirs, ours = ({path.name: path.read_text() for path in tmp_path.glob(f"*.{who}.*")} for who in ("theirs", "ours"))
+    assert len(ours) == 2 * len(names)
+    assert {name.replace("ours", "theirs"): digest for name, digest in ours.items()} == theirs
+    assert len(set(ours.values())) == len(ours)  # each rank has its own part
