@@ -6,21 +6,9 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
+from weightmap import errors
 from weightmap.cli import show
 from weightmap.core.model.opening import open_privately
-from weightmap.errors import (
-    AddressError,
-    ChecksumError,
-    EncodeError,
-    FormatError,
-    MissingDependencyError,
-    Remedy,
-    ShardsError,
-    TargetError,
-    TensorFileError,
-    TensorNotFoundError,
-    UnknownWordError,
-)
 
 if TYPE_CHECKING:
     import argparse
@@ -37,6 +25,9 @@ class UsageError(Exception):
     """A command line with options that do not exist or contradict each other."""
 
 
+_USAGE = (UsageError, errors.AddressError, errors.TensorNotFoundError, errors.EncodeError, errors.TargetError)
+
+
 def no_embeddings(path: str) -> UsageError:
     """Return the error of a command for words when the file has none."""
     return UsageError(f"{path}: there are no words to look up: no vocabulary with one matrix of embeddings")
@@ -46,27 +37,29 @@ def status_of(error: BaseException) -> int:
     """Return the exit status for an error that ended a command."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(error, UnknownWordError):
+    if isinstance(error, errors.UnknownWordError):
         return DIFFERENT
-    if isinstance(error, UsageError | AddressError | TensorNotFoundError | EncodeError | TargetError):
+    if isinstance(error, _USAGE):
         return USAGE
-    if isinstance(error, OSError | MissingDependencyError | MemoryError):
+    if isinstance(error, OSError | errors.MissingDependencyError | MemoryError):
         return INPUT_OUTPUT
-    if isinstance(error, ShardsError) and error.errors:
+    if isinstance(error, errors.ShardsError) and error.errors:
         return max(status_of(one) for _, one in error.errors)
     return MALFORMED
 
 
 def status_of_verify(error: BaseException) -> int:
     """Return the exit status of commands that verify, for which a wrong checksum is a finding."""
-    errors = [one for _, one in error.errors] if isinstance(error, ShardsError) else [error]
+    every = [one for _, one in error.errors] if isinstance(error, errors.ShardsError) else [error]
     # After any other error nothing was verified.
-    return max([DIFFERENT if isinstance(one, ChecksumError) else status_of(one) for one in errors], default=MALFORMED)
+    return max(
+        [DIFFERENT if isinstance(one, errors.ChecksumError) else status_of(one) for one in every], default=MALFORMED
+    )
 
 
 def reason(error: BaseException) -> str:
     """Return the message of an error on one line."""
-    if isinstance(error, OSError) and not isinstance(error, TensorFileError) and error.strerror:
+    if isinstance(error, OSError) and not isinstance(error, errors.TensorFileError) and error.strerror:
         # str() of an OSError begins with "[Errno 2]", which means nothing to most readers.
         place = "" if error.filename is None else f"{_path_text(error.filename) or repr('')}: "
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
@@ -75,20 +68,20 @@ def reason(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, MemoryError):
         return show.clean(f"out of memory: {error}" if str(error) else "out of memory")
-    return show.clean(error.render(_option) if isinstance(error, TensorFileError) else error)
+    return show.clean(error.render(_option) if isinstance(error, errors.TensorFileError) else error)
 
 
 def suggest_lenient(args: argparse.Namespace | None, error: BaseException, source: str) -> None:
     """Let an error name ``--lenient``, if the command has this option and the file opens only with it."""
-    if getattr(args, "lenient", True) or not isinstance(error, FormatError) or error.remedy is not None:
+    if getattr(args, "lenient", True) or not isinstance(error, errors.FormatError) or error.remedy is not None:
         return
     for strict in (True, False):
         try:
             open_privately(source, strict=strict).close()
-        except (TensorFileError, OSError, MemoryError):
+        except (errors.TensorFileError, OSError, MemoryError):
             continue
         if not strict:
-            error.remedy = Remedy("{} tolerates this", "lenient")
+            error.remedy = errors.Remedy("{} tolerates this", "lenient")
         return
 
 
@@ -106,7 +99,7 @@ def failed(path: str, why: str) -> str:
     return f"{name}: failed: {why.removeprefix(f'{name}: ')}"
 
 
-def _option(remedy: Remedy) -> str:
+def _option(remedy: errors.Remedy) -> str:
     """Spell an argument of a function as the option of a command."""
     named = "--lenient" if remedy.option == "strict" else f"--{remedy.option.replace('_', '-')}"
     option = remedy.flag or named
@@ -115,14 +108,14 @@ def _option(remedy: Remedy) -> str:
 
 def error_document(error: BaseException) -> dict[str, object]:
     """Return an error for JSON documents: class, message, and place as far as known."""
-    place = getattr(error, "path" if isinstance(error, TensorFileError) else "filename", None)
+    place = getattr(error, "path" if isinstance(error, errors.TensorFileError) else "filename", None)
     return {
         "type": type(error).__name__,
         "message": reason(error),
         "path": None if place is None else _path_text(place),
         "field": getattr(error, "field", None),
         "offset": getattr(error, "offset", None),
-        **({"refused": error.refused} if isinstance(error, EncodeError) else {}),
+        **({"refused": error.refused} if isinstance(error, errors.EncodeError) else {}),
     }
 
 
