@@ -61,6 +61,10 @@ class ViewTable(Table):
         """Yield every row as a run of its own: see `Table.runs`."""
         return ((self.place(i)[4], 1, 0) for i in range(self.count))  # type: ignore[misc] # it has a row
 
+    def dtypes(self) -> set[str]:
+        """Return the names of the types of all rows."""
+        return {row.dtype.name for row in self.rows()}
+
     def detach_index(self) -> None:
         """Copy a mapped index into private memory."""
         self._stored.detach_index()

@@ -328,7 +328,8 @@ def _convert_tensors(
     if spec.quantize is not None:
         _check_scheme(target, spec.quantize.usual)
     warnings = [f"tolerated in the source: {line}" for line in internals.warnings_of(file)]
-    warnings += other_models(file)
+    if source.folder is not None:
+        warnings += other_models(file)
     file, spec, odd = seen_by(spec, file, names, whole=source.folder is not None or bool(file.shards))
     if spec.translated:
         directory = None  # what it says became key-values

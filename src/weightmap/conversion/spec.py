@@ -207,16 +207,16 @@ def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple
 
 def _check_unscaled(file: TensorFile, spec: Spec, what: str) -> None:
     """Raise `UnsupportedError` for float8 and smaller in a checkpoint that says that it is quantised."""
-    small = (name for name, row in named_rows(file) if row.dtype.name in SMALL_FLOATS and spec.takes(name))
-    name = next(small, None)
-    settings = None if name is None else quantisation_of(file)[0]
-    if name is not None and settings is not None:
-        said = f"{os.path.basename(settings.path)} has {settings.where}"
-        remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
-        error = UnsupportedError(
-            f"{what} would take codes for values: tensor {quoted(name)}, and {said}", remedy=remedy
-        )
-        raise error.located(path=name_of(file))
+    small = parts_of(file)[1].table.dtypes() & SMALL_FLOATS
+    settings = quantisation_of(file)[0] if small else None
+    if settings is None:
+        return
+    for name, row in named_rows(file):
+        if row.dtype.name in small and spec.takes(name):
+            said = f"tensor {quoted(name)}, and {os.path.basename(settings.path)} has {settings.where}"
+            remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
+            error = UnsupportedError(f"{what} would take codes for values: {said}", remedy=remedy)
+            raise error.located(path=name_of(file))
 
 
 def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:

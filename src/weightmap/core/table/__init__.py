@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_PIECE = 4096  # strings
 
 # Tables of strings over bytes of a file, which decode a string when it is asked for.
 #
@@ -113,18 +114,19 @@ class StringTable:
         return None if self.end is None else self.end - len(self._data) + int(self._bounds[i])
 
     def __iter__(self) -> Iterator[str]:
-        # Piece by piece: a Python list of a million integers is larger than the strings.
-        for first in range(0, len(self), 4096):
-            bounds = self._bounds[first : first + 4097].tolist()
-            start = bounds[0]
-            blob = bytes(self._data[start : bounds[-1]])
-            if blob.isascii():  # a byte is a character
-                text = str(blob, "ascii")
-                for i in range(len(bounds) - 1):
-                    yield text[bounds[i] - start : bounds[i + 1] - self._gap - start]
-            else:
-                for i in range(len(bounds) - 1):
-                    yield self._decode(blob[bounds[i] - start : bounds[i + 1] - self._gap - start], first + i)
+        # Piece by piece: a Python list of a million strings is larger than their bytes.
+        return itertools.chain.from_iterable(map(self._piece, range(0, len(self), _PIECE)))
+
+    def _piece(self, first: int) -> list[str]:
+        """Return the strings from number `first` on, a piece of them."""
+        bounds = self._bounds[first : first + _PIECE + 1].tolist()
+        start, gap = bounds[0], self._gap
+        blob = bytes(self._data[start : bounds[-1]])
+        places = [(low - start, high - gap - start) for low, high in itertools.pairwise(bounds)]
+        if blob.isascii():  # a byte is a character
+            text = str(blob, "ascii")
+            return [text[low:high] for low, high in places]
+        return [self._decode(blob[low:high], i) for i, (low, high) in enumerate(places, first)]
 
     @property
     def bounds(self) -> NDArray[np.uint32]:

@@ -266,6 +266,10 @@ class JoinedTable(Table):
         begins, sizes = self._columns((table.spans() for table in self._tables), np.int64, np.int64)
         return begins, sizes
 
+    def dtypes(self) -> set[str]:
+        """Return the names of the types of all rows of its tables."""
+        return {name for table in self._tables for name in table.dtypes()}
+
     def dim_layout(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Implement `Table.dim_layout` for each row."""
         parts = (table.dim_layout(dim) for table in self._tables)

@@ -394,6 +394,11 @@ class Table:
             *_, begins[first:last], sizes[first:last] = columns
         return begins, sizes
 
+    def dtypes(self) -> set[str]:
+        """Return the names of the types of all rows, which are checked."""
+        codes = {code for _, _, columns in self._batches() for code in columns[0].tolist()}
+        return {dtype.name for code in codes if (dtype := self.rules.dtypes[code]) is not None}
+
     def side_ranges(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, Range]]:  # noqa: ARG002 - of tables under deltas
         """Return source and range of bytes outside of their data that decoding rows takes."""
         return ()
