@@ -19,7 +19,7 @@ from weightmap.core.formats.safetensors import DTYPE_NAMES
 from weightmap.core.model.internals import check_copied, dense_row, is_remote, parts_of, row_of, suggestion
 from weightmap.core.model.opening import open_stored
 from weightmap.core.native import access
-from weightmap.core.native.files import drop_pages
+from weightmap.core.native.files import cached_pages, drop_pages
 from weightmap.errors import PlanError, TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.plans.delivery import PartReader, Runs
 from weightmap.plans.places import Heads
@@ -130,10 +130,12 @@ def _pages_of(row: Row) -> NDArray[Any]:
 
 def _read_ahead(row: Row, part: NDArray[Any]) -> None:
     """Let the system read the bytes of a mapped part, and no others: page faults read around each page."""
-    octets = row.source.octets
-    if row.source.has_pages and octets.base is not None and part.nbytes:
-        for begin, end in _runs_in(part):
-            access.will_need(octets.base, begin - octets.ctypes.data, end - begin)
+    octets, page = row.source.octets, mmap.PAGESIZE
+    for begin, end in _runs_in(part) if row.source.has_pages and part.nbytes else ():
+        first, last = begin - octets.ctypes.data, end - octets.ctypes.data
+        # Where the system does not tell what is cached, it is asked to read.
+        if cached_pages(row.source.descriptor, first, last - first) != -(-last // page) - first // page:
+            access.will_need(octets, first, last - first)
 
 
 def _runs_in(part: NDArray[Any]) -> Iterator[tuple[int, int]]:
