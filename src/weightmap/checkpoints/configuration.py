@@ -1,23 +1,34 @@
-"""The configuration beside a model, and what it and the model's header say about how it is quantised."""
+"""How a model is quantised, by the configuration beside it and its header; its parameters, and what they weigh."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightmap._messages import quoted
-from weightmap.checkpoints.methods import FLOATS, Settings, as_settings
-from weightmap.core.bytes import strict_json
+from weightmap._messages import counted, quoted
 from weightmap.core.bytes.open_source import read_small, sibling_path
-from weightmap.core.model.internals import parts_of
+from weightmap.core.hooks import later
+from weightmap.core.model.codes import refuse_codes
+from weightmap.core.model.internals import check_index, parts_of
 from weightmap.errors import TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from weightmap.checkpoints.methods import Settings
+    from weightmap.checkpoints.pieced import TargetTypes
     from weightmap.core.bytes.source import Source
+    from weightmap.core.table.table import Row, TensorInfo
+
+# Of quantised checkpoints alone.
+_as_settings: Callable[..., Settings] = later("weightmap.checkpoints.methods", "as_settings")
+_parameters_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "parameters_of")
+_stored_rows: Callable[..., Any] = later("weightmap.checkpoints.weights", "stored_rows")
+# For a configuration alone.
+_loads: Callable[..., Any] = later("weightmap.core.bytes.strict_json", "loads")
 
 _CONFIG = "config.json"
 # Keys of a configuration, and files beside it, that say how a model is quantised.
@@ -30,6 +41,10 @@ _MAX_DEPTH = 8
 # In the header of safetensors: the key of ComfyUI, and how torchao names the class of a tensor.
 _COMFY_TENSORS = ("scaled_fp8", ".comfy_quant", ".scale_weight")
 _COMFY, _TORCHAO = "_quantization_metadata", re.compile(r'"_type"\s*:\s*"(?!(?:Tensor|Parameter)")([^"]{1,80})"')
+# Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
+TRAINING = re.compile(
+    r"(optim(izer)?s?(_\w+)?|(\w+_)?rng(_\w+)?|(lr_)?schedulers?(_\w+)?)(\.|$)|(state\.)?\d+\.(exp_avg|momentum_buffer)"
+)
 
 
 def config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str, Any], str]:
@@ -45,17 +60,6 @@ def config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str,
     if path is None:
         return {}, _CONFIG
     return _json(sibling_path(path, _CONFIG), trust) or {}, sibling_path(path, _CONFIG)
-
-
-def type_of(config: Mapping[str, Any]) -> str | None:
-    """Return the type of the model's parameters, where the configuration says it."""
-    inner = config.get("text_config")
-    for values in (config, inner if isinstance(inner, dict) else {}):
-        for key in ("dtype", "torch_dtype"):
-            name = values.get(key)
-            if isinstance(name, str) and name.removeprefix("torch.") in FLOATS:
-                return name.removeprefix("torch.")
-    return None
 
 
 def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
@@ -97,7 +101,7 @@ def _is_mlx(value: Any) -> bool:
 def _json(path: str, trust: Any = None) -> dict[str, Any] | None:
     raw = read_small(path, trust)
     try:
-        return None if raw is None else strict_json.loads(raw, os.path.basename(path))
+        return None if raw is None else _loads(raw, os.path.basename(path))
     except TensorFileError as error:
         raise error.located(path=path) from None
 
@@ -129,7 +133,7 @@ def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
     if "." in where and any(other != value for _, other, _ in every):
         names = " and ".join(name for name, _, _ in every)
         raise UnsupportedError(f"{names} of sub-configurations differ", path=path, field=where, expected="one of them")
-    settings = as_settings(value, path, where)
+    settings = _as_settings(value, path, where)
     if "quant_method" not in settings.values:
         if _is_mlx(values.get(_MLX)):
             return _mlx(values[_MLX], path, where)
@@ -139,7 +143,7 @@ def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
 
 
 def _mlx(values: Mapping[str, Any], path: str, where: str) -> Settings:
-    return Settings({**values, "quant_method": "mlx"}, path, where)
+    return _as_settings({**values, "quant_method": "mlx"}, path, where)
 
 
 def _sidecar(model: str, trust: Any) -> Settings | None:
@@ -150,10 +154,10 @@ def _sidecar(model: str, trust: Any) -> Settings | None:
         if config is None:
             continue
         if name == _MODELOPT:
-            inner = as_settings(config.get("quantization"), path, "quantization")
+            inner = _as_settings(config.get("quantization"), path, "quantization")
             inner.values = {"quant_method": "modelopt", **inner.values}
             return inner
-        settings = Settings(config, path, os.path.splitext(name)[0])
+        settings = _as_settings(config, path, os.path.splitext(name)[0])
         if "quant_method" not in config:
             if name == _AWQ and not _AWQ_KEYS & config.keys():
                 settings.unsupported("quant_method", f"one, or the keys of AWQ: {', '.join(sorted(_AWQ_KEYS))}")
@@ -170,8 +174,8 @@ def _of_file(file: Any) -> Settings | None:
     for part in file.shards.values() or (file,):
         metadata = part.metadata
         if _COMFY in metadata:
-            values = as_settings(strict_json.loads(metadata[_COMFY].encode(), _COMFY), path, _COMFY).values
-            return Settings({**values, "quant_method": "comfyui"}, path, _COMFY)
+            values = _as_settings(_loads(metadata[_COMFY].encode(), _COMFY), path, _COMFY).values
+            return _as_settings({**values, "quant_method": "comfyui"}, path, _COMFY)
         for key, value in metadata.items() if "tensor_names" in metadata else ():
             match = _TORCHAO.search(value) if isinstance(value, str) else None
             if match is not None:
@@ -179,5 +183,86 @@ def _of_file(file: Any) -> Settings | None:
                 msg = f"metadata {quoted(key)} says that the tensor is a {kind} of torchao, which is not decoded"
                 raise UnsupportedError(msg, field="metadata")
     if any(name.endswith(_COMFY_TENSORS) for name in file):
-        return Settings({"quant_method": "comfyui"}, path, "names of tensors")
+        return _as_settings({"quant_method": "comfyui"}, path, "names of tensors")
     return None
+
+
+def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes | None = None) -> Any:
+    """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
+
+    Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read; but
+    where a target holds the same integers and scales, they are tensors of its scheme, perhaps with another beside it.
+    Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter; `UnsupportedError`
+    for a scheme that is recognised and not decoded.
+    """
+    file = getattr(file, "stored", file)  # of parameters
+    check_index(file)
+    source, content, options = parts_of(file)
+    try:
+        settings, config = quantisation_of(file)
+        if settings is None:
+            refuse_codes(content.table, range(len(file)), None)
+            return file
+        table = _parameters_of(content.table, settings, config, dtype, target_types)
+    except TensorFileError as error:
+        raise error.located(path=source.name, format=file.format) from None
+    table.belongs_to(source, file.format)
+    return type(file)(source, file.format, content.varied(table=table), options)
+
+
+class Weight(NamedTuple):
+    """How much a model weighs.
+
+    Attributes
+    ----------
+    parameters : int
+        Elements of all parameters.
+    bits_per_weight : float or None
+        Bits that are stored for one of them; None where there is none.
+    quantized : int
+        Those of them that are quantised.
+    quantized_bits_per_weight : float or None
+        Bits that are stored for one of these.
+    training : int
+        Elements that are no parameters: of an optimiser, a schedule or a random-number generator.
+    """
+
+    parameters: int
+    bits_per_weight: float | None
+    quantized: int
+    quantized_bits_per_weight: float | None
+    training: int
+
+    def __str__(self) -> str:
+        state = f"; not counted: {counted(self.training, 'element')} of training state" if self.training else ""
+        return self._of_parameters() + state
+
+    def _of_parameters(self) -> str:
+        if self.bits_per_weight is None:
+            return "none"
+        text = f"{counted(self.parameters, 'element')} of {self.bits_per_weight:.3f} bits"
+        if self.quantized_bits_per_weight is not None and self.quantized < self.parameters:
+            text += f"; {self.quantized:,} of them quantised, of {self.quantized_bits_per_weight:.3f} bits"
+        return text
+
+
+def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
+    """Weigh parameters, as `stored_rows` yields them."""
+    elements, nbytes, training = [0, 0], [0, 0], 0
+    for info, row in tensors:
+        if TRAINING.match(info.name):
+            training += math.prod(info.shape)
+            continue
+        kind = row.dtype.quantized or info.dtype != row.dtype.name  # which the scheme of a parameter replaces
+        elements[kind] += math.prod(info.shape)
+        nbytes[kind] += info.nbytes
+    bits = [
+        8 * stored / count if count else None
+        for stored, count in ((sum(nbytes), sum(elements)), (nbytes[1], elements[1]))
+    ]
+    return Weight(sum(elements), bits[0], elements[1], bits[1], training)
+
+
+def weight_of_model(file: Any) -> Weight:
+    """Weigh the parameters of a model. Raises what `as_parameters` and looking them up raise."""
+    return weight_of(_stored_rows(as_parameters(file)))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, escape, quoted
-from weightmap.checkpoints.weights import Pieces, as_parameters, stored_info, stored_rows
+from weightmap.checkpoints.configuration import as_parameters
+from weightmap.checkpoints.weights import Pieces, stored_info, stored_rows
 from weightmap.core.dtypes import DTYPES, name_of_dtype
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import detach_index, parts_of, row_of

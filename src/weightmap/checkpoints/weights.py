@@ -1,16 +1,15 @@
-"""`TensorFile.weights`: the parameters of a model, of which a quantised checkpoint stores each as several tensors."""
+"""The parameters of a quantised checkpoint, which stores each of them as several tensors."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from weightmap._messages import counted, quoted
-from weightmap.checkpoints.configuration import quantisation_of, type_of
-from weightmap.checkpoints.methods import HALVES, Group, Method, method_of
+from weightmap._messages import quoted
+from weightmap.checkpoints.methods import FLOATS, HALVES, Group, Method, method_of
 from weightmap.checkpoints.pieced import Coding, Layout, PiecedTensor, TargetTypes, head
 from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes import Range
@@ -18,7 +17,7 @@ from weightmap.core.bytes.derived import Derived
 from weightmap.core.bytes.geometry import Geometry, ascending
 from weightmap.core.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
 from weightmap.core.model.codes import refuse_codes
-from weightmap.core.model.internals import check_index, parts_of, requested, rows_of
+from weightmap.core.model.internals import requested, rows_of
 from weightmap.core.native.quantised import GGML_TYPES, blocks_size, ggml_size
 from weightmap.core.quant import PIECE
 from weightmap.core.quant.blocks import QuantizedTensor
@@ -26,13 +25,14 @@ from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.core.quant.schemes import BITS
 from weightmap.core.table import StringTable
 from weightmap.core.table.table import Row, Table, TensorInfo
-from weightmap.errors import FormatError, TensorFileError
+from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from weightmap.checkpoints.methods import Settings
     from weightmap.core.bytes.source import Source
 
 
@@ -42,35 +42,26 @@ _TOGETHER, _MAX_BATCH_NBYTES = 64, 64 << 20
 # Elements decoded at once where no array is made of single ones; fewer columns of codes that lie transposed are slow.
 _DIRECT_PIECE = 8 * PIECE
 _T = TypeVar("_T")
-# Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
-TRAINING = re.compile(
-    r"(optim(izer)?s?(_\w+)?|(\w+_)?rng(_\w+)?|(lr_)?schedulers?(_\w+)?)(\.|$)|(state\.)?\d+\.(exp_avg|momentum_buffer)"
-)
 # What the scale of a whole tensor is called beside it, as llama.cpp has it.
 _WHOLE = ".scale"
 
 
-def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes = _NOTHING) -> Any:
-    """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
+def parameters_of(
+    stored: Table, settings: Settings, config: Mapping[str, Any], dtype: str | None, target_types: TargetTypes | None
+) -> ViewTable:
+    """Return the table of the parameters of a quantised checkpoint: see `as_parameters`."""
+    return _Parameters(stored, method_of(settings), _type_of(config), dtype, target_types or _NOTHING)
 
-    Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read; but
-    where a target holds the same integers and scales, they are tensors of its scheme, perhaps with another beside it.
-    Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter; `UnsupportedError`
-    for a scheme that is recognised and not decoded.
-    """
-    file = getattr(file, "stored", file)  # of parameters
-    check_index(file)
-    source, content, options = parts_of(file)
-    try:
-        settings, config = quantisation_of(file)
-        if settings is None:
-            refuse_codes(content.table, range(len(file)), None)
-            return file
-        table = _Parameters(content.table, method_of(settings), type_of(config), dtype, target_types)
-    except TensorFileError as error:
-        raise error.located(path=source.name, format=file.format) from None
-    table.belongs_to(source, file.format)
-    return type(file)(source, file.format, content.varied(table=table), options)
+
+def _type_of(config: Mapping[str, Any]) -> str | None:
+    """Return the type of the model's parameters, where the configuration says it."""
+    inner = config.get("text_config")
+    for values in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            name = values.get(key)
+            if isinstance(name, str) and name.removeprefix("torch.") in FLOATS:
+                return name.removeprefix("torch.")
+    return None
 
 
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:
@@ -93,64 +84,6 @@ def stored_info(name: str, row: Row) -> TensorInfo:
     """Return the entry of a parameter, with the scheme and the bytes in which it is stored."""
     info, how = row.info(name), storage_of(row)
     return info if how is None else info._replace(dtype=how[0], nbytes=how[3])
-
-
-class Weight(NamedTuple):
-    """How much a model weighs.
-
-    Attributes
-    ----------
-    parameters : int
-        Elements of all parameters.
-    bits_per_weight : float or None
-        Bits that are stored for one of them; None where there is none.
-    quantized : int
-        Those of them that are quantised.
-    quantized_bits_per_weight : float or None
-        Bits that are stored for one of these.
-    training : int
-        Elements that are no parameters: of an optimiser, a schedule or a random-number generator.
-    """
-
-    parameters: int
-    bits_per_weight: float | None
-    quantized: int
-    quantized_bits_per_weight: float | None
-    training: int
-
-    def __str__(self) -> str:
-        state = f"; not counted: {counted(self.training, 'element')} of training state" if self.training else ""
-        return self._of_parameters() + state
-
-    def _of_parameters(self) -> str:
-        if self.bits_per_weight is None:
-            return "none"
-        text = f"{counted(self.parameters, 'element')} of {self.bits_per_weight:.3f} bits"
-        if self.quantized_bits_per_weight is not None and self.quantized < self.parameters:
-            text += f"; {self.quantized:,} of them quantised, of {self.quantized_bits_per_weight:.3f} bits"
-        return text
-
-
-def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
-    """Weigh parameters, as `stored_rows` yields them."""
-    elements, nbytes, training = [0, 0], [0, 0], 0
-    for info, row in tensors:
-        if TRAINING.match(info.name):
-            training += math.prod(info.shape)
-            continue
-        kind = row.dtype.quantized or isinstance(row.geometry, Pieces)
-        elements[kind] += math.prod(info.shape)
-        nbytes[kind] += info.nbytes
-    bits = [
-        8 * stored / count if count else None
-        for stored, count in ((sum(nbytes), sum(elements)), (nbytes[1], elements[1]))
-    ]
-    return Weight(sum(elements), bits[0], elements[1], bits[1], training)
-
-
-def weight_of_model(file: Any) -> Weight:
-    """Weigh the parameters of a model. Raises what `as_parameters` and looking them up raise."""
-    return weight_of(stored_rows(as_parameters(file)))
 
 
 # -------------------------------------------------------------------------------------------------------- the table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import weightmap as wm
 from weightmap._messages import counted
-from weightmap.checkpoints.weights import weight_of_model
+from weightmap.checkpoints.configuration import weight_of_model
 from weightmap.cli import show
 from weightmap.cli.arguments import add_config, add_json, add_lenient, add_threads, text
 from weightmap.cli.outcome import OK, opened, reason

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap import __version__
@@ -20,8 +21,12 @@ from weightmap.core.hooks import later
 from weightmap.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+# Its module imports every compressor of Python (4 ms), and only help is as wide as the terminal: arguments are checked
+# when they are added, by a formatter that needs some width.
+_terminal_size: Callable[..., Any] = later("shutil", "get_terminal_size")
+_WIDTH = 80
 _HELP = "weightmap help lists them all"
 _SHELLS = ("bash", "zsh", "fish")
 _EPILOG = """\
@@ -43,7 +48,7 @@ def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         prog="weightmap",
         description="Look into, check, convert and compare files of tensors, opened in place.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=_WIDTH),
         allow_abbrev=False,
     )
     parser.add_argument("-v", "-V", "--version", action=_Version, nargs=0, help="print the version and exit")
@@ -108,8 +113,9 @@ def _add_command(subparsers: Any, name: str, command: _Command) -> None:
 
 def _add_parser(subparsers: Any, name: str, summary: str, details: str = "") -> argparse.ArgumentParser:
     description = f"{summary[0].upper()}{summary[1:]}. {details}".strip()
+    formatter = partial(argparse.HelpFormatter, width=_WIDTH)
     sub: argparse.ArgumentParser = subparsers.add_parser(
-        name, help=summary, description=description, allow_abbrev=False
+        name, help=summary, description=description, formatter_class=formatter, allow_abbrev=False
     )
     return sub
 
@@ -261,6 +267,12 @@ class _Parser(argparse.ArgumentParser):
             close = _suggestion(option, self._option_string_actions) or _elsewhere(option)
             self.error(f"there is no option {option}{close}")
         return parsed, unknown
+
+    def format_help(self) -> str:
+        """Return the help, as wide as the terminal."""
+        formatter: Callable[..., Any] = self.formatter_class
+        self.formatter_class = partial(formatter, width=_terminal_size().columns - 2)
+        return super().format_help()
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is not one of the choices; for a command, suggest similar ones."""

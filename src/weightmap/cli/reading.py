@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.checkpoints.weights import TRAINING, Weight, as_parameters, storage_of, stored_rows, weight_of
+from weightmap.checkpoints.configuration import TRAINING, Weight, as_parameters, weight_of
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_lenient, add_weights, text
 from weightmap.cli.outcome import OK, UsageError, opened, reason
@@ -37,6 +37,9 @@ _check_not_read: Callable[..., None] = later("weightmap.huggingface.along", "che
 _pieces: Callable[..., Any] = later("weightmap.core.model.saving", "pieces")
 _new_plan: Callable[..., Any] = later("weightmap.core.bytes.sink", "WritePlan")
 _write_plan: Callable[..., int] = later("weightmap.core.bytes.atomic", "write_plan")
+# Only quantised checkpoints have them.
+_storage_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "storage_of")
+_stored_rows: Callable[..., Any] = later("weightmap.checkpoints.weights", "stored_rows")
 # Only a terminal shows the tree.
 module_tree: Callable[..., Any] = later("weightmap.report.modules", "module_tree")
 separator: Callable[..., Any] = later("weightmap.report.modules", "separator")
@@ -104,7 +107,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     """Return the tensors to list, in the order to list them."""
-    every = stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file))
+    every = _stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file))
     chosen = [(info, row) for info, row in every if takes(info.name, args.include, args.exclude)]
     if args.sort is not None:
         chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))
@@ -118,7 +121,7 @@ def _weight(file: wm.TensorFile, chosen: _Chosen, *, selective: bool) -> tuple[W
         if model is file:
             return weight_of(chosen), None
         names = {info.name for info, _ in chosen}
-        return weight_of(pair for pair in stored_rows(model) if not selective or pair[0].name in names), None
+        return weight_of(pair for pair in _stored_rows(model) if not selective or pair[0].name in names), None
     except (TensorFileError, OSError) as error:  # of a configuration beside the file
         return None, reason(error)
 
@@ -140,7 +143,7 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
     not stop `inspect`.
     """
     for info, place in chosen:
-        how = None if place.geometry is None else storage_of(place)
+        how = None if place.geometry is None else _storage_of(place)
         if how is None and not place.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
             yield info, None
             continue

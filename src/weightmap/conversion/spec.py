@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightmap._messages import counted, quoted
-from weightmap.checkpoints.configuration import quantisation_of
+from weightmap.checkpoints.configuration import as_parameters, quantisation_of
 from weightmap.checkpoints.pieced import REPACKED, TargetTypes
-from weightmap.checkpoints.weights import as_parameters, storage_of
+from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.core.arguments import DEFAULT_LIMITS, Globs, Options, listed, matches, mistyped, takes
 from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.checkpoints.weights import Pieces, as_parameters
+from weightmap.checkpoints.configuration import as_parameters
+from weightmap.checkpoints.weights import Pieces
 from weightmap.core.arguments import as_threads
 from weightmap.core.bytes.memory import PerProcess, headroom
 from weightmap.core.dtypes import numpy_dtype

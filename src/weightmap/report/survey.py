@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from weightmap.checkpoints.configuration import Weight, weight_of_model
 from weightmap.checkpoints.handle import stored_model
-from weightmap.checkpoints.weights import Weight, stored_rows, weight_of_model
+from weightmap.checkpoints.weights import stored_rows
 from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.conversion.tensor_diffs import has_numbers
 from weightmap.core.bytes import Range
