@@ -7,7 +7,6 @@ in everything that comes from a file or an argument.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -44,8 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stderr is not None:
             sys.stderr.write("weightmap: standard output is closed\n")
         return outcome.INPUT_OUTPUT
-    if argv is None:  # a process of our own, whose last collection then leaves out what was imported: 10 ms
-        gc.freeze()
     try:
         return outcome.undoing(lambda: _run(list(sys.argv[1:] if argv is None else argv)))
     except BrokenPipeError:
