@@ -40,7 +40,7 @@ _AWQ_KEYS = {"w_bit", "q_group_size", "zero_point"}
 _MAX_DEPTH = 8
 # In the header of safetensors: the key of ComfyUI, and how torchao names the class of a tensor.
 _COMFY_TENSORS = ("scaled_fp8", ".comfy_quant", ".scale_weight")
-_COMFY, _TORCHAO = "_quantization_metadata", re.compile(r'"_type"\s*:\s*"(?!(?:Tensor|Parameter)")([^"]{1,80})"')
+_COMFY, _TORCHAO = "_quantization_metadata", r'"_type"\s*:\s*"(?!(?:Tensor|Parameter)")([^"]{1,80})"'
 # Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
 TRAINING = re.compile(
     r"(optim(izer)?s?(_\w+)?|(\w+_)?rng(_\w+)?|(lr_)?schedulers?(_\w+)?)(\.|$)|(state\.)?\d+\.(exp_avg|momentum_buffer)"
@@ -177,7 +177,7 @@ def _of_file(file: Any) -> Settings | None:
             values = _as_settings(_loads(metadata[_COMFY].encode(), _COMFY), path, _COMFY).values
             return _as_settings({**values, "quant_method": "comfyui"}, path, _COMFY)
         for key, value in metadata.items() if "tensor_names" in metadata else ():
-            match = _TORCHAO.search(value) if isinstance(value, str) else None
+            match = re.search(_TORCHAO, value) if isinstance(value, str) else None
             if match is not None:
                 kind = quoted(match[1])
                 msg = f"metadata {quoted(key)} says that the tensor is a {kind} of torchao, which is not decoded"

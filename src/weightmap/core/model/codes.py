@@ -39,15 +39,15 @@ _BEHIND = (
     *(".wscale", ":scale"),
 )
 # Endings of names of codes, which an ending of `_BEHIND` may replace.
-_ENDINGS = re.compile(r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$")
+_ENDINGS = r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$"
 # Names of a quantised parameter's other tensors: zero points, orders, shapes, counters, scales.
-_OTHER = re.compile(
+_OTHER = (
     r"(?:^|[._:])(?:q?zeros?|zp|zero_?points?|g_?idx|idx|index|indices|ids?|masks?|shape|format|(?:inv_?)?perm|steps?"
     r"|num|count|counter|lengths?|offsets?|labels?|pos|positions?|q?scales?|absmax|enabled|state)(?:$|[._:])"
 )
 # Tensors that mark a file as quantised.
 _MARKS = ("scaled_fp8", "comfy_quant")
-_SCALES_OR_MARKS = re.compile("scale|absmax|SCB|comfy_quant")
+_SCALES_OR_MARKS = "scale|absmax|SCB|comfy_quant"
 # Programs by their names for scales.
 _WRITERS = {
     "scales": "GPTQ, AWQ and MLX",
@@ -66,7 +66,7 @@ def _scale_names(name: str) -> Iterator[str]:
     if dot:
         yield from (f"{stem}{ending}" for stem in (module, f"{module}.weight") for ending in _BEHIND)
     yield from (f"{name}{ending}" for ending in _BEHIND)
-    stem = _ENDINGS.sub("", name)
+    stem = re.sub(_ENDINGS, "", name)
     if stem != name:
         yield from (f"{stem}{ending}" for ending in _BEHIND)
 
@@ -80,7 +80,7 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
         return f"{name}.absmax" if find(f"{name}.absmax") is not None else None
     if kind not in _CODES:
         return None
-    if not row.shape or max(row.shape) < 2 or _OTHER.search(name.rpartition(".")[2].lower()):
+    if not row.shape or max(row.shape) < 2 or re.search(_OTHER, name.rpartition(".")[2].lower()):
         return None
     for scale_name in _scale_names(name):
         scales = find(scale_name)
@@ -93,7 +93,7 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
 
 def _tell_of_scales(names: Iterable[str]) -> bool:
     """Whether some of these tensors may be scales, or mark a file as quantised."""
-    return _SCALES_OR_MARKS.search("\n".join(names)) is not None
+    return re.search(_SCALES_OR_MARKS, "\n".join(names)) is not None
 
 
 def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | None] | None:
