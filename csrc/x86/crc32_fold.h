@@ -10,6 +10,10 @@
  * Registers. A wide register folds all its blocks at once. A product takes several cycles and a new one may begin in each, so a long
  * message is folded by eight registers side by side, each onto the place eight registers behind it.
  *
+ * Spreading. P(x)^128 = P(x^128), and it is zero modulo P: a register of 128 bits may be XORed, instead of multiplied, onto those that
+ * lie e registers behind it, for each bit e of CRC32_P but the lowest. Of 40 registers the first eight are spread over the others,
+ * where multiplying limits the speed: a fifth of the products goes.
+ *
  * Reflection. The lowest bit of a block is the highest power of x: bit k of 128 is the coefficient of x^(127 - k), bit k of 64
  * that of x^(63 - k). The first bytes of the message lie lowest and are its highest powers, so a plain load is right, and the low
  * quadword is L. Bit i + j of a product is the coefficient of x^(126 - i - j), not of x^(127 - i - j): the product is multiplied by
@@ -32,6 +36,7 @@
  *   one_block(x)        folds the blocks of x onto its last one
  *   EACH(n)             the constants of folding by n blocks, in each block of a register
  *   K1, K2, K4, K8      those of folding by one, two, four and eight registers
+ *   K16, SPREAD(n)      optional: those of folding by 16, and register n of 40 with what c0 to c7, the first eight, add to it
  */
 enum { BLOCK = 16, REGISTER = sizeof(vector), STEP = 8 * REGISTER };
 
@@ -57,22 +62,26 @@ TARGET WM_INLINE __m128i fold_rest(__m128i x, const uint8_t *end, size_t len) {
     return fold_block(_mm_shuffle_epi8(x, up), last, FOLD(1));
 }
 
+/* Folds the eight registers n to n + 7 of NEXT into x0 to x7. */
+#define FOLD_EIGHT(NEXT, n, k)                                                                                              \
+    x0 = fold(x0, NEXT(n), k), x1 = fold(x1, NEXT(n + 1), k), x2 = fold(x2, NEXT(n + 2), k), x3 = fold(x3, NEXT(n + 3), k), \
+    x4 = fold(x4, NEXT(n + 4), k), x5 = fold(x5, NEXT(n + 5), k), x6 = fold(x6, NEXT(n + 6), k), x7 = fold(x7, NEXT(n + 7), k)
+#define AT(n) load(p + (n) * REGISTER)
+
 /* Folds STEP bytes or more by eight registers, which begin at `data`, into one. Afterwards less than STEP bytes remain. */
 TARGET WM_INLINE vector fold_steps(uint32_t state, const uint8_t **data, size_t *len) {
     const vector k8 = K8, k4 = K4, k2 = K2;
     const uint8_t *p = *data, *const end = p + *len;
-    vector x0 = begin(load(p), state), x1 = load(p + REGISTER), x2 = load(p + 2 * REGISTER), x3 = load(p + 3 * REGISTER);
-    vector x4 = load(p + 4 * REGISTER), x5 = load(p + 5 * REGISTER), x6 = load(p + 6 * REGISTER), x7 = load(p + 7 * REGISTER);
-    for (p += STEP; (size_t)(end - p) >= STEP; p += STEP) {
-        x0 = fold(x0, load(p), k8);
-        x1 = fold(x1, load(p + REGISTER), k8);
-        x2 = fold(x2, load(p + 2 * REGISTER), k8);
-        x3 = fold(x3, load(p + 3 * REGISTER), k8);
-        x4 = fold(x4, load(p + 4 * REGISTER), k8);
-        x5 = fold(x5, load(p + 5 * REGISTER), k8);
-        x6 = fold(x6, load(p + 6 * REGISTER), k8);
-        x7 = fold(x7, load(p + 7 * REGISTER), k8);
+    vector x0 = begin(AT(0), state), x1 = AT(1), x2 = AT(2), x3 = AT(3), x4 = AT(4), x5 = AT(5), x6 = AT(6), x7 = AT(7);
+    p += STEP;
+#ifdef K16
+    for (; (size_t)(end - p) >= 5 * STEP; p += 5 * STEP) {
+        const vector c0 = AT(0), c1 = AT(1), c2 = AT(2), c3 = AT(3), c4 = AT(4), c5 = AT(5);
+        const vector c6 = _mm_xor_si128(AT(6), c0), c7 = _mm_xor_si128(AT(7), c1);
+        FOLD_EIGHT(SPREAD, 8, K16), FOLD_EIGHT(SPREAD, 16, k8), FOLD_EIGHT(SPREAD, 24, k8), FOLD_EIGHT(SPREAD, 32, k8);
     }
+#endif
+    for (; (size_t)(end - p) >= STEP; p += STEP) FOLD_EIGHT(AT, 0, k8);
     *data = p;
     *len = (size_t)(end - p);
     x0 = fold(x0, x4, k4), x1 = fold(x1, x5, k4), x2 = fold(x2, x6, k4), x3 = fold(x3, x7, k4);
