@@ -69,6 +69,8 @@ for path in paths:
         on = False
         opened += sum(event == "open" and what == path for event, what in events)
         fine = {("open", path), ("mmap.__new__", "-1")}
+        # The thread of prefetch, which CPython names from 3.12 on.
+        fine |= {event for event in events if event[0].startswith("_thread.") and "plans.pages._Worker" in event[1]}
         if path.endswith(".onnx"):  # its data may lie in other files of its folder
             fine |= {event for event in events if event[0] == "open" and os.path.dirname(event[1]) == folder}
         odd += [(path, *event) for event in events if event not in fine]
