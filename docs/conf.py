@@ -20,6 +20,8 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 # The first page includes it.
 exclude_patterns = ["start.md"]
 html_theme = "furo"
+# The default underlines the modules of an import, as if they were links.
+pygments_dark_style = "github-dark"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_title = f"weightmap {release}"

@@ -166,14 +166,13 @@ def bytes_map(files: int, longest: int) -> dict[str, Any]:
             "field": "align",
             "type": "ordinal",
             "title": "begins at a multiple of",
-            "scale": {"scheme": "viridis", "reverse": True},
         },
         "in memory": {
             "field": "resident",
             "type": "quantitative",
             "title": "in memory",
-            "scale": {"scheme": "blues", "domain": [0, 1]},
-            "legend": {"format": ".0%"},
+            "scale": {"domain": [0, 1]},
+            "legend": {"format": ".0%", "values": [0, 0.5, 1]},
         },
     }
     tooltip = [

@@ -131,7 +131,7 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
             yield "</details>"
             depth -= 1
         share = line.nbytes / whole if whole else 0.0
-        said = f"{page.text(line.label or '(itself)')}"
+        said = page.named(line.label or "(itself)")
         # Browsers draw <meter> so that no style makes its bar fill it.
         meter = f'<span class="meter" role="img" aria-label="{share:.1%}" style="--share:{share:.2%}"></span>'
         about = brief(line.nbytes)

@@ -83,17 +83,20 @@
     function style() {
         const colours = getComputedStyle(document.documentElement);
         const [text, line, bar] = ["--text", "--line", "--bar"].map(name => colours.getPropertyValue(name).trim());
+        // What is least differs from what is blank on both pages.
+        const viridis = { scheme: "viridis", extent: dark.matches ? [0.3, 1] : [0.9, 0] };
         return {
             background: "transparent",
             axis: { labelColor: text, titleColor: text, gridColor: line, domainColor: line, tickColor: line,
                 labelSeparation: 6 },
-            legend: { labelColor: text, titleColor: text, orient: "bottom", columns: 6, symbolLimit: 60 },
+            legend: { labelColor: text, titleColor: text, orient: "bottom", columns: 6, symbolLimit: 60,
+                labelSeparation: 6 },
             title: { color: text },
             view: { stroke: "transparent" },
             text: { fill: text },
             rect: { stroke: line, strokeWidth: 0.5 },
-            // What is least differs from what is blank on both pages.
-            range: { heatmap: { scheme: "viridis", extent: dark.matches ? [0.3, 1] : [0.9, 0] } },
+            range: { heatmap: viridis, ordinal: viridis,
+                ramp: { scheme: "blues", extent: dark.matches ? [1, 0.1] : [0.1, 1] } },
             rule: { color: bar }, bar: { color: bar }, point: { color: bar, opacity: 1 },
         };
     }
