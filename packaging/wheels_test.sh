@@ -6,10 +6,10 @@
 #
 #     debootstrap --variant=minbase --include=gcc,make,libc6-dev,zlib1g-dev,libffi-dev xenial ROOT MIRROR   (glibc 2.23)
 #     chroot ROOT sh -c 'cd /src && ./configure --prefix=/opt/python --without-ensurepip && make && make altinstall'
-#     packaging/wheels_test.sh ROOT /opt/python/bin/python3.11 dist/weightmap-*-manylinux_2_17_x86_64.whl
+#     packaging/wheels_test.sh ROOT /opt/python/bin/python3.11 dist/weightmap-*manylinux_2_17_x86_64.whl
 #
 #     debootstrap --arch=arm64 --variant=minbase --include=python3 bookworm ROOT MIRROR
-#     packaging/wheels_test.sh ROOT python3.11 dist/weightmap-*-manylinux_2_17_aarch64.whl
+#     packaging/wheels_test.sh ROOT python3.11 dist/weightmap-*manylinux_2_17_aarch64.whl
 #
 # The musllinux wheel of x86-64 was loaded by a CPython 3.11 that musl-gcc built (musl 1.2.3), with numpy 1.26; 342 tests ran.
 #
