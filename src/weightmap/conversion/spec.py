@@ -16,10 +16,10 @@ from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.core.arguments import DEFAULT_LIMITS, Globs, Options, listed, matches, mistyped, takes
 from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype
 from weightmap.core.formats import FORMATS, Format, by_name
-from weightmap.core.model.codes import SMALL_FLOATS, check_computable
+from weightmap.core.model.codes import SMALL_FLOATS, check_computable, codes_for_values
 from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of
 from weightmap.core.model.saving import Output
-from weightmap.errors import EncodeError, Remedy, UnsupportedError
+from weightmap.errors import EncodeError, Remedy
 from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, known, shape_of, unknown
 
@@ -214,9 +214,7 @@ def _check_unscaled(file: TensorFile, spec: Spec, what: str) -> None:
     for name, row in named_rows(file):
         if row.dtype.name in small and spec.takes(name):
             said = f"tensor {quoted(name)}, and {os.path.basename(settings.path)} has {settings.where}"
-            remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
-            error = UnsupportedError(f"{what} would take codes for values: {said}", remedy=remedy)
-            raise error.located(path=name_of(file))
+            raise codes_for_values(file, what, said)
 
 
 def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:

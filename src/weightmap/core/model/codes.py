@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap._messages import counted, quoted
 from weightmap.core.dtypes import DTYPES, dtype_named
 from weightmap.core.model.internals import name_of, named_rows
-from weightmap.errors import Remedy, UnsupportedError
+from weightmap.errors import Remedy, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -155,14 +155,18 @@ def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str
     return [name for name, _ in pairs], pairs[0][1] if pairs else ""
 
 
+def codes_for_values(file: Any, what: str, which: str) -> TensorFileError:
+    """Return the error of an operation on the values of stored tensors that would take codes for them."""
+    remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
+    return UnsupportedError(f"{what} would take codes for values: {which}", remedy=remedy).located(path=name_of(file))
+
+
 def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None:
     """Raise `UnsupportedError` if an operation on the values of stored tensors would take codes for values."""
     names, scales = codes_among(file, takes)
     if names:
         some = f"{counted(len(names), 'tensor')} such as {quoted(names[0])}, whose scales are {quoted(scales)}"
-        remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
-        error = UnsupportedError(f"{what} would take codes for values: {some}", remedy=remedy)
-        raise error.located(path=name_of(file))
+        raise codes_for_values(file, what, some)
 
 
 def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> None:
