@@ -163,6 +163,8 @@ def test_inspect_shows_how_tensors_are_quantised(quantised, run):
     assert rows["blocks"][-3:] == ["16", "fp16", "6.000"]
     assert rows["mixed"][-3:-1] == ["32", "fp32"]
     assert rows["bytes"][-2:] == ["fp32", "8.250"]
+    line = run("inspect", quantised, "--include", "blocks", "--weights")[1].splitlines()[1]
+    assert line.endswith(" elements of 6.000 bits")
     assert rows["dense"][1:4] == ["float32", "[8,", "16]"]
     assert "tokenizer   type 2 (WordPiece), 17 bytes; pad 0, unk 1" in out
     assert rows["architecture"] == ["architecture", "bert"]

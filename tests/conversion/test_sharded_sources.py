@@ -14,7 +14,7 @@ from tests.core.model.test_sharded import ALL, FIRST, ONE, SECOND, TWO
 from tests.support import same
 
 import weightmap as wm
-from weightmap import compat
+from weightmap import cli, compat
 
 index = test_sharded.index
 
@@ -138,6 +138,15 @@ def test_what_is_missing_is_refused_unless_asked_for(index, tmp_path):
     ):
         assert sum(line.startswith(said) for line in lines) == 1
     assert len(lines) == len(more) + 3
+
+
+def test_the_command_line_counts_the_tensors_of_a_lost_shard(index, capsys):
+    lists(index, WHERE | {f"lost.{i}": "no.safetensors" for i in range(9)})
+    for command in ("inspect", "verify"):
+        assert cli.main([command, str(index), "--lenient"]) == 0
+        out = capsys.readouterr().out
+        assert "shard 'no.safetensors' lacks 9 tensors of the index: 'lost.0', 'lost.1', 'lost.2', ...\n" in out
+        assert out.count("lost.") == 3
 
 
 def test_a_tensor_in_two_shards(index, tmp_path):

@@ -1,5 +1,7 @@
 """Arguments of a wrong type: a TypeError that names the argument and says what it takes, before anything is done."""
 
+import operator
+
 import numpy as np
 import pytest
 from tests.support import in_one_item
@@ -9,7 +11,6 @@ from weightmap import words
 from weightmap.cli import main
 from weightmap.compat import safe_open, serialize
 from weightmap.compat.gguf import GGUFReader
-from weightmap.core.arguments import MOVED
 from weightmap.dlpack import export
 from weightmap.words import train_pq
 
@@ -213,13 +214,41 @@ def test_an_argument_of_a_wrong_value_is_named(call, kind, message, files):
     assert not files.target.exists()
 
 
-OLD = [(function, keyword, place) for function, rows in MOVED.items() for keyword, place in rows.items()]
-ELSEWHERE = {"load_file": "torch", "load_into": "torch", "write_report": "report"}
+OPENING = ("strict", "limits", "trust", "config", "mode", "remote", "store", "redirects", "direct", "weights")
+OUTPUT = ("layout", "align", "checksums", "sha256sums", "durable", "overwrite")
+READERS = {"convert": "src", "verify": "source", "diff": "a", "plan": "source", "torch.load_file": "path"}
+READERS |= {"torch.load_into": "path", "device.load": "model", "deltas.publish": "base", "report.write_report": "a"}
+OLD = [
+    *((name, keyword, f"(wm.open({model}") for name, model in READERS.items() for keyword in OPENING),
+    *((name, keyword, f"output=Output({keyword}=") for name in ("save", "convert") for keyword in OUTPUT),
+    *(("quantize", keyword, "convert(src, dst, quantize=") for keyword in ("dst", "include", "exclude", "run")),
+    *((name, "manifest", "run=Run(manifest=...)") for name in ("convert", "verify")),
+    *((name, "direct", 'mode="direct"') for name in ("open", "load", "deltas.open")),
+    *((name, "redirects", "remote=Remote(redirects=...)") for name in ("open", "load", "deltas.open")),
+    ("open", "advise", "f.advise(...)"),
+    ("open", "deltas", "weightmap.deltas.open(base, [...])"),
+    ("convert", "verify", "wm.verify(dst)"),
+    ("convert", "bits", "quantize=Quantize(scheme, bits=...)"),
+    ("plan", "world", "world_size="),
+    ("torch.load_file", "map_location", "device="),
+    ("torch.load_into", "map_location", "load_into(module.to(device), path)"),
+]
 
 
 @in_one_item("function, keyword, place", OLD)
 def test_an_old_keyword_names_its_place(function, keyword, place):
-    module = getattr(wm, ELSEWHERE[function]) if function in ELSEWHERE else wm
-    with pytest.raises(TypeError, match="unexpected keyword argument") as caught:
-        getattr(module, function)("a", "b", **{keyword: None})
-    assert f"{keyword!r}: use {place}" in str(caught.value)
+    if (function, keyword) == ("torch.load_into", "strict"):  # of the module
+        return
+    call = operator.attrgetter(function)(wm)
+    with pytest.raises(TypeError) as caught:
+        call("a", *["b"] * (function != "load"), **{keyword: None})
+    said = f"{call.__name__}() got an unexpected keyword argument {keyword!r}: use "
+    assert str(caught.value).startswith(said)
+    assert place.replace("overwrite=...", "overwrite=False").lstrip("(") in str(caught.value)
+
+
+def test_an_unknown_keyword_meets_the_others():
+    with pytest.raises(TypeError, match=r"^load\(\) got .* 'names': its arguments are format, mode, verify, strict,"):
+        wm.load("a", names=["w"])
+    with pytest.raises(TypeError, match=r"^convert\(\) got .* 'formt': did you mean format\?"):
+        wm.convert("a", "b", formt="gguf")

@@ -218,7 +218,7 @@ class Weight(NamedTuple):
     parameters : int
         Elements of all parameters.
     bits_per_weight : float or None
-        Bits that are stored for one of them; None where there is none.
+        Bits that are stored for one of them, in codes and scales; None where there is none.
     quantized : int
         Those of them that are quantised.
     quantized_bits_per_weight : float or None
@@ -242,7 +242,7 @@ class Weight(NamedTuple):
             return "none"
         text = f"{counted(self.parameters, 'element')} of {self.bits_per_weight:.3f} bits"
         if self.quantized_bits_per_weight is not None and self.quantized < self.parameters:
-            text += f"; {self.quantized:,} of them quantised, of {self.quantized_bits_per_weight:.3f} bits"
+            text += f"; {self.quantized:,} of them quantised, of {self.quantized_bits_per_weight:.3f} bits with scales"
         return text
 
 
@@ -255,7 +255,7 @@ def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
             continue
         kind = row.dtype.quantized or info.dtype != row.dtype.name  # which the scheme of a parameter replaces
         elements[kind] += math.prod(info.shape)
-        nbytes[kind] += info.nbytes
+        nbytes[kind] += row.payload_nbytes() if row.dtype.quantized else info.nbytes
     bits = [
         8 * stored / count if count else None
         for stored, count in ((sum(nbytes), sum(elements)), (nbytes[1], elements[1]))

@@ -88,7 +88,7 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
             if report.structure_only is not None or report.digests is not None:
                 line += f", {show.clean(report.scope)}"
             notes = [f"  checked: {show.clean(check)}" for check in report.checks] if args.verbose else []
-            notes += [f"  warning: {show.clean(warning)}" for warning in report.warnings]
+            notes += [f"  warning: {warning}" for warning in show.folded(report.warnings)]
         documents.append(document)
         if not args.json:
             show.emit("\n".join([line, *notes]))

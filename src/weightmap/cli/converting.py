@@ -334,8 +334,8 @@ def in_files(report: wm.ConvertReport) -> str:
 
 def emit_left_behind(report: wm.ConvertReport) -> None:
     """Print what a conversion left behind."""
-    for warning in report.warnings:
-        show.emit(f"warning: {show.clean(warning)}")
+    for warning in show.folded(report.warnings):
+        show.emit(f"warning: {warning}")
     if report.copied:
         show.emit(f"copied {', '.join(report.copied)}")
 

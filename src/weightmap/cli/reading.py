@@ -225,8 +225,8 @@ def _inspect_text(
         )
     if not selective:
         _metadata_text(file)
-    for warning in warnings_of(file):
-        show.emit(f"\nwarning: {show.clean(warning)}")
+    for warning in show.folded(warnings_of(file)):
+        show.emit(f"\nwarning: {warning}")
 
 
 def _about(path: str, file: wm.TensorFile, every: _Chosen) -> list[tuple[str, str]]:

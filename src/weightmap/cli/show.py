@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
@@ -47,6 +48,27 @@ def cell(item: object) -> str:
     if len(shown) <= _WIDEST:
         return shown
     return shorten(shown, _WIDEST) + (f" ({len(text):,} characters)" if len(text) > _WIDEST else "")
+
+
+# Warnings that a model in several files has for each tensor of a file that is lost, and how many of these are named.
+_LOST = re.compile(r"(?s)(.*)tensor (.+) is not in shard (.+), where the index places it")
+_MOST_LOST = 3
+
+
+def folded(warnings: Iterable[str]) -> Iterator[str]:
+    """Yield warnings cleaned, with one for all tensors that a shard lacks: ``--json`` names each."""
+    lost: dict[tuple[str, str], list[str]] = {}
+    matches = [(line, _LOST.fullmatch(line)) for line in warnings]
+    for _, match in matches:
+        if match:
+            lost.setdefault((match[1], match[3]), []).append(match[2])
+    for line, match in matches:
+        names = lost.pop((match[1], match[3]), []) if match else []
+        if match is None or len(names) == 1:
+            yield clean(line)
+        elif names:
+            first = ", ".join(names[:_MOST_LOST]) + ", ..." * (len(names) > _MOST_LOST)
+            yield clean(f"{match[1]}shard {match[3]} lacks {len(names):,} tensors of the index: {first}")
 
 
 def value(item: object) -> str:

@@ -62,8 +62,8 @@ def _with_lossy(function: Callable[_P, ConvertReport]) -> Callable[_P, ConvertRe
     return call
 
 
-@names_moved
 @_with_lossy
+@names_moved
 @takes_addresses("dst", 1)
 def convert(
     src: Model,

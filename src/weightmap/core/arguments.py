@@ -78,39 +78,46 @@ Globs: TypeAlias = str | Sequence[str] | None
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_OUTPUT = {name: f"output=Output({name}=...)" for name in ("layout", "align", "checksums", "sha256sums", "durable")}
-_OPEN = {
-    name: f"remote=Remote({name}=...)" for name in ("store", "concurrency", "deadline", "redirects", "unversioned")
+_OUTPUT = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable"), "output=Output({}=...)")
+_OUTPUT |= {"overwrite": "output=Output(overwrite=False)"}
+_RUN = dict.fromkeys(("executor", "manifest"), "run=Run({}=...)")
+_REMOTE = dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({}=...)")
+_OPEN = _REMOTE | {"direct": 'mode="direct"'}
+# Arguments of `open`, of its past also, for whatever else takes a model.
+_OPENING = dict.fromkeys(("mode", "strict", "limits", "trust", "config", "remote"), "{}=...") | _OPEN
+# A call with a model, by function: {0} stands for an argument of `open`, {1} for ``.weights``.
+_CALLS = {
+    "convert": "convert(wm.open(src{0}){1}, dst)",
+    "verify": "verify(wm.open(source{0}){1})",
+    "diff": "diff(wm.open(a{0}){1}, wm.open(b{0}){1})",
+    "plan": "plan(wm.open(source{0}){1})",
+    "load_file": "load_file(wm.open(path{0}){1})",
+    "load_into": "load_into(module, wm.open(path{0}){1})",
+    "load": "load(wm.open(model{0}){1}, backend)",
+    "publish": "publish(wm.open(base{0}){1}, wm.open(new{0}){1}, directory)",
+    "write_report": "write_report(out, wm.open(a{0}){1})",
 }
-_OPEN |= {"direct": 'mode="direct"', "advise": "f.advise(...)", "deltas": "weightmap.deltas.open(base, [...])"}
-# By function: old keyword and what to write instead.
-MOVED: dict[str, dict[str, str]] = {
-    "open": _OPEN,
+# By function: what to write instead of an argument of its past, or of the same function elsewhere.
+_MOVED: dict[str, dict[str, str]] = {
+    "open": _OPEN | {"advise": "f.advise(...)", "deltas": "weightmap.deltas.open(base, [...])", "weights": "f.weights"},
     "save": _OUTPUT,
     "convert": _OUTPUT
-    | {name: f"convert(wm.open(src, {name}=...), dst)" for name in ("strict", "limits", "trust", "config")}
-    | {
-        "overwrite": "output=Output(overwrite=False)",
-        "weights": "convert(wm.open(src).weights, dst)",
-        "verify": "wm.verify(dst) after convert",
-        "block_size": "quantize=Quantize(scheme, block_size=...)",
-    },
+    | _RUN
+    | dict.fromkeys(("block_size", "scale_type", "bits"), "quantize=Quantize(scheme, {}=...)")
+    | {"verify": "wm.verify(dst) after convert"},
     "quantize": dict.fromkeys(("dst", "include", "exclude"), "convert(src, dst, quantize=scheme)")
     | dict.fromkeys(("executor", "manifest", "run"), "convert(src, dst, quantize=scheme, run=Run(...))")
     | dict.fromkeys(("n_subquantizers", "n_bits", "projection", "seed"), "weightmap.words.train_pq"),
-    "verify": {name: f"verify(wm.open(source, {name}=...))" for name in ("strict", "limits", "trust")}
-    | {name: f"run=Run({name}=...)" for name in ("executor", "manifest")}
-    | {"weights": "verify(wm.open(source).weights)"},
-    "diff": {"weights": "diff(wm.open(a).weights, wm.open(b).weights)"},
-    "plan": {"weights": "plan(wm.open(source).weights)", "trust": "plan(wm.open(source, trust=...))"}
-    | {"world": "world_size=", "local_world": "local_world_size="},
+    "verify": _RUN,
+    "plan": {"world": "world_size=", "local_world": "local_world_size="},
     "load_file": {
-        "weights": "load_file(wm.open(path).weights)",
+        "filename": "path=",
+        "map_location": "device=",
+        "mmap": "none, files are mapped",
         "trust": 'load_file(wm.open(path, mode="copy", trust=...))',
-        "direct": 'load_file(wm.open(path, mode="direct"))',
+        "weights_only": "none, nothing in a file is run",
     },
-    "load_into": {"weights": "load_into(module, wm.open(path).weights)"},
-    "write_report": {"weights": "write_report(out, wm.open(a).weights)"},
+    "load_into": {"device": "load_into(module.to(device), path)", "map_location": "load_into(module.to(device), path)"},
 }
 
 # Bounds of `similar`: names that are compared, and characters of a name.
@@ -129,19 +136,28 @@ def mistyped(name: str, value: object, expected: str) -> TypeError:
     return TypeError(f"{name} must be {expected}, not {type(value).__name__}")
 
 
-def unexpected(function: str, options: Iterable[str], valid: Iterable[str]) -> TypeError:
-    """Return the error for options that a function does not have; it suggests those with similar names.
+def unexpected(function: str, keyword: str, valid: Iterable[str], *, moved: str = "") -> TypeError:
+    """Return the error for an argument that a function lacks: what to write instead, or its own arguments.
 
     Examples
     --------
     >>> from weightmap.core.arguments import unexpected
-    >>> print(unexpected("quantize", ["blocksize"], ["bits", "block_size"]))
-    quantize has no option 'blocksize'; did you mean block_size?
+    >>> unexpected("quantize", "blocksize", ["bits", "block_size"])
+    TypeError("quantize() got an unexpected keyword argument 'blocksize': did you mean block_size?")
     """
-    names, valid_names = list(options), list(valid)
-    close = dict.fromkeys(match for name in names for match in similar(name, valid_names, 0.6))
-    hint = f"did you mean {' or '.join(close)}?" if close else f"its options are {', '.join(valid_names)}"
-    return TypeError(f"{function} has no option {', '.join(map(repr, names))}; {hint}")
+    key, names = moved or function, list(valid)
+    place, call = _MOVED.get(key, {}).get(keyword), _CALLS.get(key)
+    if place is None and call and keyword in _OPENING:
+        place = call.format(f", {_OPENING[keyword].format(keyword)}", "")
+    elif place is None and call and keyword == "weights":
+        place = call.format("", ".weights")
+    if place:
+        hint = f"use {place.format(keyword)}"
+    elif close := similar(keyword, names, 0.6):
+        hint = f"did you mean {' or '.join(close)}?"
+    else:
+        hint = f"its arguments are {', '.join(names)}"
+    return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}: {hint}")
 
 
 def similar(name: str, names: Iterable[str], cutoff: float = 0.7) -> list[str]:
@@ -215,15 +231,18 @@ def check_progress(progress: Callable[[int, int], None] | None) -> None:
 
 
 def names_moved(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a function's error for an old keyword of `MOVED` name the new place."""
-    name = function.__name__
-    moved = MOVED[name]
+    """Let a function's error for an argument that it lacks say what to write instead."""
+    inner: Any = function
+    while hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    code = inner.__code__
+    valid = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @wraps(function)
     def call(*args: _P.args, **keywords: _P.kwargs) -> _T:
         for keyword in keywords:
-            if keyword in moved:
-                raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}: use {moved[keyword]}")
+            if keyword not in valid:
+                raise unexpected(function.__name__, keyword, valid)
         return function(*args, **keywords)
 
     return call

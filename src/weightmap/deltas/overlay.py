@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import Limits, Options, mistyped
+from weightmap.core.arguments import Limits, Options, mistyped, unexpected
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.derived import DecodedSource
 from weightmap.core.bytes.geometry import Decoded
@@ -21,7 +21,7 @@ from weightmap.core.bytes.open_source import path_of
 from weightmap.core.formats import Content, Verification
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import name_of, parts_of, warnings_of
-from weightmap.core.model.opening import located, open_with, options_of
+from weightmap.core.model.opening import OPEN_OPTIONS, located, open_with, options_of
 from weightmap.core.table.columns import JoinedTable
 from weightmap.deltas.frames import BLOCK, Frame, patched
 from weightmap.deltas.versions import Delta, read_version
@@ -318,6 +318,9 @@ def open(
     ...     f["a"]
     array([1., 1., 1.], dtype=float32)
     """
+    for keyword in open_options:
+        if keyword not in OPEN_OPTIONS:
+            raise unexpected("open", keyword, OPEN_OPTIONS)
     if isinstance(directories, (str, bytes)) or not hasattr(directories, "__iter__"):
         raise mistyped("directories", directories, "a sequence of directories")
     places = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.conversion.converting import convert
-from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress
+from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress, names_moved
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.atomic import flush_folder, write_plan
 from weightmap.core.bytes.open_source import inside, names_in, path_of
@@ -84,6 +84,7 @@ _SPOOLED = 1 << 18
 _LEVELS = range(1, 23)
 
 
+@names_moved
 def publish(
     base: Model,
     new: Model,

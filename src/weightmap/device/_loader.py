@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.core.arguments import mistyped
+from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.bytes import Range
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
@@ -641,6 +641,7 @@ def _divided(transfers: list[AnyTransfer], limit: int | None, sums: Sums | None)
     yield transfers[begin:]
 
 
+@names_moved
 def load(
     plan: ReadPlan | Model,
     backend: Backend,

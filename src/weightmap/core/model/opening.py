@@ -138,6 +138,10 @@ def open(
     return refuse_frames(open_with(source, options_of(source, format, mode, verify, strict, limits, trust, config)))
 
 
+# The keywords of `open`.
+OPEN_OPTIONS: tuple[str, ...] = tuple(open.__wrapped__.__kwdefaults__)  # type: ignore[attr-defined]
+
+
 def options_of(
     source: Any,
     format: str | None = None,
@@ -307,6 +311,9 @@ def load(source: Model, **open_options: Unpack[OpenOptions]) -> dict[str, NDArra
     >>> wm.load("model.safetensors")
     {'b': array([0., 0.], dtype=float32)}
     """
+    for keyword in open_options:
+        if keyword not in OPEN_OPTIONS:
+            raise arguments.unexpected("load", keyword, OPEN_OPTIONS, moved="open")
     if isinstance(source, TensorFile) and not open_options:
         return dict(source.items())
     with open(source, **open_options) as file:  # type: ignore[arg-type]  # which refuses a handle

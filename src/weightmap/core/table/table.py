@@ -18,7 +18,7 @@ from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DType, numpy_dtype
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules, StringTable, table_error
-from weightmap.errors import FormatError, LayoutError, TensorFileError
+from weightmap.errors import FormatError, LayoutError, QuantError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,6 +175,13 @@ class Row(NamedTuple):
         except TensorFileError as error:
             raise error.located(path=self.source.name) from None
         return self.dtype.name, block_size, scale_type, self.nbytes - start
+
+    def payload_nbytes(self) -> int:
+        """Return the bytes of codes and scales of a quantised tensor, or all its bytes if its header is malformed."""
+        try:
+            return self.storage()[3]
+        except QuantError:
+            return self.nbytes
 
 
 class TensorInfo(NamedTuple):
