@@ -168,6 +168,7 @@ hooks.write_to_address.register("weightmap.remote.uploading", "write_to_address"
 hooks.trust_in.register("weightmap.trust.checking", "bound")
 hooks.overlay.register("weightmap.deltas.overlay", "overlay")
 hooks.weights_of.register("weightmap.checkpoints.handle", "weights_of")
+hooks.quantisation_stated.register("weightmap.checkpoints.configuration", "quantisation_stated")
 hooks.importers.register("weightmap.words.importers", "every")
 hooks.direct_reader.register("weightmap.plans.direct", "DirectReader")
 hooks.prefetch.register("weightmap.plans.pages", "prefetch")

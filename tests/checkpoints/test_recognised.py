@@ -1,6 +1,7 @@
 """What is recognised as quantised is decoded or refused: no stored piece is shown under the name of a parameter."""
 
 import json
+import random
 import re
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from tests.support import each, in_one_item
 
 import weightmap as wm
 from weightmap.cli import main
+from weightmap.core.bytes.open_source import read_small
 
 AWQ, GPTQ = "awq", "gptq 4"
 MLX = {"group_size": 64, "bits": 4}
@@ -116,14 +118,52 @@ def test_commands_name_their_option(tmp_path, capsys):
     assert "codes whose scales are" in capsys.readouterr().out
 
 
-def test_float8_of_a_quantised_checkpoint_is_not_cast(tmp_path):
-    """Its configuration says that these are codes, whatever their scales are called; other tensors are converted."""
-    config = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
-    path = model(tmp_path / "model", {"a.w": codes(F8, 4, 32), "a.factors": ONE, "n": ONE}, config)
-    for target, options in (("x.safetensors", {"dtype": "bfloat16"}), ("x.gguf", {"quantize": "q8_0"})):
-        with pytest.raises(wm.UnsupportedError, match=r"tensor 'a\.w', and config\.json has quant.*; f\.weights takes"):
-            wm.convert(path, tmp_path / target, **options)
-        wm.convert(path, tmp_path / target, include="n", **options)
+STATED = [
+    ("config.json", {"quantization_config": {"quant_method": "fp8"}}),
+    ("config.json", {"a_config": {"text_config": {"quantization_config": {"quant_method": "exl3"}}}}),
+    ("config.json", {"quantization_config": {}}),
+    ("config.json", {"quantization": MLX | {"mode": "mxfp2"}}),
+    ("quantize_config.json", {"bits": 4}),
+    ("quant_config.json", {"bits": 4}),
+    ("hf_quant_config.json", {"quantization": {"quant_algo": "XX"}}),
+]
+
+
+def test_codes_that_only_a_configuration_tells_of(tmp_path, monkeypatch):
+    """Whatever their scales are called, they are not cast; the configuration is read once a handle, for codes alone."""
+    chance = random.Random(1)
+    read = []
+    monkeypatch.setattr("weightmap.checkpoints.configuration.read_small", lambda *a: read.append(a) or read_small(*a))
+    for number in range(40):
+        kind = chance.choice([F8, ml_dtypes.float8_e5m2, np.uint8, np.int8, np.int16, np.int32, np.uint32])
+        name = f"m.{number}.{chance.choice(['weight', 'qweight', 'W_q', 'trellis', 'w1'])}"
+        factors = chance.choice(["factors", "input_scale", f"{name[2:]}.scale.q", "s"])
+        others = {
+            "n": ONE,
+            "m.count": np.int32([3]),
+            "m.input_ids": codes(np.int32, 2, 2),
+            "m.mask_bias": ONE.astype("i1"),
+        }
+        tensors = {name: codes(kind, 4, 32), f"m.{factors}": ONE, **others}
+        folder = tmp_path / str(number)
+        path = model(folder, tensors)
+        sidecar, config = chance.choice(STATED)
+        (folder / sidecar).write_text(json.dumps(config), encoding="utf-8")
+        for target, options in (("x.safetensors", {"dtype": "bfloat16"}), ("x.gguf", {"quantize": "q8_0"})):
+            with pytest.raises(wm.UnsupportedError, match=rf"'{name}', codes by \w+.* of {sidecar}; f\.weights takes"):
+                wm.convert(path, tmp_path / target, **options)
+            wm.convert(path, tmp_path / target, include="n", **options)
+        read.clear()
+        with wm.open(path) as f:
+            assert all(f.read(other).dtype == "float32" for other in others)
+            assert f.read(name, kind).tobytes() == f[name].tobytes()
+            assert not read
+            for target in (None, np.float64, np.int64):
+                with pytest.raises(wm.UnsupportedError, match=rf"codes by .*{sidecar}.*f\.weights has"):
+                    f.read(name, target)
+                assert 0 < len(read) < 5
+        with wm.open(path, config={"model_type": "x"}) as f:
+            assert f.read(name).shape == (4, 32)
 
 
 CONFIGS = {

@@ -85,6 +85,17 @@ def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
     return settings, config
 
 
+def quantisation_stated(file: Any) -> str:
+    """Return where the configuration of a model states that it is quantised; empty where none does."""
+    if hasattr(file, "stored"):  # parameters, which are values
+        return ""
+    try:
+        settings = quantisation_of(file)[0]
+    except UnsupportedError as error:
+        return f"{error.field} of {os.path.basename(error.path or 'this file')}"
+    return "" if settings is None else f"{settings.where} of {os.path.basename(settings.path)}"
+
+
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without what it says about how the model is quantised, wherever that is."""
     return {

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightmap._messages import counted, quoted
-from weightmap.checkpoints.configuration import as_parameters, quantisation_of
+from weightmap.checkpoints.configuration import as_parameters
 from weightmap.checkpoints.pieced import REPACKED, TargetTypes
 from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.quantizer import Quantize, Quantizer
 from weightmap.core.arguments import DEFAULT_LIMITS, Globs, Options, listed, matches, mistyped, takes
 from weightmap.core.dtypes import FLOATING, SHORT, name_of_dtype
 from weightmap.core.formats import FORMATS, Format, by_name
-from weightmap.core.model.codes import SMALL_FLOATS, check_computable, codes_for_values
-from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of
+from weightmap.core.model.codes import check_computable
+from weightmap.core.model.internals import name_of, parts_of, rows_of
 from weightmap.core.model.saving import Output
 from weightmap.errors import EncodeError, Remedy
 from weightmap.llama import PROGRAM
@@ -198,23 +197,10 @@ def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple
     if not spec.weights and (spec.dtype is not None or spec.quantize is not None):
         what = "dtype" if spec.quantize is None else "quantising"
         check_computable(stored, spec.takes, what)
-        _check_unscaled(stored, spec, what)
     translated, why = _translates(stored, spec, names, whole=whole)
     spec = dataclasses.replace(spec, translated=translated)
     file, notes = viewed(stored, spec)
     return file, _with_shape(spec, file, why), [*([why] if why else []), *notes]
-
-
-def _check_unscaled(file: TensorFile, spec: Spec, what: str) -> None:
-    """Raise `UnsupportedError` for float8 and smaller in a checkpoint that says that it is quantised."""
-    small = parts_of(file)[1].table.dtypes() & SMALL_FLOATS
-    settings = quantisation_of(file)[0] if small else None
-    if settings is None:
-        return
-    for name, row in named_rows(file):
-        if row.dtype.name in small and spec.takes(name):
-            said = f"tensor {quoted(name)}, and {os.path.basename(settings.path)} has {settings.where}"
-            raise codes_for_values(file, what, said)
 
 
 def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:

@@ -61,6 +61,8 @@ trust_in: Hook = Hook("trust=")
 overlay: Hook = Hook("laying deltas over a model")
 # The parameters of a model as a handle.
 weights_of: Hook = Hook("f.weights")
+# Where a configuration states that a model is quantised; empty where none does.
+quantisation_stated: Hook = Hook("reading a configuration", absent="")
 # The importers of files that no format recognises.
 importers: Hook = Hook("importing word vectors", absent=())
 # A reader of a source past the page cache.

@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, quoted
+from weightmap.core import hooks
 from weightmap.core.dtypes import DTYPES, dtype_named
-from weightmap.core.model.internals import name_of, named_rows
-from weightmap.errors import Remedy, TensorFileError, UnsupportedError
+from weightmap.core.model.internals import name_of, named_rows, parts_of
+from weightmap.errors import Remedy, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -74,13 +75,9 @@ def _scale_names(name: str) -> Iterator[str]:
 def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | None:
     """Return the name of the scales of a tensor of codes; None if it holds values."""
     kind = row.dtype.name
-    if row.dtype.quantized or not row.nbytes:
-        return None
-    if kind in _VIEWED:
+    if kind in _VIEWED and row.nbytes and not row.dtype.quantized:
         return f"{name}.absmax" if find(f"{name}.absmax") is not None else None
-    if kind not in _CODES:
-        return None
-    if not row.shape or max(row.shape) < 2 or re.search(_OTHER, name.rpartition(".")[2].lower()):
+    if not _may_be_codes(name, row):
         return None
     for scale_name in _scale_names(name):
         scales = find(scale_name)
@@ -89,6 +86,27 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
         if scales.dtype.name in _SCALES or (scales.dtype.name in _FLOAT8 and kind not in _FLOAT8):
             return scale_name
     return None
+
+
+def _may_be_codes(name: str, row: Row) -> bool:
+    """Whether type, shape and name of a tensor are those of codes."""
+    if row.dtype.name not in _CODES or row.dtype.quantized or not row.nbytes:
+        return False
+    return max(row.shape, default=0) > 1 and re.search(_OTHER, name.rpartition(".")[2].lower()) is None
+
+
+def _stated_codes(file: Any, name: str, row: Row) -> str | None:
+    """Return where it is stated that the model is quantised, for a weight that is codes by its type; else None."""
+    weight = row.dtype.name in SMALL_FLOATS or (len(row.shape) > 1 and not name.endswith("bias"))
+    return (_stated(file) or None) if weight and _may_be_codes(name, row) else None
+
+
+def _stated(file: Any) -> str:
+    """Return where a configuration states that a model is quantised, read once for a handle; empty where none does."""
+    stated: str | None = file._quantisation  # noqa: SLF001 - of the handle, for this function
+    if stated is None:
+        stated = file._quantisation = hooks.quantisation_stated(file)  # noqa: SLF001
+    return stated
 
 
 def _tell_of_scales(names: Iterable[str]) -> bool:
@@ -143,30 +161,33 @@ def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> No
 
 
 def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:
-    """Return the selected tensors that hold codes, and the name of the scales of the first."""
-    if not _tell_of_scales(file):
+    """Return the selected tensors that hold codes, and how the first is known to."""
+    small = bool(parts_of(file)[1].table.dtypes() & _CODES)
+    if not small and not _tell_of_scales(file):
         return [], ""
     rows = {name: row for name, row in named_rows(file) if not row.dtype.quantized}
     pairs = [
-        (name, scales)
-        for name, row in rows.items()
-        if takes(name) and (scales := scales_of(name, row, rows.get)) is not None
+        (name, how) for name, row in rows.items() if takes(name) and (how := _known_codes(file, name, row, rows.get))
     ]
     return [name for name, _ in pairs], pairs[0][1] if pairs else ""
 
 
-def codes_for_values(file: Any, what: str, which: str) -> TensorFileError:
-    """Return the error of an operation on the values of stored tensors that would take codes for them."""
-    remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
-    return UnsupportedError(f"{what} would take codes for values: {which}", remedy=remedy).located(path=name_of(file))
+def _known_codes(file: Any, name: str, row: Row, find: Callable[[str], Row | None]) -> str | None:
+    """Return how a tensor is known to hold codes; None if it holds values."""
+    scales = scales_of(name, row, find)
+    if scales is not None:
+        return f"codes whose scales are {quoted(scales)}"
+    stated = _stated_codes(file, name, row)
+    return None if stated is None else f"codes by {stated}"
 
 
 def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None:
     """Raise `UnsupportedError` if an operation on the values of stored tensors would take codes for values."""
-    names, scales = codes_among(file, takes)
+    names, how = codes_among(file, takes)
     if names:
-        some = f"{counted(len(names), 'tensor')} such as {quoted(names[0])}, whose scales are {quoted(scales)}"
-        raise codes_for_values(file, what, some)
+        some = f"{counted(len(names), 'tensor')} such as {quoted(names[0])}, {how}"
+        remedy = Remedy("{} takes the parameters", "weights", switch=True, python="f.weights")
+        raise UnsupportedError(f"{what} would take codes for values: {some}", path=name_of(file), remedy=remedy)
 
 
 def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> None:
@@ -180,8 +201,8 @@ def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> N
         number = table.find(other)
         return None if number < 0 else table.row(number)
 
-    scales = scales_of(name, row, find)
-    if scales is not None:
-        msg = f"tensor {quoted(name)} is {row.dtype.name}, codes whose scales are {quoted(scales)}"
+    how = _known_codes(file, name, row, find)
+    if how is not None:
         expected = f"{row.dtype.name}: f.weights has the parameter, and f[name] the codes"
-        raise UnsupportedError(f"{msg}: dtype", field="dtype", actual=target, expected=expected)
+        what = f"tensor {quoted(name)} is {row.dtype.name}, {how}: dtype"
+        raise UnsupportedError(what, field="dtype", actual=target, expected=expected)

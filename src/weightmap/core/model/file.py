@@ -77,6 +77,7 @@ class TensorFile(Mapping[str, Any]):
         "_embeddings",
         "_metadata",
         "_options",
+        "_quantisation",
         "_shards",
         "_source",
         "_sources",
@@ -104,6 +105,7 @@ class TensorFile(Mapping[str, Any]):
         self._metadata: Mapping[str, Any] | None = None
         self._embeddings: Embeddings | bool | None = False
         self._weights: TensorFile | None = None
+        self._quantisation: str | None = None
         self.format: str = format_
         self.layout: str = content.layout
 
@@ -316,8 +318,8 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is not an array.
         UnsupportedError
-            For codes of a quantised parameter, by their type and the scales beside them, in another type than theirs:
-            `weights` has the parameter.
+            For codes of a quantised parameter, in another type than theirs: `weights` has the parameter. They are known
+            by their type and the scales beside them, or by the configuration of the model.
         """
         from weightmap.core.model.codes import check_readable  # noqa: PLC0415 - views need none of it
         from weightmap.core.model.reading import read  # noqa: PLC0415 - views need none of it
