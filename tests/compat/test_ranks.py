@@ -1,16 +1,21 @@
 """Ranks that load a model of transformers together, each its part: under `patched` the bits that safetensors gives."""
 
 import hashlib
+import json
 import os
 from contextlib import nullcontext
 
 import pytest
 from tests.dcp.ranks import spawned
 
+import weightmap as wm
+from weightmap.compat import patched
+
 if not os.environ.get("WEIGHTMAP_CLIENTS"):
     pytest.skip("opt-in: make clients-test", allow_module_level=True)
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # no thread that a test would leave behind
 
 SIZES = {
@@ -44,15 +49,36 @@ PLANS = {
         [name for name in MIXTURES if name != "DeepseekV3"],
     ),
     "fully sharded": ({"fsdp_size": 2}, ["Llama", "Qwen3Moe"]),
+    "quantised": ({"tp_plan": "auto"}, ["Llama", *MIXTURES]),
 }
+
+
+def _quantise(folder):
+    """Replace projections by float8 with scales of blocks, and the experts of gpt-oss by MXFP4; both are random."""
+    config = json.loads((folder / "config.json").read_text())
+    fused = config["model_type"] == "gpt_oss"
+    block = 32 if fused else 16
+    method = {"modules_to_not_convert": ["self_attn", "router", "embed_tokens", "lm_head"]} if fused else {}
+    method |= {"quant_method": "mxfp4"} if fused else {"quant_method": "fp8", "weight_block_size": [block, block]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
+    for path in folder.glob("*.safetensors"):
+        tensors = safetensors.load_file(path)
+        for name, tensor in list(tensors.items()):
+            if fused and tensor.ndim == 3:
+                experts, columns, rows = tensors.pop(name).shape
+                blocks = experts, rows, columns // block
+                tensors[f"{name}_blocks"] = torch.randint(256, (*blocks, block // 2), dtype=torch.uint8)
+                tensors[f"{name}_scales"] = torch.randint(118, 128, blocks, dtype=torch.uint8)
+            elif not fused and tensor.ndim == 2 and "layers" in name and "gate.weight" not in name:
+                tensors[name] = tensor.to(torch.float8_e4m3fn)
+                tensors[f"{name}_scale_inv"] = torch.rand([-(-size // block) for size in tensor.shape])
+        safetensors.save_file(tensors, path, {"format": "pt"})
 
 
 def _load(rank, folder, names, plan):
     """Load each model twice, in a rank; leave the digests of what came in files."""
     import torch.distributed as dist
     from transformers.distributed import DistributedConfig
-
-    from weightmap.compat import patched
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
@@ -80,8 +106,22 @@ def test_ranks_get_the_same_bits(tmp_path, kind):
         config = getattr(transformers, f"{name}Config")(**SIZES, **EVERY[name])
         model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
         model.save_pretrained(tmp_path / name, max_shard_size="1MB")
+        if kind == "quantised":
+            _quantise(tmp_path / name)
     spawned(_load, 2, (tmp_path, list(names), plan))
     theirs, ours = ({path.name: path.read_text() for path in tmp_path.glob(f"*.{who}.*")} for who in ("theirs", "ours"))
     assert len(ours) == 2 * len(names)
     assert {name.replace("ours", "theirs"): digest for name, digest in ours.items()} == theirs
     assert len(set(ours.values())) == len(ours)  # each rank has its own part
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "DeepseekV3", "ViT"])
+def test_models_with_other_names_than_their_files_load_as_the_error_says(tmp_path, name):
+    config = getattr(transformers, f"{name}Config")(**SIZES, **EVERY.get(name, {}))
+    model = transformers.AutoModel.from_config(config)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(wm.torch.StateError, match=r"`from_pretrained` within `weightmap\.compat\.patched\(\)`"):
+        wm.torch.load_into(model, tmp_path)
+    with patched():
+        loaded = type(model).from_pretrained(tmp_path)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())

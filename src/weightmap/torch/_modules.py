@@ -85,7 +85,8 @@ def load_into(
     StateError
         Names, shapes or types do not fit: a value would lose its kind (complex to real, float to integer), or a
         parameter is on the device "meta" and ``assign=False``; a glob matches no tensor, or no name begins with
-        `prefix`. It is a RuntimeError; the module is unchanged.
+        `prefix`. It is a RuntimeError; the module is unchanged. Models of transformers whose names differ from their
+        file's, as fused experts do, load by ``from_pretrained`` within `weightmap.compat.patched`.
     FormatError, OSError
         As `weightmap.open`.
     """
@@ -111,6 +112,9 @@ def load_into(
     except StateError as error:
         if strict and not prefix and (root := _root_of(targets, stored)):
             error.what = f"{error.what}; the file has such names below {root!r}: prefix={root!r} takes that off"
+        elif strict and hasattr(module, "from_pretrained") and not targets.keys() <= state.keys():
+            remedy = "`from_pretrained` within `weightmap.compat.patched()` renames and joins tensors"
+            error.what = f"{error.what}; {remedy} as the model's library does"
         raise error.located(path=file_path) from None
     if weights or all(tensor.device.type in {"cpu", "meta"} for tensor in targets.values()):
         _finish(module, state, names, targets, None, assign=assign)
