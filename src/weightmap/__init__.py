@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from weightmap.conversion.verifying import verify
     from weightmap.core.model.reports import ConvertReport, VerifyReport
     from weightmap.core.model.saving import Output, save
+    from weightmap.core.model.typing import Remote
     from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.core.quant.quantizing import quantize
-    from weightmap.core.remote_options import Remote
     from weightmap.core.table.table import TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
     from weightmap.plans.planning import ReadPlan, plan
@@ -127,7 +127,7 @@ _ON_DEMAND = {
     "Quantize": "conversion.quantizer",
     "QuantizedTensor": "core.quant.blocks",
     "ReadPlan": "plans.planning",
-    "Remote": "core.remote_options",
+    "Remote": "core.model.typing",
     "Run": "conversion.running",
     "TensorDiff": "conversion.tensor_diffs",
     "TensorInfo": "core.table.table",

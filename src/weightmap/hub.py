@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weightmap._messages import quoted
 from weightmap.core.arguments import as_globs, check_progress, takes
 from weightmap.core.bytes.open_source import path_of
-from weightmap.core.remote_options import Remote
+from weightmap.core.model.typing import Remote
 from weightmap.errors import AddressError, ChecksumError, RemoteError
 from weightmap.remote.hub import Entry, HubStore
 from weightmap.remote.location import Location

@@ -21,7 +21,7 @@ from tests.remote.servers import Objects, Taking
 import weightmap as wm
 from weightmap import deltas
 from weightmap.core.model import sharding
-from weightmap.core.remote_options import Remote
+from weightmap.core.model.typing import Remote
 from weightmap.remote.fetching import Access
 from weightmap.remote.stores import location_of
 

@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import weightmap as wm
-from weightmap.typing import Mode, OpenOptions, TensorLike
+from weightmap.pool import pool as pools
+from weightmap.torch import serve_experts
+from weightmap.typing import Embeddings, Hold, Mode, OpenOptions, Pool, TensorLike
 
 
 def halved(path: str, mode: Mode = "cow") -> dict[str, NDArray[np.float16]]:
@@ -41,6 +43,26 @@ def models(path: Path) -> bool:
         wm.plan(file, [("weight", slice(1)), ("weight", slice(3))]).close()
         wm.plan(path, lambda info: info.nbytes > 1).close()
         return wm.diff(file, path.read_bytes()).equal and wm.verify(file.weights).structure_only is None
+
+
+def parts(pool: pools.Pool, hold: pools.Hold, words: wm.Embeddings) -> tuple[Pool, Hold, Embeddings]:
+    """The classes of parts have all that methods of a handle promise."""
+    return pool, hold, words
+
+
+def passed_on(file: wm.TensorFile, module: object) -> list[tuple[str, float]]:
+    """What methods of a handle return is what other functions take."""
+    with file.pool(1 << 30) as pool, pool.hold("weight") as array:
+        serve_experts(module, pool)
+        wm.save("one.weights", {"weight": array, "all": file.weights["weight"]})
+        assert_type(pool.stats.hits, int)
+    words = file.embeddings
+    assert_type(words, Embeddings | None)
+    if words is None:
+        return []
+    wm.save("words.weights", {"weight": words.matrix, "row": words["yes"]}, vocab=words.vocab)
+    assert_type(words.get("no", 0.5), NDArray[Any] | float)
+    return words.most_similar(words.batch(["yes"])[0][0], k=3, skip=words)
 
 
 def wrong(path: str) -> None:

@@ -80,7 +80,7 @@ def locate(args: argparse.Namespace) -> None:
     how = {name: value for name, value in how.items() if value is not None}
     if all(value is False for value in how.values()):
         return
-    from weightmap.core.remote_options import Remote
+    from weightmap.core.model.typing import Remote
     from weightmap.remote.stores import location_of  # for addresses alone
 
     try:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
-from weightmap import errors
+import weightmap.errors as errors
 from weightmap.cli import show
 from weightmap.core.model.opening import open_privately
 

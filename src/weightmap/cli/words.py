@@ -15,11 +15,13 @@ from weightmap.cli.arguments import Offered, add_json, add_lenient, text
 from weightmap.cli.converting import add_lossy, as_options, emit_conversion, spelt
 from weightmap.cli.outcome import DIFFERENT, OK, UsageError, no_embeddings, reason
 from weightmap.core.formats import FORMATS
-from weightmap.words.embeddings import Embeddings, no_vector
+from weightmap.words.embeddings import no_vector
 from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from weightmap.typing import Embeddings
 
     _Search = Callable[[Embeddings, Any], list[tuple[str, float]]]
 

@@ -7,14 +7,13 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 
 from weightmap._messages import counted
 from weightmap.errors import LimitError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
 
 
 # Counts of bytes for people

@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from weightmap.core.arguments import as_threads
 from weightmap.core.bytes.memory import PerProcess, headroom
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.internals import check_open, name_of, row_of, sources_of
+from weightmap.core.model.typing import PoolStats
 from weightmap.core.native.quantised import GGML_TYPES
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError
 from weightmap.plans.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
@@ -45,7 +46,6 @@ from weightmap.pool.arena import Arena, slot_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
-    from typing import Self
 
     from numpy.typing import NDArray
 
@@ -72,28 +72,6 @@ def _is_cold(source: Source) -> bool:
     """Whether less than a tenth of a file is in the page cache, as far as the system tells."""
     there = cached_in(source, 0, source.size) if source.has_pages else None
     return there is not None and there < source.size // 10
-
-
-class PoolStats(NamedTuple):
-    """What a pool did, and what it has.
-
-    Attributes
-    ----------
-    hits, misses : int
-        Holds that found their tensor in memory or being read, and holds that read it.
-    evictions : int
-    read_nbytes : int
-        Bytes read from files.
-    held_nbytes, resident_nbytes : int
-        Memory of tensors that are held now, and of all, in bytes.
-    """
-
-    hits: int
-    misses: int
-    evictions: int
-    read_nbytes: int
-    held_nbytes: int
-    resident_nbytes: int
 
 
 class _Reading(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from weightmap.core.arguments import as_float, as_integer
-from weightmap.core.remote_options import Remote
+from weightmap.core.model.typing import Remote
 from weightmap.errors import AddressError, MissingDependencyError
 from weightmap.remote.fetching import Access
 from weightmap.remote.location import Location

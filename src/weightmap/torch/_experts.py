@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap._messages import quoted
+from weightmap.core.arguments import mistyped
 from weightmap.core.model.saving import check_module
 from weightmap.errors import TensorNotFoundError, UnsupportedError
+from weightmap.pool.pool import Pool
 from weightmap.torch._modules import StateError
 from weightmap.torch._tensors import imported_torch, to_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap.pool.pool import Pool
+    from weightmap import typing
 
     Key = tuple[str | tuple[str, ...], int | None]
 
@@ -27,7 +29,7 @@ _SEPARATE = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_pro
 _RENAMED = (".mlp.", ".block_sparse_moe.")
 
 
-def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None = None) -> None:
+def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] | None = None) -> None:
     """Let the experts of a transformers model on the CPU come from a pool, each while it multiplies.
 
     Every module called ``experts`` loses its parameters, which may be on the device "meta", and takes them from the
@@ -57,6 +59,8 @@ def serve_experts(module: Any, pool: Pool, *, name: Callable[[str], str] | None 
         There are no experts, or they have parameters of other modules than these.
     """
     check_module("module", module)
+    if not isinstance(pool, Pool):
+        raise mistyped("pool", pool, "what TensorFile.pool returns")
     torch = imported_torch()
     name_of = name or (lambda parameters: parameters)
     replaced: list[tuple[str, Any, dict[str, _Served], bool]] = []

@@ -120,6 +120,11 @@ class Content:
         self.verify = verify
         self.warnings = warnings
 
+    @property
+    def where(self) -> dict[str, str]:
+        """The file of each tensor of a model in several files."""
+        return {}
+
     @functools.cached_property
     def vocab(self) -> Vocabulary | None:
         """The vocabulary, made at its first use."""

@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from weightmap.core.formats import Content
     from weightmap.core.formats.amb import Tokenizer
     from weightmap.core.model.reports import Residency, VerifyReport
+    from weightmap.core.model.typing import Advice, Embeddings, Pool
     from weightmap.core.table.table import Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
-    from weightmap.pool.pool import Pool
-    from weightmap.typing import Advice
-    from weightmap.words.embeddings import Embeddings
 
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 

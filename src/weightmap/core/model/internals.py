@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import ItemsView, ValuesView
 from io import UnsupportedOperation
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from weightmap._messages import counted, quoted
 from weightmap.core.arguments import Options, check_expansion, similar
@@ -21,11 +21,10 @@ from weightmap.errors import FormatError, TensorFileError, TensorNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from typing import Protocol
 
+    from weightmap.core.model.typing import Embeddings, TensorLike
     from weightmap.core.table.table import Row, Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary
-    from weightmap.words.embeddings import Embeddings
 
     class Handle(Collection[str], Protocol):
         """What these functions use of a `TensorFile`."""
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
         def infos(self) -> list[TensorInfo]:
             """Return the description of every tensor."""
 
-        def __getitem__(self, name: str, /) -> Any: ...
+        def __getitem__(self, name: str, /) -> TensorLike: ...
 
 
 _Ranges = defaultdict[Source, list[Range]]
@@ -103,9 +102,7 @@ def warnings_of(file: Handle) -> list[str]:
 
 def where_of(file: Handle) -> dict[str, str]:
     """Return the file of each tensor of a model in several files; nothing for a single file."""
-    content: Any = file._content
-    where: dict[str, str] = content.where if file.shards else {}
-    return where
+    return file._content.where if file.shards else {}
 
 
 def name_of(file: Handle) -> str:
@@ -248,7 +245,7 @@ def suggestion(name: object, names: Collection[str]) -> str:
     return f"; {'the names are' if len(names) > 1 else 'its name is'} {', '.join(map(quoted, names))}"
 
 
-def arrays(file: Handle) -> Iterator[Any]:
+def arrays(file: Handle) -> Iterator[TensorLike]:
     """Yield all tensors, in file order."""
     check_open(file)
     source = file._source
@@ -274,24 +271,24 @@ def arrays(file: Handle) -> Iterator[Any]:
         raise error.located(path=source.name, format=file.format) from None
 
 
-class Values(ValuesView[Any]):
+class Values(ValuesView["TensorLike"]):
     """All tensors of a handle, in file order."""
 
     __slots__ = ()
     _mapping: Handle
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[TensorLike]:
         check_open(self._mapping)
         return arrays(self._mapping)
 
 
-class Items(ItemsView[str, Any]):
+class Items(ItemsView[str, "TensorLike"]):
     """All names and tensors of a handle, in file order."""
 
     __slots__ = ()
     _mapping: Handle
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, TensorLike]]:
         return zip(self._mapping, arrays(self._mapping), strict=True)
 
 

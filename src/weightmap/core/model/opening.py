@@ -6,7 +6,7 @@ import copyreg
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from weightmap._messages import quoted
 from weightmap.core import arguments, hooks
@@ -19,12 +19,10 @@ from weightmap.errors import FileChangedError, TensorFileError, UnknownFormatErr
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from typing import Unpack
 
     from numpy.typing import NDArray
 
-    from weightmap.core.remote_options import Remote
-    from weightmap.typing import Advice, Mode, ModelSource, OpenOptions, Trusted, Verify
+    from weightmap.core.model.typing import Advice, Mode, ModelSource, OpenOptions, Remote, Trusted, Verify
 
 # What functions take that read a model.
 Model: TypeAlias = "ModelSource | TensorFile"
@@ -253,7 +251,7 @@ def open_with(source: Any, options: arguments.Options) -> TensorFile:
 
 def located(source: Any, remote: Remote) -> Any:
     """Return the location of an object with options for its store."""
-    from weightmap.core.remote_options import Remote  # noqa: PLC0415 - for addresses alone
+    from weightmap.core.model.typing import Remote  # noqa: PLC0415 - for addresses alone
 
     if not isinstance(remote, Remote):
         raise arguments.mistyped("remote", remote, "a weightmap.Remote")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.sink import WritePlan
-    from weightmap.typing import TensorLike, TokenizerLike
+    from weightmap.core.model.typing import TensorLike, TokenizerLike
 
 # Tensors of torch. Nothing here imports torch: a caller that has a tensor has imported it.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import errors
+import weightmap.errors as errors
 from weightmap._messages import counted, escape, quoted
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes import open_source, strict_json

@@ -1,23 +1,36 @@
-"""Types for annotations: what `weightmap.open` and `weightmap.save` take and return."""
+"""Types for annotations: what `weightmap.open` and `weightmap.save` take, and what handles return; and `Remote`."""
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar, overload
+
+from weightmap.core.arguments import Limits, as_float, as_integer, mistyped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from os import PathLike
 
+    import numpy as np
     from _typeshed import ReadableBuffer
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Limits
-    from weightmap.core.remote_options import Remote
+    from weightmap.core.quant.blocks import QuantizedTensor
+    from weightmap.core.table.vocabulary import Vocabulary
 
 __all__ = [
     "Advice",
     "BinaryFile",
+    "Embeddings",
+    "Hold",
     "Mode",
     "ModelSource",
     "OpenOptions",
+    "Pool",
+    "PoolStats",
     "Signed",
     "TensorLike",
     "TokenizerLike",
@@ -47,7 +60,7 @@ class TensorLike(Protocol):
     def shape(self) -> Any:
         """Sizes of the dimensions: a tuple, or what behaves as one."""
 
-    def __array__(self) -> "NDArray[Any]": ...
+    def __array__(self) -> NDArray[Any]: ...
 
 
 class BinaryFile(Protocol):
@@ -65,7 +78,7 @@ class TokenizerLike(Protocol):
         """0 BPE, 1 SentencePiece, 2 WordPiece, 3 custom."""
 
     @property
-    def special_ids(self) -> "Mapping[str, int]":
+    def special_ids(self) -> Mapping[str, int]:
         """Ids by the names bos, eos, pad, unk and mask."""
 
     @property
@@ -92,7 +105,176 @@ class OpenOptions(TypedDict, total=False):
     mode: Mode | None
     verify: Verify
     strict: bool
-    limits: "Limits | None"
-    trust: "Trusted | None"
-    config: "Mapping[str, Any] | str | PathLike[str] | None"
-    remote: "Remote | None"
+    limits: Limits | None
+    trust: Trusted | None
+    config: Mapping[str, Any] | str | PathLike[str] | None
+    remote: Remote | None
+
+
+# ----------------------------------------------------------------------------------------------------
+# What methods of a handle return that belongs to a part: its class is imported when the method is called.
+
+T = TypeVar("T")
+
+
+class PoolStats(NamedTuple):
+    """What a pool did, and what it has.
+
+    Attributes
+    ----------
+    hits, misses : int
+        Holds that found their tensor in memory or being read, and holds that read it.
+    evictions : int
+    read_nbytes : int
+        Bytes read from files.
+    held_nbytes, resident_nbytes : int
+        Memory of tensors that are held now, and of all, in bytes.
+    """
+
+    hits: int
+    misses: int
+    evictions: int
+    read_nbytes: int
+    held_nbytes: int
+    resident_nbytes: int
+
+
+class Hold(AbstractContextManager["NDArray[Any] | Any", None], Protocol):
+    """A tensor that stays in memory until this is left or released: `Pool.hold` returns it."""
+
+    def release(self) -> None:
+        """Let the tensor go; once."""
+
+
+class Pool(AbstractContextManager["Pool", None], Protocol):
+    """Tensors of a model in memory, within a budget: `TensorFile.pool` returns a `weightmap.pool.pool.Pool`."""
+
+    @property
+    def budget(self) -> int:
+        """Bytes of memory that its tensors take at most."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether reads leave nothing in the page cache."""
+
+    @property
+    def stats(self) -> PoolStats:
+        """What the pool did, and what it has now."""
+
+    def hold(self, name: str | tuple[str, ...], index: int | None = None) -> Hold:
+        """Bring a tensor into memory, and keep it there until the result is left or released."""
+
+    def prefetch(self, items: Iterable[tuple[str | tuple[str, ...], int | None] | str]) -> None:
+        """Begin to read tensors in the background, as far as the budget allows."""
+
+    def close(self) -> None:
+        """Free what is not held."""
+
+
+class Embeddings(Collection[str], Protocol):
+    """Vectors by word: `TensorFile.embeddings` returns a `weightmap.Embeddings`."""
+
+    @property
+    def vocab(self) -> Vocabulary:
+        """The words, by row."""
+
+    @property
+    def matrix(self) -> NDArray[Any] | QuantizedTensor:
+        """The rows, of words first, then of n-grams."""
+
+    @property
+    def norms(self) -> NDArray[Any] | None:
+        """Norms of the words from the file; None if it has none."""
+
+    @property
+    def dims(self) -> int:
+        """Length of a vector."""
+
+    def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield each word of the vocabulary and its vector."""
+
+    def __getitem__(self, word: str, /) -> NDArray[Any]: ...
+    # The vector of a word, or `default`; in `out` if that is given.
+    @overload
+    def get(self, word: str) -> NDArray[Any] | None: ...
+    @overload
+    def get(self, word: str, default: T) -> NDArray[Any] | T: ...
+    @overload
+    def embedding(self, word: str, *, out: NDArray[Any] | None = ...) -> NDArray[Any] | None: ...
+    @overload
+    def embedding(self, word: str, *, out: NDArray[Any] | None = ..., default: T) -> NDArray[Any] | T: ...
+
+    def embedding_with_norm(self, word: str) -> tuple[NDArray[Any], float] | None:
+        """Return the vector of `word` and its norm, or None if it has none."""
+
+    def batch(self, words: Sequence[str], *, threads: int = 1) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the vectors of many words, and which of these have one."""
+
+    def most_similar(
+        self, query: str | NDArray[Any] | Sequence[float], k: int = 10, *, skip: Iterable[str] = ()
+    ) -> list[tuple[str, float]]:
+        """Return the words with the largest cosine to a vector, or to the vector of a word."""
+
+    def analogy(
+        self,
+        a: str | None = None,
+        b: str | None = None,
+        c: str | None = None,
+        k: int = 10,
+        *,
+        positive: Iterable[str] = (),
+        negative: Iterable[str] = (),
+        skip: Iterable[str] = (),
+    ) -> list[tuple[str, float]]:
+        """Return the words that are to `c` as `b` is to `a`."""
+
+
+# ----------------------------------------------------------------------------------------------------
+
+
+class ObjectStore(Protocol):
+    """A store of obstore, or one with its interface: `get` or `get_async`, and what goes with them."""
+
+
+@dataclass(slots=True, frozen=True)
+class Remote:
+    """How `weightmap.open` asks a store for an object.
+
+    Parameters
+    ----------
+    store : optional
+        The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
+        your own. The source is then the address of the object, or its key in the store. Default: the store of the
+        address, with credentials from the environment (``AWS_ACCESS_KEY_ID`` …).
+    concurrency : int, optional
+        Simultaneous requests to the store; when not given, 16, and 64 of those for few bytes.
+    deadline : float, optional
+        Time limit of a request in seconds, to which each MiB adds one second; 60 when not given. A request that exceeds
+        it is cancelled and tried again, five times in all.
+    redirects : bool
+        Follow redirects of an ``https://`` address. Its query, the part behind a ``?``, is not sent on.
+    unversioned : bool
+        Read an object although the store gives it neither an ETag nor a modification time; by default it is refused. A
+        replacement of the same size between two requests then goes unnoticed, and a tensor may mix bytes of both.
+
+    Examples
+    --------
+    >>> import weightmap as wm
+    >>> wm.Remote(deadline=5, redirects=True)
+    Remote(store=None, concurrency=None, deadline=5, redirects=True, unversioned=False)
+    """
+
+    store: ObjectStore | None = None
+    _: KW_ONLY
+    concurrency: int | None = None
+    deadline: float | None = None
+    redirects: bool = False
+    unversioned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.store is not None and not (hasattr(self.store, "get") or hasattr(self.store, "get_async")):
+            raise mistyped("store", self.store, "an object store with the methods of obstore's")
+        if self.concurrency is not None and as_integer("concurrency", self.concurrency) < 1:
+            raise ValueError(f"concurrency is {self.concurrency}, expected at least 1")
+        if self.deadline is not None and not 0 < as_float("deadline", self.deadline) < math.inf:
+            raise ValueError(f"deadline is {self.deadline}, expected a positive number of seconds")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from weightmap import _kernels
+import weightmap._kernels as _kernels
 from weightmap.core.arguments import as_threads
 from weightmap.errors import FileChangedError, NotRegularFileError
 

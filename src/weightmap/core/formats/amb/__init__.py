@@ -65,7 +65,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightmap import errors
+import weightmap.errors as errors
 from weightmap._messages import counted
 from weightmap.core.bytes import strict_json
 from weightmap.core.dtypes import DTYPES, NUMPY_MAX_NDIM, SCHEMES, DType

@@ -76,7 +76,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weightmap import errors
+import weightmap.errors as errors
 from weightmap.core.arguments import DEEPEST, Limits, Options
 from weightmap.core.dtypes import DTYPES, SCHEMES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, too_many

@@ -59,7 +59,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap import errors
+import weightmap.errors as errors
 from weightmap._messages import counted, quoted
 from weightmap.core.bytes.geometry import Geometry, Reencoded
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
