@@ -61,12 +61,12 @@ PYTEST_IN = PYTHONPATH="$(CURDIR)/src$(1)" $(ORACLES)$(@:-test=)/bin/python -m p
 
 ## clients-test: transformers and others on weightmap.compat, all tests of torch and jax: an environment of 2 GB
 clients-test:
-	@WEIGHTMAP_CLIENTS=1 $(PYTEST_IN) tests/compat tests/jax tests/onnxruntime $(addprefix tests/torch/test_,dlpack.py load_into.py torch.py) \
+	@WEIGHTMAP_CLIENTS=1 $(PYTEST_IN) tests/compat tests/dlpack tests/jax tests/onnxruntime tests/torch/test_load_into.py tests/torch/test_torch.py \
 	    tests/integration/test_docs.py::test_the_snippets_of_a_guide_run
 
 ## torch-test: checkpoints that PyTorch writes, beside its own loader
 torch-test:
-	@WEIGHTMAP_TORCH=1 $(PYTEST_IN) tests/torch/test_checkpoints.py fuzz/pickles
+	@WEIGHTMAP_TORCH=1 $(PYTEST_IN) tests/core/formats/torch/test_torch_upstream.py fuzz/pickles
 
 ## experts-test: mixtures of experts of transformers 5 and 4 whose experts come from a pool
 experts-test:

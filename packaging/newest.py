@@ -12,7 +12,7 @@ from pathlib import Path
 # The tests of a library, as arguments of pytest.
 TESTS = {
     "safetensors": "tests/compat --ignore=tests/compat/test_clients.py",
-    "huggingface_hub": "tests/remote/test_hub.py",
+    "huggingface_hub": "tests/hub/test_hub.py",
     "transformers": "tests/compat/test_clients.py tests/torch/test_experts.py -k 'not (accel or peft or diffus)'",
     "accelerate": "tests/compat/test_clients.py -k accelerate",
     "peft": "tests/compat/test_clients.py -k peft",
@@ -20,7 +20,7 @@ TESTS = {
     "compressed-tensors": "tests/checkpoints/test_quantised.py",
     "gguf": "tests/compat tests/conversion tests/core/formats/gguf tests/core/quant/test_ggml.py -k gguf",
     "onnx": "tests/core/formats/onnx",
-    "torch": "tests/torch fuzz/pickles --ignore=tests/torch/test_experts.py",
+    "torch": "tests/torch tests/dlpack tests/core/formats/torch fuzz/pickles --ignore=tests/torch/test_experts.py",
 }
 _OPT_IN = ("CLIENTS", "EXPERTS", "QUANTISED", "TORCH")
 

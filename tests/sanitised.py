@@ -81,7 +81,7 @@ LATER = {
     **dict.fromkeys(
         (
             f"tests/{folder}/"
-            for folder in ("checkpoints", "contract", "dcp", "deltas", "llama", "remote", "report", "trust")
+            for folder in ("checkpoints", "contract", "dcp", "deltas", "hub", "llama", "remote", "report", "trust")
         ),
         "what they try is in Python; C gets what it gets in the tests of formats and of kernels",
     ),

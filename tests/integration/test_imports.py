@@ -160,6 +160,7 @@ def test_a_face_imports_the_core_alone(face):
 def test_every_module_has_a_place():
     places = PARTS.keys() | GROUND - {"_kernels"} | FACES | {"", "__main__", "core"}
     assert {part(module) for module in MODULES} == places
+    assert not [name for name in PARTS if not [*ROOT.glob(f"tests/{name}/test_*.py")]]  # make test PART=name
 
 
 def test_no_imports_go_in_a_circle():

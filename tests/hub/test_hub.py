@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests import builders
 from tests.builders import safetensors as safe
-from tests.remote.hub_server import Hub, git_hash, sha256
+from tests.hub.hub_server import Hub, git_hash, sha256
 from tests.remote.test_proxies import Proxy
 from tests.support import SOURCES, until
 
