@@ -27,6 +27,9 @@ JOBS := auto
 # Python may cache what it compiles: the suite starts many processes.
 TEST := unset PYTHONDONTWRITEBYTECODE; $(PYTEST) --benchmark-disable --numprocesses=$(JOBS) --maxprocesses=4 --dist=worksteal
 PART :=
+ifeq ($(wildcard tests/$(PART)/.),)
+$(error there is no tests/$(PART), but $(filter-out __pycache__,$(patsubst tests/%/.,%,$(wildcard tests/*/.))))
+endif
 ## test: tests/core, tests/contract, and one test of every other file, in two minutes on two idle processors; a part: make test PART=deltas
 test: $(MODULE) $(MODEL) $(VENV)/.extra-test
 	@echo "Running $(if $(PART),tests/$(PART),the tests of the core, and some of each part)"
