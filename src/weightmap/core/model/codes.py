@@ -77,7 +77,7 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
     kind = row.dtype.name
     if kind in _VIEWED and row.nbytes and not row.dtype.quantized:
         return f"{name}.absmax" if find(f"{name}.absmax") is not None else None
-    if not may_be_codes(name, row):
+    if not _may_be_codes(name, row):
         return None
     for scale_name in _scale_names(name):
         scales = find(scale_name)
@@ -88,7 +88,7 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
     return None
 
 
-def may_be_codes(name: str, row: Row) -> bool:
+def _may_be_codes(name: str, row: Row) -> bool:
     """Whether type, shape and name of a tensor are those of codes."""
     if row.dtype.name not in _CODES or row.dtype.quantized or not row.nbytes:
         return False
@@ -98,7 +98,7 @@ def may_be_codes(name: str, row: Row) -> bool:
 def _stated_codes(file: Any, name: str, row: Row) -> str | None:
     """Return where it is stated that the model is quantised, for a weight that is codes by its type; else None."""
     weight = row.dtype.name in SMALL_FLOATS or (len(row.shape) > 1 and not name.endswith("bias"))
-    return (_stated(file) or None) if weight and may_be_codes(name, row) else None
+    return (_stated(file) or None) if weight and _may_be_codes(name, row) else None
 
 
 def _stated(file: Any) -> str:
@@ -193,11 +193,6 @@ def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None
 def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> None:
     """Raise `UnsupportedError` if the values of a stored tensor, in this type, would be its codes."""
     target = "float32" if dtype is None else dtype if dtype in DTYPES else dtype_named(dtype).name
-    check_cast(file, name, row, str(target))
-
-
-def check_cast(file: Any, name: str, row: Row, target: str) -> None:
-    """Do what `check_readable` does, for the name of a type, which numpy need not know."""
     if row.dtype.name == target:
         return
     table = file._table  # noqa: SLF001 - one tensor is looked up, not all
@@ -210,5 +205,4 @@ def check_cast(file: Any, name: str, row: Row, target: str) -> None:
     if how is not None:
         expected = f"{row.dtype.name}: f.weights has the parameter, and f[name] the codes"
         what = f"tensor {quoted(name)} is {row.dtype.name}, {how}: dtype"
-        error = UnsupportedError(what, field="dtype", actual=target, expected=expected)
-        raise error.located(path=row.source.name, format=file.format)
+        raise UnsupportedError(what, field="dtype", actual=target, expected=expected)

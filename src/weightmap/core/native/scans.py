@@ -491,6 +491,8 @@ if sys.platform == "win32":
 
 # Fewest bytes that an entry takes in the central directory.
 ZIP_ENTRY_LEAST = 46
+# The hook of data without one.
+_NO_HOOK = (NULL, NULL)
 # Larger memory is not made with malloc, which may keep it.
 _MALLOC_MOST = 1 << 17
 _OF_DTYPE = {"u1": "uint8_t[]", "u2": "uint16_t[]", "u4": "uint32_t[]", "u8": "uint64_t[]"}
@@ -677,7 +679,6 @@ PICKLE_ODD = {
 # Words of the arena for each byte of a program, and besides; bytes of a program for each word of the memo's directory.
 _WORDS, _WORDS_LEAST, _PAGE = 4, 1024, 256
 _NAMES, _NAMES_LEAST = 32, 1 << 16
-# Without clearing: a scan fills the memory.
 _new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -865,6 +866,9 @@ def _output(array: NDArray[Any]) -> Any:
 
 # ----------------------------------------------------------------------------------------------------
 # The columns of a table of tensors, and tables of strings, which C fills, reads and checks.
+
+# Without clearing: a scan fills the memory.
+_new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Columns:

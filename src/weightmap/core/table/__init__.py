@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -19,21 +19,8 @@ from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Protocol
 
     from numpy.typing import NDArray
-
-    class _Described(Protocol):
-        """The part of `weightmap.core.table.table.Table` that messages need."""
-
-        @property
-        def rules(self) -> Rules: ...
-        @property
-        def names(self) -> StringTable: ...
-        def position(self, row: int) -> int | None: ...
-        def label(self, row: int) -> str: ...
-        def __len__(self) -> int: ...
-
 
 _PIECE = 4096  # strings
 
@@ -233,6 +220,18 @@ class StringTable:
 _INT64_MAX = (1 << 63) - 1
 # The names of these fields in messages, for formats without names of their own.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
+
+
+class _Described(Protocol):
+    """The part of `weightmap.core.table.table.Table` that messages need."""
+
+    @property
+    def rules(self) -> Rules: ...
+    @property
+    def names(self) -> StringTable: ...
+    def position(self, row: int) -> int | None: ...
+    def label(self, row: int) -> str: ...
+    def __len__(self) -> int: ...
 
 
 def table_error(table: _Described, fault: access.Fault) -> FormatError:

@@ -171,9 +171,7 @@ def scan(source: Source, options: Options) -> scans.Initialisers:
 
 def _without_names(model: scans.Initialisers) -> list[int]:
     """Return the rows of nested tensors whose name another tensor has, one of the graph's initialisers first."""
-    columns, count = model.columns, model.columns.count
-    bounds = columns.array(columns.bounds, count + 1, "<u4")
-    names = StringTable(columns.text(), bounds, 0, "name of a tensor")
+    names = _names_of(model)
     if not names.duplicates()[0]:
         return []
     used = {names.raw(row) for row in np.flatnonzero(~model.nested).tolist()}
@@ -183,6 +181,12 @@ def _without_names(model: scans.Initialisers) -> list[int]:
             left_out.append(row)
         used.add(names.raw(row))
     return left_out
+
+
+def _names_of(model: scans.Initialisers) -> StringTable:
+    """Return the names of all tensors."""
+    columns = model.columns
+    return StringTable(columns.text(), columns.array(columns.bounds, columns.count + 1, "<u4"), 0, "tensor name")
 
 
 # ------------------------------------------------------------------------------------------------------ tables
@@ -251,7 +255,8 @@ def _joined(
     for side, part in zip(sides.values(), others, strict=True):
         tables.append(ColumnTable(part, _external()(0, side.source.size), utf8=True))
         tables[-1].belongs_to(side.source, "onnx")
-    table: Table = _join(tables, np.argsort(order))
+    names = _names_of(model)
+    table: Table = _join(tables, np.argsort(order), names if len(order) == count else names.take(np.sort(order)))
     return table
 
 
