@@ -167,17 +167,21 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, righ
     right
         The headings of the columns to align to the right (numbers).
     """
-    cells = zip(columns, *([cell(entry) for entry in row] for row in rows), strict=True)
-    aligned = [_aligned(column, right=column[0] in right) for column in cells]
+    aligned = [_aligned(column, right=column[0] in right) for column in zip(columns, *rows, strict=True)]
     emit("\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True)))
 
 
-def _aligned(texts: Sequence[str], *, right: bool) -> list[str]:
-    """Return texts with blanks, as wide as the widest."""
-    widths = list(map(_width, texts))
+def _aligned(entries: Sequence[object], *, right: bool) -> list[str]:
+    """Return the cells of a column with blanks, as wide as the widest."""
+    texts = list(map(str, entries))
+    plain = "".join(texts)  # one look at all, since most columns are short texts of printable ASCII
+    if not (plain.isascii() and plain.isprintable()) or max(map(len, texts)) > _WIDEST:
+        texts = list(map(cell, texts))
+    widths = list(map(len if plain.isascii() else _width, texts))
     widest = max(widths)
-    blanks = [" " * (widest - width) for width in widths]
-    return [blank + text if right else text + blank for text, blank in zip(texts, blanks, strict=True)]
+    if right:
+        return [" " * (widest - width) + text for text, width in zip(texts, widths, strict=True)]
+    return [text + " " * (widest - width) for text, width in zip(texts, widths, strict=True)]
 
 
 @contextlib.contextmanager
