@@ -54,7 +54,7 @@ class Framework(NamedTuple):
         """Return the mode to open files in; None for the default."""
         if not self.writable:
             return None
-        from weightmap.torch._files import writable_mode
+        from weightmap.torch._tensors import writable_mode
 
         return writable_mode()
 

@@ -13,12 +13,17 @@ files are copied by `weightmap.device`, which touches no mapping of them.
 NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tensors of these types.
 """
 
+from typing import TYPE_CHECKING
+
+from weightmap.core.hooks import on_demand
 from weightmap.core.model.saving import from_torch
-from weightmap.torch._device import TorchBackend, TorchExchange, to_device
-from weightmap.torch._experts import serve_experts
-from weightmap.torch._files import load_file
-from weightmap.torch._modules import StateError, load_into
 from weightmap.torch._tensors import to_torch
+
+if TYPE_CHECKING:
+    from weightmap.torch._device import TorchBackend, TorchExchange, to_device
+    from weightmap.torch._experts import serve_experts
+    from weightmap.torch._files import load_file
+    from weightmap.torch._modules import StateError, load_into
 
 __all__ = [
     "StateError",
@@ -31,3 +36,16 @@ __all__ = [
     "to_device",
     "to_torch",
 ]
+
+# Plans and transfers are imported at their first use: a view of one tensor needs none.
+__getattr__ = on_demand(
+    __name__,
+    globals(),
+    dict.fromkeys(("TorchBackend", "TorchExchange", "to_device"), "_device")
+    | dict.fromkeys(("StateError", "load_into"), "_modules")
+    | {"load_file": "_files", "serve_experts": "_experts"},
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -12,24 +12,17 @@ from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_copied, dense_row, is_remote
 from weightmap.core.model.opening import Model, as_handle
-from weightmap.core.model.single import mode_of
 from weightmap.plans.planning import ParameterPlan, ReadPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
-from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device
+from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightmap.core.model.file import TensorFile
-    from weightmap.typing import Mode
 
 _OCTET = np.dtype(np.uint8)
-
-
-def writable_mode() -> Mode:
-    """Return the mode for tensors of the CPU: "cow", or "copy" where WEIGHTMAP_MODE asks for private memory."""
-    return "cow" if mode_of(None) in {"mmap", "cow"} else "copy"
 
 
 @names_moved

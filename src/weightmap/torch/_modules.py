@@ -12,7 +12,7 @@ from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
 from weightmap.core.arguments import Globs, as_globs, listed, matches, mistyped, names_moved, takes
 from weightmap.core.bytes import Range
-from weightmap.core.model.codes import check_cast
+from weightmap.core.model.codes import check_readable
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.saving import check_module, from_torch
@@ -21,8 +21,8 @@ from weightmap.device._transfers import ArrayTransfer, Transfer
 from weightmap.errors import TensorFileError
 from weightmap.plans.pages import Ahead
 from weightmap.torch._device import TorchBackend, pour, to_device
-from weightmap.torch._files import load_tensors, shared, writable_mode
-from weightmap.torch._tensors import imported_torch
+from weightmap.torch._files import load_tensors, shared
+from weightmap.torch._tensors import imported_torch, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -101,7 +101,7 @@ def load_into(
         if not (weights or assign):
             for name, row in named_rows(file):
                 if (target := targets.get(chosen.get(name, ""))) is not None:
-                    check_cast(file, name, row, str(target.dtype).removeprefix("torch."))
+                    check_readable(file, name, row, str(target.dtype).removeprefix("torch."))
         stored = shared(file, chosen)
         file_path = file.path
     state = {chosen[name]: tensor for name, tensor in stored.items()}

@@ -8,11 +8,13 @@ import numpy as np
 
 from weightmap.core.arguments import mistyped
 from weightmap.core.model.saving import CROSSING, PAIRS
+from weightmap.core.model.single import mode_of
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError, UnsupportedError
 
 if TYPE_CHECKING:
     from weightmap.core.table.table import Row
+    from weightmap.typing import Mode
 
 # `np.dtype.isbuiltin` of types registered by other packages, such as ml_dtypes; asking for their name takes 1 us.
 _REGISTERED = 2
@@ -116,3 +118,8 @@ def imported_torch() -> Any:
     except ImportError:
         raise MissingDependencyError("PyTorch is needed for this: pip install '.[torch]' in a checkout") from None
     return torch
+
+
+def writable_mode() -> Mode:
+    """Return the mode for tensors of the CPU: "cow", or "copy" where WEIGHTMAP_MODE asks for private memory."""
+    return "cow" if mode_of(None) in {"mmap", "cow"} else "copy"
