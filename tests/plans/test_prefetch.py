@@ -51,7 +51,7 @@ def resident(array):
 
 
 def idle():
-    return not prefetching._worker.own._busy
+    return not prefetching._worker.instance._busy
 
 
 def can_populate(path):
@@ -174,9 +174,9 @@ for path, delay in zip(sys.argv[1:], (None, 0, 1e-4, 1e-3)):
         f.prefetch()
         time.sleep(delay)
         os.truncate(path, 4096)
-    while prefetching._worker.own._busy:
+    while prefetching._worker.instance._busy:
         time.sleep(0.01)
-    assert not prefetching._worker.own._queue
+    assert not prefetching._worker.instance._queue
 print("alive")
 """
     paths = [model(tmp_path / f"{i}.weights", 16) for i in range(4)]

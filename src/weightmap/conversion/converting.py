@@ -26,9 +26,9 @@ from weightmap.core.model.opening import Model, open_or_import
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix
 from weightmap.core.model.sharded import other_models
-from weightmap.core.model.sharding import ShardTarget, beside, bytes_of_size, sharded_target
+from weightmap.core.model.sharding import ShardTarget, bytes_of_size, sharded_target, shards_in_place_of
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
-from weightmap.core.quant.quantizing import SCHEMES, folded, near, scheme_named
+from weightmap.core.quant.quantizing import SCHEMES, folded, nearest_scheme, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError
 from weightmap.huggingface.along import check_not_read, companions
 from weightmap.huggingface.directory import ModelDirectory, directory_around, read_directory
@@ -338,7 +338,7 @@ def _convert_tensors(
     if spec.translated:
         check_complete_of(file, {renamed.get(name, name) for name in file if spec.takes(name)})
     if spec.max_shard_size is not None and shards is None and not _fits(file, target.path, spec):
-        shards = beside(target.path, target.record)
+        shards = shards_in_place_of(target.path, target.record)
     # Listed before anything is written: a folder that cannot be read fails the conversion while it can still fail.
     copied = source.folder is None or directory is None or (shards is not None and shards.whole)
     others = [] if copied or source.folder is None else list(companions(source.folder))
@@ -417,7 +417,7 @@ def _check_scheme(target: _Target, scheme: str) -> None:
     if scheme in writable:
         return
     if writable:
-        holds = f"it is written with {', '.join(writable)}{near(scheme, writable)}"
+        holds = f"it is written with {', '.join(writable)}{nearest_scheme(scheme, writable)}"
     else:
         every = {other.title: _writable(other, None) for other in FORMATS.values() if other.plan is not None}
         able = [title for title in every if scheme in every[title]] or [title for title in every if every[title]]
@@ -427,8 +427,8 @@ def _check_scheme(target: _Target, scheme: str) -> None:
 
 def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
     """Say whether the tensors of a conversion take at most so many bytes."""
-    made = Preparer(spec).prepare(file, internals.named_rows(file), None, target, {}, trial=True)
-    return made.tensors.nbytes <= (spec.max_shard_size or 0)
+    prepared = Preparer(spec).prepare(file, internals.named_rows(file), None, target, {}, trial=True)
+    return prepared.tensors.nbytes <= (spec.max_shard_size or 0)
 
 
 def losses(file: TensorFile, record: Format, align: int = 1) -> int | None:
@@ -437,16 +437,16 @@ def losses(file: TensorFile, record: Format, align: int = 1) -> int | None:
     No tensor is read.
     """
     spec = Spec(format=record.name, output=Output(record.layouts[0], align=align if align > 1 else None))
-    held = {False: record.dtypes[record.layouts[0]], True: record.schemes.get(record.layouts[0], frozenset())}
+    storable = {False: record.dtypes[record.layouts[0]], True: record.schemes.get(record.layouts[0], frozenset())}
     places = list(internals.named_rows(file))
-    if not all(place.dtype.name in held[place.dtype.quantized] for _, place in places):
+    if not all(place.dtype.name in storable[place.dtype.quantized] for _, place in places):
         return None
     preparer = Preparer(spec)
     try:
-        made = preparer.prepare(file, places, None, "", {}, trial=True)
+        prepared = preparer.prepare(file, places, None, "", {}, trial=True)
     except TensorFileError:
         return None
-    return len(made.warnings) + len(preparer.notes) + len(made.dropped)
+    return len(prepared.warnings) + len(preparer.notes) + len(prepared.dropped)
 
 
 def _convert_file(
@@ -459,13 +459,13 @@ def _convert_file(
 ) -> ConvertReport:
     """Convert a model to one file, with configuration and vocabulary of its directory."""
     preparer = Preparer(spec)
-    made = preparer.prepare(file, internals.named_rows(file), directory, target, renamed)
-    warnings = made.warnings + preparer.notes
-    if not made.tensors:
+    prepared = preparer.prepare(file, internals.named_rows(file), directory, target, renamed)
+    warnings = prepared.warnings + preparer.notes
+    if not prepared.tensors:
         warnings.append("there is no tensor to write")
     try:
         durable, overwrite = spec.output.durable, spec.output.overwrite
-        size = write_plan(target, made.plan, progress=progress, durable=durable, overwrite=overwrite)
+        size = write_plan(target, prepared.plan, progress=progress, durable=durable, overwrite=overwrite)
     except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
         raise error.located(path=internals.name_of(file)) from None
     if spec.output.align is not None:
@@ -476,10 +476,10 @@ def _convert_file(
         internals.name_of(file),
         target,
         spec.format,
-        made.layout,
-        len(made.tensors),
+        prepared.layout,
+        len(prepared.tensors),
         size,
-        tuple(made.dropped),
+        tuple(prepared.dropped),
         tuple(warnings),
         () if preparer.quantizer is None else tuple(preparer.quantizer.done),
     )

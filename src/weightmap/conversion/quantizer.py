@@ -94,7 +94,7 @@ class Quantize:
     def __post_init__(self) -> None:
         """Check the values, and bring names into the spelling used here."""
         name = folded(self.scheme)
-        known = {
+        normalised = {
             "scheme": name if name in MIXTURES else scheme_named(self.scheme),
             "block_size": as_integer("block_size", self.block_size),
             "scale_type": scale_type_named(self.scale_type),
@@ -102,7 +102,7 @@ class Quantize:
             "include": as_globs("include", self.include),
             "exclude": as_globs("exclude", self.exclude),
         }
-        for name, value in known.items():
+        for name, value in normalised.items():
             object.__setattr__(self, name, value)
         scheme = self.usual
         if scheme not in (*BLOCKED, "adaptive") and self.block_size != 32:
@@ -155,17 +155,17 @@ class Regrouper:
 
     Parameters
     ----------
-    held : collection of str
+    writable : collection of str
         The schemes of the target.
     """
 
-    def __init__(self, held: Collection[str]) -> None:
-        self._held = held
+    def __init__(self, writable: Collection[str]) -> None:
+        self._writable = writable
         self._done: dict[str, int] = {}
 
     def wants(self, scheme: str) -> bool:
         """Whether the target lacks this scheme and has another one for the same integers and scales."""
-        return scheme not in self._held and COUNTERPARTS.get(scheme) in self._held
+        return scheme not in self._writable and COUNTERPARTS.get(scheme) in self._writable
 
     def payload(self, name: str, row: Row, block_size: int, scale_type: str, *, trial: bool = False) -> Payload:
         """Return the payload of a tensor in the target's scheme.
@@ -189,8 +189,8 @@ class Regrouper:
             nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
         else:
             nbytes = quantised.ggml_size(size, scheme)
-        made = _regrouped, name, row
-        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *made, block_size=into, scale_type="fp16")
+        arguments = _regrouped, name, row
+        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *arguments, block_size=into, scale_type="fp16")
 
     @property
     def notes(self) -> list[str]:
@@ -206,11 +206,11 @@ def _regrouped(_: str, place: Row) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a tensor in the other scheme, piece by piece."""
     first, scale = 0, None
     for piece in in_pieces(place) if math.prod(place.shape) else [place.decoder()]:
-        made = regroup(piece, first=first, scale=scale)
-        one_scale = made.scheme == "int8"
-        yield made.payload[made.scales.nbytes :] if one_scale and first else made.payload
+        regrouped = regroup(piece, first=first, scale=scale)
+        one_scale = regrouped.scheme == "int8"
+        yield regrouped.payload[regrouped.scales.nbytes :] if one_scale and first else regrouped.payload
         first += piece.n_blocks
-        scale = made.scales if one_scale else None
+        scale = regrouped.scales if one_scale else None
 
 
 class _Blocks(NamedTuple):
@@ -255,7 +255,7 @@ class Quantizer:
         self._options = {**quantize_options(how), "threads": access.cpus() if threads is None else threads}
         self._include, self._exclude = how.include, how.exclude
         self.done: list[QuantizedInfo] = []
-        self._kept = 0
+        self._cached_nbytes = 0
         self._encoders: dict[str, _Blocks] = {}
         self._others: dict[str | None, list[str]] = {}
         self.block_size: int = how.elements
@@ -267,11 +267,11 @@ class Quantizer:
         if self._shape is not None and stays_float32(name, row.shape):
             return None
         if self._include is not None:
-            wanted = matches(name, self._include)
+            selected = matches(name, self._include)
         else:
             is_embedding = self._mixture is None and _EMBEDDINGS.search(name) is not None
-            wanted = len(row.shape) >= 2 and not is_embedding
-        if not wanted:
+            selected = len(row.shape) >= 2 and not is_embedding
+        if not selected:
             return None
         scheme = self.scheme_of(name, row.shape)
         if scheme != self._chosen(name):
@@ -301,7 +301,7 @@ class Quantizer:
             for scheme, names in self._others.items()
         ]
 
-    def payload(self, name: str, place: Row, held: Collection[str], *, trial: bool = False) -> Payload:
+    def payload(self, name: str, place: Row, writable: Collection[str], *, trial: bool = False) -> Payload:
         """Return the payload of a tensor for a format that holds these schemes. It is read when it is written.
 
         A `trial` only estimates the size where that depends on the values.
@@ -309,24 +309,24 @@ class Quantizer:
         shape, scale_type = place.shape, self._options["scale_type"]
         size = math.prod(shape)
         scheme = self.scheme_of(name, shape) or self.scheme
-        if scheme not in held:  # the writer will refuse it by its name
+        if scheme not in writable:  # the writer will refuse it by its name
             return Payload(name, SCHEMES[scheme], shape, 0, _nothing, name, place)
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
         if blocks is not None:
             nbytes = -(-size // blocks.elements) * blocks.nbytes
-            made = self._by_blocks, name, place, scheme, blocks, nbytes
+            arguments = self._by_blocks, name, place, scheme, blocks, nbytes
             kind: dict[str, Any] = {"block_size": blocks.elements, "scale_type": scale_type}
-            return Filled(name, SCHEMES[scheme], shape, nbytes, *made, **kind)
+            return Filled(name, SCHEMES[scheme], shape, nbytes, *arguments, **kind)
         if scheme in BITS:
             nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         elif trial:
             nbytes = -(-size * self._options["bits"] // 8)
         else:  # the size depends on the kind that is chosen for each block
-            found = self._quantized(name, place)
-            nbytes = len(found[0])
-            if self._kept + nbytes <= _KEEP:
-                self._kept += nbytes
-                write = functools.partial(self._whole, found=found)
+            quantized = self._quantized(name, place)
+            nbytes = len(quantized[0])
+            if self._cached_nbytes + nbytes <= _KEEP:
+                self._cached_nbytes += nbytes
+                write = functools.partial(self._whole, quantized=quantized)
         whole = write, name, place, nbytes
         return Payload(name, SCHEMES[scheme], shape, nbytes, *whole, block_size=block_size, scale_type=scale_type)
 
@@ -353,10 +353,10 @@ class Quantizer:
         self._note(name, scheme, place, nbytes, *sums)
 
     def _whole(
-        self, name: str, place: Row, nbytes: int, *, found: tuple[NDArray[np.uint8], float, float] | None = None
+        self, name: str, place: Row, nbytes: int, *, quantized: tuple[NDArray[np.uint8], float, float] | None = None
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield all bytes of a tensor, which `payload` may have `found` already."""
-        octets, error, square = self._quantized(name, place) if found is None else found
+        octets, error, square = self._quantized(name, place) if quantized is None else quantized
         self._note(name, self.scheme, place, nbytes, error, square)
         yield octets
 

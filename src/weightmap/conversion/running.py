@@ -298,22 +298,22 @@ class _Bundle:
 
 def bundled(tasks: Sequence[Any], weights: Sequence[int]) -> list[tuple[Any, ...]]:
     """Return the tasks in order, small ones together."""
-    most = min(_TOGETHER, len(tasks) // _CALLS)
-    found: list[tuple[Any, ...]] = []
+    bundle_size = min(_TOGETHER, len(tasks) // _CALLS)
+    bundles: list[tuple[Any, ...]] = []
     bundle: list[Any] = []
     nbytes = 0
     for task, weight in zip(tasks, weights, strict=True):
-        if bundle and (len(bundle) >= most or nbytes + weight > _BYTES):
-            found.append(tuple(bundle))
+        if bundle and (len(bundle) >= bundle_size or nbytes + weight > _BYTES):
+            bundles.append(tuple(bundle))
             bundle, nbytes = [], 0
         bundle.append(task)
         nbytes += weight
-    return [*found, tuple(bundle)] if bundle else found
+    return [*bundles, tuple(bundle)] if bundle else bundles
 
 
 def _text(error: BaseException) -> str:
-    own = isinstance(error, TensorFileError | OSError)
-    return str(error) if own else f"{type(error).__name__}: {error}"
+    known_error = isinstance(error, TensorFileError | OSError)
+    return str(error) if known_error else f"{type(error).__name__}: {error}"
 
 
 def digest(*values: Any) -> str:

@@ -130,16 +130,16 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
         preparer = Preparer(spec)
-        made = preparer.prepare(files[0], places, directory, path, dict(task.renamed), part=True, numbers=task.part)
+        prepared = preparer.prepare(files[0], places, directory, path, dict(task.renamed), part=True, numbers=task.part)
         summed: list[Sink] = []
 
         def write(sink: Sink) -> None:
             sink.digest = 0
             summed.append(sink)
-            made.plan.write(sink)
+            prepared.plan.write(sink)
 
         try:
-            plan = WritePlan(made.plan.size, write, exact=made.plan.exact)
+            plan = WritePlan(prepared.plan.size, write, exact=prepared.plan.exact)
             size = write_plan(path, plan, durable=spec.output.durable)
         except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
             raise error.located(path=name_of(files[0])) from None
@@ -262,47 +262,49 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
     folder = folder_of(path)
     files: Mapping[str, TensorFile] = file.shards or {called(path): file}
     where = where_of(file) or {name: shard for shard, part in files.items() for name in part}
-    taken = {name: shard for name, shard in where.items() if spec.takes(name)}
-    parts = _parts(files, taken, target, spec)
+    shard_of = {name: shard for name, shard in where.items() if spec.takes(name)}
+    parts = _parts(files, shard_of, target, spec)
     moved = moved_scales(parts)
     arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
     preparer = Preparer(spec)
-    made: list[tuple[str, tuple[FileRows, ...], Prepared, int]] = []
+    ready: list[tuple[str, tuple[FileRows, ...], Prepared, int]] = []
     dropped: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
     refused: list[EncodeError] = []
     members: dict[str, list[str]] = {}
     for name, label in parts.items():
         members.setdefault(label, []).append(name)
-    beside = None if model is None else read_beside(model)
-    for label, own in members.items():
-        shard = where[own[0]]
+    directory = None if model is None else read_beside(model)
+    for label, member_names in members.items():
+        shard = where[member_names[0]]
         part = files[shard]
-        chosen = {shard: [name for name in own if name not in moved]}
+        chosen = {shard: [name for name in member_names if name not in moved]}
         for name in arriving.get(label, ()):
             chosen.setdefault(where[name], []).append(name)
         pieces, places = _pieces(files, chosen)
         try:
-            one = preparer.prepare(part, places, None if made else beside, target.path, renamed, part=True, trial=True)
+            one = preparer.prepare(
+                part, places, None if ready else directory, target.path, renamed, part=True, trial=True
+            )
         except EncodeError as error:
             refused.append(error)
             continue
         dropped += one.dropped
         if one.tensors:
             warnings |= dict.fromkeys(one.warnings)
-            made.append((shard, pieces, one, sum(place.nbytes for _, place in places)))
+            ready.append((shard, pieces, one, sum(place.nbytes for _, place in places)))
     if refused:
         raise _together(refused)
-    check_total(file, spec, sum(one.tensors.nbytes for _, _, one, _ in made))
-    check_names((one.tensors for _, _, one, _ in made), target.path)
+    check_total(file, spec, sum(one.tensors.nbytes for _, _, one, _ in ready))
+    check_names((one.tensors for _, _, one, _ in ready), target.path)
     notes = [*warnings, *preparer.notes]
     if moved:
         notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
-    if not made:
+    if not ready:
         raise EncodeError("there is no tensor to write", path=target.path)
-    names = target.names(len(made))
+    names = target.names(len(ready))
     check_not_read(file, *(os.path.join(target.folder, name) for name in names))
-    whole = {tensor: name for name, (_, _, one, _) in zip(names, made, strict=True) for tensor in one.tensors.names()}
+    whole = {tensor: name for name, (_, _, one, _) in zip(names, ready, strict=True) for tensor in one.tensors.names()}
     into = os.path.abspath(target.folder)
     tasks = [
         ShardTask(
@@ -319,50 +321,50 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
             else (),
             done=None,
         )
-        for i, (name, (_, pieces, one, _)) in enumerate(zip(names, made, strict=True))
+        for i, (name, (_, pieces, one, _)) in enumerate(zip(names, ready, strict=True))
     ]
-    along = None if beside is None else (sorted(beside.metadata.items()), sorted(beside.seen.items()))
+    shared = None if directory is None else (sorted(directory.metadata.items()), sorted(directory.seen.items()))
     keys = [
-        digest(task.number, len(tasks), task.pieces, along if task.model else None, task.renamed, *(task.part or ()))
+        digest(task.number, len(tasks), task.pieces, shared if task.model else None, task.renamed, *(task.part or ()))
         for task in tasks
     ]
     encode_index(target, whole, 2**63, _index_metadata(file))
     return Deal(
         tasks,
         keys,
-        [weight for *_, weight in made],
+        [weight for *_, weight in ready],
         whole,
         _index_metadata(file),
         dropped,
         notes,
-        made[0][2].layout,
+        ready[0][2].layout,
         files,
         {folder: os.path.dirname(name_of(file)), into: target.folder},
     )
 
 
 def _parts(
-    files: Mapping[str, TensorFile], taken: Mapping[str, str], target: ShardTarget, spec: Spec
+    files: Mapping[str, TensorFile], shard_of: Mapping[str, str], target: ShardTarget, spec: Spec
 ) -> dict[str, str]:
     """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
-    most, labels = spec.max_shard_size, dict(taken)
+    max_nbytes, labels = spec.max_shard_size, dict(shard_of)
     if spec.is_view or spec.opening.deltas:  # of several files, opened as one: a tensor may lie in more than one
         for shard, part in files.items():
             labels |= {
                 name: f"{shard}/{row.source.name}"
                 for name, row in zip(part, rows_of(part), strict=True)
-                if name in taken
+                if name in shard_of
             }
-    for shard, part in files.items() if most is not None else ():
-        places = [(name, place) for name, place in named_rows(part) if taken.get(name) == shard]
+    for shard, part in files.items() if max_nbytes is not None else ():
+        places = [(name, place) for name, place in named_rows(part) if shard_of.get(name) == shard]
         sizes = {name: place.nbytes for name, place in places}
         # A tensor that cannot be written is refused with all others of its kind, later.
         with contextlib.suppress(EncodeError):
-            made = Preparer(spec).prepare(part, places, None, target.path, {}, part=True, trial=True)
-            sizes |= {tensor.name: tensor.nbytes for tensor in made.tensors}
+            prepared = Preparer(spec).prepare(part, places, None, target.path, {}, part=True, trial=True)
+            sizes |= {tensor.name: tensor.nbytes for tensor in prepared.tensors}
         number = filled = 0
         for name, _ in places:
-            if filled and filled + sizes[name] > (most or 0):
+            if filled and filled + sizes[name] > (max_nbytes or 0):
                 number, filled = number + 1, 0
             filled += sizes[name]
             labels[name] = f"{shard}/{number}"
@@ -375,10 +377,10 @@ def _pieces(
     """Return the pieces of a task, and the places of its tensors, which are chosen by the shard that they lie in."""
     pieces, places = [], []
     for shard, names in chosen.items():
-        wanted = frozenset(names)
-        rows = [i for i, name in enumerate(files[shard]) if name in wanted]
+        members = frozenset(names)
+        rows = [i for i, name in enumerate(files[shard]) if name in members]
         pieces.append(FileRows(shard, *state_of(files[shard]), tuple(_ranges(rows))))
-        places += [(name, row) for name, row in named_rows(files[shard]) if name in wanted]
+        places += [(name, row) for name, row in named_rows(files[shard]) if name in members]
     return tuple(pieces), places
 
 
@@ -437,14 +439,14 @@ def convert_model(
     dealt = deal(file, model, target, spec, renamed)
     with holding(target, run.rank if run.world_size > 1 else None):
         work = _Conversion(dealt, target, spec, run, progress)
-        along = None
+        companion_files = None
         if model is not None and target.whole:
             dtype = None if spec.quantize is not None else spec.dtype
-            along = Along(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
+            companion_files = Along(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
         if not spec.output.overwrite:
             work.check_free()
         work.run()
-        nbytes, warnings = work.finish(along)
+        nbytes, warnings = work.finish(companion_files)
     return ConvertReport(
         name_of(file),
         target.path,
@@ -488,7 +490,7 @@ class _Conversion:
         manifests = self._manifests()
         if len(self._recorded(manifests)) < len(dealt.tasks):
             target.check_free()
-        self._own = manifests[0] if manifests else None
+        self._manifest = manifests[0] if manifests else None
         self._done = self._recorded(manifests[:1])
         self.resumes = bool(self._done)
         self.tasks = [self._begun(task) for task in share_of(run, dealt.tasks)]
@@ -508,12 +510,12 @@ class _Conversion:
 
     def _recorded(self, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
         """Return the records of finished shards by name."""
-        found = {}
+        records = {}
         for task, key in zip(self._deal.tasks, self._deal.keys, strict=True):
             record = next((record for one in manifests if (record := one.find(task.name, key)) is not None), None)
             if record is not None:
-                found[task.name] = {name: record[name] for name in _RECORD}
-        return found
+                records[task.name] = {name: record[name] for name in _RECORD}
+        return records
 
     def _begun(self, task: ShardTask) -> ShardTask:
         record = self._done.get(task.name)
@@ -540,12 +542,12 @@ class _Conversion:
             self._flush()
             with contextlib.suppress(OSError):
                 remove_leftovers(self._target.folder, [task.name for task in self.tasks])
-                if self._own is not None:
-                    self._own.clean()
+                if self._manifest is not None:
+                    self._manifest.clean()
 
     def _flush(self) -> None:
-        if self._own is not None:
-            self._own.write()
+        if self._manifest is not None:
+            self._manifest.write()
 
     def _tell(self) -> None:
         if self._progress is not None:
@@ -563,12 +565,12 @@ class _Conversion:
         else:
             self.skipped += 1
         self.records[task.name] = record
-        if self._own is not None:
-            self._own.add(task.name, self._deal.keys[task.number], **record)
+        if self._manifest is not None:
+            self._manifest.add(task.name, self._deal.keys[task.number], **record)
         self._so_far += self._deal.weights[task.number]
         self._tell()
 
-    def finish(self, along: Along | None) -> tuple[int, list[str]]:
+    def finish(self, companion_files: Along | None) -> tuple[int, list[str]]:
         """Copy what goes along, and write the index, if no shard is missing; return the bytes of all, and warnings."""
         target, tasks, align = self._target, self._deal.tasks, self._spec.output.alignment
         if self._run.world_size > 1:
@@ -579,8 +581,8 @@ class _Conversion:
         if missing:
             others = f"{counted(missing, 'shard')} of other ranks are missing"
             return nbytes, [*lost, f"{others}: the rank that ends last writes the index"]
-        if along is not None:
-            self.copied = along.copy()
+        if companion_files is not None:
+            self.copied = companion_files.copy()
         total = sum(record["tensor_bytes"] for record in self.records.values())
         durable = self._spec.output.durable
         nbytes += write_index(target, self._deal.where, total, self._deal.metadata, durable=durable)

@@ -92,10 +92,10 @@ class Spec:
     @property
     def repacked(self) -> TargetTypes:
         """What quantised parameters are repacked to, where it holds the same numbers."""
-        how, held = self.quantize, REPACKED & frozenset().union(*self.target_format.schemes.values())
+        how, repacked = self.quantize, REPACKED & frozenset().union(*self.target_format.schemes.values())
         if how is not None:
-            return TargetTypes(held & {how.usual}, how.block_size, how.scale_type, self.takes)
-        return TargetTypes(held if self.dtype is None else frozenset(), takes=self.takes)
+            return TargetTypes(repacked & {how.usual}, how.block_size, how.scale_type, self.takes)
+        return TargetTypes(repacked if self.dtype is None else frozenset(), takes=self.takes)
 
     def takes(self, name: str) -> bool:
         """Say whether a tensor of this name is converted."""
@@ -103,19 +103,19 @@ class Spec:
 
     def check_globs(self, names: Collection[str], source: str) -> None:
         """Raise `EncodeError` for a glob that no tensor of a model matches, and for globs that leave none of them."""
-        how, given = self.quantize, {"include": self.include, "exclude": self.exclude}
+        how, globs_of = self.quantize, {"include": self.include, "exclude": self.exclude}
         if self.include is self.exclude is None and (how is None or how.include is how.exclude is None):
             return
         count = counted(len(names), "tensor")
         if how is not None:
-            given |= {"Quantize.include": how.include, "Quantize.exclude": how.exclude}
-        for option, globs in given.items():
+            globs_of |= {"Quantize.include": how.include, "Quantize.exclude": how.exclude}
+        for option, globs in globs_of.items():
             useless = [glob for glob in listed(globs) if not any(matches(name, glob) for name in names)]
             if useless:
                 raise EncodeError(f"{option} is {_spelt(useless)}, which matches none of {count}", path=source)
         if not any(map(self.takes, names)) and (names or self.include is not None):
             option = "include" if self.include == () else "exclude"
-            raise EncodeError(f"{option} is {_spelt(given[option])}, which leaves none of {count}", path=source)
+            raise EncodeError(f"{option} is {_spelt(globs_of[option])}, which leaves none of {count}", path=source)
         chosen = None if how is None else how.include
         if chosen is not None and not any(self.takes(name) and matches(name, chosen) for name in names):
             raise EncodeError(f"Quantize.include is {_spelt(chosen)}, which matches none of {count}", path=source)
@@ -184,8 +184,8 @@ def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tup
     source = FORMATS.get(file.format)
     if names == "keep" or source is None or source.program == PROGRAM or not (whole or strictly):
         return False, ""
-    found = known(file, strictly=strictly, weights=spec.weights)
-    return found is not None, "" if found is not None else unknown(file)
+    llama_model = known(file, strictly=strictly, weights=spec.weights)
+    return llama_model is not None, "" if llama_model is not None else unknown(file)
 
 
 def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
@@ -242,16 +242,16 @@ def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
 
 def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
     """Return the parameters of a model; refuse one that `quantize` asks for and that its integers do not give."""
-    found: TensorFile = as_parameters(file, spec.decoded, spec.repacked)
+    parameters: TensorFile = as_parameters(file, spec.decoded, spec.repacked)
     if spec.quantize is not None:
         quantizer = Quantizer(spec.quantize)
         refused = tuple(
             f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.usual}"
-            for name, row in zip(found, rows_of(found), strict=True)
+            for name, row in zip(parameters, rows_of(parameters), strict=True)
             if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
         )
         if refused:
             error = EncodeError(f"{refused[0]} ({counted(len(refused), 'such parameter')}): decode it to a file first")
             error.refused = refused
             raise error.located(path=name_of(file))
-    return found
+    return parameters

@@ -138,9 +138,9 @@ def _verify_files(
         piece = FileRows(name, *state_of(part), ())
         tasks.append(VerifyTask(number, folder, piece, strict, limits, threads))
     tasks = list(share_of(run, tasks))
-    own = None
+    manifest = None
     if run.manifest is not None:
-        own = Manifest(manifests_of(run)[0], "verify", digest(called(source.absolute), strict), _RECORD, limits)
+        manifest = Manifest(manifests_of(run)[0], "verify", digest(called(source.absolute), strict), _RECORD, limits)
     reports: dict[int, VerifyReport] = {}
     total, done = sum(task.piece.size for task in tasks), 0
 
@@ -149,28 +149,28 @@ def _verify_files(
         if not isinstance(report, VerifyReport):
             raise ShardsError(f"shard {quoted(task.name)}: the executor returned something else than its report")
         reports[task.number] = report
-        if own is not None:
-            own.add(task.name, digest(task.piece), **_recorded(report))
+        if manifest is not None:
+            manifest.add(task.name, digest(task.piece), **_recorded(report))
         done += task.piece.size
         if progress is not None:
             progress(done, total)
 
-    left = []
+    remaining = []
     for task in tasks:
-        record = None if own is None else own.find(task.name, digest(task.piece))
+        record = None if manifest is None else manifest.find(task.name, digest(task.piece))
         if record is None:
-            left.append(task)
+            remaining.append(task)
         else:
             finished(task, _report(inside(folder, task.name), record))
 
     def flush() -> None:
-        if own is not None:
-            own.write()
+        if manifest is not None:
+            manifest.write()
 
     try:
         folders = {folder: os.path.dirname(name_of(file))}
         runner = Runner(run, flush=flush, folders=folders)
-        runner.run(verify_shard, left, finished, [task.piece.size for task in left])
+        runner.run(verify_shard, remaining, finished, [task.piece.size for task in remaining])
     finally:
         flush()
     if not file.shards and reports:

@@ -464,7 +464,7 @@ def prefetch(memory: Any, ranges: Iterable[Range], *, scattered: bool) -> None:
     """
     merged = _merged(ranges)
     if merged:
-        _worker.own.add(memory, merged, scattered=scattered)
+        _worker.instance.add(memory, merged, scattered=scattered)
 
 
 if TYPE_CHECKING:

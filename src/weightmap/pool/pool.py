@@ -202,7 +202,7 @@ class Pool:
         self._source = sources_of(file)[0]
         self._file = file
         self._threads = threads or (_STORE_THREADS if self._source.store is not None else _FILE_THREADS)
-        self._process = _PROCESS.own
+        self._process = _PROCESS.instance
         self._parameters: Any = None
         self._readers: dict[Source, DirectReader] = {}
         self._lock = threading.RLock()
@@ -255,7 +255,7 @@ class Pool:
             When the pool or the file is closed, and in a child process.
         """
         # A tensor in memory takes one lock and one look-up. No key in the pool has a negative index.
-        if self._process is not _PROCESS.own:
+        if self._process is not _PROCESS.instance:
             self._check()
         plain = type(name) is str and (index is None or type(index) is int)
         key = (name, index) if plain else self._key(name, index)
@@ -423,7 +423,7 @@ class Pool:
         ClosedError
             When something is held: the pool is closed all the same, and what is held stays valid until it is released.
         """
-        if self._process is not _PROCESS.own:
+        if self._process is not _PROCESS.instance:
             return
         with self._lock:
             self._closed = True
@@ -458,7 +458,7 @@ class Pool:
 
     # ----------------------------------------------------------------------------------------------- under the lock
     def _check(self) -> None:
-        if self._process is _PROCESS.own and not self._closed and not self._source.closed:
+        if self._process is _PROCESS.instance and not self._closed and not self._source.closed:
             return
         self._check_process()
         if self._closed:
@@ -467,7 +467,7 @@ class Pool:
 
     def _check_process(self) -> None:
         """Raise `ClosedError` in a child process, where a thread that does not exist may hold the lock."""
-        if self._process is not _PROCESS.own:
+        if self._process is not _PROCESS.instance:
             what = "the pool belongs to the parent process: open one in this process"
             raise ClosedError(what, path=name_of(self._file))
 

@@ -388,7 +388,7 @@ class Access:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a coroutine. An interrupt ends it first."""
-        call = Call(work, _loop.own.started(), self._under_way.discard)
+        call = Call(work, _loop.instance.started(), self._under_way.discard)
         try:
             self._start(call)
             return call.result()
@@ -400,7 +400,7 @@ class Access:
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Call:
         """Start a coroutine."""
-        call = Call(work, _loop.own.started(), self._under_way.discard)
+        call = Call(work, _loop.instance.started(), self._under_way.discard)
         try:
             self._start(call)
         except BaseException:

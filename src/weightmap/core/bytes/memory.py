@@ -31,11 +31,11 @@ class PerProcess(Generic[_T]):
 
     Attributes
     ----------
-    own : object
-        The one of this process.
+    instance : object
+        The object of this process.
     """
 
-    __slots__ = ("_make", "own")
+    __slots__ = ("_make", "instance")
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
@@ -44,7 +44,7 @@ class PerProcess(Generic[_T]):
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self.own: _T = self._make()
+        self.instance: _T = self._make()
 
 
 # Version 1 writes "no limit" as a number that no machine reaches.

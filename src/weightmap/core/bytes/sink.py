@@ -75,7 +75,7 @@ class Sink:
         self._fd = fd
         self._total = total
         self._progress = progress
-        self._room = self._most(STAGE_IN_MEMORY if in_memory else STAGE)
+        self._room = self._stage_size(STAGE_IN_MEMORY if in_memory else STAGE)
         self._view = memory.room(self._room + _MARGIN_NBYTES)
         self._filled = 0
         self._summing = False
@@ -90,7 +90,7 @@ class Sink:
         self.digest: int | None = None
         self._tell(0)
 
-    def _most(self, stage: int) -> int:
+    def _stage_size(self, stage: int) -> int:
         return min(stage, max(self._total, 1)) if self._exact else stage
 
     def _tell(self, done: int) -> None:
@@ -166,7 +166,7 @@ class Sink:
 
         It fills `out`, some units long, and writes `earlier` meanwhile: no thread waits for the file.
         """
-        if (room := self._most(STAGE)) > self._room:  # threads share the work on a piece
+        if (room := self._stage_size(STAGE)) > self._room:  # threads share the work on a piece
             view = memory.room(room + _MARGIN_NBYTES)
             view[: self._filled] = self._view[: self._filled]
             self._view, self._room = view, room

@@ -100,7 +100,7 @@ class Source:
     private: bool = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
     _released: str | None = None  # the path of a file whose descriptor was released
-    _seen: Any = None  # the file's state when it was opened, a `State`
+    _state: Any = None  # the file's state when it was opened, a `State`
     _identity: tuple[int, ...] | None = None
     _file: access.Descriptor | None = None
     _octets: NDArray[np.uint8] | None = None
@@ -140,7 +140,7 @@ class Source:
             self.size: int = 0 if octets is None else len(octets)
             return
         try:
-            state = self._seen = access.fstat(file)
+            state = self._state = access.fstat(file)
         except OSError as error:
             raise self._named(error) from None
         if state.mode & _KIND != stat.S_IFREG:
@@ -188,7 +188,7 @@ class Source:
         if os.name == "nt" and self._octets is None:
             return None
         file = self._opened()
-        return self._held() if file is None else file
+        return self._memory_octets() if file is None else file
 
     def fail_reading(self, at: int, nbytes: int, error: int, *, during: str = "it") -> NoReturn:
         """Raise the error for bytes `at` to `nbytes` that cannot be read: by an errno, or 0 where the file ends."""
@@ -206,7 +206,7 @@ class Source:
             return file
         return access.open_again(path, self.name, self.identity)
 
-    def _held(self) -> NDArray[np.uint8]:
+    def _memory_octets(self) -> NDArray[np.uint8]:
         """Return the bytes in memory. Raises `ClosedError` once they are released."""
         octets = self._octets
         if octets is None:
@@ -217,7 +217,7 @@ class Source:
         """Read `count` bytes at `offset` into private memory. Raises `TruncatedError` when the file has fewer."""
         file = self._file
         if file is None and (file := self._opened()) is None:
-            data = self._held()[offset : offset + count].tobytes()
+            data = self._memory_octets()[offset : offset + count].tobytes()
         else:
             try:
                 data = os.pread(file, count, offset)
@@ -241,7 +241,7 @@ class Source:
         """
         file, end = self._opened(), offset + count
         if file is None:
-            view = memoryview(self._held())
+            view = memoryview(self._memory_octets())
             for start in range(offset, end, size):
                 yield view[start : min(start + size, end)]
             return
@@ -261,7 +261,7 @@ class Source:
         """Fill a contiguous array with the bytes from `offset` on. Raises `TruncatedError` when the file has fewer."""
         file = self._file if self._released is None else self._opened()
         if file is None:
-            memory = self._held()[offset : offset + len(target)]
+            memory = self._memory_octets()[offset : offset + len(target)]
             got = len(memory)
             target[:got] = memory
         else:
@@ -393,7 +393,7 @@ class Source:
         """Map or copy the file. If the file system cannot map and no mode was given, read it instead."""
         file = self._file
         if file is None:
-            return self._held()  # another thread has read the file in between
+            return self._memory_octets()  # another thread has read the file in between
         if self.mode not in _COPIES:
             try:
                 octets, memory = self._map(file)
@@ -523,7 +523,7 @@ class Source:
     def identity(self) -> tuple[int, ...]:
         """Device, inode, size and modification time in ns of the opened file; empty for a buffer."""
         identity = self._identity
-        return identity if identity is not None else () if self._seen is None else access.identity_of(self._seen)
+        return identity if identity is not None else () if self._state is None else access.identity_of(self._state)
 
     @property
     def absolute(self) -> str | None:
@@ -543,11 +543,11 @@ class Source:
         """
         file = self._file  # held, so that another thread cannot close it now
         if file is not None:
-            unchanged = self._seen.unchanged()
+            unchanged = self._state.unchanged()
             if unchanged <= 0:
-                access.fail_changed(self._seen, unchanged, self.name)
+                access.fail_changed(self._state, unchanged, self.name)
         elif self._released is not None:
-            access.check_path(self._released, self._seen, self.name)
+            access.check_path(self._released, self._state, self.name)
 
     # ------------------------------------------------------------------------------------------------- sharing
     @property

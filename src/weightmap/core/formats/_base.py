@@ -378,7 +378,7 @@ class Cursor:
         self.end = start + len(data) if source is None else source.size
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Bytes from the position to the end."""
         return self.end - self.position
 
@@ -390,7 +390,7 @@ class Cursor:
         if self._source is not None and not 0 <= at <= len(self._data) - count:
             if self._limits is not None:
                 self._limits.check("max_header_bytes", count, f"size of {what}", offset=self.position)
-            size = min(max(count, _WINDOW), self.left)
+            size = min(max(count, _WINDOW), self.remaining)
             self._data, self._start, at = self._source.pread(self.position, size), self.position, 0
         self.position = end
         return self._data[at : at + count]
@@ -413,7 +413,7 @@ class Cursor:
         count: int = self.number(kind, field, f"the {what}")
         if limit is not None and self._limits is not None:
             self._limits.check(limit, count, what, offset=offset)
-        maximum = self.left // item_nbytes
+        maximum = self.remaining // item_nbytes
         if count > maximum:
             raise too_many(what, count, maximum, field=field, offset=offset)
         return count

@@ -470,8 +470,8 @@ class TensorFile(Mapping[str, Any]):
         source.close()
         if self._shards or len(self._sources) > 1:
             every: tuple[Any, ...] = (*self._sources, *self._shards.values())
-            for own in every:
-                own.close()
+            for each in every:
+                each.close()
         # Table and vocabulary would keep the mapping alive.
         closed: Any = internals.Closed(source, len(self._table))
         self._table = self._content = closed

@@ -74,8 +74,8 @@ def _target_dtype(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[An
 
 def _as_saved(stored: np.dtype[Any], target: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type of elements that `numpy.save` calls void: `target`, if it is one of ml_dtypes of their size."""
-    known = dtype_of(target)
-    return target if known is not None and known.code is None and stored == f"V{target.itemsize}" else stored
+    dtype = dtype_of(target)
+    return target if dtype is not None and dtype.code is None and stored == f"V{target.itemsize}" else stored
 
 
 def _check_numbers(stored: np.dtype[Any], target: np.dtype[Any], what: str) -> None:

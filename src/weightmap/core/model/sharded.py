@@ -93,10 +93,10 @@ class ShardedContent(Content):
         if listing is not None:
             self._compare(listing, options)
         self.sources: tuple[Source, ...] = tuple(self._of)
-        self._own = {} if listing is None else listing.metadata
+        self._index_metadata = {} if listing is None else listing.metadata
         # The metadata keys that are about one part.
         self._keys = frozenset(key for content in self._contents if content.part for key in content.part.keys)
-        self.has_metadata: bool = bool(self._own) or any(content.has_metadata for content in self._contents)
+        self.has_metadata: bool = bool(self._index_metadata) or any(content.has_metadata for content in self._contents)
         self.may_hold_frames: bool = self.has_metadata
         with_vocab = (content for content in self._contents if content.load_vocab is not None)
         self.load_vocab: Callable[[], Vocabulary] | None = next(
@@ -183,7 +183,7 @@ class ShardedContent(Content):
         for key in metadata.keys() - agreed.keys():
             del metadata[key]
         metadata.update({key: value for key, value in agreed.items() if key not in metadata})
-        metadata.update(self._own)
+        metadata.update(self._index_metadata)
         return metadata
 
     def _verify(self, run: Verification) -> None:
@@ -201,7 +201,7 @@ class ShardedContent(Content):
         """Check the checksums that a shard has of its tensors; say whether there are any."""
         from weightmap.core.model.listing import check_tensors, kind_in  # noqa: PLC0415 - opening needs no zlib
 
-        kind = kind_in(self._own)
+        kind = kind_in(self._index_metadata)
         try:
             if kind is not None:
                 check_tensors(file, kind)

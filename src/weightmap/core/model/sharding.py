@@ -346,7 +346,7 @@ def write_split(
         whole = plan(path, groups[0], None)
         return Written(path, write_plan(path, whole, progress=progress, durable=durable, overwrite=overwrite), 0)
     if target is None:
-        target = beside(path, target_format)
+        target = shards_in_place_of(path, target_format)
     shards = [
         (
             plan(os.path.join(target.folder, name), group, (i, len(groups), len(payloads))),
@@ -369,7 +369,7 @@ def _groups(payloads: Sequence[Payload], max_nbytes: int) -> list[list[Payload]]
     return groups
 
 
-def beside(path: str, target_format: Format) -> ShardTarget:
+def shards_in_place_of(path: str, target_format: Format) -> ShardTarget:
     """Return the target of a model whose single file would have been `path`: shards and index lie in its place."""
     folder, name = os.path.split(path)
     suffix = next((suffix for suffix in target_format.suffixes if name.lower().endswith(suffix)), "")

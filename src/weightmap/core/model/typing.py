@@ -89,7 +89,7 @@ class TokenizerLike(Protocol):
 class Signed(Protocol):
     """What `weightmap.trust.signature` returns."""
 
-    def trust_for(self, given: str, root: str) -> Any:
+    def trust_for(self, path: str, root: str) -> Any:
         """Return the digests of the files of a model."""
 
 

@@ -41,10 +41,10 @@ def scheme_named(scheme: Any, writable: Sequence[str] = (*SCHEMES, "pq")) -> str
     name = folded(scheme)
     if isinstance(name, str) and name in (*SCHEMES, "pq"):
         return name
-    raise no_scheme(scheme, writable, near(name, writable))
+    raise no_scheme(scheme, writable, nearest_scheme(name, writable))
 
 
-def near(scheme: Any, writable: Sequence[str]) -> str:
+def nearest_scheme(scheme: Any, writable: Sequence[str]) -> str:
     """Return the end of a message about an unknown scheme: the nearest one, by spelling or else by bits."""
     every = (*SCHEMES, *quantised.GGML_TYPES)
     if isinstance(scheme, str) and scheme not in every:

@@ -425,7 +425,7 @@ _PIECE = 1 << 20
 _INT4, _INT5, _FP16, _NONE = range(4)
 # For each value of a byte of the mask: its number of blocks of each code.
 _COUNTS = np.array([[sum(byte >> 2 * k & 3 == code for k in range(4)) for code in range(4)] for byte in range(256)])
-_FEW = 5
+_MAX_LISTED = 5
 
 
 def check_scales(run: Verification, label: str, row: Row, how: Quantization) -> None:
@@ -441,7 +441,7 @@ def check_scales(run: Verification, label: str, row: Row, how: Quantization) -> 
         bad = _infinite(run, at, at + width, width, width)
         run.until(end)
     if bad:
-        some = ", ".join(map(str, bad[:_FEW])) + (", ..." if len(bad) > _FEW else "")
+        some = ", ".join(map(str, bad[:_MAX_LISTED])) + (", ..." if len(bad) > _MAX_LISTED else "")
         run.warn(f"{label}: NaN or infinite scale of block{'' if len(bad) == 1 else 's'} {some}")
 
 
@@ -454,7 +454,7 @@ def _infinite(run: Verification, at: int, end: int, step: int, width: int) -> li
     first = 0
     for piece in _pieces(run, at, end, step):
         scales = np.ascontiguousarray(piece.reshape(-1, step)[:, :width]).view(f"<f{width}")
-        if len(bad) <= _FEW:
+        if len(bad) <= _MAX_LISTED:
             bad += [first + i for i in np.flatnonzero(~np.isfinite(scales)).tolist()]
         first += len(scales)
     return bad
@@ -499,7 +499,7 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
         return bad
     # float16 blocks have no scale, so scales and blocks are numbered differently.
     numbers: list[int] = []
-    shown = np.array(bad[: _FEW + 1])  # enough for the message
+    shown = np.array(bad[: _MAX_LISTED + 1])  # enough for the message
     begin = before = 0
     for offset in range(at, scales_at, _PIECE):
         codes = _codes(np.frombuffer(run.source.pread(offset, min(_PIECE, scales_at - offset)), np.uint8))

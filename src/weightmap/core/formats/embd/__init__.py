@@ -420,7 +420,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
         shapes.extend(shape)
         ndims.append(ndim)
         nbytes = 4 * math.prod(shape)
-        if nbytes > reader.left:
+        if nbytes > reader.remaining:
             label = repr(names[-1][:60].decode(errors="replace"))
             what = f"the data of tensor {i}, {label} of shape {tuple(shape)}"
             raise cut_off(what, source.size, reader.position + nbytes, field="data")
@@ -463,9 +463,9 @@ def _simple_vocabulary(reader: Cursor, options: Options) -> Callable[[], Vocabul
     count = reader.count("u32", 4, "vocab_count", "number of tokens")
     if not count:
         return None
-    options.limits.check("max_header_bytes", reader.left, "size of the vocabulary", offset=at)
+    options.limits.check("max_header_bytes", reader.remaining, "size of the vocabulary", offset=at)
     start = reader.position
-    data = reader.take(reader.left, "vocabulary", "the vocabulary")
+    data = reader.take(reader.remaining, "vocabulary", "the vocabulary")
     walked = scans.walk_strings(data, count, 4)
     if walked < 0:
         raise cut_off(f"token {-1 - walked} of {count}", reader.end, field="vocabulary")

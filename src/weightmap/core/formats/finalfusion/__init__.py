@@ -202,7 +202,7 @@ class Chunks(NamedTuple):
     """The chunks of a file."""
 
     listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one
-    found: tuple[int, ...]  # ids of the chunks in the file, in order
+    stored: tuple[int, ...]  # ids of the chunks in the file, in order
     metadata: tuple[int, int] | None  # offset and size of the TOML text
     vocab: VocabChunk | None
     storage: Block | None
@@ -829,9 +829,9 @@ def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
 
 
 def _compare_list(run: Verification, chunks: Chunks) -> None:
-    if chunks.listed != chunks.found:
+    if chunks.listed != chunks.stored:
         listed = "too many" if chunks.listed is None else ", ".join(map(str, chunks.listed)) or "none"
-        present = ", ".join(f"{id_} {TITLES[id_]}" for id_ in chunks.found)
+        present = ", ".join(f"{id_} {TITLES[id_]}" for id_ in chunks.stored)
         run.warn(f"the header lists other chunks ({listed}) than there are ({present})")
 
 

@@ -521,7 +521,7 @@ def _first_of_each(
             warnings.append(
                 f'a second tensor called {shown} is left out: rename a key ("." joins keys of dictionaries)'
             )
-    return _taken(columns, strides, np.array(list(first.values()), np.intp))
+    return _selected(columns, strides, np.array(list(first.values()), np.intp))
 
 
 def _table(
@@ -561,7 +561,7 @@ def _without_absent(
     for row in np.flatnonzero(absent).tolist():
         name = quoted(columns.name(row).decode(errors="replace"))
         warnings.append(f"tensor {name} is left out: its storage cannot be read")
-    return _taken(columns, strides, np.flatnonzero(~absent))
+    return _selected(columns, strides, np.flatnonzero(~absent))
 
 
 def _without_pairs(
@@ -581,13 +581,13 @@ def _without_pairs(
     for row in np.setdiff1d(pairs, left_out).tolist():
         dims[bounds[row + 1] - 1] *= 2
     return (
-        _taken(columns, strides, np.setdiff1d(np.arange(columns.count), left_out))
+        _selected(columns, strides, np.setdiff1d(np.arange(columns.count), left_out))
         if len(left_out)
         else (columns, strides)
     )
 
 
-def _taken(
+def _selected(
     columns: scans.Columns, strides: NDArray[np.uint64] | None, rows: NDArray[np.intp]
 ) -> tuple[scans.Columns, NDArray[np.uint64] | None]:
     """Return these rows, and their strides."""

@@ -267,15 +267,15 @@ class _Window:
         self._program = program
         self._begin, self._data = 0, b""
         self._mentioned: set[int] = set()
-        self._repeated, self._most = 0, _REPEATED * program.size + _REPEATED_LEAST
+        self._repeated, self._max_repeated = 0, _REPEATED * program.size + _REPEATED_LEAST
 
     def mention(self, at: int, count: int) -> None:
         """Count bytes of the program that another value shares: each value writes them anew."""
         self._repeated += count if at in self._mentioned else 0
         self._mentioned.add(at)
-        if self._repeated > self._most:
+        if self._repeated > self._max_repeated:
             name, begin = self._program.name, self._program.offset
-            what, expected = f"{name}: bytes of texts that values share", f"at most {self._most}, by its size"
+            what, expected = f"{name}: bytes of texts that values share", f"at most {self._max_repeated}, by its size"
             raise LimitError(what, field="pickle", offset=begin, actual=self._repeated, expected=expected)
 
     def read(self, at: int, count: int) -> bytes:
