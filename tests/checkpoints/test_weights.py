@@ -96,7 +96,7 @@ def test_configuration_as_an_argument(tmp_path):
 
 
 def test_older_places_of_the_configuration(tmp_path):
-    """compression_config of compressed-tensors, and hf_quant_config.json of ModelOpt."""
+    """compression_config of compressed-tensors, and hf_quant_config.json of ModelOpt, copied with the codes."""
     example = EXAMPLES["packed 4"]()
     del example.config["quant_method"]
     example.extra = {"quantization_config": None, "compression_config": example.config}
@@ -107,8 +107,10 @@ def test_older_places_of_the_configuration(tmp_path):
     (path.parent / "config.json").write_text("{}", encoding="utf-8")
     older = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
     (path.parent / "hf_quant_config.json").write_text(json.dumps(older), encoding="utf-8")
-    with wm.open(path) as f:
-        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+    wm.convert(path.parent, f"{tmp_path / 'copy'}/")
+    for folder in (path.parent, tmp_path / "copy"):
+        with wm.open(folder) as f:
+            np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 
@@ -96,14 +91,14 @@ class TensorMetadata(Mapping[str, Any]):
             if name not in file:
                 raise not_found(file, name)
 
-    def __getitem__(self, name: str) -> TensorStorageMetadata:
+    def __getitem__(self, name: str) -> dcp_metadata.TensorStorageMetadata:
         try:
             kind = self.lookup(name)[2]
         except TensorNotFoundError:
             raise KeyError(name) from None
         size = torch.Size(kind.shape)
-        whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
-        return TensorStorageMetadata(TensorProperties(dtype=kind.dtype), size, [whole])
+        whole = dcp_metadata.ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+        return dcp_metadata.TensorStorageMetadata(dcp_metadata.TensorProperties(dtype=kind.dtype), size, [whole])
 
     def lookup(self, name: str) -> tuple[str, Row, Kind]:
         """Return the file's name for a tensor, its place, and its form in torch."""
@@ -407,7 +402,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         return isinstance(path, str) and ("://" in path or os.path.exists(path))
 
     # torch calls a method that takes `kwargs` once more per rank, and then leaves collectives out.
-    def read_metadata(self) -> Metadata:
+    def read_metadata(self) -> dcp_metadata.Metadata:
         """Open the model, and return the names, types and shapes of its tensors.
 
         An error is kept for `set_up_storage_reader`: torch takes an exception of this method for missing metadata, and
@@ -421,10 +416,10 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
             self._tensors = TensorMetadata(self._file, self._names)
         except Exception as error:  # noqa: BLE001 - raised on the next call, on all ranks
             self._error = error
-            return Metadata(state_dict_metadata=Unreadable(error))
-        return Metadata(state_dict_metadata=self._tensors)
+            return dcp_metadata.Metadata(state_dict_metadata=Unreadable(error))
+        return dcp_metadata.Metadata(state_dict_metadata=self._tensors)
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # noqa: ARG002, FBT001 - torch's
+    def set_up_storage_reader(self, metadata: dcp_metadata.Metadata, is_coordinator: bool) -> None:  # noqa: ARG002, FBT001 - torch's
         """Raise the error of `read_metadata`, if any."""
         if self._error is not None:
             raise self._error
