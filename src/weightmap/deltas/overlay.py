@@ -7,7 +7,7 @@ frames of all deltas over them. The files of the deltas are sources of the handl
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from weightmap.errors import DeltaError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Unpack
 
     from numpy.typing import NDArray
 

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from weightmap.plans.wants import at_least
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
-    from typing import Self
 
     from numpy.typing import NDArray
 

@@ -7,7 +7,7 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import quote, unquote
 
 from weightmap.errors import FileChangedError, Remedy, RemoteError
@@ -15,7 +15,6 @@ from weightmap.remote.fetching import Access, Call, Pieces, Pin, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Self
 
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from weightmap._messages import counted, escape, quoted
 from weightmap.core import hooks
@@ -16,7 +16,6 @@ from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self, TypeVar, overload
 
     import numpy as np
     from numpy.typing import DTypeLike, NDArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from weightmap.errors import LayoutError, LimitError, TensorFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TypeVar, overload
 
     from numpy.typing import NDArray
 

@@ -55,7 +55,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, overload
 
 import numpy as np
 
@@ -71,8 +71,6 @@ from weightmap.core.table.columns import ColumnTable
 from weightmap.errors import FormatError, LayoutError, LimitError, Remedy, UnsupportedError
 
 if TYPE_CHECKING:
-    from typing import overload
-
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Options
