@@ -19,8 +19,3 @@ def refused(data: bytes, **options: Any) -> wm.TensorFileError:
     error = error_of(data, **options)
     assert error is not None
     return error
-
-
-def around(value: int, reach: int = 1, *, most: int = 2**32 - 1) -> list[int]:
-    """The numbers next to one, as far as a field holds them."""
-    return [number for number in range(value - reach, value + reach + 1) if 0 <= number <= most]

@@ -215,17 +215,6 @@ def exercise(handle: wm.TensorFile) -> None:
     handle.verify()
 
 
-def survives(data: bytes) -> str:
-    """Open and use `data`; the name of the TensorFileError that says what is wrong, or "" when nothing is."""
-    try:
-        with wm.open(memoryview(data)) as handle:
-            exercise(handle)
-    except wm.TensorFileError as error:
-        str(error)
-        return type(error).__name__
-    return ""
-
-
 def kernel_modules() -> list[ModuleType]:
     """Every module of the kernels, all imported: one that is imported while another is patched would keep the patch."""
     return [

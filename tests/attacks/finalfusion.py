@@ -99,7 +99,6 @@ KINDS = {
 }
 V = start_of([VOCAB, STORAGE], 0)
 S = start_of([VOCAB, STORAGE], 1)
-S3 = start_of([VOCAB, STORAGE, NORMS], 1)
 NN = start_of([VOCAB, STORAGE, NORMS], 2)
 WHOLE = ff.build([VOCAB, STORAGE])
 WITH_NORMS = ff.build([VOCAB, STORAGE, NORMS])

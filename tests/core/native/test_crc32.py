@@ -110,14 +110,3 @@ def test_guard_pages(at):
     for length in (*range(300), 383, 384, 511, 1000, 3072, 4095, 4096, 5000, 10001, 40_000, 46_111, 60_000):
         data = DATA[:length]
         assert kernels.crc32(guard.guarded(data, at=at)) == zlib.crc32(data), length
-
-
-CALLS = (
-    ((b"abc",), {}),
-    ((b"abc", 5), {}),
-    ((b"abc",), {"value": 5, "threads": 2}),
-    ((), {"data": b"abc", "threads": 1}),
-    ((b"abc", -1), {"threads": 2**200}),
-    ((b"abc", 2**70 + 3), {}),
-    ((bytearray(b"abc"), np.uint32(7)), {}),
-)
