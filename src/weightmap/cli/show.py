@@ -51,14 +51,14 @@ def cell(item: object) -> str:
 
 
 # Warnings that a model in several files has for each tensor of a file that is lost, and how many of these are named.
-_LOST = re.compile(r"(?s)(.*)tensor (.+) is not in shard (.+), where the index places it")
+_LOST = r"(?s)(.*)tensor (.+) is not in shard (.+), where the index places it"
 _MOST_LOST = 3
 
 
 def folded(warnings: Iterable[str]) -> Iterator[str]:
     """Yield warnings cleaned, with one for all tensors that a shard lacks: ``--json`` names each."""
     lost: dict[tuple[str, str], list[str]] = {}
-    matches = [(line, _LOST.fullmatch(line)) for line in warnings]
+    matches = [(line, re.fullmatch(_LOST, line)) for line in warnings]
     for _, match in matches:
         if match:
             lost.setdefault((match[1], match[3]), []).append(match[2])
