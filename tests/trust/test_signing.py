@@ -14,7 +14,7 @@ import pytest
 
 import weightmap as wm
 from weightmap import cli, trust
-from weightmap.trust.checking import bound, check_all
+from weightmap.trust.checking import check_all, resolve_trust
 
 pytest.importorskip("OpenSSL")
 verifying = pytest.importorskip("model_signing.verifying")
@@ -108,7 +108,7 @@ def given(bundle, keys, *, by_key=True):
 
 def ours(model, bundle, keys, *, by_key=True):
     try:
-        check_all(bound(given(bundle, keys, by_key=by_key), model), model)
+        check_all(resolve_trust(given(bundle, keys, by_key=by_key), model), model)
     except (wm.TrustError, wm.UnsupportedError, OSError):
         return False
     return True

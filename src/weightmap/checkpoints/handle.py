@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap._messages import counted, escape, quoted
 from weightmap.checkpoints.configuration import as_parameters
-from weightmap.checkpoints.weights import Pieces, stored_info, stored_rows
+from weightmap.checkpoints.weights import Components, stored_info, stored_rows
 from weightmap.core.dtypes import DTYPES, name_of_dtype
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import detach_index, parts_of, row_of
@@ -64,7 +64,7 @@ class Weights(TensorFile):
     def read(self, name: str, dtype: Any = None, *, out: Any = None, threads: int | None = None) -> Any:
         """Read and decode a parameter, without a copy in the model's own type: see `TensorFile.read`."""
         row = row_of(self, name)
-        if not isinstance(row.geometry, Pieces):
+        if not isinstance(row.geometry, Components):
             return super().read(name, dtype, out=out, threads=threads)
         target = name_of_dtype(access.given_array(out).dtype if out is not None else dtype or np.float32)
         decoded = DTYPES[target if target in _DECODED else "float32"]
@@ -112,7 +112,7 @@ class Weights(TensorFile):
     def _pieces_of(self, name: str) -> list[str]:
         """Return the names of the stored tensors of a parameter."""
         pieces = row_of(self, name).geometry
-        return [piece for piece, _ in pieces.rows.values()] if isinstance(pieces, Pieces) else [name]
+        return [piece for piece, _ in pieces.rows.values()] if isinstance(pieces, Components) else [name]
 
     def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Any:
         """Return a pool of the model, which takes names of parameters too: see `TensorFile.pool`."""

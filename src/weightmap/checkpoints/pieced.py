@@ -1,4 +1,4 @@
-"""`PiecedTensor`: a parameter that a checkpoint stores as several tensors; `Coding`, how these make its values.
+"""`CompositeTensor`: a parameter that a checkpoint stores as several tensors; `Coding`, how these make its values.
 
 A parameter is decoded in float32, every operation rounded to nearest even in the order that its coding states, and
 rounded once more, to the type of the result. So `dequantize("float32")` gives the value before the last rounding.
@@ -310,7 +310,7 @@ class Coding:
         """
         raise NotImplementedError
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Return rows `first` to `last`, given the parts of the pieces that `cut` selects.
 
         A coding has this method, or `coded` for all rows.
@@ -324,17 +324,17 @@ class Coding:
         """
         return None
 
-    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Components, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Return rows `first` to `last` as blocks of that layout, uint8, shape (rows, bytes): see `decode`."""
         raise NotImplementedError
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | Grouped | None:  # noqa: ARG002 - some have none
+    def coded(self, pieces: Components, first: int, last: int) -> Codes | Grouped | None:  # noqa: ARG002 - some have none
         """Return what C makes rows `first` to `last` of; None where it cannot."""
         return None
 
     def rows(
         self,
-        pieces: Pieces,
+        pieces: Components,
         first: int,
         last: int,
         dtype: np.dtype[Any],
@@ -365,7 +365,7 @@ class Coding:
         return first // self.step * self.step, min(-(-last // self.step) * self.step, self.shape[0])
 
 
-class PiecedTensor(QuantizedTensor):
+class CompositeTensor(QuantizedTensor):
     """A parameter over the tensors that store it, decoded on demand.
 
     Parameters
@@ -529,8 +529,8 @@ def _runs(first: int, last: int, max_rows: int, step: int) -> Iterator[tuple[int
     return ((row, min(row + max_rows, last)) for row in range(first, last, max_rows))
 
 
-def _rebuild(coding: Coding, dtype: str, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:
-    return PiecedTensor(coding, dtype_named(dtype), pieces)
+def _rebuild(coding: Coding, dtype: str, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> CompositeTensor:
+    return CompositeTensor(coding, dtype_named(dtype), pieces)
 
 
 # --------------------------------------------------------------------------------------------- parts of the formulas
@@ -575,4 +575,4 @@ def unpacked(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
 
 
 if TYPE_CHECKING:
-    Pieces = Mapping[str, NDArray[Any]]
+    Components = Mapping[str, NDArray[Any]]

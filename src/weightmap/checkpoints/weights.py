@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods import FLOATS, HALVES, Group, Method, method_of
-from weightmap.checkpoints.pieced import Coding, Layout, PiecedTensor, TargetTypes, head
+from weightmap.checkpoints.pieced import Coding, CompositeTensor, Layout, TargetTypes, head
 from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.derived import Derived
@@ -67,7 +67,7 @@ def _type_of(config: Mapping[str, Any]) -> str | None:
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:
     """Return scheme, block size, type of scales and bytes of the pieces of a parameter; None where it has none."""
     pieces = row.geometry
-    if not isinstance(pieces, Pieces):
+    if not isinstance(pieces, Components):
         return None
     coding, rows = pieces.coding, [piece for _, piece in pieces.rows.values()]
     scale_type = pieces.rows[coding.scales][1].dtype.name
@@ -181,7 +181,7 @@ class _Parameters(ViewTable):
         return self._together(self._row_of, self.count)
 
     def row(self, i: int) -> Row:
-        """Return row i, checked; that of a quantised parameter has `Pieces` as its geometry."""
+        """Return row i, checked; that of a quantised parameter has `Components` as its geometry."""
         return self._row_of(i, None)
 
     def _row_of(self, i: int, small: _Small | None) -> Row:
@@ -216,7 +216,7 @@ class _Parameters(ViewTable):
             model_dtype = scales if scales in HALVES else "bfloat16"
         dtype = DTYPES[self._dtype or model_dtype]
         nbytes = math.prod(coding.shape) * dtype.bits // 8
-        pieces = Pieces(coding, DTYPES[model_dtype], {role: (name, row) for role, (name, row) in named.items()})
+        pieces = Components(coding, DTYPES[model_dtype], {role: (name, row) for role, (name, row) in named.items()})
         layout = coding.counterpart(lambda role: _read(rows[role]), target_types) if target_types.schemes else None
         if layout is not None:
             return _repacked(first, pieces, layout, head(layout, _read(rows[coding.scales])))
@@ -278,7 +278,7 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
 
 
 # -------------------------------------------------------------------------------------------------------- the pieces
-class Pieces(Geometry):
+class Components(Geometry):
     """A parameter that is made of several tensors.
 
     Parameters
@@ -316,14 +316,14 @@ class Pieces(Geometry):
         """Return the row over other sources of the pieces."""
         return row._replace(geometry=self.over_sources(ahead))  # type: ignore[no-any-return]
 
-    def over_sources(self, ahead: Mapping[Source, Source]) -> Pieces:
+    def over_sources(self, ahead: Mapping[Source, Source]) -> Components:
         """Return the same of other sources."""
         rows = {role: (name, piece.reading(ahead)) for role, (name, piece) in self.rows.items()}
-        return Pieces(self.coding, self.model_dtype, rows)
+        return Components(self.coding, self.model_dtype, rows)
 
-    def over(self, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> PiecedTensor:
+    def over(self, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> CompositeTensor:
         """Return the parameter over arrays of its pieces."""
-        return PiecedTensor(self.coding, numpy_dtype(self.model_dtype), pieces)
+        return CompositeTensor(self.coding, numpy_dtype(self.model_dtype), pieces)
 
     def dense(self, row: Any) -> Source:
         """Return a source of the decoded values in row-major order, of the type of the row."""
@@ -357,7 +357,7 @@ class _Blocks:
         return 0, self._layout.block_size, self._layout.scale_type
 
 
-def _repacked(first: Row, pieces: Pieces, layout: Layout, head: bytes) -> Row:
+def _repacked(first: Row, pieces: Components, layout: Layout, head: bytes) -> Row:
     """Return the row of a parameter as blocks; experts are then the stored matrices, not their transposes."""
     shape, scheme = pieces.coding.stored_shape, layout.scheme
     if scheme in GGML_TYPES:
@@ -444,7 +444,7 @@ class _Decoded(Derived):
     Blocks are those of a `layout`, behind the bytes of `head`.
     """
 
-    def __init__(self, row: Any, pieces: Pieces, layout: Layout | None = None, head: bytes = b"") -> None:
+    def __init__(self, row: Any, pieces: Components, layout: Layout | None = None, head: bytes = b"") -> None:
         super().__init__(row.source, row.offset, row.nbytes)
         self._row, self._pieces_of, self.layout, self._head = row, pieces, layout, head
         self._width = (row.nbytes - len(head)) // max(row.shape[0], 1)

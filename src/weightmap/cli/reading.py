@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     _Chosen: TypeAlias = list[tuple[wm.TensorInfo, Row]]
 
 # Only `export` writes.
-_check_not_read: Callable[..., None] = later("weightmap.huggingface.along", "check_not_read")
+_check_not_read: Callable[..., None] = later("weightmap.huggingface.companion_files", "check_not_read")
 _pieces: Callable[..., Any] = later("weightmap.core.model.saving", "pieces")
 _new_plan: Callable[..., Any] = later("weightmap.core.bytes.sink", "WritePlan")
 _write_plan: Callable[..., int] = later("weightmap.core.bytes.atomic", "write_plan")

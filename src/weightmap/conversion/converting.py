@@ -13,7 +13,7 @@ from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.quantizer import Quantize
 from weightmap.conversion.running import ALONE, Run, validated_run
 from weightmap.conversion.sharded import convert_model
-from weightmap.conversion.spec import Spec, floating, seen_by
+from weightmap.conversion.spec import Spec, checked_view, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
 from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, names_moved
 from weightmap.core.bytes.atomic import file_exists, write_plan
@@ -30,7 +30,7 @@ from weightmap.core.model.sharding import ShardTarget, bytes_of_size, sharded_ta
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, nearest_scheme, scheme_named
 from weightmap.errors import EncodeError, Remedy, TensorFileError
-from weightmap.huggingface.along import check_not_read, companions
+from weightmap.huggingface.companion_files import check_not_read, companions
 from weightmap.huggingface.directory import ModelDirectory, directory_around, read_directory
 from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
@@ -330,7 +330,7 @@ def _convert_tensors(
     warnings = [f"tolerated in the source: {line}" for line in internals.warnings_of(file)]
     if source.folder is not None:
         warnings += other_models(file)
-    file, spec, odd = seen_by(spec, file, names, whole=source.folder is not None or bool(file.shards))
+    file, spec, odd = checked_view(spec, file, names, whole=source.folder is not None or bool(file.shards))
     if spec.translated:
         directory = None  # what it says became key-values
     spec.check_globs(file, source.name)

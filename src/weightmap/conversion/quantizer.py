@@ -408,9 +408,9 @@ def _runs(row: Row, unit: int) -> Iterator[_Run]:
         width = COMPARED[row.dtype.name][1]
         stretches = row.source.stretches(row.offset, row.offset + row.nbytes)
         whole = len(stretches) == 1 or not any((end - begin) % (unit * width) for _, begin, end in stretches)
-        if stretches and whole and all(file.direct is not None for file, _, _ in stretches):
+        if stretches and whole and all(file.c_random_input is not None for file, _, _ in stretches):
             for file, begin, end in stretches:
-                direct = file.direct
+                direct = file.c_random_input
                 assert direct is not None  # noqa: S101 - as above
                 yield _Run(file, direct, begin, row.dtype.name, at, (end - begin) // width)
                 at += (end - begin) // width

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import counted, quoted
 from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, plain_name, share_of
-from weightmap.conversion.spec import Spec, viewed
+from weightmap.conversion.spec import Spec, conversion_view
 from weightmap.conversion.tensors import Prepared, Preparer, check_total, overflow_note, unaligned, unaligned_note
 from weightmap.core.arguments import Options
 from weightmap.core.bytes.atomic import file_exists, remove_leftovers, write_plan
@@ -26,7 +26,7 @@ from weightmap.core.model.sharded import equal
 from weightmap.core.model.sharding import ShardTarget, encode_index, holding, tensor_bytes, write_index
 from weightmap.core.model.single import is_index, open_file
 from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError
-from weightmap.huggingface.along import Along, check_not_read, is_whole
+from weightmap.huggingface.companion_files import CompanionFiles, check_not_read, is_whole
 from weightmap.huggingface.directory import ModelDirectory, read_directory
 from weightmap.llama.translating import without_keys
 
@@ -126,7 +126,7 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
             if spec.translated and task.number:
                 files = list(map(without_keys, files))
         if spec.is_view and opened is None:
-            files = [viewed(file, spec, with_keys=not task.number)[0] for file in files]
+            files = [conversion_view(file, spec, with_keys=not task.number)[0] for file in files]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
         directory = None if task.model is None else read_beside(task.model)
         preparer = Preparer(spec)
@@ -218,7 +218,7 @@ def moved_scales(where: Mapping[str, str]) -> dict[str, str]:
     return moved
 
 
-class Deal(NamedTuple):
+class ShardPlan(NamedTuple):
     """The work of a conversion to shards.
 
     Attributes
@@ -252,8 +252,10 @@ class Deal(NamedTuple):
     folders: dict[str, str]
 
 
-def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, renamed: Mapping[str, str]) -> Deal:
-    """Deal out the shards of a model, a task for each that has a tensor to write.
+def plan_shards(
+    file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, renamed: Mapping[str, str]
+) -> ShardPlan:
+    """Plan the shards of a model: a task for each that has a tensor to write.
 
     Everything that can be checked without reading data is checked here, for all shards, before any file exists.
     """
@@ -329,7 +331,7 @@ def deal(file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, r
         for task in tasks
     ]
     encode_index(target, whole, 2**63, _index_metadata(file))
-    return Deal(
+    return ShardPlan(
         tasks,
         keys,
         [weight for *_, weight in ready],
@@ -436,26 +438,26 @@ def convert_model(
         raise ValueError("manifest= is needed by ranks: it says which shards the others have finished")
     if spec.threads is None and is_shared(run):
         spec = dataclasses.replace(spec, threads=1)
-    dealt = deal(file, model, target, spec, renamed)
+    plan = plan_shards(file, model, target, spec, renamed)
     with holding(target, run.rank if run.world_size > 1 else None):
-        work = _Conversion(dealt, target, spec, run, progress)
-        companion_files = None
+        work = _Conversion(plan, target, spec, run, progress)
+        companions = None
         if model is not None and target.whole:
             dtype = None if spec.quantize is not None else spec.dtype
-            companion_files = Along(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
+            companions = CompanionFiles(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
         if not spec.output.overwrite:
             work.check_free()
         work.run()
-        nbytes, warnings = work.finish(companion_files)
+        nbytes, warnings = work.finish(companions)
     return ConvertReport(
         name_of(file),
         target.path,
         spec.format,
-        dealt.layout,
-        sum(1 for name in dealt.where.values() if name in work.records),
+        plan.layout,
+        sum(1 for name in plan.where.values() if name in work.records),
         nbytes,
-        tuple(dealt.dropped),
-        tuple(dealt.warnings + warnings),
+        tuple(plan.dropped),
+        tuple(plan.warnings + warnings),
         tuple(info for number in sorted(work.quantized) for info in work.quantized[number]),
         len(work.tasks),
         work.skipped,
@@ -480,38 +482,36 @@ class _Conversion:
     skipped : int
         Number of shards that an earlier run had finished.
     copied : tuple of str
-        The files that went along.
+        The files that were copied with the model.
     """
 
     def __init__(
-        self, dealt: Deal, target: ShardTarget, spec: Spec, run: Run, progress: Callable[[int, int], None] | None
+        self, plan: ShardPlan, target: ShardTarget, spec: Spec, run: Run, progress: Callable[[int, int], None] | None
     ) -> None:
-        self._deal, self._target, self._spec, self._run, self._progress = dealt, target, spec, run, progress
+        self._plan, self._target, self._spec, self._run, self._progress = plan, target, spec, run, progress
         manifests = self._manifests()
-        if len(self._recorded(manifests)) < len(dealt.tasks):
+        if len(self._recorded(manifests)) < len(plan.tasks):
             target.check_free()
         self._manifest = manifests[0] if manifests else None
         self._done = self._recorded(manifests[:1])
         self.resumes = bool(self._done)
-        self.tasks = [self._begun(task) for task in share_of(run, dealt.tasks)]
+        self.tasks = [self._begun(task) for task in share_of(run, plan.tasks)]
         self.records: dict[str, dict[str, Any]] = {}
         self.overflown: list[tuple[int, int]] = []
         self.quantized: dict[int, tuple[QuantizedInfo, ...]] = {}
         self.skipped = 0
         self.copied: tuple[str, ...] = ()
-        self._total, self._so_far = sum(dealt.weights[task.number] for task in self.tasks), 0
+        self._total, self._so_far = sum(plan.weights[task.number] for task in self.tasks), 0
 
     def _manifests(self) -> list[Manifest]:
         """Read the manifest of this rank, then those of the others."""
-        made_for = digest(self._target.index_name, self._spec.result, len(self._deal.tasks))
-        return [
-            Manifest(path, "convert", made_for, _RECORD, self._spec.opening.limits) for path in manifests_of(self._run)
-        ]
+        key = digest(self._target.index_name, self._spec.result, len(self._plan.tasks))
+        return [Manifest(path, "convert", key, _RECORD, self._spec.opening.limits) for path in manifests_of(self._run)]
 
     def _recorded(self, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
         """Return the records of finished shards by name."""
         records = {}
-        for task, key in zip(self._deal.tasks, self._deal.keys, strict=True):
+        for task, key in zip(self._plan.tasks, self._plan.keys, strict=True):
             record = next((record for one in manifests if (record := one.find(task.name, key)) is not None), None)
             if record is not None:
                 records[task.name] = {name: record[name] for name in _RECORD}
@@ -532,11 +532,11 @@ class _Conversion:
         self._flush()
         self._tell()
         try:
-            runner = Runner(self._run, flush=self._flush, folders=self._deal.folders)
-            weights = [self._deal.weights[task.number] for task in self.tasks]
+            runner = Runner(self._run, flush=self._flush, folders=self._plan.folders)
+            weights = [self._plan.weights[task.number] for task in self.tasks]
             convert = convert_shard
             if self._run.executor is None:
-                convert = functools.partial(convert_shard, opened=self._deal.files)
+                convert = functools.partial(convert_shard, opened=self._plan.files)
             runner.run(convert, self.tasks, self._finished, weights)
         finally:
             self._flush()
@@ -566,13 +566,13 @@ class _Conversion:
             self.skipped += 1
         self.records[task.name] = record
         if self._manifest is not None:
-            self._manifest.add(task.name, self._deal.keys[task.number], **record)
-        self._so_far += self._deal.weights[task.number]
+            self._manifest.add(task.name, self._plan.keys[task.number], **record)
+        self._so_far += self._plan.weights[task.number]
         self._tell()
 
-    def finish(self, companion_files: Along | None) -> tuple[int, list[str]]:
-        """Copy what goes along, and write the index, if no shard is missing; return the bytes of all, and warnings."""
-        target, tasks, align = self._target, self._deal.tasks, self._spec.output.alignment
+    def finish(self, companion_files: CompanionFiles | None) -> tuple[int, list[str]]:
+        """Copy companion files and write the index, if no shard is missing; return the bytes of all, and warnings."""
+        target, tasks, align = self._target, self._plan.tasks, self._spec.output.alignment
         if self._run.world_size > 1:
             self.records = self._recorded(self._manifests()) | self.records
         values, tensors = (sum(counts) for counts in zip((0, 0), *self.overflown, strict=True))
@@ -585,9 +585,9 @@ class _Conversion:
             self.copied = companion_files.copy()
         total = sum(record["tensor_bytes"] for record in self.records.values())
         durable = self._spec.output.durable
-        nbytes += write_index(target, self._deal.where, total, self._deal.metadata, durable=durable)
+        nbytes += write_index(target, self._plan.where, total, self._plan.metadata, durable=durable)
         with contextlib.suppress(OSError):
             for folder, name in map(os.path.split, (target.index_name, *self.copied)):
                 remove_leftovers(os.path.join(target.folder, folder), [name])
         odd = sum(record["unaligned"] for record in self.records.values())
-        return nbytes, lost + unaligned_note(odd, len(self._deal.where), align)
+        return nbytes, lost + unaligned_note(odd, len(self._plan.where), align)

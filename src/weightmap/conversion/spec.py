@@ -188,22 +188,22 @@ def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tup
     return llama_model is not None, "" if llama_model is not None else unknown(file)
 
 
-def seen_by(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
+def checked_view(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
     """Return a model as a conversion sees it, the arguments with what was found out, and lines about what is odd.
 
-    `whole` says that the source is a directory or an index. Raises what `viewed` raises, `EncodeError` for names and
-    for a mixture that cannot be, and `UnsupportedError` for stored codes that would be computed on.
+    `whole` says that the source is a directory or an index. Raises what `conversion_view` raises, `EncodeError` for
+    names and for a mixture that cannot be, and `UnsupportedError` for stored codes that would be computed on.
     """
     if not spec.weights and (spec.dtype is not None or spec.quantize is not None):
         what = "dtype" if spec.quantize is None else "quantising"
         check_computable(stored, spec.takes, what)
     translated, why = _translates(stored, spec, names, whole=whole)
     spec = dataclasses.replace(spec, translated=translated)
-    file, notes = viewed(stored, spec)
+    file, notes = conversion_view(stored, spec)
     return file, _with_shape(spec, file, why), [*([why] if why else []), *notes]
 
 
-def viewed(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:
+def conversion_view(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:
     """Return a model as the conversion sees it, and lines about what is odd.
 
     Raises what `as_parameters` and `as_llama` raise, and `EncodeError` for a parameter that `quantize` asks for and

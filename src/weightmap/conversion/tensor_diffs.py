@@ -315,7 +315,7 @@ def _files_of(a: Row, b: Row) -> tuple[int, int] | None:
         return None
     if a.dtype.swapped or b.dtype.swapped or not a.nbytes:
         return None
-    files = a.source.direct, b.source.direct
+    files = a.source.c_random_input, b.source.c_random_input
     return (files[0], files[1]) if isinstance(files[0], int) and isinstance(files[1], int) else None
 
 

@@ -15,7 +15,7 @@ from weightmap._messages import counted, quoted
 from weightmap.core.arguments import Limits, Options, mistyped, unexpected
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.derived import DecodedSource
-from weightmap.core.bytes.geometry import Decoded
+from weightmap.core.bytes.geometry import DecodedOnUse
 from weightmap.core.bytes.memory import room
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.formats import Content, Verification
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 AT_ONCE = 36
 
 
-class Patched(Decoded):
+class Patched(DecodedOnUse):
     """A tensor that deltas changed: its old bytes lie in the file, the frames of the deltas in others.
 
     Parameters
@@ -99,7 +99,7 @@ class Patched(Decoded):
             yield piece
 
     def fill(self, row: Row, out: NDArray[np.uint8]) -> None:
-        """Implement `Decoded.fill`."""
+        """Implement `DecodedOnUse.fill`."""
 
         def back() -> Iterator[NDArray[np.uint8]]:
             return (out[at : at + BLOCK] for at in range(0, len(out), BLOCK))

@@ -30,7 +30,7 @@ from weightmap.deltas.frames import BLOCK, ENCODINGS, MAX_POSITIONS, encoded
 from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
 from weightmap.deltas.writing import Tree, exhaust
 from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError
-from weightmap.huggingface.along import Along
+from weightmap.huggingface.companion_files import CompanionFiles
 from weightmap.remote.uploading import upload
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def _write_full(
     convert(new, os.path.join(hidden, SINGLE), max_shard_size=how.max_shard_size, progress=progress)
     path = sources_of(now)[0].path
     if path is not None:
-        Along(path, hidden, replace=True).copy()
+        CompanionFiles(path, hidden, replace=True).copy()
     return list(now)
 
 

@@ -27,7 +27,7 @@ from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport
 from weightmap.deltas.writing import pieces, segments, write_changes, write_files, write_planned
 from weightmap.errors import DeltaError, Remedy, TargetError, TensorFileError, UnsupportedError
-from weightmap.huggingface.along import Along
+from weightmap.huggingface.companion_files import CompanionFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -440,7 +440,9 @@ def _stage(
         else:
             write_planned(plan, opened[versions.SINGLE], work.add)
     moves = (
-        [] if update or path is None else [(name, name) for name in Along(path, place.staged(""), replace=True).copy()]
+        []
+        if update or path is None
+        else [(name, name) for name in CompanionFiles(path, place.staged(""), replace=True).copy()]
     )
     switch: tuple[str | None, str] = (only, only)
     if sharded:

@@ -321,7 +321,7 @@ class Loader:
                 for number, (place, size) in enumerate(zip(to.tolist(), sizes.tolist(), strict=True)):
                     crcs[number] = checksums.crc32(slot.memory[place : place + size])
         else:
-            file, memory = source.scanned
+            file, memory = source.c_input
             c_input = memory if file == -1 else file
             direct = self._direct if self._direct is not None and self._direct.passes_cache else None
             how: dict[str, Any] = {"crcs": crcs, "threads": self._threads()}

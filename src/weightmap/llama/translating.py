@@ -14,7 +14,7 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.open_source import folder_of, names_in, read_small, sibling_path
 from weightmap.core.model.internals import check_index, name_of, parts_of
 from weightmap.errors import EncodeError, MissingDependencyError, Remedy, TensorFileError
-from weightmap.huggingface.along import TEMPLATES, companions
+from weightmap.huggingface.companion_files import TEMPLATES, companions
 from weightmap.llama import tokenizers
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, Architecture, Config, add_keys, architecture_of, refusal
 from weightmap.llama.tensors import Shape, Translated, check_complete

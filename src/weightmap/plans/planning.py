@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap._messages import counted, escape, quoted
 from weightmap.checkpoints.handle import stored_model
-from weightmap.checkpoints.weights import Pieces
+from weightmap.checkpoints.weights import Components
 from weightmap.core.arguments import as_float, names_moved
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.geometry import ascending
@@ -433,13 +433,13 @@ class _Part:
     Parameters
     ----------
     name : str
-    pieces : Pieces
+    pieces : Components
     key : index or None
         None for all of it.
     shape : tuple of int
     """
 
-    def __init__(self, name: str, pieces: Pieces, key: Any, shape: tuple[int, ...]) -> None:
+    def __init__(self, name: str, pieces: Components, key: Any, shape: tuple[int, ...]) -> None:
         self.name, self._pieces, self._key = name, pieces, key
         self._roles = {stored: role for role, (stored, _) in pieces.rows.items()}
         self.indices: dict[str, Any] = dict.fromkeys(self._roles)
@@ -510,7 +510,7 @@ class ParameterPlan(ReadPlan):
         stored: dict[str, Any] = {}
         for name, key in chosen.items():
             row: Row = rows.row(rows.find(name))
-            part = _Part(name, row.geometry, key, row.shape) if isinstance(row.geometry, Pieces) else None
+            part = _Part(name, row.geometry, key, row.shape) if isinstance(row.geometry, Components) else None
             self._parameters[name] = part
             indices: Mapping[str, Any] = {name: key} if part is None else part.indices
             stored |= indices
@@ -543,7 +543,7 @@ def _chosen(spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -
         stored = set(spans.names(divided(spans, options.rank, options.world_size)))
         for number, name in enumerate(names):
             geometry = rows.row(number).geometry
-            first = next(iter(geometry.rows.values()))[0] if isinstance(geometry, Pieces) else name
+            first = next(iter(geometry.rows.values()))[0] if isinstance(geometry, Components) else name
             if first in stored:
                 yield name, None
     elif isinstance(wants, Shard):

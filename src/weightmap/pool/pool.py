@@ -31,7 +31,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.checkpoints.configuration import as_parameters
-from weightmap.checkpoints.weights import Pieces
+from weightmap.checkpoints.weights import Components
 from weightmap.core.arguments import as_threads
 from weightmap.core.bytes.memory import PerProcess, headroom
 from weightmap.core.dtypes import numpy_dtype
@@ -704,7 +704,7 @@ class Pool:
             if not -count <= index < count:
                 raise PlanError(f"index {index} of tensor {quoted(name)}, whose first dimension is {count}")
             index %= count
-        if isinstance(row.geometry, Pieces):
+        if isinstance(row.geometry, Components):
             return _of_pieces(row, row.geometry, index)
         return _of_row(row, index) if row.geometry is None else _of_geometry(row, index)
 
@@ -813,7 +813,7 @@ def _of_geometry(row: Row, index: int | None) -> _Reading:
     return _Reading([(row.source, begin, end)], selected, nbytes)
 
 
-def _of_pieces(row: Row, pieces: Pieces, index: int | None) -> _Reading:
+def _of_pieces(row: Row, pieces: Components, index: int | None) -> _Reading:
     """Return how a parameter of several tensors is read; an entry of the first dimension is decoded."""
     rows = pieces.rows
     if any(piece.geometry is not None for _, piece in rows.values()):

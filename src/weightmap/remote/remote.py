@@ -131,7 +131,7 @@ class RemoteSource(Source):
         return False
 
     @property
-    def direct(self) -> None:
+    def c_random_input(self) -> None:
         """None: the bytes are fetched."""
         return
 
@@ -189,7 +189,7 @@ class RemoteSource(Source):
         return bytes(there) + bytes(data[first - begin : offset + count - begin])
 
     @property
-    def scanned(self) -> tuple[int, Any]:
+    def c_input(self) -> tuple[int, Any]:
         """No file, and a function that reads the object: 64 KiB from the header of a walk on.
 
         Where a walk repeats its last step, as over equal tensors, the next headers are requested at once.

@@ -11,7 +11,7 @@ from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.internals import folder_opened, name_of
 from weightmap.core.model.opening import Model, as_handle
-from weightmap.huggingface.along import check_not_read
+from weightmap.huggingface.companion_files import check_not_read
 from weightmap.report.comparing import comparison, pair_page
 from weightmap.report.model import model_page
 from weightmap.report.survey import survey

@@ -187,7 +187,7 @@ class _Sum:
             raise TrustError(what, field="digest", actual=actual, expected=str(self._digest))
 
 
-def bound(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
+def resolve_trust(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
     """Return the digests that `trust` of `weightmap.open` gives for the files of a model."""
     digests = _digests_of(trust, source, deltas)
     digests.opened = os.path.abspath(os.fspath(source))

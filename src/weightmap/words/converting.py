@@ -21,7 +21,7 @@ from weightmap.core.model.single import check_replaceable
 from weightmap.core.table import StringTable
 from weightmap.core.table.vocabulary import Vocabulary, strings_of
 from weightmap.errors import EncodeError, MissingDependencyError, QuantError, Remedy, TensorFileError
-from weightmap.huggingface.along import check_apart, check_not_read
+from weightmap.huggingface.companion_files import check_apart, check_not_read
 from weightmap.huggingface.directory import ModelDirectory, find_source
 from weightmap.words.explicit import explicit
 from weightmap.words.importers import IMPORTERS, NAMES

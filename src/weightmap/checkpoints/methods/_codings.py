@@ -70,7 +70,7 @@ class Scaled(pieced.Coding):
         ranges = {self.codes: slice(first, last), self.scales: blocks}
         return ranges if self.zeros is None else ranges | {self.zeros: blocks}
 
-    def decode(self, pieces: pieced.Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def decode(self, pieces: pieced.Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         values = self.values(pieces[self.codes])
         if self.zeros is not None:
@@ -85,13 +85,13 @@ class Scaled(pieced.Coding):
             return None
         return pieced.integers_fit(8, self.shape[1], self.width, read(self.scales), target_types)
 
-    def blocks(self, pieces: pieced.Pieces, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: pieced.Components, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
         scales = pieces[self.scales].reshape(-1, blocks_of(self.shape[1], self.width))
         return pieced.integer_blocks(layout, pieces[self.codes], scales, self.width)
 
-    def coded(self, pieces: pieced.Pieces, first: int, last: int) -> pieced.Codes:
+    def coded(self, pieces: pieced.Components, first: int, last: int) -> pieced.Codes:
         """Implement `Coding.coded`."""
         del last
         codes, stored = pieces[self.codes], pieces[self.scales]
@@ -106,7 +106,7 @@ class Scaled(pieced.Coding):
         """Return what the codes stand for."""
         return codes.astype(np.float32)
 
-    def scale(self, pieces: pieced.Pieces) -> NDArray[np.float32]:
+    def scale(self, pieces: pieced.Components) -> NDArray[np.float32]:
         """Return the scales of blocks."""
         return pieced.to_float32(pieces[self.scales])
 
@@ -162,14 +162,14 @@ class Fp4(Scaled):
             return pieced.exponents_fit(read(self.scales))
         return pieced.floats_fit(self.shape[1], read(self.scales), read(self.whole), divides=self.divides)
 
-    def blocks(self, pieces: pieced.Pieces, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: pieced.Components, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
         return pieced.float_blocks(
             layout, pieced.low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8)
         )
 
-    def coded(self, pieces: pieced.Pieces, first: int, last: int) -> pieced.Codes:
+    def coded(self, pieces: pieced.Components, first: int, last: int) -> pieced.Codes:
         """Implement `Coding.coded`."""
         codes = pieces[self.codes].view(np.uint8)
         return super().coded({**pieces, self.codes: codes}, first, last)._replace(bits=4, values=pieced.E2M1)
@@ -178,7 +178,7 @@ class Fp4(Scaled):
         """Implement `Scaled.values`."""
         return pieced.E2M1[pieced.low_first(codes.view(np.uint8))]
 
-    def scale(self, pieces: pieced.Pieces) -> NDArray[np.float32]:
+    def scale(self, pieces: pieced.Components) -> NDArray[np.float32]:
         """Implement `Scaled.scale`."""
         scales = pieced.to_float32(pieces[self.scales])
         if self.whole is None:
@@ -236,7 +236,7 @@ class Experts(pieced.Coding):
 
     def rows(
         self,
-        pieces: pieced.Pieces,
+        pieces: pieced.Components,
         first: int,
         last: int,
         dtype: np.dtype[Any],
@@ -263,7 +263,7 @@ class Experts(pieced.Coding):
         """Implement `Coding.counterpart`: blocks lie along in, so the matrices are those that are made."""
         return self.matrix.counterpart(read, target_types)
 
-    def blocks(self, pieces: pieced.Pieces, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: pieced.Components, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`: (experts, rows * bytes)."""
         rows = self.matrix.shape[0]
         made = [
@@ -272,7 +272,7 @@ class Experts(pieced.Coding):
         ]
         return np.stack(made)
 
-    def _parts(self, pieces: pieced.Pieces, number: int) -> dict[str, NDArray[Any]]:
+    def _parts(self, pieces: pieced.Components, number: int) -> dict[str, NDArray[Any]]:
         """Return what the pieces have of one expert: matrices, of rows of its W."""
         parts = {role: piece if role == self.shared else piece[number] for role, piece in pieces.items()}
         for role, part in parts.items():
@@ -313,11 +313,11 @@ class Transposed(pieced.Coding):
         super().__init__(scheme, shape, "qweight", "scales", block_size=size, **own)
         self.bits, self.groups, self.by_rows = bits, groups, by_rows
 
-    def zero_points(self, pieces: pieced.Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def zero_points(self, pieces: pieced.Components, first: int, last: int) -> NDArray[np.float32]:
         """Return z of rows `first` to `last`, shape (G, rows)."""
         raise NotImplementedError
 
-    def coded(self, pieces: pieced.Pieces, first: int, last: int) -> pieced.Grouped:
+    def coded(self, pieces: pieced.Components, first: int, last: int) -> pieced.Grouped:
         """Implement `Coding.coded`."""
         scales, zeros = pieces["scales"], self.zero_points(pieces, first, last)
         numbers = self.group_of_columns(self.groups)

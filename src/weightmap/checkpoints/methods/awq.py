@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Coding, Layout, Pieces, TargetTypes
+    from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes
 
 _MIDDLE = 8
 
@@ -40,7 +40,7 @@ class AwqCoding(Transposed):
         found = {"qweight": (every, words), "scales": (every, slice(first, last))}
         return found | {"qzeros": (every, words)} if self.zeros else found
 
-    def zero_points(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def zero_points(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Transposed.zero_points`."""
         if self.zeros:
             return _outputs(pieces["qzeros"]).astype(np.float32)
@@ -52,7 +52,7 @@ class AwqCoding(Transposed):
             return None
         return integers_fit(4, self.shape[1], self.block_size, read("scales"), target_types)
 
-    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Components, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
         codes = _outputs(pieces["qweight"]).T

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Pieces, TargetTypes
+    from weightmap.checkpoints.pieced import Components, TargetTypes
 
 # What the library multiplies int8 values by: 1 / 127 in float32.
 _ONE_127TH = np.float32(0.007874015718698502)
@@ -76,7 +76,7 @@ class FourBits(Coding):
             ranges |= {_NESTED_ABSMAX: slice(start // each, blocks_of(stop, each)), _NESTED_MAP: None}
         return ranges
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         width = math.prod(self.shape[1:])
         count = (last - first) * width
@@ -86,14 +86,14 @@ class FourBits(Coding):
         decoded: NDArray[np.float32] = values.reshape(last - first, *self.shape[1:])
         return decoded
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+    def coded(self, pieces: Components, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
         del first, last
         octets = np.ascontiguousarray(pieces["weight"]).reshape(-1).view(np.uint8)
         scales = self.absmax(pieces)
         return Codes(octets, 4, pieces[_MAP], scales, 1, self.blocksize, high_first=True, flat=True)
 
-    def absmax(self, pieces: Pieces) -> NDArray[np.float32]:
+    def absmax(self, pieces: Components) -> NDArray[np.float32]:
         """Return the scale of each block."""
         absmax: NDArray[np.float32] = pieces[_ABSMAX]
         if self.nested:
@@ -110,11 +110,11 @@ class EightBits(Scaled):
 
     __slots__ = ()
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         return super().decode(pieces, first, last) * _ONE_127TH
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+    def coded(self, pieces: Components, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
         return super().coded(pieces, first, last)._replace(factor=float(_ONE_127TH))
 

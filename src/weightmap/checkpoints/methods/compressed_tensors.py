@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Layout, Pieces, TargetTypes
+    from weightmap.checkpoints.pieced import Components, Layout, TargetTypes
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
@@ -85,7 +85,7 @@ class PackedCoding(Coding):
             ranges["weight_zero_point"] = ranges["weight_scale"]
         return ranges
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         columns = self.shape[1]
         groups = self.group_of_columns(self.groups)
@@ -110,7 +110,7 @@ class PackedCoding(Coding):
         """Whether the words, transposed, are those of `GptqCoding`."""
         return self.spans and self.shape[1] * self.bits % 32 == 0
 
-    def _grouped(self, pieces: Pieces, first: int, last: int) -> Grouped:
+    def _grouped(self, pieces: Components, first: int, last: int) -> Grouped:
         words, count = _transposed(pieces["weight_packed"]), blocks_of(self.shape[1], self.block_size)
         scales = np.broadcast_to(np.atleast_2d(pieces["weight_scale"]), (last - first, count)).T
         zeros = np.full(scales.shape, 1 << self.bits - 1, np.float32)
@@ -118,7 +118,7 @@ class PackedCoding(Coding):
             zeros[...] = self._zeros(pieces, last - first).T
         return Grouped(words, self.bits, self.group_of_columns(self.groups), scales, zeros)
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes | Grouped | None:
+    def coded(self, pieces: Components, first: int, last: int) -> Codes | Grouped | None:
         """Implement `Coding.coded`."""
         if not self._looked_up:
             return self._grouped(pieces, first, last) if self._streams else None
@@ -137,14 +137,14 @@ class PackedCoding(Coding):
             return None
         return integers_fit(self.bits, self.shape[1], self.block_size, read("weight_scale"), target_types)
 
-    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Components, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
         codes = self._codes(pieces["weight_packed"], self.shape[1])
         codes = codes if self.bits < 8 else (codes ^ 0x80).view(np.int8)
         return integer_blocks(layout, codes, pieces["weight_scale"], self.block_size)
 
-    def _zeros(self, pieces: Pieces, rows: int) -> NDArray[np.float32]:
+    def _zeros(self, pieces: Components, rows: int) -> NDArray[np.float32]:
         """Return z of these rows, as codes: (rows or 1, G)."""
         stored = pieces["weight_zero_point"]
         if self.zeros == "packed":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Coding, Layout, Pieces, TargetTypes
+    from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes
 
 _BITS = (2, 3, 4, 8)
 
@@ -51,7 +51,7 @@ class GptqCoding(Transposed):
         words = slice(first * self.bits // 32, last * self.bits // 32)
         return {"qweight": (every, rows), "scales": (every, rows), "qzeros": (every, words)}
 
-    def zero_points(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def zero_points(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Transposed.zero_points`."""
         z = unpacked(pieces["qzeros"], self.bits, last - first)
         return (z + np.uint8(self.added) & np.uint8((1 << self.bits) - 1)).astype(np.float32)
@@ -66,7 +66,7 @@ class GptqCoding(Transposed):
             return None
         return integers_fit(self.bits, columns, self.block_size, read("scales"), target_types)
 
-    def blocks(self, pieces: Pieces, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+    def blocks(self, pieces: Components, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
         codes = unpacked(pieces["qweight"].T, self.bits, self.shape[1])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.checkpoints.pieced import Layout, Pieces, TargetTypes
+    from weightmap.checkpoints.pieced import Components, Layout, TargetTypes
 
 # By mode: the bits of codes, and the size of a group and the bits where nothing says them.
 _MODES = {
@@ -37,7 +37,7 @@ class Nvfp4(Fp4):
             return None
         return floats_fit(self.shape[1], read(self.scales), np.ones(1, np.float32), divides=False)
 
-    def scale(self, pieces: Pieces) -> NDArray[np.float32]:
+    def scale(self, pieces: Components) -> NDArray[np.float32]:
         """Implement `Scaled.scale`."""
         return to_float32(pieces[self.scales].view(_E4M3))
 
@@ -45,7 +45,7 @@ class Nvfp4(Fp4):
 class Mxfp8(Scaled):
     """`Scaled` whose codes are float8_e4m3fn, four to a word."""
 
-    def coded(self, pieces: Pieces, first: int, last: int) -> Codes:
+    def coded(self, pieces: Components, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
         return super().coded({**pieces, self.codes: pieces[self.codes].view(_E4M3)}, first, last)
 
@@ -72,7 +72,7 @@ class Affine(Coding):
         """Implement `Coding.cut`."""
         return dict.fromkeys(("weight", "scales", "biases"), slice(first, last))
 
-    def decode(self, pieces: Pieces, first: int, last: int) -> NDArray[np.float32]:
+    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Coding.decode`."""
         codes = unpacked(pieces["weight"].view("<i4"), self.bits, self.shape[1])
         groups = codes.reshape(last - first, -1, self.block_size).astype(np.float32)

@@ -65,7 +65,7 @@ class Derived(Source):
         return False
 
     @property
-    def direct(self) -> None:
+    def c_random_input(self) -> None:
         """None: the bytes are made when they are read."""
         return
 
@@ -259,7 +259,7 @@ class InflatedSource(_WholeSource):
 
 
 class DecodedSource(_WholeSource):
-    """The elements of a `Decoded` tensor."""
+    """The elements of a `DecodedOnUse` tensor."""
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         yield self._how.octets(self._row)[start:stop]

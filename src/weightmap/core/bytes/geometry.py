@@ -182,7 +182,7 @@ class Deflated(Geometry):
             skip -= min(skip, len(piece))
 
 
-class Decoded(Geometry):
+class DecodedOnUse(Geometry):
     """A tensor whose bytes are decoded at each use.
 
     Parameters
@@ -232,7 +232,7 @@ class Decoded(Geometry):
         return self.array(row._replace(source=_fetched(row.source, row.offset, octets)))[ascending(axes)]
 
 
-class Reencoded(Decoded):
+class Reencoded(DecodedOnUse):
     """A tensor stored in another encoding, such as numbers of variable length.
 
     Parameters
@@ -253,7 +253,7 @@ class Reencoded(Decoded):
         self.make: Callable[[Any, bytes, NDArray[np.uint8]], None] = make
 
     def fill(self, row: Any, out: NDArray[np.uint8]) -> None:
-        """Implement `Decoded.fill`."""
+        """Implement `DecodedOnUse.fill`."""
         self.make(row, row.source.pread(row.offset, self.stored), out)
 
 

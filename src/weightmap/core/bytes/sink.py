@@ -131,7 +131,7 @@ class Sink:
     def read(self, source: Source, offset: int, count: int, threads: int = 1) -> None:
         """Append bytes of a source, which are read into the buffer; or, to tmpfs, many of them by two `threads`."""
         end = offset + count
-        file = source.direct if threads > 1 and self._in_memory and count >= _SHARED else None
+        file = source.c_random_input if threads > 1 and self._in_memory and count >= _SHARED else None
         while offset < end:
             if self._filled == self._room:
                 self._flush_full()

@@ -174,13 +174,13 @@ class Source:
         return -1 if file is None else file
 
     @property
-    def scanned(self) -> tuple[int, Any]:
+    def c_input(self) -> tuple[int, Any]:
         """Input of a scan in C: the open file, to be held meanwhile, or -1 and the bytes in memory."""
         file = self._opened()
         return (-1, self.octets) if file is None else (file, None)
 
     @property
-    def direct(self) -> int | NDArray[np.uint8] | None:
+    def c_random_input(self) -> int | NDArray[np.uint8] | None:
         """Input for C at any offset: the open file, to be held meanwhile, or the bytes in memory.
 
         None where only `chunks` reads.
@@ -580,7 +580,7 @@ class Source:
             self._file = None
         self._sealed = None
 
-    def nameplate(self) -> Source:
+    def without_bytes(self) -> Source:
         """Return a source with this one's name, path and identity, but without its bytes."""
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__, size=0, mode="copy", closed=False, _released=None)

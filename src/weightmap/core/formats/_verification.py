@@ -130,7 +130,7 @@ class Verification:
 
         `gaps` has the begin and end of ranges of padding in the file, in rising order and apart.
         """
-        crc, filled, source = 0, np.zeros(len(gaps), np.bool_), self.source.direct
+        crc, filled, source = 0, np.zeros(len(gaps), np.bool_), self.source.c_random_input
         if source is None:
             at = offset
             for piece in self.chunks(offset, count):

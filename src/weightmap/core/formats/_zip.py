@@ -137,7 +137,7 @@ def _sound_entries(
     source: Source, begin: int, central: NDArray[np.uint8], count: int
 ) -> tuple[list[memoryview], dict[str, FormatError]]:
     """Scan the entries of a central directory one by one; return the sound ones, and the error of each other one."""
-    fd, data = source.scanned
+    fd, data = source.c_input
     sound, refused, at = list[memoryview](), dict[str, FormatError](), 0
     for row in range(count):
         entry = memoryview(central)[at : at + scans.ZIP_ENTRY_LEAST]
@@ -210,7 +210,7 @@ class Archive:
         central = scans.transient(size, np.uint8)
         source.read_into(begin, central)
         source.expect(_headers(memoryview(central)))
-        fd, data = source.scanned
+        fd, data = source.c_input
         scanned = scans.zip_scan(fd, data, begin, central, count)
         self._central = (begin, size, checksums.crc32(central))
         self.refused: dict[str, FormatError] = {}
@@ -305,7 +305,7 @@ class Archive:
 
     def npy_headers(self) -> scans.NpyHeaders:
         """Read the headers of entries that are arrays as numpy writes them."""
-        headers = scans.npy_scan(*self._source.scanned, self.entries)
+        headers = scans.npy_scan(*self._source.c_input, self.entries)
         if isinstance(headers, access.Fault):
             raise error_of(headers, 0, self._source)
         return headers

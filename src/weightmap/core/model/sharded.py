@@ -606,7 +606,7 @@ def _joined(source: Source, content: ShardedContent, options: Options) -> Tensor
     """Return the handle of a model that has the name of a source, its index or its first part."""
     formats = {shard.format for shard in content.shards.values()}
     name = formats.pop() if len(formats) == 1 else "mixed"
-    name_only = source.nameplate()
+    name_only = source.without_bytes()
     content.table.belongs_to(name_only, name)
     content.warnings[:0] = content.odd
     model = TensorFile(name_only, name, content, options, content.shards)

@@ -325,7 +325,7 @@ def scan_model(
     Parameters
     ----------
     source : (int, bytes-like or Reader)
-        See `Source.scanned`.
+        See `Source.c_input`.
     size : int
         Of the file.
     max_tensors, max_kept : int

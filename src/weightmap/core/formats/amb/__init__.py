@@ -206,7 +206,7 @@ def walk(
 
     `bare` is block size and bytes of a scale of blocks without a header. Raises the error of the walk that got further.
     """
-    fd, data = source.scanned  # held until this returns
+    fd, data = source.c_input  # held until this returns
     section = scans.Section(
         fd,
         data,

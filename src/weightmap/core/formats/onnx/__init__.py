@@ -161,7 +161,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 def scan(source: Source, options: Options) -> scans.Initialisers:
     """Walk the fields of the model. Raises the error for the first refused field."""
     limits = options.limits
-    scanned = source.scanned  # held until this returns
+    scanned = source.c_input  # held until this returns
     arguments = (scanned, source.size, limits.max_tensors, limits.max_header_bytes)
     model, fault = scans.scan_model(*arguments, lax=not options.strict)
     if fault is not None:

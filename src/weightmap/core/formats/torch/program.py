@@ -112,7 +112,7 @@ class Program(NamedTuple):
 
     def attempt(self, options: Options) -> Pickle:
         """Run the program; it may have a fault then."""
-        fd, octets = self.source.scanned
+        fd, octets = self.source.c_input
         data: Any = None
         if isinstance(octets, np.ndarray):
             data = octets[self.offset : self.offset + self.size]

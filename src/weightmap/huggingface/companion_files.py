@@ -110,7 +110,7 @@ TEMPLATES = "additional_chat_templates"
 _DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
 
 
-class Along:
+class CompanionFiles:
     """What programs read beside a model in a Hugging Face directory, to be copied to a new directory.
 
     It is looked up and checked when this is made, before anything is written. No other file is replaced: one that has
