@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -20,7 +20,6 @@ from weightmap.core.model.internals import suggestion
 from weightmap.errors import TensorFileError, TensorNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from concurrent.futures import Future
     from types import TracebackType
 

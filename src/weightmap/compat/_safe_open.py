@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from weightmap.compat._prefetching import PrefetchLoader, TensorMeta
+    from weightmap.core.model.typing import Trusted
 
 
 class safe_open:  # noqa: N801 - the name that safetensors gave it
@@ -52,7 +53,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         device: str | int | None = "cpu",
         *,
         backend: str = "mmap",
-        trust: Any = None,
+        trust: Trusted | None = None,
     ) -> None:
         framework_ = framework_named(framework)
         if backend not in {"mmap", "pread"}:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.typing import ModelSource
     from weightmap.core.table.table import Row
 
 # Files are read by pread: tensors are copied, not handed out.
@@ -121,7 +122,7 @@ def pull(
     local: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
-    base: Any = None,
+    base: ModelSource | None = None,
     version: int | None = None,
     in_place: bool = False,
     threads: int | None = None,
@@ -184,7 +185,8 @@ def pull(
         raise ValueError(f"version is {number}, expected 0 or more")
     place = Local(folder, work.threads)
     with contextlib.suppress(OSError, TypeError, ValueError):
-        base = None if base is not None and os.path.samefile(base, place.folder) else base
+        if base is not None and os.path.samefile(base, place.folder):  # type: ignore[arg-type]  # suppressed
+            base = None
     with place.holding():
         at = place.version()
         target = versions.newest_in(published) if number is None else number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,8 +17,6 @@ from weightmap.errors import TensorFileError
 from weightmap.plans.pages import give_back, resident_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -16,11 +16,11 @@ from weightmap.errors import PlanError
 from weightmap.plans.places import places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from types import EllipsisType
 
     from numpy.typing import NDArray
 
+    from weightmap.core.model.typing import TensorLike
     from weightmap.core.table.table import Row, TensorInfo
     from weightmap.plans.residency import Spans
 
@@ -80,7 +80,7 @@ class Shard(NamedTuple):
         return (*(slice(None),) * dim, slice(start, min(start + step, size)))
 
 
-def shard(name_or_info: Any, dim: int, rank: int, world_size: int) -> Any:
+def shard(name_or_info: str | TensorInfo | TensorLike, dim: int, rank: int, world_size: int) -> Any:
     """Return the index of one rank's slice of a tensor: tensor parallelism, sizes as `torch.chunk` has them.
 
     Along `dim`, each rank gets ``ceil(size / world_size)`` elements; the last ranks get the rest, perhaps nothing.

@@ -8,7 +8,7 @@ import re
 import stat
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,6 @@ from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedErr
 from weightmap.trust import lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from weightmap.core.bytes.source import Source
 
 _ALGORITHMS: dict[str, Callable[[], Any]] = {

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.sink import WritePlan
     from weightmap.core.model.file import TensorFile
+    from weightmap.core.model.typing import ModelSource
     from weightmap.core.table.table import Row
 
 _FLOAT32 = DTYPES["float32"]
@@ -62,7 +63,7 @@ def _rows(row: Row) -> Iterator[NDArray[np.float32]]:
 
 
 def convert(
-    src: Any,
+    src: ModelSource,
     dst: str | bytes | os.PathLike[Any],
     *,
     format: str | None = None,
