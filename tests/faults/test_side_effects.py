@@ -21,6 +21,7 @@ import json, os, sys
 import numpy as np
 import weightmap as wm
 from weightmap.core.model.internals import check_unchanged
+BESIDE = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 QUIET = ("object.", "cffi.", "ctypes.", "builtins.id", "sys._getframe")
 np.seterr(all="ignore")
 on, events = False, []
@@ -71,6 +72,8 @@ for path in paths:
         fine = {("open", path), ("mmap.__new__", "-1")}
         # The thread of prefetch, which CPython names from 3.12 on.
         fine |= {event for event in events if event[0].startswith("_thread.") and "plans.pages._Worker" in event[1]}
+        # `read` casts what may be codes, of which the configuration tells.
+        fine |= {("open", os.path.join(os.path.dirname(path), name)) for name in BESIDE}
         if path.endswith(".onnx"):  # its data may lie in other files of its folder
             fine |= {event for event in events if event[0] == "open" and os.path.dirname(event[1]) == folder}
         odd += [(path, *event) for event in events if event not in fine]
@@ -84,6 +87,8 @@ print(sorted(name for name in foreign if not name.startswith("_")))
 
 def test_reading_any_file_opens_that_path_and_nothing_else(tmp_path):
     """The whole corpus, sound and malformed: opening, looking up, decoding, verifying and their errors open one path.
+
+    But `read`, before it casts what may be codes, opens the configuration beside it.
 
     No module is imported because of what a file says, nothing is compiled, run or unpickled, no socket is made.
     """
