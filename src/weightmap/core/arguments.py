@@ -116,7 +116,8 @@ _MOVED: dict[str, dict[str, str]] = {
         "trust": 'load_file(wm.open(path, mode="copy", trust=...))',
         "weights_only": "none, nothing in a file is run",
     },
-    "load_into": {"device": "load_into(module.to(device), path)", "map_location": "load_into(module.to(device), path)"},
+    "load_into": {"filename": "path="}
+    | dict.fromkeys(("device", "map_location"), "load_into(module.to(device), path)"),
 }
 
 # Bounds of `similar`: names that are compared, and characters of a name.
