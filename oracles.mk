@@ -153,8 +153,9 @@ bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
 
 # -------------------------------------------------------------------------------------------------------- whole workflows
 # Some of them: make workflows WORKFLOWS="loading --turns 9". llama.cpp is timed too where make llama-test has made its environment.
-## workflows: what users run from beginning to end, beside what they would run instead: an environment of 2 GB, twenty minutes
+## workflows: what users run from beginning to end, beside what they would run instead, into docs/benchmarks.md: an environment of 2 GB, an hour
 WORKFLOWS :=
 workflows: $(MODULE) $(ORACLES)workflows/.installed
 	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)" $(if $(wildcard $(ORACLES)llama/.installed),WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)") \
 	    $(ORACLES)workflows/bin/python benchmarks/workflows $(WORKFLOWS)
+	$(if $(WORKFLOWS),,@$(BIN)/python benchmarks/report.py --only-workflows && echo "Wrote docs/benchmarks.md")

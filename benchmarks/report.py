@@ -15,18 +15,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import details
 import results
 import targets
-from results import digits, span, table
+from results import digits, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from results import Run
     from targets import Outcome
@@ -53,12 +54,17 @@ as many bytes, or the system calls that every reader needs. A row over several s
 falls short of its target: [benchmarks/MISSED.md](../benchmarks/MISSED.md) says by how much, and why. It also has the
 figures of kernels, limits and threads.
 """
-WORKFLOWS = """## Whole workflows
+HEADING = "## Whole workflows"
+WORKFLOWS = """
 
-What users run from beginning to end (`make workflows`): each turn is a process of its own, {turns} turns in
-alternation, medians; large files have {mib:,} MiB. Memory is the most anonymous memory beyond that before. *Cold*: no
-file is in the page cache. Measured on {machine[cpu]}, {machine[cores]} cores.
+`make workflows` runs what users run, each turn in a process, and the fastest rival. Numbers are times as fast; in
+brackets the most anonymous memory, as a share of the rival's. Large files have {mib:,} MiB. Medians of {turns}, on
+{machine[cpu]}, {machine[cores]} cores, {date}.
 """
+# Questions about a format and a size, which share a table.
+OF_FORMAT = re.compile(r"(open|one tensor|all tensors) of (.+), (MiniLM|large)")
+# Less anonymous memory, in MiB, is not compared.
+LITTLE = 8
 MISSED = """# Details, and what was missed
 
 <!-- Written by `make report` from the results of `make bench` and `tried` in targets.toml. -->
@@ -66,7 +72,7 @@ MISSED = """# Details, and what was missed
 Figures of kernels, limits and threads; all others, and the machine, are in [docs/benchmarks.md](../docs/benchmarks.md).
 "With AVX2" leaves AVX-512 out, by `use_isa("avx2")`; the rivals keep it.
 """
-# Sections of figures that explain others.
+# Sections of figures that explain others, or that the table of whole workflows has for users.
 DETAILS = {
     "Limits, threads, memory",
     "CRC-32",
@@ -74,6 +80,11 @@ DETAILS = {
     "float16 to float32",
     "int4 and int5 to float32",
     "Blocks of ggml to float32",
+    "Loading",
+    "Quantising, comparing",
+    "Saving, converting",
+    "Quantised checkpoints",
+    "Models that were signed",
 }
 
 
@@ -137,8 +148,8 @@ def missed(outcomes: list[Outcome]) -> Iterator[str]:
         yield ""
 
 
-def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str], whole: Path) -> Iterator[str]:
-    """Yield the lines of docs/benchmarks.md; `drawn` are {path from the page: description}, `whole` workflows.json."""
+def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str], whole: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of docs/benchmarks.md; `drawn` are {path from the page: description}, `whole` a section."""
     yield HEAD
     yield (
         f"Measured on {run.machine.get('cpu')}, {run.machine.get('cores')} cores, on {run.date} "
@@ -153,27 +164,55 @@ def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str], whole: Pat
         yield ""
         yield f"![{description}]({path})"
         yield ""
-    yield from workflows(whole)
+    yield from whole
     yield FIGURES
     yield from figures(outcomes, detailed=False)
     yield from about(run)
 
 
-def workflows(path: Path) -> Iterator[str]:
-    """Yield the table of whole work, from the results of ``make workflows`` where there are any."""
-    if not path.exists():
+def workflows(found: Path, page: Path) -> Iterator[str]:
+    """Yield the section of whole work: from the results of ``make workflows``, or as the page has it."""
+    if not found.exists():
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        if HEADING in text:
+            yield text[text.index(HEADING) : text.index(FIGURES[: FIGURES.index("\n")])]
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    yield WORKFLOWS.format(machine=found["machine"], turns=found["turns"], mib=found["mib"])
-    rows = []
-    for question in dict.fromkeys(row["question"] for row in found["rows"]):
-        here = [row for row in found["rows"] if row["question"] == question]
-        ours = [row for row in here if row["who"].startswith("weightmap")]
-        for mine, other in itertools.product(ours, [row for row in here if row not in ours]):
-            cells = [f"{span(row['seconds'])}, {max(row['anonymous'], 0):.0f} MiB" for row in (mine, other)]
-            ratio = f"{digits(other['seconds'] / mine['seconds'])} ×"
-            rows.append([f"{question}: `{mine['who']}`", cells[0], f"{cells[1]}, {other['who']}", ratio])
-    yield from table(["", "weightmap", "compared with", "times as fast"], rows, " > >")
+    results = json.loads(found.read_text(encoding="utf-8"))
+    yield HEADING + WORKFLOWS.format(**results)
+    rows = [cells for cells in compared(results["rows"]) if OF_FORMAT.fullmatch(cells[0]) is None]
+    by_format: dict[str, dict[tuple[str, str], str]] = {}
+    for question, rival, ratio in compared(results["rows"]):
+        if about := OF_FORMAT.fullmatch(question):
+            what, kind, size = about.groups()
+            by_format.setdefault(f"{kind}, {rival}", {})[what, size] = ratio
+    places = list(itertools.product(("open", "one tensor", "all tensors"), ("MiniLM", "large")))
+    lines = [[kind, *(ratios.get(place, "") for place in places)] for kind, ratios in by_format.items()]
+    yield from table(["", *(f"{what}, {size}" for what, size in places)], lines, " >>>>>>")
+    yield from table(["", "beside", "times as fast"], rows, "  >")
+
+
+def compared(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield for each question and each of our ways: the question, the fastest rival, and how we compare."""
+    for question in dict.fromkeys(row["question"] for row in rows):
+        here = [row for row in rows if row["question"] == question]
+        rivals = [row for row in here if not row["who"].startswith("weightmap")]
+        best = min(rivals, key=lambda row: row["seconds"], default=None)
+        for ours in here if best else ():
+            if ours in rivals:
+                continue
+            ratio = digits(best["seconds"] / ours["seconds"])
+            if max(ours["anonymous"], best["anonymous"]) >= LITTLE:
+                ratio += f" ({digits(max(ours['anonymous'], 0) / max(best['anonymous'], 1))})"
+            way = ours["who"].removeprefix("weightmap").strip(" ,")
+            yield [f"{question}: {way}" if way else question, best["who"], ratio]
+
+
+def put_workflows(found: Path, page: Path) -> None:
+    """Write the section of whole work into the page, above the figures of kernels."""
+    text = page.read_text(encoding="utf-8")
+    figures = text.index(FIGURES[: FIGURES.index("\n")])
+    begin = text.index(HEADING) if HEADING in text else figures
+    page.write_text(text[:begin] + "\n".join(workflows(found, page)) + "\n" + text[figures:], encoding="utf-8")
 
 
 def write(path: Path, lines: Iterator[str]) -> None:
@@ -191,7 +230,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--details", type=Path, default=ROOT / "build" / "benchmarks", metavar="FOLDER")
     parser.add_argument("--workflows", type=Path, default=ROOT / "workflows.json", metavar="JSON")
     parser.add_argument("--no-plots", action="store_true", help="without the plots, which need matplotlib")
+    parser.add_argument("--only-workflows", action="store_true", help="write the section of whole work alone")
     options = parser.parse_args(arguments)
+    if options.only_workflows:
+        put_workflows(options.workflows, options.into)
+        return 0
     run = results.load(*options.results)
     outcomes = [targets.evaluate(figure, run) for figure in targets.load()]
     drawn: dict[str, str] = {}
@@ -201,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         drawn = plots.save(plots.plots(run), options.details)
         summary = plots.save(plots.summary(outcomes), options.into.parent)
-    write(options.into, page(run, outcomes, summary, options.workflows))
+    write(options.into, page(run, outcomes, summary, list(workflows(options.workflows, options.into))))
     write(options.missed, missed(outcomes))
     write(options.details / "details.md", details.page(run, drawn))
     for outcome in outcomes:

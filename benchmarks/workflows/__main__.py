@@ -3,7 +3,7 @@
 Each script of this folder has WORKFLOWS, {question: {contender: function}}, and `write(folder, mib)`, which writes its
 files. A function prepares (it imports its library) and returns what is timed. Every turn is a process of its own, and
 contenders take turns. ``make workflows`` runs all of them in an environment of its own, and writes workflows.json,
-from which ``make report`` makes the table in docs/benchmarks.md.
+whose table it then writes into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 
@@ -82,7 +83,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=os.environ.get("WEIGHTMAP_FOLDER")) as folder:
             common.load(script).write(Path(folder), options.mib)
             rows += measure(script, options.turns, Path(folder))
-    found = {"machine": machine.describe(), "mib": options.mib, "turns": options.turns, "rows": rows}
+    found = {"machine": machine.describe(), "date": time.strftime("%Y-%m-%d"), "mib": options.mib}
+    found |= {"turns": options.turns, "rows": rows}
     options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Quantising and decoding blocks, beside the libraries that define them."""
+"""Quantising 16.8 million numbers to blocks and decoding them, beside the libraries that define them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def transformers_experts(folder: Path) -> Callable[[], Any]:
 
 
 WORKFLOWS = {
-    f"quantise 16.8 million numbers to {kind}": {
+    f"quantise to {kind}": {
         "weightmap": partial(quantise, kind),
         "gguf-py": partial(ggml_quantise, kind),
     }
@@ -83,12 +83,12 @@ WORKFLOWS = {
     if "_k" not in kind
 }
 WORKFLOWS |= {
-    f"decode 16.8 million numbers of {kind}": {
+    f"decode {kind}": {
         "weightmap": partial(decode, kind),
         "gguf-py": partial(ggml_decode, kind),
     }
     for kind in KINDS
 }
 WORKFLOWS |= {
-    "decode a layer of gpt-oss, MXFP4": {"weightmap": ours_experts, "transformers": transformers_experts},
+    "decode MXFP4 of gpt-oss": {"weightmap": ours_experts, "transformers": transformers_experts},
 }

@@ -59,7 +59,7 @@ def theirs(kind: str, folder: Path) -> list[str]:
 
 
 WORKFLOWS: dict[str, dict[str, Any]] = {
-    f"a folder of Hugging Face to GGUF {kind}": {
+    f"Hugging Face to GGUF {kind}": {
         "weightmap convert": partial(ours, kind),
         "llama.cpp": partial(theirs, kind),
     }

@@ -66,7 +66,7 @@ def loaded_model(how: str, folder: Path, *, forward: bool) -> Callable[[], Any]:
 
 LOADERS = {"weightmap load_into": "load_into", "weightmap patched()": "patched()", "from_pretrained": "stock"}
 WORKFLOWS = {
-    f"a causal model from its folder{', and a forward pass' if forward else ''}{cold}": {
+    f"causal model{', forward pass' if forward else ''}{cold}": {
         who: partial(loaded_model, how, forward=forward) for who, how in LOADERS.items()
     }
     for cold, forward in itertools.product(("", COLD), (False, True))

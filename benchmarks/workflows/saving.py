@@ -58,11 +58,11 @@ def command(words: list[str], folder: Path) -> list[str]:
 
 
 CHECKS = {
-    "one file with checksums of its own": {
+    "own checksums": {
         "weightmap verify": ["python", "-m", "weightmap", "verify", "{}/large.weights"],
         "sha256sum": ["sha256sum", "{}/large.weights"],
     },
-    "eight files by SHA-256": {
+    "eight files, SHA-256": {
         "weightmap verify": ["python", "-m", "weightmap", "verify", "{}/shards", "--trust", "{}/shards/SHA256SUMS"],
         "sha256sum": ["sh", "-c", "cd {}/shards && sha256sum -c SHA256SUMS"],
         "model-signing": ["python", "-c", SIGNING, "{}/shards"],

@@ -69,10 +69,10 @@ def command(name: str, folder: Path) -> list[str]:
 
 
 WORKFLOWS: dict[str, dict[str, Any]] = {
-    "a process that imports, opens MiniLM and takes a tensor": {
+    "import, open, a tensor": {
         who: partial(code, who, text, "minilm/model.safetensors") for who, text in FIRST.items()
     },
-    f"a list of {SHARDS} files": {
+    f"list {SHARDS} files": {
         "weightmap inspect": partial(command, "inspect"),
         "weightmap doctor": partial(command, "doctor"),
         "ten lines of Python": partial(code, "json", TEN_LINES, "many"),

@@ -54,6 +54,6 @@ def gensim(what: str, folder: Path) -> Callable[[], Any]:
 
 
 WORKFLOWS = {
-    f"{question}, {N:,} words": {"weightmap": partial(ours, what), "gensim": partial(gensim, what)}
-    for question, what in {"open, and vectors of 50 words": "open", "ten times most_similar": "similar"}.items()
+    question: {"weightmap": partial(ours, what), "gensim": partial(gensim, what)}
+    for question, what in {"open, 50 of 200,000 words": "open", "most_similar, ten times": "similar"}.items()
 }
