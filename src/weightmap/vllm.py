@@ -29,8 +29,7 @@ from weightmap.deltas.pulling import chain_to
 from weightmap.errors import NotRegularFileError, UnknownFormatError, UnsupportedError
 from weightmap.plans.planning import ReadPlan, plan
 from weightmap.torch._device import TorchExchange, load_plan
-from weightmap.torch._files import read_tensor
-from weightmap.torch._tensors import writable_mode
+from weightmap.torch._tensors import read_tensor, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

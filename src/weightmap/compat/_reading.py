@@ -12,10 +12,11 @@ import numpy as np
 
 import weightmap as wm
 from weightmap._messages import quoted
-from weightmap.compat._frameworks import imported
+from weightmap.compat._frameworks import Framework, imported
 from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DTYPES, DType, numpy_dtype
 from weightmap.core.formats.safetensors import DTYPE_NAMES
+from weightmap.core.hooks import later
 from weightmap.core.model.internals import check_copied, dense_row, is_remote, parts_of, row_of, suggestion
 from weightmap.core.model.opening import open_stored
 from weightmap.core.native import access
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.compat._frameworks import Framework
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row, TensorInfo
 
@@ -47,11 +47,9 @@ _SMALL = 1 << 20
 _CHUNK = 16 << 20
 
 
-def _torch_files() -> Any:
-    """Return the module that makes tensors of torch, which imports that."""
-    from weightmap.torch import _files
-
-    return _files
+# These import torch.
+_read_tensor: Callable[..., Any] = later("weightmap.torch._tensors", "read_tensor")
+_load_tensors: Callable[..., Any] = later("weightmap.torch._files", "load_tensors")
 
 
 def read_whole(file: TensorFile, name: str) -> NDArray[Any]:
@@ -291,10 +289,10 @@ class OpenedFile:
         """Return a tensor."""
         file = self.file
         if self._away:
-            return _torch_files().load_tensors(file, [name], self.device)[name]
+            return _load_tensors(file, [name], self.device)[name]
         value = read_whole(file, name) if self.pread else file[name] if self.device is None else None
         if self.device is not None:
-            return _torch_files().read_tensor(file, name, value)
+            return _read_tensor(file, name, value)
         return self._delivered(name, value)
 
     def _delivered(self, name: str, value: Any) -> Any:
@@ -307,7 +305,7 @@ class OpenedFile:
         """Return all tensors, in the order of these names. Whole files take a tenth of the time of single tensors."""
         file = self.file
         if self._away:
-            tensors: dict[str, Any] = _torch_files().load_tensors(file, names, self.device)
+            tensors: dict[str, Any] = _load_tensors(file, names, self.device)
             return tensors
         if self.pread:
             return {name: self.whole(name) for name in names}
@@ -326,7 +324,7 @@ class OpenedFile:
         try:
             if self._away and is_plain(index):
                 np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
-                return _torch_files().load_tensors(file, {name: index}, self.device)[name]
+                return _load_tensors(file, {name: index}, self.device)[name]
             value = None if self.pread or self._remote else file[name]
             if not isinstance(value, np.ndarray):  # quantised tensors are read before they are decoded, and not mapped
                 return self.deliver(name, read_part(file, name, index))
@@ -365,7 +363,7 @@ class OpenedFile:
     def _tensor(self, name: str, array: NDArray[Any], *, whole: bool) -> Any:
         """Return an array of a tensor, or of part of one, as the framework has it."""
         if whole and self.device is not None:
-            return _torch_files().read_tensor(self.file, name, array)
+            return _read_tensor(self.file, name, array)
         return self.deliver(name, array)
 
     def _packed_rows(self, name: str, rows: range) -> Any:

@@ -10,12 +10,12 @@ from weightmap.checkpoints.handle import Weights
 from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
-from weightmap.core.model.internals import check_copied, dense_row, is_remote
+from weightmap.core.model.internals import check_copied, is_remote
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.plans.planning import ParameterPlan, ReadPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
-from weightmap.torch._tensors import imported_torch, in_pairs, to_torch, torch_device, writable_mode
+from weightmap.torch._tensors import imported_torch, read_tensor, to_torch, torch_device, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,24 +155,3 @@ def load_tensors(
     with make_plan(file, wants) as plan:
         tensors = dict(load_plan(plan, device, verify=verify, dtype=dtype))
     return {name: tensors[name] for name in wants}
-
-
-def read_tensor(file: TensorFile, name: str, array: np.ndarray[Any, Any] | None = None) -> Any:
-    """Return a tensor of an open file on the CPU.
-
-    Parameters
-    ----------
-    file : TensorFile
-    name : str
-    array : np.ndarray, optional
-        Its values, if they were read already.
-
-    Returns
-    -------
-    torch.Tensor
-        float4 becomes torch's type with two elements per byte, if torch has it and rows are whole bytes.
-    """
-    row = dense_row(file, name)
-    if row.dtype.quantized and array is None:
-        return to_torch(file.read(name, np.float32))
-    return in_pairs(to_torch(file[name] if array is None else array), row)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.arguments import mistyped
+from weightmap.core.model.internals import dense_row
 from weightmap.core.model.saving import CROSSING, PAIRS
 from weightmap.core.model.single import mode_of
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError, UnsupportedError
 
 if TYPE_CHECKING:
+    from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
     from weightmap.typing import Mode
 
@@ -123,3 +125,24 @@ def imported_torch() -> Any:
 def writable_mode() -> Mode:
     """Return the mode for tensors of the CPU: "cow", or "copy" where WEIGHTMAP_MODE asks for private memory."""
     return "cow" if mode_of(None) in {"mmap", "cow"} else "copy"
+
+
+def read_tensor(file: TensorFile, name: str, array: np.ndarray[Any, Any] | None = None) -> Any:
+    """Return a tensor of an open file on the CPU.
+
+    Parameters
+    ----------
+    file : TensorFile
+    name : str
+    array : np.ndarray, optional
+        Its values, if they were read already.
+
+    Returns
+    -------
+    torch.Tensor
+        float4 becomes torch's type with two elements per byte, if torch has it and rows are whole bytes.
+    """
+    row = dense_row(file, name)
+    if row.dtype.quantized and array is None:
+        return to_torch(file.read(name, np.float32))
+    return in_pairs(to_torch(file[name] if array is None else array), row)
