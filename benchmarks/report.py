@@ -118,9 +118,11 @@ def figures(outcomes: list[Outcome], *, detailed: bool) -> Iterator[str]:
         rows = [
             [outcome.figure.question, *outcome.cells, outcome.format(outcome.avx2)][: len(head)]
             for outcome in outcomes
-            if outcome.figure.section == section and outcome.value is not None
+            if outcome.figure.section == section
+            and outcome.value is not None
+            and (section in DETAILS or outcome.figure.detail) == detailed
         ]
-        if rows and (section in DETAILS) == detailed:
+        if rows:
             yield f"### {section}"
             yield ""
             yield from table(head, rows, form)

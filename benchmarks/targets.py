@@ -29,6 +29,7 @@ class Figure:
     section: str
     tried: str
     label: str = ""
+    detail: bool = False
     beside: str | list[str] = ""
     at_least: float | None = None
     at_most: float | None = None
