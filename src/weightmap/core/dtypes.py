@@ -62,13 +62,13 @@ class DType:
         self.packed: bool = not quantized and bits % 8 != 0
 
 
-# Stands for the bits of a scheme; no element has so many. kernels.h has the same number.
+# In place of the bits of a scheme; no element has so many. kernels.h has the same number.
 DECLARED = 255
 # A limit of numpy, not of a format.
 NUMPY_MAX_NDIM = 64
 
 
-# bool is a byte; any value but 0 is true (files may hold bytes 2 to 255, which are kept).
+# bool is a byte; any value but 0 is true. Files may hold 2 to 255: such bytes stay as they are.
 _NUMPY = {
     "bool": "|b1",
     "uint8": "|u1",
@@ -85,7 +85,7 @@ _NUMPY = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-# From ml_dtypes, which is imported only when an array of such a type is made.
+# Types of ml_dtypes, which is imported for the first array of one.
 _ML_DTYPES = {
     "bfloat16": 16,
     "float8_e4m3fn": 8,
@@ -94,7 +94,7 @@ _ML_DTYPES = {
     "float8_e5m2fnuz": 8,
     "float8_e8m0fnu": 8,
 }
-# Short names that callers may use. numpy has "f16" too, for a type of 16 bytes that no format has.
+# Short names that callers may use. In numpy "f16" has 16 bytes, a type that no format has.
 SHORT = {
     "f16": "float16",
     "f32": "float32",
@@ -170,7 +170,7 @@ def packed_values(dtype: DType) -> NDArray[np.float32]:
 
 
 def dtype_named(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return a numpy dtype, also for names that only ml_dtypes knows, such as "bfloat16", and for short ones: "bf16".
+    """Return a numpy dtype by any name: numpy's, ml_dtypes' ("bfloat16") or a short one ("bf16").
 
     Raises TypeError for anything else, and for dtypes of sub-arrays, which would add dimensions.
     """
@@ -184,7 +184,7 @@ def name_of_dtype(dtype: DTypeLike) -> str:
 
 
 def _meant(dtype: DTypeLike) -> DType | np.dtype[Any]:
-    """Return the type of formats, or of numpy, that a caller means."""
+    """Return the type that a caller means: one of `DTYPES`, or else of numpy."""
     named = DTYPES.get(SHORT.get(dtype, dtype)) if isinstance(dtype, str) else None
     if named is not None:
         return named
@@ -196,13 +196,13 @@ def _meant(dtype: DTypeLike) -> DType | np.dtype[Any]:
     expected = f"expected one that numpy has, such as 'float32', or {names}"
     if kind is None or kind.subdtype is not None:
         raise TypeError(f"dtype is {dtype!r}, {expected}")
-    if isinstance(dtype, str) and kind.type in (np.longdouble, np.clongdouble):  # "<f16" counts bytes, and means bits
+    if isinstance(dtype, str) and kind.type in (np.longdouble, np.clongdouble):  # "<f16" has 16 bytes
         raise TypeError(f"dtype is {dtype!r}, numpy's name of {kind.name}, {expected}; for that type give numpy.{kind}")
     return kind
 
 
 def scale_type_named(scale_type: Any) -> str:
-    """Return "fp16" or "fp32" for a type of scales by any of its names. Raises `QuantError` for any other."""
+    """Return "fp16" or "fp32" for any name of a scale type. Raises `QuantError` for other types."""
     try:
         name = dtype_named(scale_type).name
     except TypeError:
@@ -218,9 +218,9 @@ def dtype_of(dtype: DTypeLike) -> DType | None:
     try:
         return _by_numpy[key]
     except KeyError:
-        # Cached, because numpy builds the name at each access, which takes longer than all else for a small array.
+        # Cached: numpy builds the name at each access, which takes longer than the other work on a small array.
         known_dtype = DTYPES.get(key.name)
-        if len(_by_numpy) < _MAX_CACHED:  # there are endlessly many structured dtypes
+        if len(_by_numpy) < _MAX_CACHED:  # the number of structured dtypes has no limit
             _by_numpy[key] = known_dtype
         return known_dtype
 

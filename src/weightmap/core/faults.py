@@ -8,7 +8,7 @@ from weightmap.errors import LayoutError, TruncatedError
 def cut_off(
     what: str, at: int, needed: int | None = None, *, field: str | None = None, whole: str = "the file"
 ) -> TruncatedError:
-    """Return the error for a `whole` that ends at byte `at`, within `what`, which needs it to reach byte `needed`.
+    """Return the error for a `whole` that ends at byte `at` within `what`, which ends at byte `needed`.
 
     Examples
     --------

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 
 class Range(NamedTuple):
-    """Bytes from `begin` on, up to `end`, which is not among them."""
+    """Bytes from `begin` up to `end`, exclusive."""
 
     begin: int
     end: int
 
     @property
     def nbytes(self) -> int:
-        """How many bytes these are."""
+        """Number of bytes."""
         return self.end - self.begin

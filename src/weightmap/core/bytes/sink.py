@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
 # instead of 512.
 STAGE = 2 << 20
-# In memory they have no use. Pieces that stay in the second-level cache between the copy to the buffer and the one that
-# the kernel makes take less time than its copy alone, which pauses after each page.
+# On tmpfs, large pages have no use. A piece that fits into the second-level cache is copied twice, to the buffer and by
+# the kernel, in less time than the kernel's copy takes otherwise: that pauses after each page.
 STAGE_IN_MEMORY = 256 << 10
-# Fewest bytes that two threads copy: starting one takes as long as copying a tenth of them. The most bytes at once.
+# Two threads copy at least this many bytes (starting one takes as long as copying a tenth), and at most so many a call.
 _SHARED, _TOGETHER = 4 << 20, 64 << 20
 # Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20
@@ -48,17 +48,17 @@ class Sink:
 
     A staging buffer collects small data, and all data that needs a checksum: summed and written from the same buffer,
     checksum and bytes agree even if another thread changes the tensor meanwhile. Long data without a checksum is
-    written directly. The first piece, with the header, is written last; if it fills up during `fill`, its first bytes.
+    written directly. The first piece, with the header, is written last; of a piece that `fill` fills, its first bytes.
 
     Parameters
     ----------
     in_memory : bool
-        Whether the file lies on tmpfs: then all is staged, in multiples of `STAGE_IN_MEMORY` bytes but for `fill`.
+        Whether the file lies on tmpfs: then all data is staged, except in `fill` in multiples of `STAGE_IN_MEMORY`.
 
     Attributes
     ----------
     digest : int or None
-        The CRC-32 of the whole file, as far as it is written; None, the default, does without it.
+        The CRC-32 of all bytes written so far; not computed while it is None, the default.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Sink:
         self._summed = 0
         self._crc = 0
         self._first: memoryview | None = None
-        # While `fill` runs: a full buffer, which `encode` writes beside its work, and the other buffer.
+        # While `fill` runs: a full buffer, which `encode` writes as it fills the next one, and a free buffer.
         self._filling = False
         self._waiting: Unwritten | None = None
         self._other: memoryview | None = None
@@ -129,7 +129,7 @@ class Sink:
             view = view[count:]
 
     def read(self, source: Source, offset: int, count: int, threads: int = 1) -> None:
-        """Append bytes of a source, which are read into the buffer; or, to tmpfs, many of them by two `threads`."""
+        """Append bytes of a source: through the buffer, or long ranges to tmpfs directly, by two `threads`."""
         end = offset + count
         file = source.c_random_input if threads > 1 and self._in_memory and count >= _SHARED else None
         while offset < end:
@@ -146,7 +146,7 @@ class Sink:
 
     @property
     def _passes_buffer(self) -> bool:
-        """Whether bytes may go from file to file: none waits in the buffer, and nothing sums them."""
+        """Whether bytes may bypass the buffer: it is empty, and no checksum needs them."""
         return not (self._filled or self._first is None or self._summing or self.digest is not None)
 
     def _copy(self, source: Source, file: int, offset: int, count: int) -> None:
@@ -164,9 +164,9 @@ class Sink:
     def fill(self, count: int, unit: int, encode: Callable[[memoryview, int, Unwritten | None], None]) -> None:
         """Append `count` bytes in whole units, which ``encode(out, at, earlier)`` makes from byte `at` on.
 
-        It fills `out`, some units long, and writes `earlier` meanwhile: no thread waits for the file.
+        `encode` fills `out`, a few units long, and writes `earlier` meanwhile: no thread waits for the file.
         """
-        if (room := self._stage_size(STAGE)) > self._room:  # threads share the work on a piece
+        if (room := self._stage_size(STAGE)) > self._room:  # in a larger piece, threads share the work
             view = memory.room(room + _MARGIN_NBYTES)
             view[: self._filled] = self._view[: self._filled]
             self._view, self._room = view, room
@@ -218,7 +218,7 @@ class Sink:
             self._summed = self._filled
 
     def _flush_full(self) -> None:
-        """Write the buffer, or set aside the first one, with more to come."""
+        """Empty a full buffer for more bytes: write it, or set the first one aside."""
         waits = self._first is None and not self._filling
         self._flush()
         if waits:
@@ -249,7 +249,7 @@ class Sink:
             self._put(waiting.data, waiting.offset)
 
     def _put(self, data: memoryview, offset: int) -> None:
-        """Write bytes, and let the disk begin with them at once, instead of when all are written."""
+        """Write bytes, and let the disk begin with them at once."""
         write_all(self._fd, data, offset)
         if self._flushes:
             files.begin_flush(self._fd, offset, len(data))

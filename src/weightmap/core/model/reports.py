@@ -1,4 +1,4 @@
-"""Reports of conversions."""
+"""Reports of conversions and verifications; `verify`, which `TensorFile.verify` calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class QuantizedInfo(NamedTuple):
     def of(
         cls, name: str, scheme: str, shape: tuple[int, ...], nbytes: tuple[int, int], error: float, square: float
     ) -> QuantizedInfo:
-        """Make one of the bytes before and after, and the sums of squared errors and of squares."""
+        """Compute a report from the bytes before and after, the sum of squared errors and the sum of squares."""
         size = math.prod(shape)
         bits, rmse = (8 * nbytes[1] / size, math.sqrt(error / size)) if size else (0.0, 0.0)
         return cls(name, scheme, shape, *nbytes, bits, rmse, math.sqrt(error / square) if square else 0.0)
@@ -160,7 +160,7 @@ def verify(file: Any, progress: Callable[[int, int], None] | None, threads: int 
 
 
 def in_common(reasons: list[str | None]) -> str | None:
-    """Say why only the structure of a model's files was checked, and of how many if not of all."""
+    """Return why only structure was checked: the reason that all files share, or each one with its number of files."""
     counts = Counter(reason for reason in reasons if reason is not None)
     if len(counts) == 1 and None not in reasons:
         return next(iter(counts))

@@ -196,17 +196,17 @@ class PartSummer:
     def __call__(
         self, source: int | NDArray[np.uint8], offset: int, nbytes: int, value: int, gaps: NDArray[np.uint64]
     ) -> tuple[int, NDArray[np.bool_]]:
-        """Return the CRC-32 of `nbytes` bytes from `offset` on, and which gaps have a byte there that is not 0.
+        """Return the CRC-32 of `nbytes` bytes from `offset` on, and which gaps have a nonzero byte there.
 
         Parameters
         ----------
         source : int or ndarray of uint8
-            The descriptor of a file, or bytes that nobody can take away.
+            The descriptor of a file, or bytes that stay in memory.
         offset, nbytes : int
         value : int
-            The CRC-32 of what precedes.
+            The CRC-32 of the bytes before these.
         gaps : ndarray of uint64, shape (n, 2)
-            Begin and end of ranges of padding, in rising order and apart; they may lie anywhere.
+            Begin and end of ranges of padding: disjoint, in rising order, anywhere in the file.
 
         Returns
         -------
@@ -239,14 +239,14 @@ _KINDS = {
     "explicit": lib.WM_SUBWORDS_EXPLICIT,
 }
 NGRAMS_MOST: int = lib.WM_NGRAMS_MOST
-# Room for rows at first, for each text and at least: a word of 15 characters has 54 n-grams of 3 to 6 characters.
-_ROOM, _ROOM_LEAST = 64, 256
+# Initial room for rows, per text and in all: a word of 15 characters has 54 n-grams of 3 to 6 characters.
+_ROOM, _MIN_ROOM = 64, 256
 
 
 def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple[bytes, NDArray[np.uint32]] | None:
     """Return the UTF-8 of texts back to back, each between `before` and `after` (ASCII), and their bounds.
 
-    Lone surrogates are encoded like characters, which no valid UTF-8 contains. Returns None for 4 GiB or more in all.
+    Lone surrogates are encoded like characters, as no valid UTF-8 does. Returns None for 4 GiB or more in all.
     Raises TypeError for an item that is not a str.
     """
     text = f"{before}{(after + before).join(texts)}{after}" if len(texts) else ""
@@ -255,7 +255,7 @@ def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple
         return None
     bounds = np.zeros(len(texts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + len(before + after), out=bounds[1:])
-    if len(packed) > len(text):  # from characters to bytes: each begins with a byte that continues no other
+    if len(packed) > len(text):  # bounds in characters become bounds in bytes
         begins = np.flatnonzero((np.frombuffer(packed, np.uint8) & 0xC0) != 0x80)
         bounds = np.append(begins, len(packed))[bounds]
     return packed, bounds.astype(np.uint32)
@@ -315,7 +315,7 @@ class Ngrams:
         texts = len(bounds) - 1
         row_bounds = np.empty(texts + 1, np.uint64)
         starts, ends = access.as_items("uint32_t[]", bounds), access.as_output(row_bounds, "uint64_t[]")
-        room = max(_ROOM_LEAST, _ROOM * texts)
+        room = max(_MIN_ROOM, _ROOM * texts)
         while True:
             rows = np.empty(room, np.uint64)
             out = access.as_output(rows, "uint64_t[]")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def join_ranges(
     files: NDArray[np.integer], starts: NDArray[np.int64], stops: NDArray[np.int64], *, gap: int, max_over_read: float
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the reads that cover ranges: file, start, stop and wanted bytes of each.
+    """Return the reads that cover ranges: for each its file, start, stop, and the number of bytes asked for.
 
     Parameters
     ----------
@@ -27,11 +27,11 @@ def join_ranges(
         In order of file, then of start.
     gap : int
         Ranges less than this many bytes apart are joined into one read.
-    most : float
-        Ranges are joined as long as the read has at most this many times its wanted bytes.
+    max_over_read : float
+        Ranges are joined while the read has at most this many times the bytes that were asked for.
     """
     file = np.array(files, np.uint32)
-    columns = np.empty((3, len(file)), np.int64)  # starts, stops, and wanted bytes; both arrays become the result
+    columns = np.empty((3, len(file)), np.int64)  # starts, stops, bytes asked for; C writes the result here
     columns[0], columns[1] = starts, stops
     pointers = map(from_buffer, ("uint32_t[]", *("uint64_t[]",) * 3), (file, *columns))
     count = lib.wm_join_ranges(*pointers, len(file), min(gap, (1 << 63) - 1), max_over_read)
@@ -40,7 +40,7 @@ def join_ranges(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pages of files in memory: which there are, reading runs of bytes through them, and giving them back.
+# Pages of files in memory: listing, reading and releasing them.
 
 
 def page_size() -> int:
@@ -50,14 +50,14 @@ def page_size() -> int:
 
 
 def drop_pages(memory: Any, offset: int, size: int, *, private: bool) -> int:
-    """Unmap pages of a mapping, which touching brings back; of a `private` one changed pages stay. 0, or an errno."""
+    """Unmap pages of a mapping until they are touched; of a `private` one, only unchanged pages. 0, or an errno."""
     buffer = access.as_input(memory)
     error: int = lib.wm_drop(buffer, len(buffer), offset, size, private)
     return error
 
 
 def resident_pages(memory: Any, offset: int, size: int) -> NDArray[np.uint8] | int:
-    """Return for each page that holds one of these bytes of a mapping whether it is in memory; or an errno."""
+    """Return whether each page of these bytes of a mapping is in memory; or an errno."""
     buffer, page = access.as_input(memory), page_size()
     skipped = (int(ffi.cast("uintptr_t", buffer)) + offset) % page
     pages = np.empty(-(-(skipped + size) // page), np.uint8)
@@ -66,21 +66,21 @@ def resident_pages(memory: Any, offset: int, size: int) -> NDArray[np.uint8] | i
 
 
 def cached_pages(fd: int, offset: int, size: int) -> int:
-    """Return how many pages of a file that hold one of these bytes are in the page cache; or a negative errno."""
+    """Return how many pages of these bytes of a file are in the page cache; or a negative errno."""
     count: int = lib.wm_cached(fd, offset, size)
     return count
 
 
 def file_system(fd: int) -> int:
-    """Return the number of the kind of file system of a file, as statfs has it; or a negative errno."""
+    """Return the type of the file system of a file, as of statfs; or a negative errno."""
     number: int = lib.wm_file_system(fd)
     return number
 
 
 def begin_flush(fd: int, offset: int, size: int) -> None:
-    """Let the disk begin to write these bytes of a file, without waiting for it: a hint, on Linux alone.
+    """Let the disk begin to write these bytes of a file, and return at once: a hint, which only Linux takes.
 
-    With size 0 they go up to its end.
+    A size of 0 means up to the end of the file.
     """
     lib.wm_begin_flush(fd, offset, size)
 
@@ -88,8 +88,8 @@ def begin_flush(fd: int, offset: int, size: int) -> None:
 def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8], gap: int = 0) -> int:
     """Fill `target` with runs of `length` bytes of a file, which begin at `starts` in rising order.
 
-    What is not in the page cache comes from the disk with gaps between runs below `gap` bytes, which takes less time.
-    Returns how many bytes there were. Raises OSError.
+    From the disk, runs less than `gap` bytes apart are read together, with the gap, which takes less time. Returns
+    the number of bytes read. Raises OSError.
     """
     if len(target) != len(starts) * length or (len(starts) and starts[0] < 0):
         raise ValueError(f"{len(starts)} runs of {length} bytes do not fill {len(target)}")
@@ -104,7 +104,7 @@ def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[n
 
 
 # ----------------------------------------------------------------------------------------------------
-# `Reader`: a function of Python that scans in C read a file by, where no descriptor does.
+# `Reader`: scans in C read a file that has no descriptor by a function of Python.
 
 
 class Reader:
@@ -140,7 +140,7 @@ def _read(context: Any, buffer: Any, count: int, at: int) -> int:
     reader = ffi.from_handle(context)
     try:
         data = reader.pread(at, count)
-    except BaseException as error:  # noqa: BLE001 - raised again behind the scan
+    except BaseException as error:  # noqa: BLE001 - raised again after the scan
         reader.error = error
         return -1
     ffi.memmove(buffer, data, len(data))
@@ -209,7 +209,7 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     -------
     count : int
     largest : float
-        The largest absolute difference of elements that differ, in float64; NaN if one of these differences is.
+        The largest absolute difference, in float64; NaN if any difference is.
     squares : float
         The sum of the squares of these differences.
 
@@ -307,7 +307,7 @@ def stage(
     Parameters
     ----------
     source : int or ndarray of uint8
-        The descriptor of a file, or bytes that nobody can take away.
+        The descriptor of a file, or bytes that stay in memory.
     pieces : three ndarrays of uint64, shape (n,)
         Where each begins in the source and in `out`, and its bytes.
     out : ndarray of uint8
@@ -318,8 +318,8 @@ def stage(
     Returns
     -------
     (int, int)
-        -1 and 0 when all was copied; else the number of a piece that was not, and an errno, or 0 when the file ends
-        within it.
+        -1 and 0 when all pieces were copied; else the number of a piece that was not, and an errno, or 0 when the file
+        ends within it.
 
     Raises
     ------
@@ -343,7 +343,7 @@ def stage(
 
 
 def prefer_node(memory: NDArray[np.uint8], node: int) -> int:
-    """Ask that memory lies on a NUMA node, and move there what is in use of it. Returns 0, or an errno."""
+    """Bind memory to a NUMA node if possible, and move its used pages there. Returns 0, or an errno."""
     room = access.as_output(memory, "uint8_t[]")
     error: int = lib.wm_prefer_node(room, len(room), node)
     return error

@@ -33,7 +33,7 @@ def f16_to_f32(
         An array or scalar of any shape, strides and byte order; uint16 holds the bits. Another object with a
         C-contiguous buffer (bytes, memoryview, mmap) holds little-endian numbers in one dimension, at any address.
     out : ndarray of float32, shape of `a`, optional
-        Filled and returned; C-contiguous, writeable, apart from `a` in memory.
+        Filled and returned: C-contiguous, writeable, no memory shared with `a`.
     threads : int
         At most this many threads share the work; each gets at least 4 MiB of output.
 
@@ -87,7 +87,7 @@ def unpack_f16_pairs(
         An array of any shape, strides and byte order. Another object with a C-contiguous buffer (bytes, memoryview,
         mmap) holds little-endian words in one dimension, at any address.
     out : ndarray of float32, shape (..., 2 * n), optional
-        Filled and returned; C-contiguous, writeable, apart from the words in memory.
+        Filled and returned: C-contiguous, writeable, no memory shared with the words.
 
     Returns
     -------
@@ -135,7 +135,7 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
     data : buffer
         Little-endian numbers, at any address.
     out : ndarray of float32
-        As many elements; C-contiguous, writeable, apart from `data` in memory.
+        As many elements: C-contiguous, writeable, no memory shared with `data`.
     threads : int
         At most this many threads share the work.
 
@@ -153,7 +153,7 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
 
 def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
     """Convert an array or a buffer of `dtype` or of its bits."""
-    if isinstance(a, (np.ndarray, np.generic)):  # a scalar has a buffer as well, and would pass for one of any dtype
+    if isinstance(a, (np.ndarray, np.generic)):  # a scalar has a buffer, too, which hides its dtype
         a = np.asarray(a)
         return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
     source = as_input(a)
@@ -165,14 +165,13 @@ def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) 
 
 @functools.cache
 def _words(order: Any) -> np.dtype[np.uint16]:
-    """Return the dtype of uint16 in an order of bytes."""
+    """Return uint16 in a byte order."""
     return np.dtype(np.uint16).newbyteorder(order)
 
 
 def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return the elements of `a` contiguous and little-endian, copied only if they must be."""
-    # Compared by name, without importing ml_dtypes; by that of the type, since a byte-swapped dtype of ml_dtypes has
-    # another name.
+    # The name of the type is compared: ml_dtypes need not be imported, and byte-swapped dtypes have other names.
     name = a.dtype.type.__name__
     if name not in {dtype, "uint16"}:
         msg = f"the array is {a.dtype}, expected {dtype} or uint16"
@@ -185,7 +184,7 @@ def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
 def _run(
     dtype: str, source: Any, shape: tuple[int, ...], out: NDArray[np.float32] | None, threads: int
 ) -> NDArray[np.float32]:
-    """Convert the bytes at `source`, as many as `shape` says, into `out` or a new array."""
+    """Convert bytes to an array of `shape`: `out`, or a new one."""
     if out is None:
         out = empty(shape, np.float32)
     elif given_array(out).dtype != np.float32 or out.shape != shape or not out.flags.carray:

@@ -127,7 +127,7 @@ def decode_blocks(
     dtype : dtype
         float32, the default, or float16, to which float32 values are rounded. Ignored with `out`.
     out : ndarray of float32 or float16, optional
-        Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, apart from `data`.
+        Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, outside `data`.
     threads : int
         At most this many threads share the work; fewer where there is too little to gain.
 
@@ -184,7 +184,7 @@ def dequantize_int4(
     scale_type : str
         "fp16" or "fp32".
     out : ndarray of float32 or float16, optional
-        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, apart from `data`. float16
+        Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, outside `data`. float16
         values are the float32 ones rounded to nearest, ties to even.
     threads : int
         At most this many threads share the work; fewer where there is too little to gain.
@@ -448,7 +448,7 @@ class BlockEncoder:
         Parameters
         ----------
         source : int or ndarray of uint8
-            The descriptor of a file, or bytes that nobody can take away.
+            The descriptor of a file, or bytes that stay in memory.
         at : int
         dtype : str
             A key of `COMPARED`.
@@ -749,7 +749,7 @@ def decode_ggml(
     dtype : dtype
         float32, or float16: the float32 values, rounded. Ignored when `out` is given.
     out : ndarray of float32 or float16, optional
-        Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, apart from `data`.
+        Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, outside `data`.
     threads : int
         At most this many threads share the work; fewer where there is too little to gain.
 

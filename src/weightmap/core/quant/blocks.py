@@ -1,4 +1,4 @@
-"""`QuantizedTensor`: integers of few bits and their scales, decoded on demand. Its bytes: see quant/schemes.py."""
+"""`QuantizedTensor`: low-bit integers and their scales, decoded on demand. quant/schemes.py describes its bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-# Elements decoded at once on their way to a type that kernels do not write: 1 MiB of float32.
+# Elements decoded to a buffer at once, for a type that kernels do not write: 1 MiB of float32.
 _PIECE = 1 << 18
 # Elements of a group of rows in a scheme without blocks.
 _GROUP = 64
@@ -38,8 +38,8 @@ def octets_of(payload: NDArray[np.uint8] | bytes | bytearray | memoryview) -> ND
 class QuantizedTensor:
     """A quantised tensor: codes and scales that decode on demand, indexed like an array.
 
-    Its parts are views of the bytes that it was made from: of a mapped file nothing is copied, and the views keep the
-    mapping alive. `weightmap.open` returns one for each quantised tensor of a file, whatever its kind:
+    Its parts are views of its bytes: nothing of a mapped file is copied, and the views keep the mapping alive.
+    `weightmap.open` returns one for each quantised tensor of a file, whatever its kind:
 
     ================  ==============================================  ==============================================
     files             schemes                                         parts
@@ -140,7 +140,7 @@ class QuantizedTensor:
 
     def __getattr__(self, name: str) -> NoReturn:
         attribute = getattr(type(self), name, None)
-        if isinstance(attribute, property):  # which raised an AttributeError that says more
+        if isinstance(attribute, property):  # its own AttributeError says more
             attribute.__get__(self)
         cure = f": decode it first, dequantize().{name}" if hasattr(np.ndarray, name) else ""
         raise AttributeError(f"a QuantizedTensor has no {name!r}{cure}", name=name, obj=self)
@@ -246,7 +246,7 @@ class QuantizedTensor:
         if len(bad):
             block = int(bad[0])
             kinds = self.kinds
-            if kinds is not None:  # scales are fewer than blocks there
+            if kinds is not None:  # blocks of FP16 have no scale
                 block = int(np.flatnonzero(kinds < 2)[block])
             raise QuantError(f"scale of block {block}", actual=self.scales[bad[0]].item(), expected="a finite number")
 
@@ -368,7 +368,7 @@ class QuantizedTensor:
             part = self._rows(rows.start, rows.stop)
         elif self.size:
             part = self._gather(np.asarray(rows, np.intp))
-        else:  # there may be more rows than memory holds numbers of
+        else:  # there may be more rows than memory has room for their numbers
             part = np.empty((len(rows), *self.shape[1:]), self.dtype)
         return part[others]
 
@@ -396,7 +396,7 @@ class QuantizedTensor:
 
 
 def _undecoded(_: QuantizedTensor, other: Any = None, *__: Any) -> Any:
-    """Refuse arithmetic with what is no array: arrays decode a tensor that they meet."""
+    """Refuse arithmetic, except with arrays: those decode the tensor."""
     if hasattr(other, "__array__") and not isinstance(other, QuantizedTensor):
         return NotImplemented
     raise TypeError("a QuantizedTensor has no arithmetic: decode it first, with dequantize()")
@@ -415,7 +415,7 @@ def _rebuild(scheme: str, shape: tuple[int, ...], payload: bytes, block_size: in
 
 
 # ----------------------------------------------------------------------------------------------------
-# Parts of the flattened tensor, which decode no other blocks than theirs.
+# Parts of the flattened tensor: only their own blocks are decoded.
 
 
 def decode_range(tensor: QuantizedTensor, start: int, stop: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:

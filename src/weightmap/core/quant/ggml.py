@@ -54,7 +54,7 @@ class GgmlTensor(QuantizedTensor):
     scheme : str
         One of `GGML_SCHEMES`.
     shape : tuple of int
-        Of a multiple of the block size of elements; blocks may reach from one row into the next.
+        Its number of elements is a multiple of the block size; a block may reach into the next row.
     payload : ndarray of uint8, or bytes-like
         The blocks, one after another, at any alignment.
 
@@ -264,7 +264,7 @@ GGML_BLOCK = 32
 
 
 def check_counterpart(scheme: str, shape: tuple[int, ...], block_size: int) -> None:
-    """Raise `QuantError` unless the other kind, ggml's blocks or integers and scales, can hold the same numbers."""
+    """Raise `QuantError` unless the counterpart (ggml's blocks, or integers and scales) can hold the same numbers."""
     same = COUNTERPARTS.get(scheme)
     if same is None:
         raise QuantError("scheme", actual=scheme, expected=f"one of {', '.join(COUNTERPARTS)}")
@@ -276,7 +276,7 @@ def check_counterpart(scheme: str, shape: tuple[int, ...], block_size: int) -> N
 
 
 def regroup(tensor: QuantizedTensor, *, first: int = 0, scale: NDArray[np.float16] | None = None) -> QuantizedTensor:
-    """Return a tensor of integers and scales as ggml's blocks, or the other way round: nothing is decoded.
+    """Return integers and scales as ggml's blocks, or blocks as integers and scales; nothing is decoded.
 
     int4 and int4_block become q4_0, int5 and int5_block q5_0, int8 q8_0. q4_0 becomes int4_block, q5_0 int5_block, both
     with blocks of 32, and q8_0 int8, which has one scale for all. Every value keeps its bits.
@@ -285,15 +285,15 @@ def regroup(tensor: QuantizedTensor, *, first: int = 0, scale: NDArray[np.float1
     ----------
     tensor : QuantizedTensor
     first : int
-        Number of its first block in the tensor of which this one is a piece, for messages.
+        Number of its first block in the whole tensor, for messages: `tensor` may be a piece.
     scale : ndarray of float16, shape (1,), optional
-        Of q8_0: the scale that all blocks have to have; by default that of the first one.
+        For q8_0: the scale that all blocks must have; by default the first block's.
 
     Raises
     ------
     QuantError
         For another scheme, and for q8_0 with different scales. On the way to ggml's blocks also for a last dimension or
-        a block size that is no multiple of 32, and for a scale of float32 that float16 does not have.
+        a block size that is no multiple of 32, and for a float32 scale that float16 cannot hold.
     """
     check_counterpart(tensor.scheme, tensor.shape, tensor.block_size)
     if isinstance(tensor, GgmlTensor):

@@ -1,15 +1,15 @@
-"""Product quantisation: a row is a few codes, each the number of a vector in a codebook.
+"""Product quantisation: a row is stored as a few codes, each the index of a vector in a codebook.
 
-A row of R elements is cut into m pieces of equal width. Each piece is stored as the number of the nearest vector in the
-codebook of its place. Row i is decoded in float32, as
+A row of R elements is cut into m pieces of equal width. The code of piece j is the index of the nearest vector in
+codebook j. Row i is decoded in float32, as
 
 1. y = the vectors ``codebooks[j, codes[i, j]]`` one after another;
 2. with a projection, ``x = y @ projection.T``: the terms ``projection[:, k] * y[k]`` are added in the order of k, from
    0 on, each product and each sum rounded by itself;
 3. with norms, ``x = x * norms[i]``.
 
-So the bits of a row depend neither on the CPU nor on other rows decoded with it. An implementation that adds in another
-order differs by rounding: an element by less than ``2 * R * 2**-24`` times the sum of the magnitudes of its terms.
+So the bits of a row depend neither on the CPU nor on the rows decoded with it. Another order of additions
+rounds differently: an element differs by less than ``2 * R * 2**-24`` times the sum of the magnitudes of its terms.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ProductQuantized(QuantizedTensor):
     codes : ndarray of uint8, shape (n, m)
         May be mapped and change underneath: every use checks each code.
     codebooks : ndarray of float32, shape (m, c, w)
-        For each place, c vectors of w elements.
+        For each piece of a row, c vectors of w elements.
     projection : ndarray of float32, shape (m * w, m * w), optional
     norms : ndarray of float32, shape (n,), optional
     origin : tuple of (str, str, int), optional
@@ -109,7 +109,7 @@ class ProductQuantized(QuantizedTensor):
 
     @property
     def codebooks(self) -> NDArray[np.float32]:
-        """The vectors that codes number, float32, shape (m, c, w): a view."""
+        """The vectors that codes index, float32, shape (m, c, w): a view."""
         return self._codebooks
 
     @property
@@ -135,7 +135,7 @@ class ProductQuantized(QuantizedTensor):
 
     @property
     def payload(self) -> NDArray[np.uint8]:
-        """All bytes in the order of finalfusion files, shape (nbytes,): a copy, since the parts may lie apart."""
+        """All bytes in the order of finalfusion files, shape (nbytes,): a copy that joins the parts."""
         parts = (self._projection, self._codebooks, self._norms, self._codes)
         return np.concatenate([np.frombuffer(part.tobytes(), np.uint8) for part in parts if part is not None])
 
@@ -163,7 +163,7 @@ class ProductQuantized(QuantizedTensor):
         if start == stop:
             return
         width, flat = self.shape[1], out.reshape(-1)
-        first, last = -(-start // width), stop // width  # the rows that are wanted as a whole
+        first, last = -(-start // width), stop // width  # the rows to decode whole
         if first <= last:
             head, tail = first * width - start, stop - last * width
             self._check(self._ready.decode(flat[head : len(flat) - tail], first=first, threads=threads))

@@ -1,7 +1,7 @@
-"""The schemes of integers of few bits and scales: how the bytes of a quantised tensor lie.
+"""Schemes of low-bit integers with scales: the byte layout of a quantised tensor.
 
 ===============  ==========================================================================================
-scheme           what a tensor of n elements is, flattened in row-major order
+scheme           bytes of a tensor of n elements, flattened in row-major order
 ===============  ==========================================================================================
 ``int8``         one scale, then n codes of 8 bits
 ``int4 int5``    one scale, then n codes of 4 or 5 bits
@@ -11,8 +11,8 @@ scheme           what a tensor of n elements is, flattened in row-major order
 ===============  ==========================================================================================
 
 A value is ``scale * q``, one multiplication of float32; a scale is a float32 or a float16. Codes are two's complement,
-back to back, the first one in the lowest bits of byte 0: of two int4 it is the low nibble, and eight int5 take five
-bytes. All of it is little-endian and may lie at any alignment. In an adaptive tensor the mask is padded to a whole
+back to back, the first one in the lowest bits of byte 0: the low nibble holds the first of two int4, and eight int5
+take five bytes. Everything is little-endian, at any alignment. In an adaptive tensor the mask is padded to a whole
 byte, blocks of FP16 have no scale, and the codes of each block begin at a byte.
 """
 
@@ -37,7 +37,7 @@ BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 BLOCKED = ("int4_block", "int5_block")
 SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
 # numpy's limit of dimensions; the limit of elements exceeds any memory.
-_MOST_DIMENSIONS, _MAX_ELEMENTS = 64, 1 << 56
+_MAX_DIMENSIONS, _MAX_ELEMENTS = 64, 1 << 56
 
 
 def block_bytes(scheme: str, block_size: int, scale_type: str) -> int:
@@ -48,27 +48,27 @@ def block_bytes(scheme: str, block_size: int, scale_type: str) -> int:
 def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape as integers. Raises `QuantError` when no array, even an empty one, can have it."""
     dims = tuple(map(index, shape))
-    if min(dims, default=0) < 0 or len(dims) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MAX_ELEMENTS:
-        expected = f"up to {_MOST_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"
+    if min(dims, default=0) < 0 or len(dims) > _MAX_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MAX_ELEMENTS:
+        expected = f"up to {_MAX_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"
         raise QuantError("shape", field="shape", actual=list(dims), expected=expected)
     return dims
 
 
 def no_scheme(scheme: object, schemes: Iterable[str] = (*BITS, "adaptive"), hint: str = "") -> QuantError:
-    """Return the error for a scheme that is none of those known."""
+    """Return the error for an unknown scheme."""
     expected = f"one of {', '.join(schemes)}{hint}"
     return QuantError("scheme", field="quant_type", actual=repr(scheme), expected=expected)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Finds the rows of a quantised tensor that an index selects, and those to decode together.
+# The rows of a quantised tensor that an index selects, and which of them to decode together.
 
 
 def selected(key: Any, shape: tuple[int, ...]) -> tuple[range | NDArray[np.intp] | None, tuple[Any, ...]]:
     """Return the rows that `key` selects of a tensor, and the index that then applies to the decoded rows.
 
-    The rows are a range, or an array of any dimensions. None says that the key applies to the whole tensor: only an
-    integer, a slice, and a list or array of integers or truth values on the first axis select rows.
+    The rows are a range, or an array of any dimensions. Only an integer, a slice, or a list or array of integers or
+    truth values on the first axis selects rows; for any other key they are None: decode the whole tensor.
     """
     first, others = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
     every = (slice(None), *others)
@@ -83,7 +83,7 @@ def selected(key: Any, shape: tuple[int, ...]) -> tuple[range | NDArray[np.intp]
         if picked.dtype.kind == "b" and picked.shape == shape[:1] and not others:
             return np.flatnonzero(picked), every
     elif hasattr(first, "__index__") and not isinstance(first, (bool, np.bool_)):
-        with contextlib.suppress(TypeError):  # an array of another library says that it may be an integer
+        with contextlib.suppress(TypeError):  # arrays of other libraries have __index__, and may refuse it
             row = _row_number(first, shape[0])
             return range(row, row + 1), (0, *others)
     return None, ()
