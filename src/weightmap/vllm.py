@@ -394,8 +394,8 @@ def loader_class() -> Any:
         ) -> tuple[str, list[str], bool, str]:
             if allow_patterns_overrides is not None or not _is_folder(model_name_or_path):
                 where = (model_name_or_path, subfolder, revision)
-                found = super()._prepare_weights(*where, fall_back_to_pt, allow_patterns_overrides)
-                return found[0], sorted(found[1], key=_natural), found[2], found[3]
+                prepared = super()._prepare_weights(*where, fall_back_to_pt, allow_patterns_overrides)
+                return prepared[0], sorted(prepared[1], key=_natural), prepared[2], prepared[3]
             folder = inside(path_of(model_name_or_path) or "", subfolder or "")
             files, index = model_files(folder)
             return folder, files, True, index
@@ -506,8 +506,8 @@ def sglang_loader_class() -> Any:
             return model_name_or_path, model_files(model_name_or_path)[0], False
 
         def _get_weights_iterator(self, source: Any, **resolved: Any) -> Iterator[tuple[str, Any]]:
-            given = resolved.get("resolved_source")
-            files = self._prepare_weights(source.model_or_path)[1] if given is None else given.weight_files
+            chosen = resolved.get("resolved_source")
+            files = self._prepare_weights(source.model_or_path)[1] if chosen is None else chosen.weight_files
             over: list[str] = []
             if self._settings.deltas is not None:
                 files, over = under_deltas(os.path.dirname(files[0]), self._settings)

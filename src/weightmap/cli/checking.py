@@ -82,7 +82,7 @@ def _verify(args: argparse.Namespace, files: Sequence[str], run: wm.Run) -> int:
             notes = []
         else:
             document |= {"ok": True, "scope": report.scope} | report._asdict() | {"path": path}
-            took = show.seconds(time.perf_counter() - start)
+            took = show.duration(time.perf_counter() - start)
             kind = show.kind(report.format, report.layout)
             line = f"{show.clean(path)}: ok ({kind}, {sizes(report.nbytes)}, {took})"
             if report.structure_only is not None or report.digests is not None:
@@ -272,5 +272,5 @@ def report(args: argparse.Namespace) -> int:
     else:
         if damage is not None:
             show.emit(outcome.failed(args.file, show.clean(damage)))
-        show.emit(f"{show.clean(args.out)}: {sizes(size)}, {show.seconds(took)}")
+        show.emit(f"{show.clean(args.out)}: {sizes(size)}, {show.duration(took)}")
     return outcome.OK if damage is None else outcome.DIFFERENT

@@ -163,7 +163,7 @@ def quantize(args: argparse.Namespace) -> int:
     _report(report)
     show.emit(
         f"{show.clean(report.dst)}: {sizes(before)} -> {sizes(report.nbytes)}, "
-        f"{counted(report.tensors, 'tensor')}{in_files(report)}, {show.seconds(took)}"
+        f"{counted(report.tensors, 'tensor')}{in_files(report)}, {show.duration(took)}"
     )
     return OK
 
@@ -281,7 +281,7 @@ def emit_conversion(args: argparse.Namespace, command: str, report: wm.ConvertRe
     show.emit(
         f"{show.clean(report.dst)}: {show.kind(report.format, report.layout)}, "
         f"{counted(report.tensors, 'tensor')}{in_files(report)}, "
-        f"{sizes(report.nbytes)}, {show.seconds(took)}"
+        f"{sizes(report.nbytes)}, {show.duration(took)}"
     )
 
 

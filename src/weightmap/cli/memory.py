@@ -104,7 +104,7 @@ def cache_warm(args: argparse.Namespace) -> int:
         show.emit_json({"command": "cache warm", "path": args.file, "cold": cold, "nbytes": nbytes, "seconds": took})
         return OK
     rate = f", {brief(max(1, round(cold / took)))}/s" if cold else ""
-    show.emit(f"{show.clean(args.file)}: {size(cold)} of {size(nbytes)} were cold ({show.seconds(took)}{rate})")
+    show.emit(f"{show.clean(args.file)}: {size(cold)} of {size(nbytes)} were cold ({show.duration(took)}{rate})")
     return OK
 
 

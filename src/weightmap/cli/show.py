@@ -125,9 +125,9 @@ def bar(part: int, whole: int, width: int = 24) -> str:
     return text + _EMPTY * (width - len(text))
 
 
-def seconds(duration: float) -> str:
-    """Return a duration (seconds) for people: ``"2.1 ms"``, ``"14.2 s"``."""
-    return f"{duration * 1e3:.1f} ms" if duration < 1 else f"{duration:.1f} s"
+def duration(seconds: float) -> str:
+    """Return a number of seconds for people: ``"2.1 ms"``, ``"14.2 s"``."""
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def kind(format_name: str, layout: str | None) -> str:

@@ -126,5 +126,5 @@ def _tell(args: argparse.Namespace, command: str, where: str, what: str, report:
         return OK
     changed = f"{counted(report.tensors, 'tensor')} of {size(report.changed_nbytes)} changed"
     stored = f"{size(report.stored_nbytes)} {'written' if command == 'publish' else 'read'}"
-    show.emit(f"{show.clean(where)}: {what}: {changed}, {stored}, {show.seconds(report.seconds)}")
+    show.emit(f"{show.clean(where)}: {what}: {changed}, {stored}, {show.duration(report.seconds)}")
     return OK

@@ -38,7 +38,7 @@ _PACKAGE = {
     "serialize_file": _saving.serialize_file,
 }
 # Modules in which all names are replaced, beside those that import `safe_open` or `SafetensorError` by these names.
-_KNOWN = {
+_PATCHED = {
     "safetensors",
     *(f"safetensors.{part}" for part in ("flax", "mlx", "numpy", "tensorflow", "torch")),
     "torch",
@@ -150,17 +150,17 @@ def patched() -> Iterator[None]:
         return
     back = {name: (new, old) for name, (old, new) in swaps.items()}
     before = _importers()
-    own = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
+    ours = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
     _replace(before, swaps)
     try:
         yield
     finally:
-        _replace([module for module in _importers() if id(module) not in own], back)
+        _replace([module for module in _importers() if id(module) not in ours], back)
 
 
 def _importers() -> list[ModuleType]:
     """Return the modules of other packages in which names may have to be replaced."""
-    modules = [sys.modules[name] for name in _KNOWN if name in sys.modules]
+    modules = [sys.modules[name] for name in _PATCHED if name in sys.modules]
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", ())
         if "safe_open" in names or "SafetensorError" in names:

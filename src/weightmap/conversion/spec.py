@@ -20,7 +20,7 @@ from weightmap.core.model.internals import name_of, parts_of, rows_of
 from weightmap.core.model.saving import Output
 from weightmap.errors import EncodeError, Remedy
 from weightmap.llama import PROGRAM
-from weightmap.llama.translating import as_llama, known, shape_of, unknown
+from weightmap.llama.translating import as_llama, recognised, shape_of, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -184,7 +184,7 @@ def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tup
     source = FORMATS.get(file.format)
     if names == "keep" or source is None or source.program == PROGRAM or not (whole or strictly):
         return False, ""
-    llama_model = known(file, strictly=strictly, weights=spec.weights)
+    llama_model = recognised(file, strictly=strictly, weights=spec.weights)
     return llama_model is not None, "" if llama_model is not None else unknown(file)
 
 

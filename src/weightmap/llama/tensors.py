@@ -141,14 +141,14 @@ def stays_float32(name: str, shape: Sequence[int]) -> bool:
     return len(shape) < 2 or stays
 
 
-class Wanted(NamedTuple):
+class ExpectedTensor(NamedTuple):
     """A tensor that llama.cpp looks for: its shape, and whether the model runs without it."""
 
     shape: tuple[int, ...]
     optional: bool = False
 
 
-def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dict[str, Wanted]:
+def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dict[str, ExpectedTensor]:
     """Return what llama.cpp loads of a model of this configuration, by its names."""
     hidden, inner, vocab = (config.count(name) for name in ("hidden_size", "intermediate_size", "vocab_size"))
     head = architecture.head_dim(config)
@@ -191,9 +191,9 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
         name = gguf.TENSOR_NAMES[tensor]
         for layer in range(config.count("num_hidden_layers")) if "{bid}" in name else range(1):
             base = name.format(bid=layer)
-            expected[f"{base}.weight"] = Wanted(shape, kind in optional)
+            expected[f"{base}.weight"] = ExpectedTensor(shape, kind in optional)
             if kind in biased:
-                expected[f"{base}.bias"] = Wanted(shape[:1], optional=True)
+                expected[f"{base}.bias"] = ExpectedTensor(shape[:1], optional=True)
     return expected
 
 
@@ -237,7 +237,7 @@ class Translated(ViewTable):
             raise refusal(f"config.json has {layers} layers, and the model {counted(stored.count, 'tensor')}")
         if layers > _MAX_LAYERS:
             raise refusal(f"config.json has {layers} layers, and llama.cpp takes at most {_MAX_LAYERS}")
-        self._wanted = wanted_tensors(architecture, config, gguf)
+        self._expected = wanted_tensors(architecture, config, gguf)
         self._map = gguf.get_tensor_name_map(_number(architecture, gguf), layers)
         rows: dict[str, Row] = {}
         experts: dict[str, dict[int, tuple[str, Row]]] = {}
@@ -276,7 +276,7 @@ class Translated(ViewTable):
                 yield new, _half(name, row, number) if len(halves) > 1 else row
             return
         new = self._place(name, name)
-        if new == "output.weight" and new not in self._wanted:
+        if new == "output.weight" and new not in self._expected:
             return  # of an architecture that always uses the embeddings
         yield new, self._adjusted(new, row)
 
@@ -284,7 +284,7 @@ class Translated(ViewTable):
         """Return llama.cpp's name of a tensor. Raises `EncodeError` where it has none."""
         new = self._map.get_name(name, try_suffixes=_SUFFIXES)
         whole = None if new is None else f"{new.removesuffix('.scale')}.weight" if new.endswith(".scale") else new
-        if new is None or (whole not in self._wanted and new != "output.weight"):
+        if new is None or (whole not in self._expected and new != "output.weight"):
             title = self._architecture.name
             raise refusal(f"tensor {quoted(stored)} has no place in a model of the architecture {title}")
         return str(new)
@@ -294,7 +294,7 @@ class Translated(ViewTable):
         architecture, config = self._architecture, self._config
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
         if architecture.permuted and heads is not None and not name.endswith(".scale"):
-            if row.shape != self._wanted[name].shape:
+            if row.shape != self._expected[name].shape:
                 return row  # refused with all others
             row = _permuted(name, row, config.count(heads))
         if not stays_float32(name, row.shape):
@@ -304,7 +304,7 @@ class Translated(ViewTable):
 
     def _stacked(self, name: str, parts: Mapping[int, tuple[str, Row]], plain: Callable[[], Table] | None) -> Row:
         """Return experts on a new first axis."""
-        count = self._wanted[name].shape[0]
+        count = self._expected[name].shape[0]
         missing = next((i for i in range(min(count, len(parts) + 1)) if i not in parts), None)
         if missing is not None or len(parts) != count:
             which = f"has no expert {missing}" if missing is not None else f"has {counted(len(parts), 'expert')}"
@@ -331,25 +331,25 @@ class Translated(ViewTable):
         rows["rope_freqs.weight"] = Row(DTYPES["float32"], values.shape, source, sibling.offset, values.nbytes)
 
     def _check(self, rows: Mapping[str, Row]) -> None:
-        check_complete(rows.keys(), self._wanted)
+        check_complete(rows.keys(), self._expected)
         for name, row in rows.items():
-            wanted = self._wanted.get(name)
-            if wanted is not None and row.shape != wanted.shape:
+            target = self._expected.get(name)
+            if target is not None and row.shape != target.shape:
                 shape = " x ".join(map(str, row.shape))
-                expected = " x ".join(map(str, wanted.shape))
+                expected = " x ".join(map(str, target.shape))
                 raise refusal(f"{name} is {shape}, and by config.json it is {expected}")
 
     @property
-    def wanted(self) -> Mapping[str, Wanted]:
+    def expected(self) -> Mapping[str, ExpectedTensor]:
         """What llama.cpp looks for, by name."""
-        return self._wanted
+        return self._expected
 
     def row(self, i: int) -> Row:
         """Return row i."""
         return self._rows[i]
 
 
-def check_complete(names: Any, expected: Mapping[str, Wanted]) -> None:
+def check_complete(names: Any, expected: Mapping[str, ExpectedTensor]) -> None:
     """Raise `EncodeError` if llama.cpp would miss one of its tensors."""
     missing = [name for name, tensor in expected.items() if not tensor.optional and name not in names]
     if missing:

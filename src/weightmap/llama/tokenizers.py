@@ -307,14 +307,14 @@ class Files:
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
         self.read = read
-        self._known: dict[str, dict[str, Any] | None] = {}
+        self._parsed: dict[str, dict[str, Any] | None] = {}
 
     def json(self, name: str) -> dict[str, Any] | None:
         """Return the content of a file of JSON, an object; None where there is none. Raises `FormatError`."""
-        if name not in self._known:
+        if name not in self._parsed:
             raw = self.read(name)
-            self._known[name] = None if raw is None else strict_json.loads(raw, name)
-        return self._known[name]
+            self._parsed[name] = None if raw is None else strict_json.loads(raw, name)
+        return self._parsed[name]
 
     def text(self, name: str) -> str:
         """Return the content of a file of text, empty where there is none. Raises `FormatError`."""

@@ -1,4 +1,4 @@
-"""A handle on a model under llama.cpp's names: `as_llama`; and whether there can be one: `known`."""
+"""A handle on a model under llama.cpp's names: `as_llama`; and whether there can be one: `recognised`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ _MAX_NAME = 1000
 _LAYERS_OF_70B = 80
 
 
-def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | None:
+def recognised(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | None:
     """Return the architecture of a model by the configuration beside it; None for one that is not known.
 
     Raises `EncodeError` for a quantised checkpoint without ``weights=True`` and, `strictly`, for an unknown one.
@@ -171,7 +171,7 @@ def known(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | 
 
 
 def unknown(file: TensorFile) -> str:
-    """Say of a model that `known` does not know why, and which program of llama.cpp may."""
+    """Say of a model that `recognised` does not know why, and which program of llama.cpp may."""
     source, _, options = parts_of(file)
     config, path = config_of(source, options.config, options.trust)
     name, _ = architecture_of(config)
@@ -222,7 +222,7 @@ def as_llama(
     source, content, options = parts_of(file)
     values, _ = config_of(source, options.config, options.trust)
     _, architecture = architecture_of(values)
-    assert architecture is not None  # noqa: S101 - see `known`
+    assert architecture is not None  # noqa: S101 - see `recognised`
     config = architecture.config(values)
     try:
         decoded = None if plain is None else lambda: parts_of(plain())[1].table
@@ -266,8 +266,8 @@ def check_complete_of(file: TensorFile, names: set[str]) -> None:
     """Raise `EncodeError` if a model under llama.cpp's names would lack one of its tensors under these names alone."""
     table: Any = parts_of(file)[1].table
     try:
-        check_complete(names, table.wanted)
-        lost = next((name for name in names if name not in table.wanted and not name.endswith(".scale")), None)
+        check_complete(names, table.expected)
+        lost = next((name for name in names if name not in table.expected and not name.endswith(".scale")), None)
         if lost is not None:
             raise refusal(f"a tensor {quoted(lost)} has no place in llama.cpp")
     except TensorFileError as error:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # The library that draws the charts, as one script: bundled once for each version, then read from the user's cache.
 
 # Most bytes of a bundle: today it has 0.9 million.
-_MOST = 1 << 26
+_MAX_LIBRARY_NBYTES = 1 << 26
 
 
 def library() -> str:
@@ -76,7 +76,7 @@ def _stored(path: str) -> str | None:
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path, "rb", opener=_opened) as file:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
-            digest, _, octets = file.read(_MOST).partition(b"\n")
+            digest, _, octets = file.read(_MAX_LIBRARY_NBYTES).partition(b"\n")
             if digest == _cache_digest(octets):
                 return octets.decode()
     return None
@@ -163,8 +163,8 @@ def spark(bins: Sequence[int]) -> str:
     if len(bins) < 2:  # of a constant
         return _LEVELS[-1].center(_SPARK) if bins else ""
     halves = [a + b for a, b in zip(bins[::2], bins[1::2], strict=True)]
-    most = max(halves)
-    return "".join(_LEVELS[min(n * len(_LEVELS) // (most + 1), 7)] if n else " " for n in halves)
+    highest = max(halves)
+    return "".join(_LEVELS[min(n * len(_LEVELS) // (highest + 1), 7)] if n else " " for n in halves)
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
@@ -254,9 +254,9 @@ def document(
     MissingDependencyError
         Without vl-convert-python, which contains the charting library.
     """
-    drawing, own, style = library(), _own("page.js"), _own("page.css")
+    drawing, script_source, style = library(), _asset("page.js"), _asset("page.css")
     marker = 'document.documentElement.classList.add("js");'
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in (marker, drawing, own))
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in (marker, drawing, script_source))
     # Vega compiles the expressions of specifications, which are all ours: hence unsafe-eval.
     policy = f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
     links = "".join(f'<li><a href="#{name}">{html.escape(heading)}</a></li>' for name, heading, _ in sections)
@@ -287,14 +287,14 @@ def document(
 </main>
 <script type="application/json" id="data">{values}</script>
 <script>{drawing}</script>
-<script>{own}</script>
+<script>{script_source}</script>
 </body>
 </html>
 """
     return page.encode("utf-8", "backslashreplace")
 
 
-def _own(name: str) -> str:
+def _asset(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 

@@ -172,14 +172,14 @@ class _Sum:
 
     def __init__(self, digest: lists.Digest, size: int) -> None:
         self._digest = digest
-        self._own = _ALGORITHMS[digest.algorithm]()
-        self.update: Callable[[Any], None] = self._own.update
+        self._hash = _ALGORITHMS[digest.algorithm]()
+        self.update: Callable[[Any], None] = self._hash.update
         if digest.algorithm == "git":
             self.update(b"blob %d\0" % size)
 
     def check(self) -> None:
         """Raise `TrustError` unless the bytes have the digest."""
-        actual = f"{self._digest.algorithm}:{self._own.hexdigest()}"
+        actual = f"{self._digest.algorithm}:{self._hash.hexdigest()}"
         if actual != str(self._digest):
             what = f"this is not the file that {self._digest.origin} is about: its digest"
             raise TrustError(what, field="digest", actual=actual, expected=str(self._digest))

@@ -552,9 +552,9 @@ class Embeddings:
             When the vector has another shape, or an element that is NaN or infinite; for a word's own vector,
             `FormatError`.
         """
-        left_out = self._known(*_words_in("skip", skip))
+        left_out = self._rows_of(*_words_in("skip", skip))
         if isinstance(query, str):
-            left_out |= self._known(query)
+            left_out |= self._rows_of(query)
             direction = self._direction(query)
         else:
             vector = np.asarray(query)
@@ -603,7 +603,7 @@ class Embeddings:
         for words, sign in ((minus, -1), (plus, 1)):
             for word in words:
                 query += sign * self._direction(word)
-        return self._nearest(unit(query), k, self._known(*plus, *minus, *_words_in("skip", skip)))
+        return self._nearest(unit(query), k, self._rows_of(*plus, *minus, *_words_in("skip", skip)))
 
     def _direction(self, word: str) -> NDArray[np.float32]:
         """Return the vector of a word as a unit vector."""
@@ -616,7 +616,7 @@ class Embeddings:
             expected = "a finite number: this vector has no direction"
             raise FormatError(what, path=path, format=format_, actual="NaN or infinite", expected=expected) from None
 
-    def _known(self, *words: str) -> set[int]:
+    def _rows_of(self, *words: str) -> set[int]:
         """Return the rows of the words that are in the vocabulary."""
         return {row for row in map(self._vocab.get, words) if row is not None}
 

@@ -195,7 +195,7 @@ class Trainer:
         self.name = name
         self.shape: tuple[int, int] = (rows, dims)
         self._blocks = blocks
-        self._pq, self._most, self._iterations = pq, sample, iterations
+        self._pq, self._sample_size, self._iterations = pq, sample, iterations
         self._check()
         cluster = _scipy()
         self.info: QuantizedInfo | None = None
@@ -218,7 +218,7 @@ class Trainer:
         elif dims % count:
             expected = f"a divisor of {dims}, the length of a row"
             raise QuantError("n_subquantizers", field="n_subquantizers", actual=count, expected=expected)
-        for field, value in (("sample", self._most), ("iterations", self._iterations)):
+        for field, value in (("sample", self._sample_size), ("iterations", self._iterations)):
             if as_integer(field, value) < 1:
                 raise QuantError(field, field=field, actual=value, expected="1 or more")
         self._subquantizers = count
@@ -227,7 +227,7 @@ class Trainer:
         """Read all rows once: return some of them, as they will be encoded, and note the norms of all."""
         rows, dims = self.shape
         random = np.random.default_rng(self._pq.seed)
-        count = min(rows, self._most)
+        count = min(rows, self._sample_size)
         chosen = np.sort(random.choice(rows, count, replace=False))
         sample = np.empty((count, dims), np.float32)
         at = position = 0

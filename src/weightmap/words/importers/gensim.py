@@ -97,7 +97,7 @@ class Machine:
         self._base, self._window, self._at = 0, b"", 0
         self.stack: list[Any] = []
         self._memo: list[Any] = []
-        self._made = 0
+        self._created = 0
         # Where the longest list began.
         self.words_at = 0
 
@@ -147,8 +147,8 @@ class Machine:
         return self._fail("has no mark")
 
     def _make(self, value: Any) -> None:
-        self._made += 1
-        if self._made > _MOST_MADE:
+        self._created += 1
+        if self._created > _MOST_MADE:
             what = f"the pickle has more than {_MOST_MADE} containers and objects, which word vectors have not"
             raise UnsupportedError(what, field="pickle", offset=self._position)
         self.stack.append(value)
