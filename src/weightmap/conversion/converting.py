@@ -84,7 +84,8 @@ def convert(
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
-    A target that is a directory or an ``*.index.json`` gets a shard for each file of the source, and the index last.
+    The schemes int4, int5, int8 and adaptive hold one tensor at a time. A target that is a directory or an
+    ``*.index.json`` gets a shard for each file of the source, and the index last.
 
     Parameters
     ----------
