@@ -21,7 +21,8 @@ from weightmap.errors import TensorFileError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightmap.core.model.reports import VerifyReport
+    from weightmap.core.model.reports import Residency, VerifyReport
+    from weightmap.core.model.typing import Pool
     from weightmap.core.table.table import Table, TensorInfo
 
 # Types that parameters are decoded to.
@@ -88,7 +89,7 @@ class Weights(TensorFile):
         """Bring the stored tensors of these parameters into memory: see `TensorFile.prefetch`."""
         self.stored.prefetch(self._stored_names(names))
 
-    def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Any]:
+    def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Residency]:
         """Return the resident and all stored bytes of each parameter: see `TensorFile.residency`."""
         chosen = [names] if isinstance(names, str) else self if names is None else names
         pieces_of = {name: self._pieces_of(name) for name in chosen}
@@ -114,7 +115,7 @@ class Weights(TensorFile):
         pieces = row_of(self, name).geometry
         return [piece for piece, _ in pieces.rows.values()] if isinstance(pieces, Components) else [name]
 
-    def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Any:
+    def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Pool:
         """Return a pool of the model, which takes names of parameters too: see `TensorFile.pool`."""
         return self.stored.pool(budget, direct=direct, threads=threads)
 

@@ -19,7 +19,7 @@ from weightmap.torch._tensors import imported_torch, to_torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightmap import typing
+    import weightmap.typing as typing
 
     Key = tuple[str | tuple[str, ...], int | None]
 
