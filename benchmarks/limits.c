@@ -17,7 +17,7 @@
 #endif
 
 enum { READ, READ_PREFETCH, WRITE, WRITE_PREFETCH, WRITE_STREAM, COPY, COPY_STREAM, WIDEN };
-enum { MOST_THREADS = 64, LINE = 64, STEP = 4 * LINE, AHEAD = 4096 };
+enum { MAX_THREADS = 64, LINE = 64, STEP = 4 * LINE, AHEAD = 4096 };
 
 typedef uint64_t line_t __attribute__((vector_size(LINE), aligned(LINE), may_alias));
 
@@ -133,9 +133,9 @@ static void *run(void *argument) {
 /* Seconds of `threads` threads for `passes` passes over n bytes that they share, from the start of the last thread on.
  * dst and src are aligned to 64 bytes. -1 when a thread cannot start. */
 double limits_run(int kind, uint8_t *dst, const uint8_t *src, size_t n, int threads, long passes) {
-    if (threads < 1 || threads > MOST_THREADS) return -1;
-    pthread_t others[MOST_THREADS];
-    work_t work[MOST_THREADS];
+    if (threads < 1 || threads > MAX_THREADS) return -1;
+    pthread_t others[MAX_THREADS];
+    work_t work[MAX_THREADS];
     atomic_int waiting = threads;
     size_t part = n / (size_t)threads / STEP * STEP;
     for (int i = 0; i < threads; i++)

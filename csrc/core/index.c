@@ -13,10 +13,10 @@
  *
  * Probing. A cache line holds 16 slots. Probes go round the home line first, at most one cache miss, then on to other lines at
  * growing distances (1, 3, 6, ... lines: triangular numbers reach every line of a power of two). Unlike linear probing this
- * builds no long runs, so even at a load of 3/4 nobody meets PROBES_MOST by chance.
+ * builds no long runs, so even at a load of 3/4 nobody meets MAX_PROBES by chance.
  *
  * Floods. FNV-1a has no secret, so anyone can make thousands of names with one hash, which would cost quadratic time. Building
- * gives up after PROBES_MOST slots or COMPARES_MOST different strings with the same tag, and the caller takes another
+ * gives up after MAX_PROBES slots or MAX_COMPARES different strings with the same tag, and the caller takes another
  * structure. The same bound holds for look-ups, so they end even in a table of junk.
  *
  * Prefetch. Home slots are scattered over memory. Names are hashed a chunk ahead, so the line of the name AHEAD names later
@@ -24,7 +24,7 @@
  */
 #include "core/internal.h"
 
-enum { LINE = 16, PROBES_MOST = 16 * LINE, COMPARES_MOST = 64, CHUNK = 1024, AHEAD = 16 };
+enum { LINE = 16, MAX_PROBES = 16 * LINE, MAX_COMPARES = 64, CHUNK = 1024, AHEAD = 16 };
 #define FREE 0xFFFFFFFFu
 #define GOLDEN 0x9E3779B9u
 
@@ -73,7 +73,7 @@ static inline int probe(const strings *s, const uint32_t *slots, uint32_t hash, 
                         uint64_t *slot, uint32_t *number) {
     uint64_t home = home_slot(hash, s->capacity);
     int compares = 0;
-    for (unsigned line = 0; line < PROBES_MOST / LINE; line++) {
+    for (unsigned line = 0; line < MAX_PROBES / LINE; line++) {
         for (unsigned i = 0; i < LINE; i++) {
             *slot = probe_slot(home, line, i, s->capacity);
             uint32_t entry = slots[*slot];
@@ -81,7 +81,7 @@ static inline int probe(const strings *s, const uint32_t *slots, uint32_t hash, 
             if ((entry ^ hash) & ~s->number_mask) continue;
             *number = entry & s->number_mask;
             if (same_string(s, *number, name, length)) return PRESENT;
-            if (++compares > COMPARES_MOST) return FLOOD;
+            if (++compares > MAX_COMPARES) return FLOOD;
         }
     }
     return FLOOD;

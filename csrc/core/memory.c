@@ -17,7 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { HUGE_PAGE = 2 << 20, KEPT_MOST = 1 << 30 };
+enum { HUGE_PAGE = 2 << 20, MAX_KEPT = 1 << 30 };
 
 /* Lies in a page of its own before the memory, which is aligned to a huge page. */
 typedef struct {
@@ -68,7 +68,7 @@ void wm_memory_free(void *memory) {
 #if defined(MADV_FREE)
     const header *h = header_of(freed, page);
     /* Fails when memory is locked. */
-    if (h->owner == getpid() && h->size <= KEPT_MOST && madvise(freed, h->size, MADV_FREE) == 0)
+    if (h->owner == getpid() && h->size <= MAX_KEPT && madvise(freed, h->size, MADV_FREE) == 0)
         freed = atomic_exchange(&cached, freed);
 #endif
     if (freed) unmap_memory(freed, page);

@@ -21,7 +21,7 @@
 #include "core/utf8.h"
 
 /* The fewest bytes of a tensor without its name, a name, a pair of the map, a pair of the metadata. */
-enum { TENSOR_LEAST = 4, NAME_LEAST = 1, ENTRY_LEAST = 2, PAIR_LEAST = 2, DTYPES = 15 };
+enum { MIN_TENSOR = 4, MIN_NAME = 1, MIN_ENTRY = 2, MIN_PAIR = 2, DTYPES = 15 };
 enum { SPEC = 1, CURRENT = 2 };
 
 typedef struct {
@@ -119,7 +119,7 @@ static int read_metadata(reader *r, wm_bintensors *out) {
     if (tag > 1) return fail(r, WM_FAULT_BIN_OPTION, r->pos, tag, 1);
     r->pos++;
     if (tag == 0) return 1;
-    if (!read_count(r, PAIR_LEAST, &out->metadata_count)) return 0;
+    if (!read_count(r, MIN_PAIR, &out->metadata_count)) return 0;
     out->metadata_begin = r->pos;
     const reader pairs = *r;
     for (uint64_t i = 0; i < 2 * out->metadata_count; i++) {
@@ -158,7 +158,7 @@ static int read_map(reader *r, const wm_columns *c, uint64_t n, wm_bintensors *o
     r->row = n;
     r->part = WM_BIN_MAP;
     out->map_begin = at;
-    if (!read_count(r, ENTRY_LEAST, &count)) return 0;
+    if (!read_count(r, MIN_ENTRY, &count)) return 0;
     if (count != n && !note(r, WM_FAULT_BIN_MAP, at, count, n)) return 0;
     for (uint64_t i = 0; i < n; i++) c->bounds[i] = UINT32_MAX;
     for (r->row = 0; r->row < count; r->row++) {
@@ -198,7 +198,7 @@ static void read_header(reader *r, const wm_columns *c, int layout, wm_bintensor
     r->row = 0;
     r->part = WM_BIN_TENSORS;
     /* Each tensor has a name, here or in the map: so the count never exceeds the room in the columns. */
-    if (!read_count(r, TENSOR_LEAST + (layout == SPEC ? ENTRY_LEAST : NAME_LEAST), &n)) return;
+    if (!read_count(r, MIN_TENSOR + (layout == SPEC ? MIN_ENTRY : MIN_NAME), &n)) return;
     c->bounds[0] = c->dim_bounds[0] = 0;
     for (; r->row < n; r->row++) {
         uint64_t at = r->pos, length;

@@ -11,9 +11,9 @@
  */
 #include "core/internal.h"
 
-enum { RECORD = 20, NAME_MOST = 32, DIMS = 4, HALF = 2 };
+enum { RECORD = 20, MAX_NAME = 32, DIMS = 4, HALF = 2 };
 
-/* Writes "layer.<number>.weight", at most NAME_MOST bytes, and returns how many they are. */
+/* Writes "layer.<number>.weight", at most MAX_NAME bytes, and returns how many they are. */
 static uint64_t write_name(uint8_t *to, uint32_t number) {
     uint8_t digits[10]; /* as many as the largest u32 has */
     int first = (int)sizeof digits;
@@ -30,9 +30,9 @@ int wm_cnn_layers(const uint8_t *records, uint64_t len, uint64_t n, const wm_col
     const wm_columns *c = columns;
     *out = (wm_cnn){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    if (n > len / RECORD || n > c->names_cap / NAME_MOST || n > c->cap || n > c->dims_cap / DIMS)
+    if (n > len / RECORD || n > c->names_cap / MAX_NAME || n > c->cap || n > c->dims_cap / DIMS)
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, n, len / RECORD);
-    if (n > UINT32_MAX / NAME_MOST) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / NAME_MOST);
+    if (n > UINT32_MAX / MAX_NAME) return wm_fail(fault, WM_FAULT_CAPACITY, n, 0, n, UINT32_MAX / MAX_NAME);
     uint64_t *dims = c->dims;
     c->bounds[0] = 0;
     c->dim_bounds[0] = 0;

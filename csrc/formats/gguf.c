@@ -15,7 +15,7 @@
 #include "core/utf8.h"
 
 enum { STRING = 8, ARRAY = 9, BOOL = 7, TYPES = 13 };
-enum { TENSOR_LEAST = 20 }; /* bytes of an info, in any version */
+enum { MIN_TENSOR = 20 }; /* bytes of an info, in any version */
 enum { DONE = 0, MORE = 1, WRONG = -1 };
 /* Bytes of a value of each type; 0 for strings and arrays. */
 static const uint8_t SIZES[TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -281,7 +281,7 @@ int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types
         /* A caller that asks for fewer rows learns from the fault where the next one begins. */
         if (r.row >= columns->cap) return wm_fail(fault, WM_FAULT_CAPACITY, r.row, r.pos, g->n_tensors, columns->cap);
         int state = tensor(&r, types, columns, g);
-        if (state == MORE) expect(&r, g->pos, r.row, g->n_tensors, TENSOR_LEAST);
+        if (state == MORE) expect(&r, g->pos, r.row, g->n_tensors, MIN_TENSOR);
         g->needed = r.needed;
         if (state) return state;
     }

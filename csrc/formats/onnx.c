@@ -23,8 +23,8 @@
 
 #include "core/internal.h"
 
-enum { PAGE = 4096, READ_AHEAD = 96, PIECE = 65536, ROOM = PIECE + 4 * PAGE, NAME_MOST = 65535, DIMS_MOST = 64 };
-enum { VARINT_MOST = 10, DIGITS_MOST = 18 };
+enum { PAGE = 4096, READ_AHEAD = 96, PIECE = 65536, ROOM = PIECE + 4 * PAGE, MAX_NAME = 65535, MAX_DIMS = 64 };
+enum { MAX_VARINT = 10, MAX_DIGITS = 18 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 /* The fields by their numbers in each message. */
 enum { GRAPH = 7, OPSET_IMPORT = 8, METADATA_PROPS = 14, TRAINING_INFO = 20, FUNCTIONS = 25 };
@@ -33,7 +33,7 @@ enum { INITIALIZATION = 1, ALGORITHM = 2, FUNCTION_NODE = 7 }; /* of training_in
 enum { OUTPUT = 2, OP_TYPE = 4, ATTRIBUTE = 5, DOMAIN = 7 };
 enum { ATTRIBUTE_NAME = 1, ONE_TENSOR = 5, ONE_GRAPH = 6, TENSORS = 10, GRAPHS = 11, SPARSE_TENSOR = 22, SPARSE_TENSORS = 23 };
 enum { FLOAT_VALUE = 2, STRING_VALUE = 4, FLOATS = 7, STRINGS = 9 };
-enum { GRAPHS_MOST = 64 }; /* graphs within graphs: protobuf reads half as many */
+enum { MAX_GRAPHS = 64 }; /* graphs within graphs: protobuf reads half as many */
 static const uint64_t NESTED = (uint64_t)1 << WM_ONNX_NESTED_BIT;
 enum {
     DIMS = 1,
@@ -64,8 +64,8 @@ typedef struct {
     uint64_t start, filled;
     uint8_t last[WM_ONNX_PATH]; /* the location of the last tensor in another file */
     uint64_t last_len;
-    uint64_t at, dims[DIMS_MOST]; /* start of the tensor being read, and its dimensions */
-    uint64_t nested;              /* NESTED in a node, a sub-graph, a function or training_info, else 0 */
+    uint64_t at, dims[MAX_DIMS]; /* start of the tensor being read, and its dimensions */
+    uint64_t nested;             /* NESTED in a node, a sub-graph, a function or training_info, else 0 */
 } walker;
 
 /* A field: its payload [begin, end) in the file, and for a varint its value, else 0. */
@@ -96,19 +96,19 @@ static inline const uint8_t *view(walker *w, uint64_t at, uint64_t count) {
 /* Reads a varint at *pos of a message that ends at `end`. */
 static inline int read_varint(walker *w, uint64_t *pos, uint64_t end, uint64_t *value) {
     uint64_t at = *pos, remaining = end - at;
-    const uint8_t *p = view(w, at, remaining < VARINT_MOST ? remaining : VARINT_MOST);
+    const uint8_t *p = view(w, at, remaining < MAX_VARINT ? remaining : MAX_VARINT);
     if (!p) return 0;
     if (remaining && p[0] < 0x80) return *value = p[0], *pos = at + 1, 1;
     uint64_t result = 0;
-    for (unsigned i = 0; i < VARINT_MOST && i < remaining; i++) {
+    for (unsigned i = 0; i < MAX_VARINT && i < remaining; i++) {
         result |= (uint64_t)(p[i] & 0x7F) << 7 * i;
         if (p[i] < 0x80) {
-            if (i == VARINT_MOST - 1 && p[i] > 1) break; /* more than 64 bits */
+            if (i == MAX_VARINT - 1 && p[i] > 1) break; /* more than 64 bits */
             return *value = result, *pos = at + i + 1, 1;
         }
     }
-    return remaining < VARINT_MOST ? fail(w, WM_FAULT_ONNX_END, at, remaining, remaining + 1)
-                                   : fail(w, WM_FAULT_ONNX_VARINT, at, 0, 0);
+    return remaining < MAX_VARINT ? fail(w, WM_FAULT_ONNX_END, at, remaining, remaining + 1)
+                                  : fail(w, WM_FAULT_ONNX_VARINT, at, 0, 0);
 }
 
 /* Reads the field at *pos of a message that ends at `end`. */
@@ -189,7 +189,7 @@ static int read_numbers(walker *w, const field *f, tensor *t) {
 
 static int read_dim(walker *w, const wm_columns *c, tensor *t, uint64_t at, uint64_t dim) {
     if (dim > INT64_MAX) return fail(w, WM_FAULT_ONNX_DIM, at, dim, 0);
-    if (t->ndim == DIMS_MOST) return fail(w, WM_FAULT_TABLE_NDIM, at, DIMS_MOST + 1, DIMS_MOST);
+    if (t->ndim == MAX_DIMS) return fail(w, WM_FAULT_TABLE_NDIM, at, MAX_DIMS + 1, MAX_DIMS);
     if (w->out->n_dims + t->ndim < c->dims_cap) c->dims[w->out->n_dims + t->ndim] = dim;
     w->dims[t->ndim++] = dim;
     return 1;
@@ -221,15 +221,15 @@ static int copy(walker *w, uint64_t begin, uint64_t end, uint8_t *out) {
 /* Reads the decimal number of an entry, up to 18 digits. */
 static int read_decimal(walker *w, uint64_t begin, uint64_t end, uint64_t *value) {
     uint64_t size = end - begin, result = 0;
-    const uint8_t *p = size && size <= DIGITS_MOST ? view(w, begin, size) : NULL;
-    if (size && size <= DIGITS_MOST && !p) return 0;
+    const uint8_t *p = size && size <= MAX_DIGITS ? view(w, begin, size) : NULL;
+    if (size && size <= MAX_DIGITS && !p) return 0;
     for (uint64_t i = 0; p && i < size; i++) {
         if (p[i] < '0' || p[i] > '9')
             p = NULL;
         else
             result = 10 * result + (p[i] - '0');
     }
-    return *value = result, p ? 1 : fail(w, WM_FAULT_ONNX_DECIMAL, begin, size, DIGITS_MOST);
+    return *value = result, p ? 1 : fail(w, WM_FAULT_ONNX_DECIMAL, begin, size, MAX_DIGITS);
 }
 
 static int is_key(const uint8_t *key, uint64_t len, const char *name) {
@@ -278,7 +278,7 @@ static int read_tensor_field(walker *w, const wm_columns *c, const field *f, ten
     case NAME:
         if (!expect(w, f, BYTES)) return 0;
         t->name_len = f->end - f->begin;
-        if (t->name_len > NAME_MOST) return fail(w, WM_FAULT_ONNX_NAME, f->at, t->name_len, NAME_MOST);
+        if (t->name_len > MAX_NAME) return fail(w, WM_FAULT_ONNX_NAME, f->at, t->name_len, MAX_NAME);
         /* Copied at once, as long as the window has it; another name replaces it. */
         return w->out->names_len + t->name_len > c->names_cap || copy(w, f->begin, f->end, c->names + w->out->names_len);
     case RAW_DATA: t->has_raw = 1, t->raw_begin = f->begin, t->raw_end = f->end; return expect(w, f, BYTES);
@@ -336,7 +336,7 @@ static int take(walker *w, const wm_columns *c, const tensor *t) {
     uint64_t begin = w->at, end = w->at, n = elements(w, t->ndim);
     uint8_t code = (uint8_t)t->type;
     out->number = NAME;
-    if (!t->name_len) return fail(w, WM_FAULT_ONNX_NAME, w->at, 0, NAME_MOST);
+    if (!t->name_len) return fail(w, WM_FAULT_ONNX_NAME, w->at, 0, MAX_NAME);
     out->number = DATA_TYPE;
     if (t->type >= TYPES || !BITS[t->type] || (w->nested && t->type == STRING))
         return fail(w, WM_FAULT_TABLE_DTYPE, w->at, t->type, 0);
@@ -359,7 +359,7 @@ static int take(walker *w, const wm_columns *c, const tensor *t) {
         begin = t->raw_begin, end = t->raw_end;
     } else if (t->typed) {
         uint64_t count = numbers(t->type, n), kind = kind_of(t->typed), width = kind == FIXED32 ? 4 : 8;
-        if (kind == VARINT ? count > t->bytes || t->bytes / VARINT_MOST > count : t->bytes / width != count)
+        if (kind == VARINT ? count > t->bytes || t->bytes / MAX_VARINT > count : t->bytes / width != count)
             return fail(w, WM_FAULT_ONNX_COUNT, t->typed_at, t->bytes, count);
         if (t->pieces == 1 && kind != VARINT) {
             begin = t->piece_begin, end = t->typed_end; /* the elements themselves */
@@ -435,7 +435,7 @@ static int read_tensor(walker *w, const wm_columns *c, const field *message, con
     for (uint64_t pos = message->begin; pos < message->end;) { /* the name may stand behind the fault */
         field f;
         if (!read_field(w, &pos, message->end, &f)) return 0;
-        if (f.number != NAME || f.kind != BYTES || f.end - f.begin > NAME_MOST) continue;
+        if (f.number != NAME || f.kind != BYTES || f.end - f.begin > MAX_NAME) continue;
         if (!read_tensor_field(w, c, &f, &t)) return 0;
     }
     if (!t.name_len) return out->n_unlisted++, 1;
@@ -517,7 +517,7 @@ static int read_node(walker *w, const wm_columns *c, const field *message, int d
 static int read_graph(walker *w, const wm_columns *c, const field *message, int depth) {
     uint64_t pos = message->begin;
     field f;
-    if (depth == GRAPHS_MOST) return w->out->n_unlisted++, 1;
+    if (depth == MAX_GRAPHS) return w->out->n_unlisted++, 1;
     while (pos < message->end) {
         w->out->message = WM_ONNX_GRAPH;
         if (!read_field(w, &pos, message->end, &f)) return 0;

@@ -113,13 +113,13 @@ static const struct {
     TYPE(19, 1, "float8_e8m0fnu"),
     TYPE(20, 1, "float4_e2m1fn_x2"),
 };
-enum { N_NAMES = sizeof NAMES / sizeof *NAMES, NAME_MOST = 32, ARGS_MOST = 16, PARTS_MOST = 255 };
+enum { N_NAMES = sizeof NAMES / sizeof *NAMES, MAX_NAME = 32, MAX_ARGS = 16, MAX_PARTS = 255 };
 
 /* --------------------------------------------------------------------------------------------------- calls */
 /* Copies a text that may be a name of the list; a longer one, or another value, becomes zeros. Returns 0 or -1. */
-static int short_text(machine *m, value text, char out[NAME_MOST]) {
-    memset(out, 0, NAME_MOST);
-    return text.kind == TEXT && text.n <= NAME_MOST ? wm_pickle_copy(&m->in, text.at, text.n, (uint8_t *)out) : 0;
+static int short_text(machine *m, value text, char out[MAX_NAME]) {
+    memset(out, 0, MAX_NAME);
+    return text.kind == TEXT && text.n <= MAX_NAME ? wm_pickle_copy(&m->in, text.at, text.n, (uint8_t *)out) : 0;
 }
 
 static int same(const char *text, value of, const char *expected) {
@@ -128,7 +128,7 @@ static int same(const char *text, value of, const char *expected) {
 }
 
 int wm_pickle_name(machine *m, value module, value name) {
-    char first[NAME_MOST], second[NAME_MOST];
+    char first[MAX_NAME], second[MAX_NAME];
     if (module.kind != TEXT || name.kind != TEXT) return bad_stack(m);
     if (short_text(m, module, first) || short_text(m, name, second)) return -1;
     for (uint64_t i = 0; i < N_NAMES; i++) {
@@ -148,8 +148,8 @@ int wm_pickle_name(machine *m, value module, value name) {
  * of the list takes, but not at all of a long tuple, which may occur often. */
 static uint64_t odd_one(const machine *m, value args) {
     uint64_t i = 0;
-    while (i < args.n && i < ARGS_MOST && get(m, args.at + i * VALUE_WORDS).kind != ODD) i++;
-    return i < ARGS_MOST ? i : args.n;
+    while (i < args.n && i < MAX_ARGS && get(m, args.at + i * VALUE_WORDS).kind != ODD) i++;
+    return i < MAX_ARGS ? i : args.n;
 }
 
 /* Returns the words of a call's arguments to the pool, unless the memo or a container has them. A value on the stack is older than
@@ -164,9 +164,9 @@ static void give_back(machine *m, value args) {
     m->pool = first;
 }
 
-/* Copies a shape: a tuple of up to NDIM_MOST integers, none negative; returns 0 for anything else. */
-static int read_shape(const machine *m, value v, uint64_t shape[NDIM_MOST]) {
-    if (v.kind != TUPLE || v.n > NDIM_MOST) return 0;
+/* Copies a shape: a tuple of up to MAX_NDIM integers, none negative; returns 0 for anything else. */
+static int read_shape(const machine *m, value v, uint64_t shape[MAX_NDIM]) {
+    if (v.kind != TUPLE || v.n > MAX_NDIM) return 0;
     for (uint64_t i = 0; i < v.n; i++) {
         const value dim = get(m, v.at + i * VALUE_WORDS);
         if (dim.kind != INTEGER || dim.at > INT64_MAX) return 0;
@@ -177,7 +177,7 @@ static int read_shape(const machine *m, value v, uint64_t shape[NDIM_MOST]) {
 
 /* Pushes the storage of a tuple ("storage", type, key, device, number of elements), or of six where the last one is None. */
 int wm_pickle_storage(machine *m, value id) {
-    char word[NAME_MOST];
+    char word[MAX_NAME];
     const uint64_t odd = id.kind == TUPLE ? odd_one(m, id) : 0;
     if (id.kind == TUPLE && odd < id.n) { /* a type that is not known; in old files a class, with its source */
         const value what = get(m, id.at + odd * VALUE_WORDS);
@@ -226,7 +226,7 @@ static int view_of(machine *m, value extra) {
     if (c.count > 4) return bad_call(m);
     for (uint64_t at = c.first; at; at = m->arena[at]) {
         for (uint64_t i = 0; i < m->arena[at + 1]; i += 2) { /* a chunk has whole pairs */
-            char word[NAME_MOST];
+            char word[MAX_NAME];
             const value key = get(m, at + CHUNK_WORDS + i * VALUE_WORDS), is = get(m, at + CHUNK_WORDS + (i + 1) * VALUE_WORDS);
             if (short_text(m, key, word)) return -1;
             const int conj = same(word, key, "conj");
@@ -240,7 +240,7 @@ static int view_of(machine *m, value extra) {
 /* Pushes the tensor of (storage, offset, shape, strides, ...), of the dtype of its storage or the one given. */
 static int make_tensor(machine *m, value args, int role) {
     value part[7] = {{0, 0, 0}};
-    uint64_t shape[NDIM_MOST], strides[NDIM_MOST];
+    uint64_t shape[MAX_NDIM], strides[MAX_NDIM];
     const uint64_t required = role == REBUILD_V3 ? 7 : role == REBUILD_V2 ? 6 : 4;
     if (args.n < required || args.n > required + 1) return bad_call(m);
     for (uint64_t i = 0; i < required; i++) part[i] = get(m, args.at + i * VALUE_WORDS);
@@ -298,7 +298,7 @@ static int is_harmless(machine *m, value attributes) {
         m->looked += m->arena[at + 1];
         if (m->looked > m->len) return fail(m, WM_FAULT_PICKLE_LAUGHS, m->looked, m->len);
         for (uint64_t i = 0; i < m->arena[at + 1]; i += 2) { /* a chunk has whole pairs */
-            char word[NAME_MOST];
+            char word[MAX_NAME];
             const value key = get(m, at + CHUNK_WORDS + i * VALUE_WORDS);
             if (short_text(m, key, word)) return -1;
             if (key.kind != TEXT || same(word, key, "data") || same(word, key, "real") || same(word, key, "imag")) return 0;
@@ -317,7 +317,7 @@ static int check_state(machine *m, value state) {
 
 /* Checks the state of a dtype of numpy: (version, byte order, None, None, None, ...), the order little-endian or none. */
 static int check_dtype(machine *m, value kind, value state) {
-    char word[NAME_MOST];
+    char word[MAX_NAME];
     if (state.kind != TUPLE || state.n != 8) return bad_call(m);
     const value order = get(m, state.at + VALUE_WORDS);
     if (short_text(m, order, word)) return -1;
@@ -361,7 +361,7 @@ static int are_all(const machine *m, value args, uint64_t n, uint32_t kind, uint
 /* Calls the names that make everyday objects of Python and numpy. */
 static int call_python(machine *m, int role, value args) {
     const value nothing = {MARK, 0, 0}, first = args.n ? get(m, args.at) : nothing;
-    char word[NAME_MOST];
+    char word[MAX_NAME];
     switch (role) {
     case A_SET: return args.n > 1 ? bad_call(m) : wm_pickle_collect(m, SET, first);
     case COUNTER: return args.n > 1 ? bad_call(m) : wm_pickle_collect(m, DICT, first);
@@ -381,7 +381,7 @@ static int call_python(machine *m, int role, value args) {
     case A_LAYOUT: return args.n == 1 && first.kind == TEXT ? push(m, TEXT, first.n, first.at) : bad_call(m);
     case POSIX_PATH:
     case WINDOWS_PATH:
-        if (!are_all(m, args, PARTS_MOST, TEXT, TEXT)) return bad_call(m);
+        if (!are_all(m, args, MAX_PARTS, TEXT, TEXT)) return bad_call(m);
         return push(m, PATH, args.n * 2 + (role == WINDOWS_PATH), args.at);
     case NUMPY_ARRAY: /* of a class, which gets its state from BUILD */
         if (args.n != 3 || first.kind != NAME || NAMES[first.at].role != AN_ARRAY) return bad_call(m);
@@ -396,7 +396,7 @@ static int call_python(machine *m, int role, value args) {
 static int call(machine *m, uint64_t name, value args) {
     const int role = NAMES[name].role;
     value first = args.n ? get(m, args.at) : (value){MARK, 0, 0};
-    char word[NAME_MOST];
+    char word[MAX_NAME];
     switch (role) {
     case ORDERED_DICT: /* of a list of pairs, where it was pickled so */
         if (args.n > 1 || (args.n && first.kind != LIST)) return bad_call(m);

@@ -3,13 +3,13 @@
  *
  * The keys of one dictionary go into a hash table, of three slots for two keys. A slot has the place of a key in the arena, and above
  * it bits of its hash, so that few others are compared. The hash has no secret: keys that are made to collide are refused after
- * PROBES_MOST slots, which nobody meets by chance.
+ * MAX_PROBES slots, which nobody meets by chance.
  */
 #include <stdlib.h>
 
 #include "formats/pickle_keys.h"
 
-enum { PROBES_MOST = 1024, PLACE_BITS = 40, PIECE = 256, LOCAL = 64, NESTED = 4 };
+enum { MAX_PROBES = 1024, PLACE_BITS = 40, PIECE = 256, LOCAL = 64, NESTED = 4 };
 #define PLACES (((uint64_t)1 << PLACE_BITS) - 1)
 
 typedef struct {
@@ -85,7 +85,7 @@ static int enter(keys *k, uint64_t place, uint64_t *table, uint64_t slots) {
     hash = mix(hash, 0);
     uint64_t slot = (hash >> 32) * slots >> 32;
     for (; !failed && table[slot]; slot = slot + 1 < slots ? slot + 1 : 0) {
-        if (++probes > PROBES_MOST) return WM_FAULT_PICKLE_NAMES;
+        if (++probes > MAX_PROBES) return WM_FAULT_PICKLE_NAMES;
         if ((table[slot] ^ hash << PLACE_BITS) & ~PLACES) continue;
         failed = compare(k, key, plain(k->arena, table[slot] & PLACES), NESTED, &equal);
         if (equal) return WM_FAULT_PICKLE_REPEATED;

@@ -59,7 +59,7 @@ typedef struct {
     uint64_t begin, end;  /* its bytes in the storage */
 } tensor_record;
 enum { RETYPED = 256 }; /* its numbers are of another width than those of its storage */
-enum { STORAGE_WORDS = sizeof(storage_record) / 8, TENSOR_WORDS = sizeof(tensor_record) / 8, NDIM_MOST = 64 };
+enum { STORAGE_WORDS = sizeof(storage_record) / 8, TENSOR_WORDS = sizeof(tensor_record) / 8, MAX_NDIM = 64 };
 
 /* Brings the slot of a byte of the program to hand. Returns 0, or -1 when it cannot be read. */
 static inline int reach(reader *r, uint64_t at) { return at - r->first < r->filled ? 0 : wm_pickle_turn(r, at); }

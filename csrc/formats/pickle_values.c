@@ -45,7 +45,7 @@ int wm_pickle_new_array(machine *m) {
 int wm_pickle_is_odd(const machine *m, value kind) { return get(m, kind.at + VALUE_WORDS).at != 0; }
 
 static int is_shape(const machine *m, value shape) {
-    if (shape.kind != TUPLE || shape.n > NDIM_MOST) return 0;
+    if (shape.kind != TUPLE || shape.n > MAX_NDIM) return 0;
     for (uint64_t i = 0; i < shape.n; i++) {
         const value dim = get(m, shape.at + i * VALUE_WORDS);
         if (dim.kind != INTEGER || dim.at > INT64_MAX) return 0;

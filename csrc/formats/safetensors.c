@@ -11,7 +11,7 @@
  */
 #include "formats/json.h"
 
-enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL_KEYS = 7, DIMS_MOST = 255, DTYPE_BYTES = 16 };
+enum { DTYPE = 1, SHAPE = 2, OFFSETS = 4, ALL_KEYS = 7, MAX_DIMS = 255, DTYPE_BYTES = 16 };
 
 typedef struct {
     wm_json json; /* json.row is the number of the tensor being read */
@@ -72,7 +72,7 @@ static const uint8_t *read_shape(const scan *s, const uint8_t *p, uint64_t *coun
     if (!json_at(json, p, ']')) {
         for (;;) {
             uint64_t value;
-            if (n == DIMS_MOST) return json_fail(json, WM_FAULT_DIMS, p);
+            if (n == MAX_DIMS) return json_fail(json, WM_FAULT_DIMS, p);
             const uint8_t *next = wm_json_u64(json, p, &value);
             if (!next) return NULL;
             if (s->n_dims + n >= s->columns.dims_cap) return json_fail(json, WM_FAULT_CAPACITY, p);

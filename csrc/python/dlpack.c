@@ -53,7 +53,7 @@ typedef struct {
     int64_t dims[];  /* shape, then strides */
 } export;
 
-enum { CPU = 1, MAJOR = 1, MINOR = 0, DIMS_MOST = 64 };
+enum { CPU = 1, MAJOR = 1, MINOR = 0, MAX_DIMS = 64 };
 static const char *const NAMES[] = {"dltensor", "dltensor_versioned"};
 
 static void release(export *e) {
@@ -100,7 +100,7 @@ static PyObject *dlpack(PyObject *module, PyObject *args) {
         return NULL;
     }
     const Py_ssize_t n = PyTuple_Size(shape);
-    if (n > DIMS_MOST || PyTuple_Size(strides) != n) {
+    if (n > MAX_DIMS || PyTuple_Size(strides) != n) {
         PyErr_SetString(PyExc_ValueError, "dlpack() takes as many strides as dimensions, and at most 64");
         return NULL;
     }

@@ -10,7 +10,7 @@
 #include "quant/intblock.h"
 
 enum { INT4 = WM_INT4, INT5 = WM_INT5, HALF = WM_HALF, CHUNK = 512 };
-enum { ELEMENTS_OF_A_PIECE = 1 << 14, LEAST_BLOCK = 8 }; /* the second-level cache holds a piece */
+enum { ELEMENTS_OF_A_PIECE = 1 << 14, MIN_BLOCK = 8 }; /* the second-level cache holds a piece */
 
 /* Adds the squares of n numbers, each eighth to one of eight sums, so that compilers make vector code of any width. */
 static void add_squares(const float *x, const float *y, uint64_t n, double sums[8]) {
@@ -124,7 +124,7 @@ static int measure_more(void *context, int thread, uint64_t begin, uint64_t end)
     const wm_quantizing *const how = &w->how[INT5];
     double *const four = w->errors, *const five = four + w->blocks, *const half = five + w->blocks;
     const double least_four = w->lowest * (double)w->prices[TO_FIVE], least_five = w->lowest * (double)w->prices[FROM_FIVE];
-    uint32_t which[ELEMENTS_OF_A_PIECE / LEAST_BLOCK + 1];
+    uint32_t which[ELEMENTS_OF_A_PIECE / MIN_BLOCK + 1];
     uint64_t whole = 0;
     for (uint64_t b = begin; b < end; b++) {
         if (w->kinds[b] != INT4 || four[b] < least_four) continue;
@@ -217,7 +217,7 @@ static step *fit(const work *w, step *next, const step *end, uint64_t *remaining
     return next;
 }
 
-/* Takes steps in order for as long as they fit; and of those behind, up to FEW that are cheap enough for what is left. */
+/* Takes steps in order for as long as they fit; and of those behind, up to CANDIDATES that are cheap enough for what is left. */
 static void choose(const work *w, step *end, uint64_t remaining) {
     enum { CANDIDATES = 64 };
     step candidates[CANDIDATES], *next = fit(w, w->steps, end, &remaining);

@@ -46,14 +46,14 @@
 enum { MAX_BLOCK = 256 }; /* elements of a block: sums stay below 2^28 */
 enum { GROUPS = 2 };      /* the steps of one do not wait for those of the other */
 /* When so few of sixteen searches go on, they are parked, until there are enough of them to go on together. */
-enum { PARK_BELOW = 3, MOST_PARKED = GROUPS * (LANES + PARK_BELOW) };
+enum { PARK_BELOW = 3, MAX_PARKED = GROUPS * (LANES + PARK_BELOW) };
 /* An inverse scale of ONE gives the extreme element the lowest code. */
 #define ONE 16384.0f
 #define UNREACHED 65536.0f /* all inverse scales */
 #define TOLERANCE 0.0002f
 /* Codes may fit so well that the last bits of the scale matter, as those of integers or of a single element that is not 0. A
  * block whose error is a smaller part of its squares is left to search_scale. */
-#define LEAST_PART 0x1p-12f
+#define MIN_PART 0x1p-12f
 
 typedef struct {
     float x[MAX_BLOCK][LANES];
@@ -88,8 +88,8 @@ typedef struct {
 
 enum { NUMBERS = sizeof(progress) / sizeof(lanes) };
 typedef struct {
-    float numbers[NUMBERS][MOST_PARKED];
-    uint64_t at[MOST_PARKED], count;
+    float numbers[NUMBERS][MAX_PARKED];
+    uint64_t at[MAX_PARKED], count;
 } parked;
 
 /* Rounded to an integer in the lowest bits, as float and in two's complement; subtract MAGIC for the float alone. */
@@ -198,8 +198,8 @@ TARGET WM_INLINE void resume_search(search *s, const parked *p, uint64_t first) 
     set_going(s);
 }
 
-/* 1 - goal / sum(y y), more than MOST_EXPLAINED for a block that is left. */
-#define MOST_EXPLAINED (1 - (1 - TOLERANCE) * LEAST_PART)
+/* 1 - goal / sum(y y), more than MAX_EXPLAINED for a block that is left. */
+#define MAX_EXPLAINED (1 - (1 - TOLERANCE) * MIN_PART)
 TARGET WM_INLINE lanes explained_by(const search *s) {
     return lanes_add(lanes_mul(s->now.best.gain, s->of_gain), lanes_all(TOLERANCE));
 }
@@ -232,7 +232,7 @@ TARGET WM_INLINE void step_search(search *s, const wm_quantizing *w, int bits) {
     try_lanes(s->block, bits, lanes_negative(a->next), b->next, tried);
     s->now.best = better_lanes(better_lanes(tried[0], tried[1]), s->now.best);
     const lanes explained = explained_by(s); /* a lane that is left ends at once */
-    const lanes goal = lanes_pick(explained, lanes_all(MOST_EXPLAINED), lanes_all(UNREACHED), explained);
+    const lanes goal = lanes_pick(explained, lanes_all(MAX_EXPLAINED), lanes_all(UNREACHED), explained);
     const lanes step = rule_out(s, a, -1, tried[0], goal), far = rule_out(s, b, 1, tried[1], goal);
     /* From where no code is clamped, on to BOTTOM: from there positions are negative. */
     const lanes clip = lanes_all(inverse_of(bits, (float)(1 << (bits - 1)) - 0.5f));
@@ -254,7 +254,7 @@ TARGET WM_INLINE void end_search(const search *s, const wm_quantizing *w, float 
     const lanes magnitude = lanes_magnitude(scale);
     const lanes large = lanes_pick(magnitude, lanes_all(half ? 0x1p-14f : 0x1p-126f), rounded, none);
     const lanes fits = lanes_pick(lanes_all(half ? 65000.0f : 0x1p126f), magnitude, large, none);
-    lanes_store(scales, lanes_pick(explained_by(s), lanes_all(MOST_EXPLAINED), none, fits));
+    lanes_store(scales, lanes_pick(explained_by(s), lanes_all(MAX_EXPLAINED), none, fits));
 }
 
 static inline int more_than(uint32_t which, int limit) {

@@ -6,7 +6,7 @@
  * lanes, 64 names together, hide the time that a multiplication takes.
  *
  * Names differ in length. As long as all 64 have sixteen bytes left, nothing is masked. Then lanes drop out one by one and
- * keep their hash; when FEW are left they are finished one after another, so that one long name does not carry 63 idle
+ * keep their hash; fewer than MIN_LANES are finished one after another, so that one long name does not carry 63 idle
  * lanes along.
  *
  * Sixteen bytes are loaded of every name, wherever it ends, so that no branch is needed. Names lie in rising order: when the

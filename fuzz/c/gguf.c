@@ -2,7 +2,7 @@
  * then the header from its first key-value on. It is scanned whole, and once more in pieces: that has to come to the same. */
 #include "target.h"
 
-enum { LEAST = 9, TENSOR = 20, DIMS = WM_GGUF_NDIM };
+enum { MIN_VALUE = 9, TENSOR = 20, DIMS = WM_GGUF_NDIM };
 static wm_gguf_type types[WM_GGUF_TYPES];
 
 typedef struct {
@@ -14,7 +14,7 @@ typedef struct {
 /* Scans the first `len` bytes and then, as often as the scan asks for more, what it asks for. */
 static result scan(const uint8_t *data, uint64_t size, uint64_t len, wm_gguf gguf, uint64_t room) {
     result r = {.gguf = gguf};
-    const uint64_t cap = size / LEAST + 1;
+    const uint64_t cap = size / MIN_VALUE + 1;
     uint32_t *keys = new_array(2 * cap, sizeof *keys);
     for (;;) {
         uint8_t *piece = new_array(len, 1); /* of its own, so that reading behind it is noticed */

@@ -1,8 +1,8 @@
 /* The pickle machine: the input is a program. It is run, and what it leaves is counted and turned into columns. */
 #include "target.h"
 
-enum { MOST = 1 << 16, MOST_NAMES = 1 << 20 };
-static const uint64_t MOST_BEGIN = 1ULL << 62;
+enum { MAX_WORDS = 1 << 16, MAX_NAMES = 1 << 20 };
+static const uint64_t MAX_BEGIN = 1ULL << 62;
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *program = new_array(size, 1); /* of its own, so that reading behind it is noticed */
@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     wm_fault fault;
     if (wm_pickle_run(&source, arena, words, &found, &fault)) {
         CHECK(fault.code != WM_FAULT_NONE);
-    } else if (!wm_pickle_walk(&source, arena, MOST, MOST_NAMES, NULL, NULL, NULL, &found, &fault)) {
+    } else if (!wm_pickle_walk(&source, arena, MAX_WORDS, MAX_NAMES, NULL, NULL, NULL, &found, &fault)) {
         CHECK(found.end <= size);
         const uint64_t n = found.n_tensors, n_dims = found.n_dims, names_len = found.names_len, n_values = found.n_values;
         const uint64_t count = found.n_storages;
@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         for (uint64_t i = 0; i < count; i++)
             CHECK(storages.at[i] <= size && storages.bounds[i] <= storages.bounds[i + 1] && storages.item[i]);
         uint64_t *begins = new_array(count, sizeof *begins); /* storages one behind the other */
-        for (uint64_t i = 0, begin = 0; i < count; begin += storages.nbytes[i++]) begins[i] = begin < MOST_BEGIN ? begin : 0;
+        for (uint64_t i = 0, begin = 0; i < count; begin += storages.nbytes[i++]) begins[i] = begin < MAX_BEGIN ? begin : 0;
         wm_columns columns;
         new_columns(&columns, n, n_dims, names_len);
         wm_pickle_tensors tensors = {&columns, begins, NULL};
@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         values.length = new_array(n_values, sizeof *values.length);
         values.at = new_array(n_values, sizeof *values.at);
         uint8_t *path = new_array(found.longest, 1);
-        CHECK(!wm_pickle_walk(&source, arena, MOST, MOST_NAMES, &tensors, &values, path, &found, &fault));
+        CHECK(!wm_pickle_walk(&source, arena, MAX_WORDS, MAX_NAMES, &tensors, &values, path, &found, &fault));
         CHECK(found.n_tensors == n && found.n_dims == n_dims && found.names_len == names_len && found.n_values == n_values);
         check_columns(&columns, n, n_dims, names_len);
         for (uint64_t i = 0; i < n; i++) CHECK(columns.begin[i] <= columns.end[i]);

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Larger ones make the fuzzer slow and teach it nothing.
-MOST = 4096
+MAX_BYTES = 4096
 
 
 def files() -> Iterator[bytes]:
@@ -107,7 +107,7 @@ def main() -> None:
     """Write the inputs into the folder that is named on the command line."""
     folder, count = Path(sys.argv[1]), 0
     for target, data in all_seeds():
-        if len(data) <= MOST:
+        if len(data) <= MAX_BYTES:
             (folder / target).mkdir(parents=True, exist_ok=True)
             (folder / target / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
             count += 1

@@ -48,7 +48,7 @@ def escape(text: str) -> str:
 
 
 # Characters of a name in a message; a name may be as long as a header.
-_MOST_QUOTED = 200
+_MAX_QUOTED = 200
 
 
 def quoted(name: object) -> str:
@@ -60,8 +60,8 @@ def quoted(name: object) -> str:
     >>> print(quoted("weight"), quoted("w" * 1000)[-30:])
     'weight' wwwwwwww'... (1000 characters)
     """
-    if isinstance(name, str) and len(name) > _MOST_QUOTED:
-        return f"{name[:_MOST_QUOTED]!r}... ({len(name)} characters)"
+    if isinstance(name, str) and len(name) > _MAX_QUOTED:
+        return f"{name[:_MAX_QUOTED]!r}... ({len(name)} characters)"
     return repr(name)
 
 

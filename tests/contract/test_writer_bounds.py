@@ -221,7 +221,7 @@ def test_the_last_place_where_data_may_begin(monkeypatch, bound, good):
         assert "tensor data would begin at byte 960" in refused("embd", given)
 
 
-HEADER_MOST = 100_000_000
+MAX_HEADER = 100_000_000
 
 
 @pytest.mark.parametrize("suffix", [pytest.param(".bt", marks=pytest.mark.slow), ".safetensors"])
@@ -229,10 +229,10 @@ def test_a_header_of_100_000_000_bytes_and_no_more(tmp_path, suffix):
     probe, path, more = (tmp_path / f"{name}{suffix}" for name in ("probe", "most", "more"))
     length, small = 100_000, np.zeros((1, 1), np.int8)
     wm.save(probe, {"n" * length: small}, output=wm.Output(durable=False))
-    length += HEADER_MOST - int.from_bytes(probe.read_bytes()[:8], "little")
+    length += MAX_HEADER - int.from_bytes(probe.read_bytes()[:8], "little")
     wm.save(path, {"n" * length: small}, output=wm.Output(durable=False))
     with path.open("rb") as file:
-        assert int.from_bytes(file.read(8), "little") == HEADER_MOST
+        assert int.from_bytes(file.read(8), "little") == MAX_HEADER
     with wm.open(path) as f:
         [name] = f
         assert len(name) == length

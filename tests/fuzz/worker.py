@@ -37,7 +37,7 @@ TRACED = 50
 # Every so many mutants that open are used in all ways there are, and the errors of the others pickled; otherwise the
 # tensors are looked up and compared with the file, and the message of an error is made.
 THOROUGH = 16
-MOST_FAILURES = 20
+MAX_FAILURES = 20
 # For models in more than one file: a file system that is none, where there is one.
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -126,7 +126,7 @@ def run(format, first, count, state, failures):
                 told = traceback.format_exc(limit=-6)
                 print(json.dumps({"format": format, "number": number, "options": found.options, "error": told}))
                 save(failures, format, number, found)
-                if outcomes["failed"] >= MOST_FAILURES:
+                if outcomes["failed"] >= MAX_FAILURES:
                     break
         alarm(0)
     struct.pack_into("<Q", state, 0, 2**64 - 1)

@@ -52,7 +52,7 @@ def cell(item: object) -> str:
 
 # Warnings that a model in several files has for each tensor of a file that is lost, and how many of these are named.
 _LOST = r"(?s)(.*)tensor (.+) is not in shard (.+), where the index places it"
-_MOST_LOST = 3
+_MAX_LOST = 3
 
 
 def folded(warnings: Iterable[str]) -> Iterator[str]:
@@ -67,7 +67,7 @@ def folded(warnings: Iterable[str]) -> Iterator[str]:
         if match is None or len(names) == 1:
             yield clean(line)
         elif names:
-            first = ", ".join(names[:_MOST_LOST]) + ", ..." * (len(names) > _MOST_LOST)
+            first = ", ".join(names[:_MAX_LOST]) + ", ..." * (len(names) > _MAX_LOST)
             yield clean(f"{match[1]}shard {match[3]} lacks {len(names):,} tensors of the index: {first}")
 
 

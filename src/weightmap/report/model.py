@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # Most lines of a module in the tree, and most entries of metadata
-_MOST_LINES = 400
+_MAX_LINES = 400
 
 
 def model_page(name: str, survey: Survey) -> bytes:
@@ -79,9 +79,9 @@ def _about(name: str, survey: Survey) -> page.Section:
     content = page.pairs(rows)
     if survey.metadata:
         metadata = page.pairs(
-            (page.short(key), page.text(value)) for key, value in list(survey.metadata.items())[:_MOST_LINES]
+            (page.short(key), page.text(value)) for key, value in list(survey.metadata.items())[:_MAX_LINES]
         )
-        cut = f", the first {_MOST_LINES} of them" if len(survey.metadata) > _MOST_LINES else ""
+        cut = f", the first {_MAX_LINES} of them" if len(survey.metadata) > _MAX_LINES else ""
         content += f"<details><summary>{entries(len(survey.metadata))}{cut}</summary>{metadata}</details>"
     return "summary", "What it is", content
 
@@ -117,7 +117,7 @@ def _modules(survey: Survey) -> page.Section:
     infos = [tensor.info for tensor in survey.tensors]
     mark = separator(info.name for info in infos)
     root = module_tree(infos, mark)
-    lines = list(root.lines(mark, _MOST_LINES))
+    lines = list(root.lines(mark, _MAX_LINES))
     content = "<p>Modules that are built alike share a line.</p>"
     content += f'<div class="tree">{"".join(_tree(lines, root.nbytes))}</div>'
     return "modules", "Modules", content

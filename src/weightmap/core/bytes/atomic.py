@@ -34,7 +34,7 @@ _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
 # Linux's number for tmpfs, and the largest file that is written there as anywhere: reserving its space takes a few ms.
 _TMPFS, _COMPARED_NBYTES = 0x01021994, 16 << 20
 # Symbolic links that Linux follows in one path.
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 # Bytes of a name that all but very old file systems take.
 _ANY_NAME = 64
 # The error in directories such as /proc, and in one that was removed meanwhile.
@@ -187,7 +187,7 @@ def _resolved(path: str) -> str:
     The system follows links in directories. A link that cannot be read now is an error: taken for a file, it would be
     replaced.
     """
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         if path and not os.path.basename(path):  # "new/" names a directory, even if it does not exist; so says `open`
             raise directory_given(path)
         try:

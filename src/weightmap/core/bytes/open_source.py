@@ -236,7 +236,7 @@ def _no_source(what: Any) -> TypeError:
 # An empty part of a path, or dots with blanks behind them: a system may take these for "." or "..".
 _UPWARDS = r"(?:^|[/\\])[.\s]*(?:$|[/\\])"
 # Most links in a row, as Linux follows them; the name of a shared blob
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _SHARED = "[0-9a-f]{64}"
 # Layers of percent-encoding that are undone.
 _ROUNDS = 8
@@ -281,7 +281,7 @@ def blob_of(path: str) -> str | None:
     ``models--o--n/snapshots/COMMIT/NAME`` is a link to ``models--o--n/blobs/DIGEST``. That is a file, or a link to one
     that repositories share (`is_shared`).
     """
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         folder, name = os.path.realpath(os.path.dirname(path)), os.path.basename(path)
         above, kind = os.path.split(folder)
         if kind == "blobs" and os.path.isdir(os.path.join(above, "snapshots")):

@@ -292,7 +292,7 @@ def take(source: Source, head: bytes, offset: int, size: int) -> bytes:
 
 LENGTH = struct.Struct("<Q")
 # Positions in a header take 32 bits.
-_HEADER_MOST = 0xFFFFFFFE
+_MAX_HEADER = 0xFFFFFFFE
 
 
 def read_header(source: Source, head: bytes, options: Options) -> bytes:
@@ -301,8 +301,8 @@ def read_header(source: Source, head: bytes, options: Options) -> bytes:
         raise cut_off("the length of its header", len(head), LENGTH.size)
     (length,) = LENGTH.unpack_from(head)
     options.limits.check("max_header_bytes", length, "length of the header", offset=0)
-    if length > _HEADER_MOST:
-        expected = f"at most {_HEADER_MOST}"
+    if length > _MAX_HEADER:
+        expected = f"at most {_MAX_HEADER}"
         raise FormatError("length of the header", field="n", offset=0, actual=length, expected=expected)
     base = LENGTH.size + length
     if base > source.size:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAGIC = NPY_MAGIC
-_LITERAL_MOST = 1 << 20
+_MAX_LITERAL = 1 << 20
 # Bytes that hold nearly every header; longer ones are rarely equal, so they are not cached.
 FIRST = 128
 _VERSIONS = {(1, 0): ("latin-1", 2), (2, 0): ("latin-1", 4), (3, 0): ("utf-8", 4)}
@@ -168,8 +168,8 @@ def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -
     encoding, width = _VERSIONS[version]
     begin = 8 + width
     length = int.from_bytes(data[8:begin], "little")
-    if len(data) >= begin and length > _LITERAL_MOST:
-        expected = f"at most {_LITERAL_MOST}"
+    if len(data) >= begin and length > _MAX_LITERAL:
+        expected = f"at most {_MAX_LITERAL}"
         raise LimitError(
             f"bytes of the header of {what}", field="header", offset=at + 8, actual=length, expected=expected
         )

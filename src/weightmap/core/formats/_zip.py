@@ -103,11 +103,11 @@ _BEGINNINGS = (b"PK\3\4", _END)
 _END_RECORD = struct.Struct("<4s4H2IH")
 _WIDE_RECORD = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR_RECORD = struct.Struct("<4sIQI")
-_COMMENT_MOST = 65535
+_MAX_COMMENT = 65535
 # Bytes at the end of an archive in a store that are read at once, for the directory, and one part of so many of them;
 # most bytes of a pickle that is read with the headers.
-_TAIL_LEAST, _TAIL_MOST, _TAIL_PART = 64 << 10, 1 << 20, 1024
-_PICKLE_MOST = 8 << 20
+_MIN_TAIL, _MAX_TAIL, _TAIL_PART = 64 << 10, 1 << 20, 1024
+_MAX_PICKLE = 8 << 20
 _WIDE = {2: 0xFFFF, 4: 0xFFFFFFFF}
 # Sizes of a descriptor, with and without its signature and with sizes of 4 or 8 bytes.
 _DESCRIPTORS = (12, 16, 20, 24)
@@ -120,12 +120,12 @@ def _headers(central: memoryview) -> Iterator[Range]:
     Of a pickle, with all bytes: it says what the others are.
     """
     at = 0
-    while at + scans.ZIP_ENTRY_LEAST <= len(central):
+    while at + scans.MIN_ZIP_ENTRY <= len(central):
         stored, _, name, extra, comment = struct.unpack_from("<2I3H", central, at + 20)
         (offset,) = struct.unpack_from("<I", central, at + 42)
-        first = at + scans.ZIP_ENTRY_LEAST
-        inside = stored if bytes(central[first : first + name][-4:]) == b".pkl" and stored <= _PICKLE_MOST else 0
-        at += scans.ZIP_ENTRY_LEAST + name + extra + comment
+        first = at + scans.MIN_ZIP_ENTRY
+        inside = stored if bytes(central[first : first + name][-4:]) == b".pkl" and stored <= _MAX_PICKLE else 0
+        at += scans.MIN_ZIP_ENTRY + name + extra + comment
         if offset == _WIDE_FIELD:  # it is the last one in the field of 64-bit numbers, which comes first here
             start = at - comment - extra
             stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
@@ -140,11 +140,9 @@ def _sound_entries(
     fd, data = source.c_input
     sound, refused, at = list[memoryview](), dict[str, FormatError](), 0
     for row in range(count):
-        entry = memoryview(central)[at : at + scans.ZIP_ENTRY_LEAST]
-        name, extra, comment = (
-            struct.unpack_from("<3H", entry, 28) if len(entry) == scans.ZIP_ENTRY_LEAST else (0, 0, 0)
-        )
-        end = at + scans.ZIP_ENTRY_LEAST + name + extra + comment
+        entry = memoryview(central)[at : at + scans.MIN_ZIP_ENTRY]
+        name, extra, comment = struct.unpack_from("<3H", entry, 28) if len(entry) == scans.MIN_ZIP_ENTRY else (0, 0, 0)
+        end = at + scans.MIN_ZIP_ENTRY + name + extra + comment
         entry = memoryview(central)[at:end]
         fault = scans.zip_scan(fd, data, begin, np.frombuffer(entry, np.uint8), 1)
         if isinstance(fault, access.Fault):
@@ -152,7 +150,7 @@ def _sound_entries(
             error = error_of(fault, begin + at, source)
             if fault.kind not in _OF_ONE_ENTRY or not isinstance(error, FormatError):
                 raise error
-            label = bytes(entry[scans.ZIP_ENTRY_LEAST : scans.ZIP_ENTRY_LEAST + name]).decode(errors="replace")
+            label = bytes(entry[scans.MIN_ZIP_ENTRY : scans.MIN_ZIP_ENTRY + name]).decode(errors="replace")
             refused[label] = error
         else:
             sound.append(entry)
@@ -202,7 +200,7 @@ class Archive:
         if not _BEGINNINGS[0].startswith(head[:4]) and not _BEGINNINGS[1].startswith(head[:4]):
             expected = " or ".join(map(repr, _BEGINNINGS))
             raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
-        tail = min(max(source.size // _TAIL_PART, _TAIL_LEAST), _TAIL_MOST)
+        tail = min(max(source.size // _TAIL_PART, _MIN_TAIL), _MAX_TAIL)
         source.expect([Range(max(source.size - tail, 0), source.size)])
         begin, size, count, end = _find_directory(source, options, warnings)
         limits = options.limits
@@ -430,15 +428,15 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
     if begin + length != end:
         what = "the central directory does not end where the end record begins: its end"
         raise LayoutError(what, field="end record", offset=at, actual=begin + length, expected=end)
-    if count * scans.ZIP_ENTRY_LEAST > length:
-        expected = f"at most {length // scans.ZIP_ENTRY_LEAST}, by the size of the central directory"
+    if count * scans.MIN_ZIP_ENTRY > length:
+        expected = f"at most {length // scans.MIN_ZIP_ENTRY}, by the size of the central directory"
         raise LayoutError("number of entries", field="end record", offset=at, actual=count, expected=expected)
     return begin, length, count, at
 
 
 def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int, bytes]:
     """Return the place and bytes of the end record of an archive with a comment, or with bytes behind it."""
-    first = max(0, source.size - _END_RECORD.size - _COMMENT_MOST)
+    first = max(0, source.size - _END_RECORD.size - _MAX_COMMENT)
     tail = source.pread(first, source.size - first)
     ends, at = {}, tail.find(_END)
     while 0 <= at <= len(tail) - _END_RECORD.size:

@@ -28,7 +28,7 @@ _PIECE = 1 << 18
 # Bytes of a mapping converted after one check of the file: kernels write past the cache from some MiB on.
 _MAPPED_PIECE = 8 << 20
 # The least share of a thread, in bytes of the file; starting a thread costs some ten microseconds.
-_THREAD_LEAST = 4 << 20
+_MIN_THREAD = 4 << 20
 # Shares of threads begin at multiples of this many elements, so that no two write to one cache line.
 _ALIGN = 64
 
@@ -99,7 +99,7 @@ def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[A
 
 def _fill(row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -> None:
     """Fill a flat array; threads share the work if there is enough."""
-    count = min(threads, row.nbytes // _THREAD_LEAST, 64)
+    count = min(threads, row.nbytes // _MIN_THREAD, 64)
     if count < 2:
         _fill_part(row, stored, target, 0, len(target))
         return

@@ -240,11 +240,11 @@ def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
 # Integers of more bits are not written out: Python refuses from about 14,000 on.
 _LONGEST = 256
 # Most lines of one warning; `verify` lists all.
-_MOST_LINES = 8
+_MAX_LINES = 8
 # Where `deltas.pull` keeps its files in a directory.
 _PULLS = ".weight_sync"
 # Most names in a directory that are looked into for models.
-_MOST_FOLDERS = 100
+_MAX_FOLDERS = 100
 # What programs save beside a model in files of its kind: no weights.
 _NO_WEIGHTS = re.compile(r"\.|(?:training_args|optimizer|scheduler|scaler|rng_state|random_states)")
 
@@ -253,12 +253,12 @@ def warn_of(file: Any, lines: Sequence[str], options: Options) -> None:
     """Warn the caller of `open` of what disagrees; those that open privately list `Content.warnings`."""
     if not lines or options.private:
         return
-    shown = "; ".join(lines[:_MOST_LINES])
-    more = f"; and {counted(len(lines) - _MOST_LINES, 'more line')}, which verify() lists"
+    shown = "; ".join(lines[:_MAX_LINES])
+    more = f"; and {counted(len(lines) - _MAX_LINES, 'more line')}, which verify() lists"
     level, frame = 2, sys._getframe(1)  # noqa: SLF001 - `skip_file_prefixes` needs Python 3.12
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "weightmap":
         level, frame = level + 1, frame.f_back
-    text = f"{parts_of(file)[0].name}: {shown}{more if len(lines) > _MOST_LINES else ''}"
+    text = f"{parts_of(file)[0].name}: {shown}{more if len(lines) > _MAX_LINES else ''}"
     warnings.warn(escape(text), errors.ModelWarning, stacklevel=level)
 
 
@@ -336,7 +336,7 @@ def _folders_with_models(folder: str, names: Sequence[str]) -> list[str]:
     """Return the folders in a directory that hold models, as those of a pipeline of diffusers do."""
     if type(folder) is not str and "model_index.json" not in names:  # a store is not searched
         return []
-    inner = [name for name in names if not name.startswith(".")][:_MOST_FOLDERS]
+    inner = [name for name in names if not name.startswith(".")][:_MAX_FOLDERS]
     folders = []
     for name in inner:
         path = open_source.inside(folder, name if type(folder) is str else f"{name}/")

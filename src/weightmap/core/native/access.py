@@ -28,7 +28,7 @@ ffi = _kernels.ffi
 lib = _kernels.lib
 U32_MAX = 0xFFFFFFFF
 # More than any kernel starts; fits an int.
-_MOST_THREADS = 1 << 16
+_MAX_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
 module = _kernels
@@ -57,7 +57,7 @@ def as_input(data: Buffer) -> Any:
 def thread_count(threads: int) -> int:
     """Return a number of threads that fits C; each kernel bounds it further."""
     count: int = as_threads(threads)
-    return min(count, _MOST_THREADS)
+    return min(count, _MAX_THREADS)
 
 
 def as_items(ctype: str, array: NDArray[Any]) -> Any:

@@ -238,7 +238,7 @@ _KINDS = {
     "fasttext": lib.WM_SUBWORDS_FASTTEXT,
     "explicit": lib.WM_SUBWORDS_EXPLICIT,
 }
-NGRAMS_MOST: int = lib.WM_NGRAMS_MOST
+MAX_NGRAMS: int = lib.WM_NGRAMS_MOST
 # Initial room for rows, per text and in all: a word of 15 characters has 54 n-grams of 3 to 6 characters.
 _ROOM, _MIN_ROOM = 64, 256
 
@@ -299,7 +299,7 @@ class Ngrams:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | int | None:
         """Return the rows of the n-grams of many texts, and their bounds.
 
-        None for several texts with more than `NGRAMS_MOST` rows in all; a single one may have as many.
+        None for several texts with more than `MAX_NGRAMS` rows in all; a single one may have as many.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ class Ngrams:
         -------
         rows : ndarray of uint64
         row_bounds : ndarray of uint64, shape (texts + 1,)
-            Or, instead of both, the number of the first text with more than `NGRAMS_MOST` n-grams.
+            Or, instead of both, the number of the first text with more than `MAX_NGRAMS` n-grams.
         """
         texts = len(bounds) - 1
         row_bounds = np.empty(texts + 1, np.uint64)
@@ -325,7 +325,7 @@ class Ngrams:
                 return -2 - total
             if total <= room:
                 return rows[:total], row_bounds
-            if total > NGRAMS_MOST and texts > 1:
+            if total > MAX_NGRAMS and texts > 1:
                 return None
             room = total
 

@@ -372,9 +372,9 @@ def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], cou
 
 
 # The fewest bytes of a key-value and of a tensor info, in any version.
-GGUF_VALUE_LEAST, GGUF_TENSOR_LEAST = 9, 20
+MIN_GGUF_VALUE, MIN_GGUF_TENSOR = 9, 20
 _GGUF_DIMS: int = lib.WM_GGUF_NDIM
-GGUF_KEY_MOST: int = lib.WM_GGUF_KEY
+MAX_GGUF_KEY: int = lib.WM_GGUF_KEY
 GGUF_DEEPEST: int = lib.WM_GGUF_DEPTH
 GGUF_TYPES: int = lib.WM_GGUF_TYPES
 
@@ -428,7 +428,7 @@ class GGUFHeader:
     def values(self, data: bytes | bytearray) -> access.Fault | bool:
         """Scan on through the key-values: return True at their end, False if that takes more data, or a fault."""
         native = self.native
-        room = min(native.count, len(data) // GGUF_VALUE_LEAST + 1)
+        room = min(native.count, len(data) // MIN_GGUF_VALUE + 1)
         if room > self._room:
             keys = ffi.new("uint32_t[]", 2 * room)
             ffi.memmove(keys, self._keys, 8 * native.n_keys)
@@ -441,7 +441,7 @@ class GGUFHeader:
         """Scan tensor infos; return columns and a state as `values` does. More than `max_tensors`: a CAPACITY fault."""
         native = self.native
         remaining = len(data) - native.pos
-        count = min(native.n_tensors, remaining // GGUF_TENSOR_LEAST + 1, max_tensors)
+        count = min(native.n_tensors, remaining // MIN_GGUF_TENSOR + 1, max_tensors)
         columns = Columns.scratch(remaining, count, _GGUF_DIMS * count)
         fault = ffi.new("wm_fault *")
         octets = from_buffer("uint8_t[]", data)
@@ -490,11 +490,11 @@ if sys.platform == "win32":
     import mmap
 
 # Fewest bytes that an entry takes in the central directory.
-ZIP_ENTRY_LEAST = 46
+MIN_ZIP_ENTRY = 46
 # The hook of data without one.
 _NO_HOOK = (NULL, NULL)
 # Larger memory is not made with malloc, which may keep it.
-_MALLOC_MOST = 1 << 17
+_MAX_MALLOC = 1 << 17
 _OF_DTYPE = {"u1": "uint8_t[]", "u2": "uint16_t[]", "u4": "uint32_t[]", "u8": "uint64_t[]"}
 
 
@@ -504,7 +504,7 @@ def transient(count: int, dtype: type[Any]) -> NDArray[Any]:
     Malloc may keep the pages of a large array until the process ends.
     """
     nbytes = count * np.dtype(dtype).itemsize
-    return np.empty(count, dtype) if nbytes < _MALLOC_MOST else np.frombuffer(_pages(nbytes), dtype)
+    return np.empty(count, dtype) if nbytes < _MAX_MALLOC else np.frombuffer(_pages(nbytes), dtype)
 
 
 def _pages(nbytes: int) -> Any:
@@ -677,8 +677,8 @@ PICKLE_ODD = {
     for name in ("UNKNOWN", "CONJUGATE", "NEGATIVE", "STORAGE", "CLASS", "KEY", "ARRAY")
 }
 # Words of the arena for each byte of a program, and besides; bytes of a program for each word of the memo's directory.
-_WORDS, _WORDS_LEAST, _PAGE = 4, 1024, 256
-_NAMES, _NAMES_LEAST = 32, 1 << 16
+_WORDS, _MIN_WORDS, _PAGE = 4, 1024, 256
+_NAMES, _MIN_NAMES = 32, 1 << 16
 _new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -776,10 +776,10 @@ class Pickle:
         self._buffers: Any = fd, octets  # kept alive for `_source`
         self._source: Any = ffi.new("wm_pickle_source *", (fd, octets, begin, size, lax))
         # A key may be part of many names: they are bounded by the length of the program too.
-        self._limits = max_tensors, min(max_names, _NAMES * size + _NAMES_LEAST, U32_MAX)
-        words = _WORDS * size + size // _PAGE + _WORDS_LEAST
+        self._limits = max_tensors, min(max_names, _NAMES * size + _MIN_NAMES, U32_MAX)
+        words = _WORDS * size + size // _PAGE + _MIN_WORDS
         # Only pages that the program reaches are touched.
-        large = 8 * words > _MALLOC_MOST
+        large = 8 * words > _MAX_MALLOC
         self._arena: Any = from_buffer("uint64_t[]", _pages(8 * words)) if large else _new_words("uint64_t[]", words)
         self._native = ffi.new("wm_pickle *")
         fault = ffi.new("wm_fault *")

@@ -210,7 +210,7 @@ class Subwords:
         for word in words:
             text = f"<{word}>"
             longest = min(self.max_n, len(text))
-            if count_of(self, len(text)) > checksums.NGRAMS_MOST:
+            if count_of(self, len(text)) > checksums.MAX_NGRAMS:
                 raise self._too_many(word)
             for start in range(len(text)):
                 for n in range(min(longest, len(text) - start), self.min_n - 1, -1):
@@ -218,15 +218,13 @@ class Subwords:
                     if row is not None:
                         rows.append(row)
             bounds.append(len(rows))
-            if len(rows) > checksums.NGRAMS_MOST and len(words) > 1:
+            if len(rows) > checksums.MAX_NGRAMS and len(words) > 1:
                 return None
         return np.array(rows, np.uint64), np.array(bounds, np.uint64)
 
     def _too_many(self, word: str) -> LimitError:
         what = f"number of n-grams of {min_to_max(self)} characters of a word of {len(word)}"
-        return LimitError(
-            what, actual=f"more than {checksums.NGRAMS_MOST}", expected=f"at most {checksums.NGRAMS_MOST}"
-        )
+        return LimitError(what, actual=f"more than {checksums.MAX_NGRAMS}", expected=f"at most {checksums.MAX_NGRAMS}")
 
     def __repr__(self) -> str:
         return f"<Subwords {self.kind}, {min_to_max(self)} characters, {self.size} rows>"

@@ -74,7 +74,7 @@ BLOCK = 4 << 20
 # Longest word of a binary file, in bytes: a file without spaces is refused before it is read as one word.
 LONGEST = 1 << 16
 _MAX_WORDS = (1 << 32) - 1
-_MOST_DIMS = (1 << 31) - 1
+_MAX_DIMS = (1 << 31) - 1
 # Remedies
 REPLACED = Remedy("{} replaces such bytes", "lossy", switch=True, python="weightmap.words.convert(lossy=True)")
 FIRSTS = REPLACED._replace(words="{} keeps the first row of each word")
@@ -157,8 +157,8 @@ def shape_of(head: bytes) -> tuple[int, int, int]:
     """Return the rows and dims declared by the first line, and its end. Dims are bounded."""
     shape = declared(head)
     assert shape is not None  # noqa: S101 - such a file was recognised by it
-    if not 1 <= shape[1] <= _MOST_DIMS:
-        expected = f"1 to {_MOST_DIMS}"
+    if not 1 <= shape[1] <= _MAX_DIMS:
+        expected = f"1 to {_MAX_DIMS}"
         raise FormatError("number of dimensions", field="dims", offset=0, actual=shape[1], expected=expected)
     return shape
 

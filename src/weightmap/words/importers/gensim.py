@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _WINDOW = 1 << 20
 # Most containers and objects per file; gensim writes some dozens.
-_MOST_MADE = 10_000
+_MAX_MADE = 10_000
 # Longest text, and longest integer.
 _LONGEST, _LONG = 1 << 24, 16
 _CLASSES = ("KeyedVectors", "Word2VecKeyedVectors", "EuclideanKeyedVectors")
@@ -148,8 +148,8 @@ class Machine:
 
     def _make(self, value: Any) -> None:
         self._created += 1
-        if self._created > _MOST_MADE:
-            what = f"the pickle has more than {_MOST_MADE} containers and objects, which word vectors have not"
+        if self._created > _MAX_MADE:
+            what = f"the pickle has more than {_MAX_MADE} containers and objects, which word vectors have not"
             raise UnsupportedError(what, field="pickle", offset=self._position)
         self.stack.append(value)
 

@@ -104,7 +104,7 @@ def same_as_package(path, data, **options):
 @pytest.mark.parametrize("name", BITS)
 def test_elements_of_less_than_a_byte_are_read_as_values(tmp_path, monkeypatch, name):
     """`read` has what the package has, in any type, in pieces and in threads; ``f[name]`` has the bytes."""
-    monkeypatch.setattr(reading, "_THREAD_LEAST", 1 << 16)
+    monkeypatch.setattr(reading, "_MIN_THREAD", 1 << 16)
     path, codes = tmp_path / "m.onnx", np.resize(np.arange(1 << BITS[name], dtype=np.uint8), 2**19 + 2**17 + 5)
     proto = numpy_helper.from_array(codes.view(getattr(ml_dtypes, name)).reshape(1, -1), "w")
     path.write_bytes(one(proto.SerializeToString()))

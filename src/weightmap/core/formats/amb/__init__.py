@@ -149,14 +149,14 @@ def read_header(source: Source, head: bytes, options: Options, warnings: list[st
     trailing(source, header.end, options, warnings)
     for name, size, offset in (("metadata_size", metadata, 8), ("config_size", config, 12)):
         options.limits.check("max_header_bytes", size, name, offset=offset)
-    if 0 < tokenizer < TOKENIZER_LEAST:
-        what, expected = "tokenizer_size", f"0, or at least {TOKENIZER_LEAST}"
+    if 0 < tokenizer < MIN_TOKENIZER:
+        what, expected = "tokenizer_size", f"0, or at least {MIN_TOKENIZER}"
         raise errors.TruncatedError(what, field="tokenizer_size", offset=16, actual=tokenizer, expected=expected)
     return header
 
 
 # Bytes of the tokenizer section before its vocabulary.
-TOKENIZER_LEAST = 11
+MIN_TOKENIZER = 11
 
 
 def read_json(prefix: bytes, what: str, start: int, end: int) -> dict[str, Any]:
@@ -408,12 +408,12 @@ def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Li
     """Return the tokenizer of the section [start, end) without reading its vocabulary; None for an empty section."""
     if start == end:
         return None
-    kind, *ids = TOKENIZER_FIELDS.unpack(take(source, head, start, TOKENIZER_LEAST))
+    kind, *ids = TOKENIZER_FIELDS.unpack(take(source, head, start, MIN_TOKENIZER))
     if kind >= len(KINDS):
         expected = ", ".join(f"{code} ({name})" for code, name in enumerate(KINDS))
         raise errors.UnsupportedError("tokenizer type", field="type", offset=start, actual=kind, expected=expected)
     special = {name: i for name, i in zip(SPECIAL_NAMES, ids, strict=True) if i != NO_ID}
-    place = (start + TOKENIZER_LEAST, end - start - TOKENIZER_LEAST, limits)
+    place = (start + MIN_TOKENIZER, end - start - MIN_TOKENIZER, limits)
     return Tokenizer(kind, special, source=source, place=place)
 
 

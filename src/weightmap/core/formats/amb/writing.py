@@ -181,7 +181,7 @@ def _encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
     except (TypeError, ValueError):
         reasons.append(f"tokenizer payload: {type(payload).__name__} (bytes)")
         vocabulary = b""
-    if len(vocabulary) > amb.U32_MAX - amb.TOKENIZER_LEAST:
+    if len(vocabulary) > amb.U32_MAX - amb.MIN_TOKENIZER:
         reasons.append(f"tokenizer payload: {len(vocabulary)} bytes (the section has fewer than 2**32)")
     return amb.TOKENIZER_FIELDS.pack(kind, *ids) + vocabulary
 

@@ -305,7 +305,7 @@ def _pairs(raw: bytes, count: int) -> Iterator[tuple[str, str]]:
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
 # The first integer that takes more than one byte; how many shorter ones `_pad` may widen, by 8 bytes each.
-_WIDE, _MOST_WIDENED = 251, 7
+_WIDE, _MAX_WIDENED = 251, 7
 
 
 def plan(request: Request) -> WritePlan:
@@ -350,7 +350,7 @@ def _entries(
         header += _varint(_CODE[tensor.dtype.name])  # bincode decodes a dtype of four bytes at most
         numbers = [len(tensor.shape), *tensor.shape, offset]
         for number in numbers:
-            if number < _WIDE and len(short) < _MOST_WIDENED:
+            if number < _WIDE and len(short) < _MAX_WIDENED:
                 short.append(len(header))
             header += _varint(number)
         offset += tensor.nbytes

@@ -645,7 +645,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 # Shortest file in the specification layout, in bytes
 _MIN_NBYTES = HEADER.size + FOOTER.size
 # Shortest file in the simple layout, in bytes: files too short for the specification layout may have it.
-_LEAST_SIMPLE = 16
+_MIN_SIMPLE = 16
 # Places and sizes of metadata and vocabulary, and the place of the index.
 _PLACES = struct.Struct("<5I")
 
@@ -681,8 +681,8 @@ def _cut_short(head: bytes, size: int) -> FormatError:
     if declared > size:
         return _shorter(size, declared)
     error = cut_off("its header and footer", size, _MIN_NBYTES)
-    if size < _LEAST_SIMPLE:
-        error.expected += f", or {_LEAST_SIMPLE} in the simple layout"
+    if size < _MIN_SIMPLE:
+        error.expected += f", or {_MIN_SIMPLE} in the simple layout"
     return error
 
 

@@ -327,7 +327,7 @@ def _skip(source: Source, position: int, count: int, tail: int, what: str) -> It
 
 
 # Most bytes of padding before the data; wider types may have up to their width.
-_PADDING_MOST = 4
+_MAX_PADDING = 4
 
 
 class Placing(NamedTuple):
@@ -380,7 +380,7 @@ class Placing(NamedTuple):
             Whether only the end of the file may follow.
         """
         start, declared = self.payload + fields, self.payload + self.length
-        padding, max_padding = declared - start - nbytes, max(_PADDING_MOST, width)
+        padding, max_padding = declared - start - nbytes, max(_MAX_PADDING, width)
         sound = 0 <= padding <= max_padding
         if sound and self.lands(declared, last=last):
             return start + padding, declared
@@ -486,7 +486,7 @@ def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
 # The metadata of finalfusion: TOML, bounded by keys and depth before it is parsed.
 
 # Most parts of keys, dotted keys and table names included. The parser keeps up to two kilobytes for each.
-MOST_KEYS = 1 << 16
+MAX_KEYS = 1 << 16
 # The pieces of a document: comments and strings, which are skipped, and the signs of its structure. An unclosed string
 # ends with the line or the document; the parser reports it later.
 _TOML_PIECE = r"""(?xs)
@@ -512,7 +512,7 @@ def loads(text: str) -> dict[str, Any]:
     Raises
     ------
     LimitError
-        When it has more than `MOST_KEYS` keys.
+        When it has more than `MAX_KEYS` keys.
     ValueError
         `TooDeepError` for nesting deeper than `DEEPEST`; that of `tomllib` for any other defect.
     """
@@ -556,9 +556,9 @@ def _check(signs: Iterable[str | None]) -> None:
             in_key = opened[-1:] == ["{"]
         if parts > DEEPEST or len(opened) > DEEPEST:
             raise TooDeepError
-        if keys > MOST_KEYS:
-            what, expected = "number of keys in the metadata", f"at most {MOST_KEYS}"
-            raise errors.LimitError(what, field="metadata", actual=f"more than {MOST_KEYS}", expected=expected)
+        if keys > MAX_KEYS:
+            what, expected = "number of keys in the metadata", f"at most {MAX_KEYS}"
+            raise errors.LimitError(what, field="metadata", actual=f"more than {MAX_KEYS}", expected=expected)
 
 
 def shallow(content: Any) -> bool:
@@ -1036,9 +1036,9 @@ def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> Quantize
 
 
 # Longest plausible list of chunk ids; a longer one is not read.
-_LISTED_MOST = 64
+_MAX_LISTED = 64
 # Room for the header and the fields of any chunk, in bytes
-_FIELDS_MOST = 64
+_MAX_FIELDS = 64
 
 
 def walk(source: Source, head: bytes, options: Options, warnings: list[str]) -> Chunks:
@@ -1072,7 +1072,7 @@ class _Walk:
         stage = -1
         ids: list[int] = []
         while position < self._size:
-            raw = self._take(position, _FIELDS_MOST)
+            raw = self._take(position, _MAX_FIELDS)
             if (self._storage or self._norms) and not self._is_chunk(raw, position):
                 trailing(self._source, position, self._options, self._warnings)
                 break
@@ -1103,7 +1103,7 @@ class _Walk:
         if count > max_chunks:
             raise too_many("number of chunks", count, max_chunks, field="n_chunks", offset=8)
         first = HEADER.size + 4 * count
-        if count > _LISTED_MOST:
+        if count > _MAX_LISTED:
             return None, first
         ids = self._take(HEADER.size, 4 * count)
         return tuple(id_ for (id_,) in U32.iter_unpack(ids)), first
@@ -1190,7 +1190,7 @@ class _Walk:
         position = vocab.declared
         if not vocab.words <= position < self._size:
             return False
-        raw = self._take(position, _FIELDS_MOST)
+        raw = self._take(position, _MAX_FIELDS)
         if len(raw) < CHUNK.size:
             return False
         id_, length = CHUNK.unpack_from(raw)

@@ -339,8 +339,8 @@ def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool
     n_tensors, n_values = counts.unpack_from(head, 8)
     options.limits.check("max_tensors", n_tensors, "tensor_count", offset=8)
     for count, item_nbytes, field, offset in (
-        (n_values, scans.GGUF_VALUE_LEAST, "metadata_kv_count", 8 + counts.size // 2),
-        (n_tensors, scans.GGUF_TENSOR_LEAST, "tensor_count", 8),
+        (n_values, scans.MIN_GGUF_VALUE, "metadata_kv_count", 8 + counts.size // 2),
+        (n_tensors, scans.MIN_GGUF_TENSOR, "tensor_count", 8),
     ):
         max_count = (source.size - at) // item_nbytes
         if count > max_count:

@@ -27,7 +27,7 @@ _INTEGERS = [("i4", -(2**31), 2**31 - 1), ("i8", -(2**63), 2**63 - 1), ("u8", 0,
 # Levels of arrays of arrays that the scan allows, above an array of values.
 _DEEPEST = scans.GGUF_DEEPEST + 1
 # Number and count of parts are stored in 16 bits.
-_MOST_PARTS = 2**16 - 1
+_MAX_PARTS = 2**16 - 1
 
 
 class _Misfit(Exception):  # noqa: N818 - a verdict on a value, not an error of ours
@@ -46,8 +46,8 @@ def key_values(request: Request, reasons: list[Reason]) -> tuple[list[bytes], in
     _add_shapes(request, merged)
     pairs = []
     for key, value in merged.items():
-        if not isinstance(key, str) or not encodable(key) or len(key.encode()) > scans.GGUF_KEY_MOST:
-            reasons.append(Unfit("metadata", str(key), f"keys are Unicode text of at most {scans.GGUF_KEY_MOST} bytes"))
+        if not isinstance(key, str) or not encodable(key) or len(key.encode()) > scans.MAX_GGUF_KEY:
+            reasons.append(Unfit("metadata", str(key), f"keys are Unicode text of at most {scans.MAX_GGUF_KEY} bytes"))
             continue
         raw = stored.stored(key) if stored is not None and metadata.get(key) is value else None
         try:
@@ -101,8 +101,8 @@ def _add_shapes(request: Request, metadata: dict[str, Any]) -> None:
 def _add_part(request: Request, metadata: dict[str, Any], reasons: list[Reason]) -> None:
     """Add the numbers of a part, of the types that llama.cpp's gguf-split writes. A model of one part is whole."""
     number, parts, tensors = request.part or (0, 1, 0)
-    if parts > _MOST_PARTS:
-        reasons.append(f"{counted(parts, 'part')} (expected at most {_MOST_PARTS})")
+    if parts > _MAX_PARTS:
+        reasons.append(f"{counted(parts, 'part')} (expected at most {_MAX_PARTS})")
     elif parts > 1:
         metadata |= {
             gguf.SPLIT_NO: np.uint16(number),

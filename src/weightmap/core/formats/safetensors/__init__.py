@@ -86,7 +86,7 @@ _kind_of: Callable[..., str] = later("weightmap.core.bytes.strict_json", "kind_o
 # The key of torch.distributed.checkpoint for the indices at which a file's parts of tensors begin; and the names of
 # files with whole tensors, which one rank saves for all.
 _SHARDING, _WHOLE = "DCP_SHARDING_INFO", "model-"
-_NDIM_MOST = 255
+_MAX_NDIM = 255
 # Most bytes of metadata that are cached: many files share short metadata, and it costs little memory.
 _REMEMBERED = 4096
 
@@ -166,7 +166,7 @@ def _of_rank(sharding: str, path: str) -> list[str]:
 
 
 def _is_inside(offsets: object) -> bool:
-    return isinstance(offsets, list) and len(offsets) <= _NDIM_MOST and any(type(at) is int and at for at in offsets)
+    return isinstance(offsets, list) and len(offsets) <= _MAX_NDIM and any(type(at) is int and at for at in offsets)
 
 
 # ----------------------------------------------------------------------------------------------------

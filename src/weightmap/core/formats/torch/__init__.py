@@ -97,7 +97,7 @@ _PROGRAM = "data.pkl"
 # Bytes of the first window of a legacy file in which its programs are run; each further one is so many times as large.
 _WINDOW, _GROWTH = 1 << 16, 4
 # Bytes of the folder in an archive, which torch.save calls as the file; every storage is looked up in it.
-_FOLDER_MOST = 255
+_MAX_FOLDER = 255
 # Mentions of storages that are looked up at once: more would take more memory, and no less time.
 _BATCH = 1024
 # Bytes of names that are searched at once, in a copy.
@@ -207,8 +207,8 @@ def _find_program(archive: Archive) -> tuple[int, str]:
         what = "entries <prefix>/data.pkl of the archive"
         raise LayoutError(what, field=_PROGRAM, offset=0, actual=len(rows), expected=1)
     prefix = archive.names[rows[0]].removesuffix(_PROGRAM)
-    if len(prefix) > _FOLDER_MOST:
-        what, expected = "length of the name of the archive's folder", f"at most {_FOLDER_MOST}"
+    if len(prefix) > _MAX_FOLDER:
+        what, expected = "length of the name of the archive's folder", f"at most {_MAX_FOLDER}"
         raise LimitError(what, field=_PROGRAM, offset=archive.begin(rows[0]), actual=len(prefix), expected=expected)
     return rows[0], prefix
 

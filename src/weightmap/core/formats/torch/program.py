@@ -58,13 +58,13 @@ _ODD = {
 _LAX = Remedy("or {} leaves it out", "strict", value=False)
 _SHOWN = 80
 # Bytes of an integer; Python refuses to write out one of 1,786.
-_LONG_MOST = 1024
+_MAX_LONG = 1024
 # Values that are handed out at once; bytes of one that is not kept in case it is mentioned again; bytes that are read
 # at once.
 _PIECE, _SHORT, _READ = 4096, 64, 1 << 16
 # Bytes of values that are mentioned again, for each byte of a program, and besides: whoever writes metadata out writes
 # each of them.
-_REPEATED, _REPEATED_LEAST = 32, 1 << 20
+_REPEATED, _MIN_REPEATED = 32, 1 << 20
 # Kinds of values whose length is that of bytes of the program.
 _STORED = frozenset(("TEXT", "BYTES", "LATIN", "LONG"))
 _OF_KIND = {number: name for name, number in scans.PICKLE_VALUES.items()}
@@ -267,7 +267,7 @@ class _Window:
         self._program = program
         self._begin, self._data = 0, b""
         self._mentioned: set[int] = set()
-        self._repeated, self._max_repeated = 0, _REPEATED * program.size + _REPEATED_LEAST
+        self._repeated, self._max_repeated = 0, _REPEATED * program.size + _MIN_REPEATED
 
     def mention(self, at: int, count: int) -> None:
         """Count bytes of the program that another value shares: each value writes them anew."""
@@ -300,8 +300,8 @@ def _value(kind: str, length: int, at: int, window: _Window, program: Program, n
         return struct.unpack("<d", at.to_bytes(8, "little"))[0]
     if kind == "DTYPE":
         return f"torch.{PAIRS if at == len(DTYPE_NAMES) - 1 else DTYPE_NAMES[at]}"
-    if kind == "LONG" and length > _LONG_MOST:
-        what, expected = f"{program.name}: bytes of the integer {quoted(name)}", f"at most {_LONG_MOST}"
+    if kind == "LONG" and length > _MAX_LONG:
+        what, expected = f"{program.name}: bytes of the integer {quoted(name)}", f"at most {_MAX_LONG}"
         raise LimitError(what, field="pickle", offset=program.offset + at, actual=length, expected=expected)
     if kind == "DEVICE":
         number = f":{(length >> 8) - 1}" if length >> 8 else ""
