@@ -206,7 +206,7 @@ def test_arguments(model, tmp_path):
     with pytest.raises(FileNotFoundError):
         wm.open(model / NAME, trust=tmp_path / "none")
     os.mkfifo(tmp_path / "fifo")
-    refused(model / NAME, tmp_path / "fifo", "no regular file")
+    refused(model / NAME, tmp_path / "fifo", "a list of digests must be a regular file")
     for source in ((model / NAME).read_bytes(), "https://example.org/model.safetensors"):
         with pytest.raises(wm.UnsupportedError, match="opened by path"):
             wm.open(source, trust="recorded")

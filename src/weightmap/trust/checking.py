@@ -181,7 +181,7 @@ class _Sum:
         """Raise `TrustError` unless the bytes have the digest."""
         actual = f"{self._digest.algorithm}:{self._hash.hexdigest()}"
         if actual != str(self._digest):
-            what = f"this is not the file that {self._digest.origin} is about: its digest"
+            what = f"the file does not match {self._digest.origin}: its digest"
             raise TrustError(what, field="digest", actual=actual, expected=str(self._digest))
 
 
@@ -322,6 +322,6 @@ def _files(trust: Trust, folder: str, below: str = "") -> Iterator[str]:
                 if not entry.is_symlink() and (trust.signed or not trust.ignores(name)):
                     yield from _files(trust, folder, f"{name}/")
             elif not stat.S_ISREG(status.st_mode):
-                raise TrustError("this is no regular file", path=entry.path)
+                raise TrustError("not a regular file", path=entry.path)
             elif not trust.ignores(name):
                 yield name

@@ -189,7 +189,7 @@ def read_list(path: str, max_nbytes: int = MAX_NBYTES) -> bytes | None:
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise TrustError("this is no regular file, and a list of digests is", path=path)
+                raise TrustError("a list of digests must be a regular file", path=path)
             raw = file.read(max_nbytes + 1)
     except OSError as error:
         if is_missing(error):

@@ -46,7 +46,7 @@ class Fp8(Method):
         self.coded = (*FLOAT8, "int8") if self.fp4 else FLOAT8  # type: ignore[misc]
 
     def belongs(self, roles: Collection[str], row: Any) -> bool:
-        """Say so unless ``scale`` is a parameter of its own: then no weight beside it is coded."""
+        """Return False if `scale` is itself a parameter: then its sibling weight is not coded."""
         if set(roles) <= {"weight", "scale"} and "scale" in roles:
             return "weight" in roles and row("weight").dtype.name in self.coded
         return True

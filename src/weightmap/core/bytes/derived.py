@@ -225,7 +225,7 @@ class StridedSource(Derived):
 
 
 class _WholeSource(Derived):
-    """The elements of a tensor of which every part needs all stored bytes; `row` is its row."""
+    """The elements of a tensor that is decoded only as a whole; `row` is its row."""
 
     def __init__(self, row: Any, how: Any) -> None:
         super().__init__(row.source, row.offset, row.nbytes)

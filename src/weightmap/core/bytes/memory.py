@@ -218,7 +218,7 @@ def keeping(*, afterwards: bool = False) -> Iterator[None]:
 
 
 def room(nbytes: int) -> memoryview:
-    """Return uninitialised memory of so many bytes, aligned to a cache line.
+    """Return `nbytes` of uninitialised memory, aligned to a cache line.
 
     It is reused once nothing refers to it.
     """

@@ -294,7 +294,7 @@ def blob_of(path: str) -> str | None:
 
 
 def is_shared(real: str, blob: str) -> bool:
-    """Whether a file is one of those that the repositories of a cache share, of the cache with this blob.
+    """Whether a file is shared by repositories of the cache that has this blob.
 
     huggingface_hub keeps them as ``blobs/XX/XXYYYY...`` beside ``models--o--n``, with a file that marks the folder.
     """
@@ -357,7 +357,7 @@ def open_all_beside(source: Source, names: Collection[str]) -> list[Source]:
 
 
 def _is_near(path: str, other: str) -> bool:
-    """Whether a file really lies below the directory of another, or below that of the other's link target.
+    """Whether a file really lies below the directory of another file, or of that file's link target.
 
     Files of one repository in the Hub's cache are near, wherever the cache keeps them.
     """

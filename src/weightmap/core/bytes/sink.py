@@ -22,7 +22,7 @@ STAGE = 2 << 20
 # On tmpfs, large pages have no use. A piece that fits into the second-level cache is copied twice, to the buffer and by
 # the kernel, in less time than the kernel's copy takes otherwise: that pauses after each page.
 STAGE_IN_MEMORY = 256 << 10
-# Two threads copy at least this many bytes (starting one takes as long as copying a tenth), and at most so many a call.
+# Fewest bytes for two threads (starting one takes as long as copying a tenth of them), and most bytes of a call.
 _SHARED, _TOGETHER = 4 << 20, 64 << 20
 # Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20

@@ -69,7 +69,7 @@ class Verification:
     total : int
         Bytes of all files.
     reasons : list of (str or None), optional
-        For a sharded model, that of each shard: see `VerifyReport.structure_only`.
+        For a sharded model, the reason of each shard: see `VerifyReport.structure_only`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Verification:
             self._others.remove(source)
 
     def reached(self, done: int) -> None:
-        """Note and report that so many bytes have been read."""
+        """Note and report that `done` bytes have been read."""
         self.done = done
         if self._progress is not None:
             self._progress(done, self.total)
@@ -174,7 +174,7 @@ class Verification:
         self.checked("every byte is readable")
 
     def unchanged(self, data: bytes, crc: int, what: str) -> None:
-        """Refuse `data` unless its CRC-32 is `crc`, that of `what` at opening."""
+        """Refuse `data` unless its CRC-32 is `crc`, which `what` had at opening."""
         if checksums.crc32(data) != crc:
             msg = f"{what} changed after the file was opened"
             raise LayoutError(msg, offset=0)

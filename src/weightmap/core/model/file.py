@@ -93,7 +93,7 @@ class TensorFile(Mapping[str, Any]):
         shards: Mapping[str, TensorFile] = _NO_SHARDS,
     ) -> None:
         self._source = source
-        # All files in which it has bytes: this one first, of which a model in several files has the name alone.
+        # All sources with tensor bytes; in a sharded model the first has only a name.
         self._sources: tuple[Source, ...] = (source, *content.sources) if content.sources else (source,)
         self._content = content
         self._table: Table = content.table

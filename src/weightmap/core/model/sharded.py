@@ -250,7 +250,7 @@ _NO_WEIGHTS = re.compile(r"\.|(?:training_args|optimizer|scheduler|scaler|rng_st
 
 
 def warn_of(file: Any, lines: Sequence[str], options: Options) -> None:
-    """Warn the caller of `open` of what disagrees; those that open privately list `Content.warnings`."""
+    """Warn the caller of `open` of disagreements; callers that open privately list `Content.warnings`."""
     if not lines or options.private:
         return
     shown = "; ".join(lines[:_MAX_LINES])
@@ -528,7 +528,7 @@ def _open_listed(source: Source, path: str, options: Options, *, whole: bool) ->
 
 
 def open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:
-    """Open the other parts of a model of which one is open, and return all as one.
+    """Open the remaining parts of a model, and return it as one handle.
 
     The numbers in the parts decide which is which; names help to find them. A part whose name does not lead to the
     others, and any but the first, opens alone, with a `ModelWarning`. In strict mode, raises a `LayoutError` for a part
@@ -592,7 +592,7 @@ def _open_all(
     odd: list[str],
     count: int,
 ) -> None:
-    """Fill `files` with shards as they are opened; note those that are left out. `count` is how many the model has."""
+    """Fill `files` with shards as they are opened; note which are left out. `count` is the model's number of shards."""
     for name, file in opening:
         if isinstance(file, errors.TensorFileError):
             odd.append(f"shard {quoted(name)} is left out: {file}")
@@ -678,7 +678,7 @@ def _listed_in(
 ) -> list[str]:
     """Return the shards that a store lists; opening them finds it out elsewhere.
 
-    Raises `LayoutError` in strict mode for those that it does not list.
+    Raises `LayoutError` in strict mode for tensors that it does not list.
     """
     if type(path) is str or there is None:
         return names
@@ -767,7 +767,7 @@ def _no_file(name: str) -> errors.LayoutError:
 
 
 def _check_total(content: ShardedContent, metadata: Mapping[str, Any]) -> None:
-    """Compare the total size in the index with that of all tensors: it is informative, and programs differ on it."""
+    """Compare the total size in the index with the tensors': only a warning, since programs count differently."""
     stated = metadata.get("total_size")
     total = int(content.table.spans()[1].sum())
     if stated is not None and stated != total:

@@ -51,7 +51,7 @@ class ShardTarget(NamedTuple):
         return os.path.join(self.folder, self.index_name)
 
     def names(self, count: int) -> list[str]:
-        """Return the file names of so many shards."""
+        """Return the file names of `count` shards."""
         return [f"{self.stem}-{i:05}-of-{count:05}{self.suffix}" for i in range(1, count + 1)]
 
     def check_free(self) -> None:
@@ -308,7 +308,7 @@ def bytes_of_size(size: int | str) -> int:
 
 
 def named_by(path: str) -> str:
-    """Return the name whose suffix determines the format of shards: that of an index without its ending."""
+    """Return the name whose suffix determines the format of shards: an index's name without its ending."""
     return path.removesuffix(INDEX_SUFFIX)
 
 
@@ -335,7 +335,7 @@ def write_split(
     payloads : sequence of Payload
     most : int
     plan : callable
-        ``plan(path, payloads, part)`` returns the plan of a file; `part` is that of its `Request`.
+        ``plan(path, payloads, part)`` returns the plan of a file; its `Request` has the `part`.
     progress, durable, overwrite
         As for `save` and `Output`.
     """

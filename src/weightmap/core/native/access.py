@@ -139,7 +139,7 @@ def fstat(fd: int) -> State:
 Descriptor = module.Descriptor
 take_ownership = module.own
 with_temporary = module.with_temporary
-# A bytearray of so many bytes, with any content.
+# Returns a new bytearray of a size, uninitialised.
 new_buffer = module.new_buffer
 
 # Whether the environment has a variable of this name.
@@ -194,7 +194,7 @@ def check_outcome(outcome: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Output arrays: memory that is quick to fill, and checks of those that callers pass.
+# Output arrays: memory that is quick to fill, and checks of arrays that callers pass.
 
 # Up to this size, glibc's malloc reuses memory and numpy asks for huge pages. A larger array would get fresh pages,
 # which the system clears first.

@@ -113,7 +113,7 @@ class Reader:
     Parameters
     ----------
     pread : callable
-        ``pread(offset, count)`` returns so many bytes, or raises.
+        ``pread(offset, count)`` returns `count` bytes, or raises.
 
     Attributes
     ----------

@@ -832,7 +832,7 @@ class Pickle:
             remaining -= count
 
     def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | access.Fault:
-        """Return the tensors, whose storages begin there, and the strides of those that are not row-major.
+        """Return the tensors, whose storages begin there, and the strides of tensors that are not row-major.
 
         The strides are in elements, as many as dimensions; None where all tensors are row-major.
         """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Every scheme that needs no training.
 SCHEMES = (*BITS, "adaptive", *quantised.GGML_ENCODED)
-# A word of so many characters in common with a scheme is a misspelt one: "q8".
+# A word this similar to the name of a scheme is a misspelling: "q8".
 _CUTOFF = 0.6
 
 

@@ -174,7 +174,7 @@ class RecordTable(Table):
 class JoinedTable(Table):
     """Tables of several files as one; each checks its own rows.
 
-    A table without a source gets that of the opened file; a format sets those of the side files.
+    A table without a source gets the opened file's; a format sets the sources of side files.
 
     Parameters
     ----------

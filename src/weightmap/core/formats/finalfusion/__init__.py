@@ -175,7 +175,7 @@ class VocabChunk(NamedTuple):
     id: int
     offset: int  # of the payload
     declared: int  # the chunk's end by its length
-    end: int  # its real end: the declared one if trusted, else that of a walk over the strings
+    end: int  # its real end: as declared if trusted, else as a walk over the strings finds it
     spec: bool  # whether fields are in the order of the specification
     n_words: int
     n_ngrams: int | None  # of an explicit vocabulary; None if the number lies behind the words
@@ -801,7 +801,7 @@ def subwords_of(vocab: VocabChunk, distinct: int | None, strings: VocabStrings) 
 def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
     """Check the whole file, reading each byte once, and that its chunks have not changed since opening.
 
-    `chunks` are those that were found then, `again` those of today.
+    `chunks` were in the file at opening, `again` are in it now.
     """
     if again != chunks:
         msg = "the chunks changed after the file was opened"
@@ -948,7 +948,7 @@ class _Rules(Rules):
 
 
 class _Decoder:
-    """Decodes the product-quantised matrix of a file; `name` is that of the file."""
+    """Decodes the product-quantised matrix of the file `name`."""
 
     def __init__(self, storage: Block, name: str) -> None:
         self._storage = storage
@@ -1013,7 +1013,7 @@ def table_of(chunks: Chunks, size: int) -> ColumnTable:
 
 
 def product_of(storage: Block, octets: NDArray[np.uint8], name: str) -> QuantizedTensor:
-    """Return the product-quantised matrix over its bytes, from projection to codes; `name` is that of the file."""
+    """Return the product-quantised matrix over its bytes, from projection to codes, of the file `name`."""
     from weightmap.core.quant.product import ProductQuantized  # noqa: PLC0415 - only quantised matrices need it
 
     product = storage.product

@@ -90,7 +90,7 @@ def _add_vocabulary(request: Request, metadata: dict[str, Any], reasons: list[Re
 
 
 def _add_shapes(request: Request, metadata: dict[str, Any]) -> None:
-    """Add the shapes of tensors that are stored in another one, and correct those that the metadata name."""
+    """Add the shapes of tensors stored in another shape, and correct shapes that the metadata name."""
     if any(str(key).startswith(gguf.SHAPE_OF) for key in metadata) or any(map(_laid_out, request.tensors.kinds)):
         for tensor in request.tensors:
             key = f"{gguf.SHAPE_OF}{tensor.name}"

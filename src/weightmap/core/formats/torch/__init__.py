@@ -94,7 +94,7 @@ _EXPORTS = (b"/archive_format", TORCH_EXPORT)
 
 
 _PROGRAM = "data.pkl"
-# Bytes of the first window of a legacy file in which its programs are run; each further one is so many times as large.
+# Bytes of the first window in which the programs of a legacy file run; each next window is `_GROWTH` times as large.
 _WINDOW, _GROWTH = 1 << 16, 4
 # Bytes of the folder in an archive, which torch.save calls as the file; every storage is looked up in it.
 _MAX_FOLDER = 255
@@ -263,7 +263,7 @@ def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options)
 
 
 def _check_types(first: NDArray[np.uint8], storages: PickleStorages | _Mentions, program: Program) -> None:
-    """Refuse a storage that is mentioned with two types, of which torch takes the one that it meets first."""
+    """Refuse a storage that is mentioned with two types: torch takes the type that it meets first."""
     differing = np.flatnonzero((first != storages.type) & (storages.nbytes > 0))
     if len(differing):
         i = int(differing[0])
@@ -497,7 +497,7 @@ def _keys(programs: _Programs, options: Options) -> tuple[Iterator[tuple[str, An
 
 # ----------------------------------------------------------------------------------------------------- both
 def _leave_out(pickle: Pickle, program: Program, options: Options, warnings: list[str]) -> None:
-    """Name what ``strict=False`` leaves out. Refuse a checkpoint of which nothing is left."""
+    """Warn of each tensor that ``strict=False`` leaves out. Refuse a checkpoint without any other."""
     if options.strict:
         return
     before = len(warnings)
