@@ -385,21 +385,21 @@ def _residency(file: TensorFile) -> dict[str, Residency] | None:
 
 
 def _files(sources: dict[Source, str], tensors: list[Stored]) -> Iterator[File]:
-    places: dict[str, list[tuple[int, int]]] = {name: [] for name in sources.values()}
+    places: dict[str, list[Range]] = {name: [] for name in sources.values()}
     for tensor in tensors:
-        places[tensor.file].append((tensor.info.offset, tensor.info.nbytes))
+        places[tensor.file].append(Range(tensor.info.offset, tensor.info.offset + tensor.info.nbytes))
     for source, name in sources.items():
         if not source.size:  # a sharded model: a name without bytes
             continue
         yield File(name, source.size, tuple(_gaps(sorted(places[name]), source.size)))
 
 
-def _gaps(places: list[tuple[int, int]], size: int) -> Iterator[Gap]:
+def _gaps(places: list[Range], size: int) -> Iterator[Gap]:
     end = 0
-    for begin, nbytes in places:
-        if begin > end:
-            yield Gap("padding" if end else "header", end, begin)
-        end = max(end, begin + nbytes)
+    for place in places:
+        if place.begin > end:
+            yield Gap("padding" if end else "header", end, place.begin)
+        end = max(end, place.end)
     if end < size:
         yield Gap("footer" if end else "header", end, size)
 

@@ -78,6 +78,7 @@ import numpy as np
 
 import weightmap.errors as errors
 from weightmap.core.arguments import DEEPEST, Limits, Options
+from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DTYPES, SCHEMES, DType
 from weightmap.core.faults import cut_off, nonzero_padding, too_many
 from weightmap.core.formats._base import TOML, Content, Format, take, trailing
@@ -203,7 +204,7 @@ class Chunks(NamedTuple):
 
     listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one
     stored: tuple[int, ...]  # ids of the chunks in the file, in order
-    metadata: tuple[int, int] | None  # offset and size of the TOML text
+    metadata: Range | None  # the TOML text
     vocab: VocabChunk | None
     storage: Block | None
     norms: Block | None
@@ -808,10 +809,10 @@ def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
         raise errors.LayoutError(msg, field="chunk", offset=0)
     run.checked("header and chunks: order, sizes, rows")
     _compare_list(run, chunks)
-    if chunks.metadata is not None:
-        offset, size = chunks.metadata
-        run.until(offset)
-        load_metadata(run.read(offset, size), offset)
+    text = chunks.metadata
+    if text is not None:
+        run.until(text.begin)
+        load_metadata(run.read(text.begin, text.nbytes), text.begin)
         run.checked("metadata")
     if chunks.vocab is not None:
         run.until(chunks.vocab.words)
@@ -979,7 +980,7 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     def load() -> dict[str, Any]:
         if metadata is None:
             return {}
-        metadata_values: dict[str, Any] = load_metadata(source.pread(*metadata), metadata[0])
+        metadata_values: dict[str, Any] = load_metadata(source.pread(metadata.begin, metadata.nbytes), metadata.begin)
         return metadata_values
 
     def check(run: Verification) -> None:
@@ -1056,7 +1057,7 @@ class _Walk:
         self._options = options
         self._warnings = warnings
         self._size = source.size
-        self._metadata: tuple[int, int] | None = None
+        self._metadata: Range | None = None
         self._vocab: VocabChunk | None = None
         self._storage: Block | None = None
         self._norms: Block | None = None
@@ -1154,7 +1155,7 @@ class _Walk:
         if id_ == METADATA:
             self._check_length("metadata", length, position)
             self._options.limits.check("max_header_bytes", length, "size of the metadata", offset=position + 4)
-            self._metadata = (payload, length)
+            self._metadata = Range(payload, payload + length)
             return payload + length
         stage = STAGES[id_]
         if stage == 1:
