@@ -49,32 +49,40 @@ TARGET WM_INLINE uint32_t largest_magnitude(const float *x) {
     return max;
 }
 
+/* Integers in the order of floats, and back; -0 comes before 0. */
+static inline int32_t ordered(int32_t bits) { return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1); }
+
+/* Compared as integers, of which compilers make vector code. */
+TARGET WM_INLINE void ends_of(const float *x, float *smallest, float *largest) {
+    int32_t low = INT32_MAX, high = INT32_MIN;
+    for (int i = 0; i < 32; i++) {
+        const int32_t at = ordered((int32_t)bits_of_float(x[i]));
+        low = at < low ? at : low, high = at > high ? at : high;
+    }
+    *smallest = float_of_bits((uint32_t)ordered(low)), *largest = float_of_bits((uint32_t)ordered(high));
+}
+
 /* d * (q - half): the element of largest magnitude, of equals the first, gets code 0. */
 TARGET WM_INLINE void quantize_signed(const float *x, int bits, uint8_t *out) {
     const float half = (float)(1 << (bits - 1));
-    const uint32_t max = largest_magnitude(x);
+    float smallest, largest;
     uint32_t q[32];
     int first = 0;
-    while ((bits_of_float(x[first]) & 0x7FFFFFFF) != max) first++;
-    const float d = in_half(x[first] / -half), inverse = inverse_of(d);
+    ends_of(x, &smallest, &largest);
+    while (largest == -smallest && x[first] != smallest && x[first] != largest) first++;
+    const float peak = largest == -smallest ? x[first] : largest > -smallest ? largest : smallest;
+    const float d = in_half(peak / -half), inverse = inverse_of(d);
     for (int i = 0; i < 32; i++) q[i] = (uint32_t)(int)clamp(x[i] * inverse + (half + 0.5f), 0, 2 * half - 1);
     put16(out, narrow_float(d));
     pack(q, bits, out + 2);
 }
 
-/* Integers in the order of floats, and back; -0 comes before 0. */
-static inline int32_t ordered(int32_t bits) { return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1); }
-
 /* d * q + m: the smallest element gets code 0, the largest one the largest code. */
 TARGET WM_INLINE void quantize_range(const float *x, int bits, uint8_t *out) {
     const float max = (float)((1 << bits) - 1);
-    int32_t low = INT32_MAX, high = INT32_MIN;
+    float min, largest;
     uint32_t q[32];
-    for (int i = 0; i < 32; i++) {
-        const int32_t at = ordered((int32_t)bits_of_float(x[i]));
-        low = at < low ? at : low, high = at > high ? at : high;
-    }
-    float min = float_of_bits((uint32_t)ordered(low)), largest = float_of_bits((uint32_t)ordered(high));
+    ends_of(x, &min, &largest);
     if (min == 0) { /* the first zero counts, whatever its sign */
         int first = 0;
         while (x[first] != 0) first++;

@@ -393,7 +393,7 @@ def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
             if kind == "bf16" and not np.isnan(high):  # they keep the bits of a NaN
                 return arr.astype(ml_dtypes.bfloat16, order="C").view(np.uint8).reshape(oshape)
             if kind in _SAME and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
-                return quantised.encode_ggml(arr, kind, threads=access.cpus())[0].reshape(oshape)
+                return quantised.encode_ggml(arr, kind, threads=access.cpus()).reshape(oshape)
         return theirs(func, arr, otype, oshape)
 
     return convert

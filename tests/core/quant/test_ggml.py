@@ -145,7 +145,7 @@ def test_the_bytes_of_gguf_py(isa, scheme, kind):
 
 @pytest.mark.parametrize("scheme", ENCODED)
 def test_the_same_bytes_everywhere(scheme):
-    """Every instruction set and any number of threads give the same bytes; errors are those of the decoded values."""
+    """Every instruction set and any number of threads give the same bytes."""
     before = kernels.isa()
     for name, array in ARRAYS.items():
         found = set()
@@ -155,8 +155,6 @@ def test_the_same_bytes_everywhere(scheme):
                 quantize_ggml(np.tile(array, (4, 1)), scheme, threads=threads).payload.tobytes() for threads in (1, 3)
             }
         assert len(found) == 1, name
-        _, errors = quantised.encode_ggml(array, scheme)
-        assert math.isclose(errors.sum(), error_of(array, quantize_ggml(array, scheme)), rel_tol=1e-9), name
     kernels.use_isa(before)
 
 

@@ -782,8 +782,8 @@ def decode_ggml(
     return values
 
 
-def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Quantise to blocks of this type; return their bytes, and the sum of the squared errors of each block.
+def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> NDArray[np.uint8]:
+    """Quantise to blocks of this type; return their bytes.
 
     The bytes are the same on every instruction set and with any number of threads. q4_0, q4_1, q5_0, q5_1 and q8_0 give
     the bytes of gguf-py; the others search for scales of least squared error. A scale too large for float16 becomes
@@ -800,7 +800,7 @@ def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[n
 
     Returns
     -------
-    ndarray of uint8, ndarray of float64
+    ndarray of uint8
 
     Raises
     ------
@@ -813,17 +813,11 @@ def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> tuple[NDArray[n
     flat = floats(a)
     data = np.empty(ggml_size(flat.size, name), np.uint8)
     kind = GGML_TYPES[name]
-    errors = np.empty(flat.size // kind.block_size, np.float64)
     source = access.as_items("float[]", flat) if flat.size else NULL
-    target, sums = access.as_output(data, "uint8_t[]"), access.as_output(errors, "double[]")
-    if (
-        lib.wm_ggml_encode(
-            source, flat.size, kind.number, target, data.size, sums, errors.size, access.thread_count(threads)
-        )
-        != -1
-    ):
+    arguments = source, flat.size, kind.number, access.as_output(data, "uint8_t[]"), data.size
+    if lib.wm_ggml_encode(*arguments, NULL, 0, access.thread_count(threads)) != -1:
         raise AssertionError("sizes were checked")
-    return data, errors
+    return data
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
         expected = f"one of {', '.join(quantised.GGML_ENCODED)}"
         raise QuantError("scheme to quantise to", field="type", actual=repr(scheme), expected=expected)
     _check_rows(scheme, values.shape)
-    return GgmlTensor(scheme, values.shape, quantised.encode_ggml(values, scheme, threads=threads)[0])
+    return GgmlTensor(scheme, values.shape, quantised.encode_ggml(values, scheme, threads=threads))
 
 
 def _check_rows(scheme: str, shape: tuple[int, ...]) -> None:
