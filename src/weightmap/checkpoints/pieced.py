@@ -469,8 +469,8 @@ class CompositeTensor(QuantizedTensor):
 
         Without `out`, matrices of experts that are stored transposed are a view of what is decoded: not C-contiguous.
         """
-        made = self._coding.empty(self.dtype if dtype is None else dtype_named(dtype)) if out is None else out
-        return super().dequantize(out=made, threads=threads, strict=strict)
+        target = self._coding.empty(self.dtype if dtype is None else dtype_named(dtype)) if out is None else out
+        return super().dequantize(out=target, threads=threads, strict=strict)
 
     def _decode(self, start: int, stop: int, target: NDArray[Any], threads: int) -> None:
         if target.flags.c_contiguous:

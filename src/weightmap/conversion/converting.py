@@ -362,7 +362,7 @@ def _not_copied(others: list[str], directory: ModelDirectory | None, report: Con
     carried = FORMATS[report.format].carries[report.layout] & {"config", "vocab", "tokenizer"}
     if others and directory is not None and "tokenizer" in carried:
         directory.tokenizer()  # of shards it was read by whoever wrote the first
-    read = directory.seen if carried and directory is not None else ()
+    read = directory.stamps if carried and directory is not None else ()
     names = [quoted(name) for name in others if name not in read]
     return [f"only a directory gets copies of {', '.join(names)}"] if names else []
 

@@ -325,7 +325,7 @@ def plan_shards(
         )
         for i, (name, (_, pieces, one, _)) in enumerate(zip(names, ready, strict=True))
     ]
-    shared = None if directory is None else (sorted(directory.metadata.items()), sorted(directory.seen.items()))
+    shared = None if directory is None else (sorted(directory.metadata.items()), sorted(directory.stamps.items()))
     keys = [
         digest(task.number, len(tasks), task.pieces, shared if task.model else None, task.renamed, *(task.part or ()))
         for task in tasks

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Files that programs read beside a model in a directory of Hugging Face, and its terms: they go along to a new one, and
 # no target replaces them.
-ALONG = (
+COMPANIONS = (
     "config.json",
     "hf_quant_config.json",
     "quantize_config.json",
@@ -70,19 +70,19 @@ ALONG = (
 
 
 def check_not_read(file: Any, *targets: str) -> None:
-    """Raise `TargetError` if a path names a file of a model, a shard, or one of `ALONG` beside it."""
-    check_apart(sources_of(file), targets, ALONG)
+    """Raise `TargetError` if a path names a file of a model, a shard, or one of `COMPANIONS` beside it."""
+    check_apart(sources_of(file), targets, COMPANIONS)
 
 
-def check_apart(sources: Sequence[Source], targets: Iterable[str], beside: Iterable[str] = ()) -> None:
-    """Raise `TargetError` if a path leads to a source file, or to one of those `beside` the first."""
+def check_apart(sources: Sequence[Source], targets: Iterable[str], siblings: Iterable[str] = ()) -> None:
+    """Raise `TargetError` if a path leads to a source file, or to one of the `siblings` of the first."""
     there = _identities(targets)
     if not there:
         return
     # Device and inode come first; objects in stores have others.
     inputs = dict.fromkeys((source.identity[:2] for source in sources), "this file is an input")
     folder = os.path.dirname(sources[0].name)
-    others = _identities([os.path.join(folder, name) for name in beside])
+    others = _identities([os.path.join(folder, name) for name in siblings])
     inputs |= dict.fromkeys(others.values(), "this file belongs to the source")
     for target, identity in there.items():
         if identity in inputs:
@@ -141,8 +141,8 @@ class CompanionFiles:
     def __init__(
         self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
     ) -> None:
-        self._beside, self._folder, self._replace = open_source.folder_of(model), folder, replace
-        self._names = tuple(name for name in companions(self._beside) if not (decoded and name in SIDECARS))
+        self._source_folder, self._folder, self._replace = open_source.folder_of(model), folder, replace
+        self._names = tuple(name for name in companions(self._source_folder) if not (decoded and name in SIDECARS))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
             if name == "config.json":
@@ -154,7 +154,7 @@ class CompanionFiles:
         for name in self._names:
             target = os.path.join(self._folder, name)
             try:
-                source = open_source.from_path(open_source.inside(self._beside, name), "mmap")
+                source = open_source.from_path(open_source.inside(self._source_folder, name), "mmap")
             except (FileNotFoundError, IsADirectoryError):
                 continue
             with contextlib.closing(source):
@@ -187,8 +187,8 @@ class CompanionFiles:
 
 def companions(folder: str) -> Iterator[str]:
     """Yield the names in a directory that are copied with a model; some may be no files."""
-    there = open_source.names_in(folder, ALONG)
-    yield from (name for name in ALONG if name in there)
+    there = open_source.names_in(folder, COMPANIONS)
+    yield from (name for name in COMPANIONS if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's
         yield from sorted(name for name in there if name.endswith(".py"))
     yield from _chat_templates(folder)

@@ -262,7 +262,7 @@ class ModelDirectory:
         Metadata by AMB's specification, as far as known: name, family, creator, created, version.
     config : dict
         The keys of AMB's configuration, if ``config.json`` has them, and a few more.
-    seen : dict
+    stamps : dict
         Size and CRC-32 of each file that was read so far; None for one that is not there.
     """
 
@@ -285,9 +285,9 @@ class ModelDirectory:
         self.config: dict[str, Any] = _amb_config(self._json)
 
     @property
-    def seen(self) -> dict[str, tuple[int, int] | None]:
+    def stamps(self) -> dict[str, tuple[int, int] | None]:
         """What the files were that this read."""
-        return self._files.seen
+        return self._files.stamps
 
     def tokenizer(self) -> TokenizerParts | None:
         """Read and return the tokenizer, perhaps ten megabytes; None when there is none.
@@ -302,12 +302,12 @@ class _Files:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.seen: dict[str, tuple[int, int] | None] = {}
+        self.stamps: dict[str, tuple[int, int] | None] = {}
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
         raw = read_small(path)
-        self.seen[os.path.basename(str(path))] = None if raw is None else (len(raw), checksums.crc32(raw))
+        self.stamps[os.path.basename(str(path))] = None if raw is None else (len(raw), checksums.crc32(raw))
         return raw
 
     def json(self, name: str) -> dict[str, Any] | None:

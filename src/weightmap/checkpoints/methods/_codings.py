@@ -149,8 +149,8 @@ class Fp4(Scaled):
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
-        found = {self.codes: slice(first, last), self.scales: slice(first, last)}
-        return found if self.whole is None else found | {self.whole: None}
+        slices = {self.codes: slice(first, last), self.scales: slice(first, last)}
+        return slices if self.whole is None else slices | {self.whole: None}
 
     def counterpart(
         self, read: Callable[[str], NDArray[Any]], target_types: pieced.TargetTypes
@@ -266,11 +266,11 @@ class Experts(pieced.Coding):
     def blocks(self, pieces: pieced.Components, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`: (experts, rows * bytes)."""
         rows = self.matrix.shape[0]
-        made = [
+        matrices = [
             self.matrix.blocks(self._parts(pieces, number), 0, rows, layout).reshape(-1)
             for number in range(last - first)
         ]
-        return np.stack(made)
+        return np.stack(matrices)
 
     def _parts(self, pieces: pieced.Components, number: int) -> dict[str, NDArray[Any]]:
         """Return what the pieces have of one expert: matrices, of rows of its W."""
@@ -308,9 +308,9 @@ class Transposed(pieced.Coding):
         groups: NDArray[np.int32] | None = None,
         *,
         by_rows: bool = False,
-        **own: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(scheme, shape, "qweight", "scales", block_size=size, **own)
+        super().__init__(scheme, shape, "qweight", "scales", block_size=size, **options)
         self.bits, self.groups, self.by_rows = bits, groups, by_rows
 
     def zero_points(self, pieces: pieced.Components, first: int, last: int) -> NDArray[np.float32]:
@@ -366,8 +366,8 @@ def scaled(
     """
     shape = rows, columns = group.check(codes, stored, (None, None))
     high, wide = min(height or rows, rows) or 1, min(width or columns, columns) or 1
-    wanted = blocks_of(rows, high), blocks_of(columns, wide)
-    shapes: list[tuple[int, ...]] = [wanted]
+    expected = blocks_of(rows, high), blocks_of(columns, wide)
+    shapes: list[tuple[int, ...]] = [expected]
     if not height and not width:
         shapes = [(), (1,), (1, 1)]
     group.check(scales, kinds, *shapes)

@@ -51,9 +51,9 @@ class AutoRound(Method):
         """Return bits and size of the groups of a module."""
         fitting = (key for key in self.expressions if self.extra.matches(key, f"(?:.*(?:{key}))", module))
         key = module if module in self.extra.values else next(fitting, None)
-        own = self.settings if key is None else self.extra.section(key)
+        section = self.settings if key is None else self.extra.section(key)
         of_all = self.settings.integer("bits", 4), self.settings.integer("group_size", 128)
-        return own.integer("bits", of_all[0]), own.integer("group_size", of_all[1])
+        return section.integer("bits", of_all[0]), section.integer("group_size", of_all[1])
 
     def leaves_out(self, module: str) -> bool:
         """Implement `Method.leaves_out`."""

@@ -37,8 +37,8 @@ class AwqCoding(Transposed):
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
         every, words = slice(None), slice(first // 8, last // 8)
-        found = {"qweight": (every, words), "scales": (every, slice(first, last))}
-        return found | {"qzeros": (every, words)} if self.zeros else found
+        slices = {"qweight": (every, words), "scales": (every, slice(first, last))}
+        return slices | {"qzeros": (every, words)} if self.zeros else slices
 
     def zero_points(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Implement `Transposed.zero_points`."""

@@ -44,32 +44,32 @@ class FourBits(Coding):
         ``nested_blocksize``, or 0.
     offset : float
         ``nested_offset``.
-    held : int
+    packing : int
         Codes in an element of ``weight``.
     """
 
-    __slots__ = ("blocksize", "held", "nested", "offset")
+    __slots__ = ("blocksize", "nested", "offset", "packing")
 
     blocksize: int
     nested: int
     offset: float
-    held: int
+    packing: int
     direct: ClassVar[bool] = True
 
     def __init__(
-        self, scheme: str, shape: tuple[int, ...], blocksize: int, nested: int, offset: float, held: int
+        self, scheme: str, shape: tuple[int, ...], blocksize: int, nested: int, offset: float, packing: int
     ) -> None:
         # Parts of the parameter begin at a block, at a nested one too, and at an element that holds codes.
-        width, whole = math.prod(shape[1:]), math.lcm(blocksize * max(nested, 1), held)
+        width, whole = math.prod(shape[1:]), math.lcm(blocksize * max(nested, 1), packing)
         rows = min(whole // math.gcd(whole, max(width, 1)), max(shape[0], 1))
         super().__init__(scheme, shape, "weight", _ABSMAX, block_size=blocksize, step=rows)
-        self.blocksize, self.nested, self.offset, self.held = blocksize, nested, offset, held
+        self.blocksize, self.nested, self.offset, self.packing = blocksize, nested, offset, packing
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
         width = math.prod(self.shape[1:])
         start, stop = first * width, last * width
-        ranges: dict[str, Any] = {"weight": slice(start // self.held, blocks_of(stop, self.held)), _MAP: None}
+        ranges: dict[str, Any] = {"weight": slice(start // self.packing, blocks_of(stop, self.packing)), _MAP: None}
         ranges[_ABSMAX] = slice(start // self.blocksize, blocks_of(stop, self.blocksize))
         if self.nested:
             each = self.blocksize * self.nested
@@ -192,10 +192,10 @@ class BitsAndBytes(Method):
             offset = float(number)
         else:
             group.check(_ABSMAX, ("float32",), (blocks,))
-        held = 2 * group.row("weight").dtype.bits // 8
+        packing = 2 * group.row("weight").dtype.bits // 8
         # A block that is larger than all elements, or than all blocks, is all of them.
         size, nested = min(size, count), min(nested, blocks)
-        coding = FourBits(f"bitsandbytes {kind}", tuple(shape), size, nested, offset, held)
+        coding = FourBits(f"bitsandbytes {kind}", tuple(shape), size, nested, offset, packing)
         coding.stated = state.text("dtype", "float32")
         if coding.stated not in FLOATS:
             state.unsupported("dtype", "'float16', 'bfloat16' or 'float32'")
