@@ -426,7 +426,7 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("convert MODEL a.weights --names llama.cpp", "and the target is EMBD; leave --names llama.cpp out"),
         ("convert MODEL a.weights --rename x", "--rename is 'x', expected OLD=NEW"),
         ("convert MODEL a.weights --block-size 8", "--block-size: only with --quantize"),
-        ("convert MODEL a.gguf --quantize q4_k_m", "q4_k_m is a mixture of llama.cpp"),
+        ("convert MODEL a.gguf --quantize q4_k_m", "this model does not get (a Hugging Face directory gets them)"),
         ("convert MODEL a.fifu --lossy", "there is no vocabulary"),
         ("convert TEXT a.fifu --dtype float16", "--dtype is not for word embeddings, which stay float32"),
         ("convert TEXT a.fifu --lossy --align 64", "--align: not for word embeddings"),

@@ -200,7 +200,8 @@ def checked_view(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> 
     translated, why = _translates(stored, spec, names, whole=whole)
     spec = dataclasses.replace(spec, translated=translated)
     file, notes = conversion_view(stored, spec)
-    return file, _with_shape(spec, file, why), [*([why] if why else []), *notes]
+    hint = why or ("" if whole else "a Hugging Face directory gets them")
+    return file, _with_shape(spec, file, hint), [*([why] if why else []), *notes]
 
 
 def conversion_view(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:
@@ -225,7 +226,7 @@ def conversion_view(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> 
 def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
     """Return the arguments of a conversion with what a mixture depends on. Raises `EncodeError` where it is missing.
 
-    `why` says why the model did not get llama.cpp's names although it would, if so.
+    `why` says why the model did not get llama.cpp's names, or how it would.
     """
     mixture = None if spec.quantize is None else spec.quantize.mixture
     if not (mixture or spec.translated):
