@@ -43,23 +43,21 @@ Contenders take turns, and medians are compared; files lie in the page cache unl
 """
 # What a plot shows, for users.
 CAPTIONS = {
-    "opening": "From a path to a model that finds tensors by name: header and index are checked, nothing else is read.",
-    "loading": "From a path to the bytes of every tensor. Ours are views of the file.",
-    "decoding": "From stored halves, integers and blocks to float32, by one thread.",
+    "opening": "Header and index are checked, nothing else is read.",
+    "loading": "Ours are views of the file.",
+    "decoding": "To float32, by one thread.",
 }
 FIGURES = """## Figures
 
-The *limit* is the best that this machine does in the same run: C loops (`benchmarks/limits.c`) that read, write or copy
-as many bytes, or the system calls that every reader needs. A row over several sizes shows the worst, in brackets. †
-falls short of its target: [benchmarks/MISSED.md](../benchmarks/MISSED.md) says by how much, and why. It also has the
-figures of kernels, limits and threads.
+The *limit* is the best of this machine in the same run: C loops (`benchmarks/limits.c`) over as many bytes, or the
+system calls that every reader needs. Of several sizes the worst counts, in brackets. † falls short of its target:
+[benchmarks/MISSED.md](../benchmarks/MISSED.md) says why. It also has the figures of kernels, limits and threads.
 """
 HEADING = "## Whole workflows"
 WORKFLOWS = """
 
-`make workflows` runs what users run, each turn in a process, and the fastest rival. Numbers are times as fast; in
-brackets the most anonymous memory, as a share of the rival's. Large files have {mib:,} MiB. Medians of {turns}, on
-{machine[cpu]}, {machine[cores]} cores, {date}.
+What users run (`make workflows`), beside the fastest rival: times as fast; in brackets anonymous memory, as a share of
+the rival's. Large files have {mib:,} MiB. Medians of {turns} on {machine[cpu]}, {machine[cores]} cores, {date}.
 """
 # Questions about a format and a size, which share a table.
 OF_FORMAT = re.compile(r"(open|one tensor|all tensors) of (.+), (MiniLM|large)")
@@ -103,10 +101,7 @@ def about(run: Run) -> Iterator[str]:
     versions: Mapping[str, str] = machine.get("versions", {})
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
     yield ""
-    yield (
-        "`make bench` times every contender; `make report` writes this page, and all times and plots by size into "
-        "`build/benchmarks/`."
-    )
+    yield ("`make bench` and `make report` write this page, and all times and plots by size into `build/benchmarks/`.")
 
 
 def figures(outcomes: list[Outcome], *, detailed: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHAPE = (4096, 4096)
-KINDS = ("q4_0", "q8_0", "q4_k", "q6_k", "mxfp4")
+KINDS = ("q4_0", "q8_0", "q4_k", "mxfp4")
 
 
 def write(folder: Path, mib: int) -> None:

@@ -172,13 +172,13 @@ WORKFLOWS = {
     for (suffix, libraries), size, what in itertools.product(LIBRARIES.items(), SIZES, USES)
 }
 WORKFLOWS |= {
-    f"load_file of safetensors for torch, {size}": {
+    f"load_file, untouched, {size}": {
         who: partial(untouched, library, size)
         for who, library in {"weightmap": "weightmap.torch", "safetensors": "safetensors.torch"}.items()
     }
     for size in SIZES
 }
 WORKFLOWS |= {
-    f"all tensors of {suffix}, large{COLD}": WORKFLOWS[f"all tensors of {suffix}, large"]
+    f"all of {suffix}, large{COLD}": WORKFLOWS[f"all tensors of {suffix}, large"]
     for suffix in ("safetensors", "safetensors for torch")
 }
