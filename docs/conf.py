@@ -82,7 +82,7 @@ MODULES = {
     "weightmap.words": "word vectors of other programs",
     "weightmap.kernels": "checksums, hashes, widening and decoding in C",
     "weightmap.errors": "every error, with its fields",
-    "weightmap.typing": "the types of arguments",
+    "weightmap.typing": "types of arguments and results",
 }
 
 

@@ -61,7 +61,7 @@ def thread_count(threads: int) -> int:
 
 
 def as_items(ctype: str, array: NDArray[Any]) -> Any:
-    """Return an array as a pointer for C to read items of several bytes, which are aligned, if need be in a copy."""
+    """Return an array as a pointer for C to aligned items of several bytes; an array that is not aligned is copied."""
     return from_buffer(ctype, array if array.flags.aligned else array.copy())
 
 
@@ -147,7 +147,7 @@ is_set = module.is_set
 
 
 # ----------------------------------------------------------------------------------------------------
-# Calls of C that read and write files themselves: where their bytes lie, and what became of them.
+# Calls of C that read and write files: their inputs and outcomes.
 
 _WHAT = {
     lib.WM_NOT_FINITE: "number",
@@ -227,8 +227,8 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 # ----------------------------------------------------------------------------------------------------
 # Memory that files are read into: it begins at a line of the CPU's cache.
 #
-# An operating system copies a file to such a place up to a sixth faster. Large arrays of numpy and bytearrays begin 16
-# or 32 bytes behind the start of a line, so each second store of a copy meets two lines.
+# The system copies a file to such memory up to a sixth faster. Large numpy arrays and bytearrays begin 16 or 32 bytes
+# into a line, so that every other store of a copy crosses two lines.
 
 LINE = 64  # bytes
 
