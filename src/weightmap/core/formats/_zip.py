@@ -150,14 +150,26 @@ def _sound_entries(
             error = error_of(fault, begin + at, source)
             if fault.kind not in _OF_ONE_ENTRY or not isinstance(error, FormatError):
                 raise error
-            label = bytes(entry[scans.MIN_ZIP_ENTRY : scans.MIN_ZIP_ENTRY + name]).decode(errors="replace")
-            refused[label] = error
+            refused[_label(entry)] = error
         else:
             sound.append(entry)
         at = end
     if at != len(central):
         raise _in_directory(count, bytes(central[at : at + len(_CENTRAL)]), begin + at, 0, 0)
     return sound, refused
+
+
+def _label(entry: memoryview) -> str:
+    """Return the name of an entry of a central directory for messages."""
+    end = scans.MIN_ZIP_ENTRY + int.from_bytes(entry[28:30], "little")
+    return bytes(entry[scans.MIN_ZIP_ENTRY : end]).decode(errors="replace")
+
+
+def _overreaching(entries: scans.ZipEntries) -> frozenset[int]:
+    """Return the entries whose bytes, by what they state, reach into the entry behind them."""
+    order = np.argsort(entries.offset)
+    reach = (entries.data + entries.stored)[order[:-1]] > entries.offset[order[1:]]
+    return frozenset(order[:-1][reach].tolist())
 
 
 def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -212,10 +224,14 @@ class Archive:
         scanned = scans.zip_scan(fd, data, begin, central, count)
         self._central = (begin, size, checksums.crc32(central))
         self.refused: dict[str, FormatError] = {}
-        if isinstance(scanned, access.Fault) and not options.strict:
+        if not options.strict and (isinstance(scanned, access.Fault) or _overreaching(scanned)):
             sound, self.refused = _sound_entries(source, begin, central, count)
-            warnings.extend(f"entry {quoted(name)} is left out: {error}" for name, error in self.refused.items())
             scanned = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound))
+            if not isinstance(scanned, access.Fault) and (reaching := _overreaching(scanned)):
+                self.refused |= {_label(sound[row]): LayoutError("it reaches into another") for row in reaching}
+                sound = [entry for row, entry in enumerate(sound) if row not in reaching]
+                scanned = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound))
+            warnings.extend(f"entry {quoted(name)} is left out: {error}" for name, error in self.refused.items())
         if isinstance(scanned, access.Fault):
             raise error_of(scanned, begin, source)
         self._source, self._options = source, options
@@ -236,14 +252,12 @@ class Archive:
     def _check_order(self, end: int, options: Options, warnings: list[str]) -> None:
         """Refuse entries that overlap, and bytes that belong to none."""
         fault = self.entries.check_order(end)
-        if fault is None:
+        if fault is None or (self.refused and fault.kind != "ZIP_OVERLAP"):  # refused entries lie in gaps
             return
         if fault.kind == "ZIP_OVERLAP":
             what = f"entry {quoted(self.label(fault.row))}"  # none reaches into the directory: the scan refuses that
             expected = f"at least {fault.expected}, where the entry before it ends"
             raise LayoutError(f"{what} begins within an entry", offset=fault.at, actual=fault.actual, expected=expected)
-        if self.refused:  # they lie there
-            return
         what, at = "bytes of the archive belong to no entry: they begin", fault.at
         expected = f"the next entry there, not {fault.actual} bytes later"
         error = LayoutError(what, field="gap", offset=at, actual=at, expected=expected)

@@ -159,6 +159,7 @@ BAD_ENTRIES = {
     "header of another method": {"local": {"method": 8}},
     "header of another size": {"local": {"size": 7}},
     "longer than the archive": {"local": {"stored": 1 << 20}, "central": {"stored": 1 << 20}},
+    "into the next": {"local": {"stored": 300, "size": 300}, "central": {"stored": 300, "size": 300}},
     "beyond the directory": {"central": {"offset": 1 << 20}},
     "a name that ends at a zero byte": {"name": b"b\0ad.npy"},
     "a second name": {"more": b"\x75\x70\1\0x"},
