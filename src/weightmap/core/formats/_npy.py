@@ -13,12 +13,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weightmap._messages import counted
-from weightmap.core.bytes.geometry import Strided
+from weightmap.core.bytes import Range
 from weightmap.core.dtypes import DECLARED, DType, dtype_of
 from weightmap.core.faults import cut_off
 from weightmap.core.formats import NPY_MAGIC
@@ -27,6 +27,8 @@ from weightmap.errors import FormatError, LayoutError, LimitError, UnsupportedEr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Header = tuple[DType, tuple[int, ...], tuple[int, ...] | None, Range]
 
 MAGIC = NPY_MAGIC
 _MAX_LITERAL = 1 << 20
@@ -41,33 +43,6 @@ _PIECE = r"""(?s)\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(Tru
 _ESCAPE = r"(?s)\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'\"])|(.))"
 _WORDS = {"True": True, "False": False, "None": None}
 _DEPTH = 16
-
-
-class Array(NamedTuple):
-    """An array, as its header describes it.
-
-    Attributes
-    ----------
-    dtype : DType
-    shape : tuple of int
-    strides : tuple of int or None
-        None for a row-major array.
-    nbytes : int
-        Of its data.
-    start : int
-        Bytes before its data.
-    """
-
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    nbytes: int
-    start: int
-
-    @property
-    def geometry(self) -> Strided | None:
-        """The layout of its elements, if they are stored uncompressed."""
-        return None if self.strides is None else Strided(self.strides)
 
 
 class _Literal:
@@ -149,8 +124,8 @@ def _unescaped(match: re.Match[str]) -> str:
     return plain or chr(int(narrow or wide or widest, 16))
 
 
-def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -> Array:
-    """Read a header.
+def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -> Header:
+    """Return dtype, shape, strides (None for a row-major array) and the range of the data behind the header.
 
     `data` are the first `FIRST` bytes, or all of a shorter file; ``read(n)`` returns n; `what` and `at` are for
     messages.
@@ -206,7 +181,7 @@ def _literal(raw: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, ...],
     return dtype, shape, fortran
 
 
-def _array(dtype: np.dtype[Any], shape: tuple[int, ...], start: int, what: str, at: int, *, fortran: bool) -> Array:
+def _array(dtype: np.dtype[Any], shape: tuple[int, ...], start: int, what: str, at: int, *, fortran: bool) -> Header:
     if dtype.hasobject:
         raise UnsupportedError(
             f"{what} holds Python objects: their pickles could run any program", field="descr", offset=at
@@ -223,7 +198,7 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], start: int, what: str, 
     if math.prod(dim or 1 for dim in shape) * dtype.itemsize > INT64_MAX:
         raise LayoutError(f"the product of the shape of {what} exceeds 2**63 - 1 bytes", field="shape", offset=at)
     strides = fortran_strides(shape, dtype.itemsize) if fortran else None
-    return Array(dtype_of_array(dtype), shape, strides, math.prod(shape) * dtype.itemsize, start)
+    return dtype_of_array(dtype), shape, strides, Range(start, start + math.prod(shape) * dtype.itemsize)
 
 
 def fortran_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:

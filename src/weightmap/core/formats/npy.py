@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightmap.core.bytes.geometry import Strided
 from weightmap.core.formats import is_npy
 from weightmap.core.formats._base import Content, Format, take, trailing
 from weightmap.core.formats._npy import FIRST, MAGIC, ArrayRules, read_header
@@ -29,22 +30,20 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     def read(count: int) -> bytes:
         return take(source, head, 0, min(source.size, count))
 
-    array = read_header(read(FIRST), read, "the array", 0)
+    dtype, shape, strides, data = read_header(read(FIRST), read, "the array", 0)
     options.limits.check("max_tensors", 1, "number of tensors", offset=0)
     warnings: list[str] = []
-    count = len(array.shape)
-    bounds = np.array([0, 0], np.uint32), np.array([0, count], np.uint32)
-    begin, dims = np.array([array.start], np.uint64), np.array(array.shape, np.uint64)
-    end = begin + np.uint64(array.nbytes)
+    bounds = np.array([0, 0], np.uint32), np.array([0, len(shape)], np.uint32)
+    begin, end, dims = np.array([data.begin], np.uint64), np.array([data.end], np.uint64), np.array(shape, np.uint64)
     columns = scans.Columns(b"", bounds[0], np.zeros(1, np.uint8), dims, bounds[1], begin, end)
-    typed = array.dtype, array.geometry
+    typed = dtype, None if strides is None else Strided(strides)
     table = ColumnTable(columns, ArrayRules(0, source.size), utf8=True, typed=lambda _row, _shape: typed)
     table.check()  # a look at one array
-    trailing(source, array.start + array.nbytes, options, warnings)
-    crc = checksums.crc32(take(source, head, 0, array.start))
+    trailing(source, data.end, options, warnings)
+    crc = checksums.crc32(take(source, head, 0, data.begin))
 
     def verify(run: Verification) -> None:
-        run.unchanged(run.read(0, array.start), crc, "the header")
+        run.unchanged(run.read(0, data.begin), crc, "the header")
         run.checked("header")
         run.finish()
 

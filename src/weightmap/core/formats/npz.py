@@ -78,7 +78,7 @@ class _Members:
                 self._kinds[number] = _npy.dtype_of_array(np.dtype(kind))
             except TypeError:  # such as an integer of three bytes: its error comes with the first array of it
                 headers.kind[headers.kind == number] = scans.NPY_ODD
-        self._odd: dict[int, tuple[_npy.Array, Geometry | None]] = {}
+        self._odd: dict[int, tuple[DType, tuple[int, ...], Geometry | None]] = {}
         self._left_out: list[int] = []
         for i in np.flatnonzero(headers.kind == scans.NPY_ODD).tolist():
             try:
@@ -97,16 +97,16 @@ class _Members:
             raise LayoutError(
                 f"{what} is no array: its magic", field="magic", offset=begin, actual=shown, expected=repr(_npy.MAGIC)
             )
-        array = _npy.read_header(start, functools.partial(archive.beginning, i), what, begin)
-        if array.start + array.nbytes != size:
-            expected = f"{array.start + array.nbytes}, by its header"
+        dtype, shape, strides, data = _npy.read_header(start, functools.partial(archive.beginning, i), what, begin)
+        if data.end != size:
+            expected = f"{data.end}, by its header"
             raise LayoutError(f"size of {what}", field="size", offset=begin, actual=size, expected=expected)
         nbytes = int(archive.entries.stored[i])
-        geometry: Geometry | None = array.geometry
+        geometry: Geometry | None = None if strides is None else Strided(strides)
         if not stored:
-            geometry = Deflated(what, nbytes, size, archive.crc(i), array.start, array.strides, self._limits)
-        self._odd[i] = array, geometry
-        self._headers.begin[i] = begin + array.start if stored else begin
+            geometry = Deflated(what, nbytes, size, archive.crc(i), data.begin, strides, self._limits)
+        self._odd[i] = dtype, shape, geometry
+        self._headers.begin[i] = begin + data.begin if stored else begin
         self._headers.end[i] = begin + size if stored else begin + nbytes
 
     def table(self) -> ColumnTable:
@@ -115,17 +115,17 @@ class _Members:
         dims, bounds = headers.dims, headers.dim_bounds
         if self._odd:
             ndims = np.diff(bounds)
-            ndims[list(self._odd)] = [len(array.shape) for array, _ in self._odd.values()]
+            ndims[list(self._odd)] = [len(shape) for _, shape, _ in self._odd.values()]
             plain = np.repeat(headers.kind != scans.NPY_ODD, ndims)
             dims = np.empty(len(plain), np.uint64)
             dims[plain] = headers.dims
-            dims[~plain] = [dim for array, _ in self._odd.values() for dim in array.shape]
+            dims[~plain] = [dim for _, shape, _ in self._odd.values() for dim in shape]
             bounds = np.concatenate(([0], np.cumsum(ndims))).astype(np.uint32)
         columns = scans.Columns(
             headers.names, headers.bounds, np.zeros(count, np.uint8), dims, bounds, headers.begin, headers.end
         )
         kinds, fortran, kinds_by_code = headers.kind, headers.fortran, self._kinds
-        odd = {i: (array.dtype, geometry) for i, (array, geometry) in self._odd.items()}
+        odd = {i: (dtype, geometry) for i, (dtype, _, geometry) in self._odd.items()}
         if self._left_out:
             order = np.delete(np.arange(count), self._left_out)
             columns, kinds, fortran = columns.take(order), kinds[order], fortran[order]

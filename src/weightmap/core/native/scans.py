@@ -491,8 +491,6 @@ if sys.platform == "win32":
 
 # Fewest bytes that an entry takes in the central directory.
 MIN_ZIP_ENTRY = 46
-# The hook of data without one.
-_NO_HOOK = (NULL, NULL)
 # Larger memory is not made with malloc, which may keep it.
 _MAX_MALLOC = 1 << 17
 _OF_DTYPE = {"u1": "uint8_t[]", "u2": "uint16_t[]", "u4": "uint32_t[]", "u8": "uint64_t[]"}
@@ -679,6 +677,7 @@ PICKLE_ODD = {
 # Words of the arena for each byte of a program, and besides; bytes of a program for each word of the memo's directory.
 _WORDS, _MIN_WORDS, _PAGE = 4, 1024, 256
 _NAMES, _MIN_NAMES = 32, 1 << 16
+# Without clearing: a scan fills the memory.
 _new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -866,9 +865,6 @@ def _output(array: NDArray[Any]) -> Any:
 
 # ----------------------------------------------------------------------------------------------------
 # The columns of a table of tensors, and tables of strings, which C fills, reads and checks.
-
-# Without clearing: a scan fills the memory.
-_new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Columns:

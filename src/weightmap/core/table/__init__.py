@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    class _Described(Protocol):
+        """The part of `weightmap.core.table.table.Table` that messages need."""
+
+        @property
+        def rules(self) -> Rules: ...
+        @property
+        def names(self) -> StringTable: ...
+        def position(self, row: int) -> int | None: ...
+        def label(self, row: int) -> str: ...
+        def __len__(self) -> int: ...
+
+
 _PIECE = 4096  # strings
 
 # Tables of strings over bytes of a file, which decode a string when it is asked for.
@@ -220,18 +232,6 @@ class StringTable:
 _INT64_MAX = (1 << 63) - 1
 # The names of these fields in messages, for formats without names of their own.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
-
-
-class _Described(Protocol):
-    """The part of `weightmap.core.table.table.Table` that messages need."""
-
-    @property
-    def rules(self) -> Rules: ...
-    @property
-    def names(self) -> StringTable: ...
-    def position(self, row: int) -> int | None: ...
-    def label(self, row: int) -> str: ...
-    def __len__(self) -> int: ...
 
 
 def table_error(table: _Described, fault: access.Fault) -> FormatError:

@@ -415,15 +415,16 @@ def _open_sibling(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...
     size = other.size
     try:
         head = other.pread(0, min(FIRST, size))
-        array = read_header(head, lambda count: other.pread(0, min(count, size)), "the array", 0)
-        dtype, end = numpy_dtype(array.dtype), array.start + array.nbytes
-        if dtype.kind != "f" or array.strides is not None:
+        kind, shape, strides, data = read_header(head, lambda count: other.pread(0, min(count, size)), "the array", 0)
+        dtype = numpy_dtype(kind)
+        if dtype.kind != "f" or strides is not None:
             raise UnsupportedError("the vectors must be rows of floating-point numbers", field="descr", offset=0)
-        if end != size:
-            raise LayoutError("size of the file", field="shape", offset=min(end, size), actual=size, expected=end)
+        if data.end != size:
+            at = min(data.end, size)
+            raise LayoutError("size of the file", field="shape", offset=at, actual=size, expected=data.end)
     except TensorFileError as error:
         raise error.located(path=path) from None
-    return other, dtype, array.shape, array.start
+    return other, dtype, shape, data.begin
 
 
 def _blocks(source: Source, dtype: np.dtype[Any], shape: tuple[int, int], offset: int) -> Iterator[NDArray[np.float32]]:
