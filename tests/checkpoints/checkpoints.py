@@ -223,7 +223,7 @@ def fp4(kind):
         "weight_scale_2": np.array(whole_scale),
         "input_scale": np.ones((), np.float32),
     }
-    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head*"]}
+    config = {"quant_method": "modelopt", "quant_algo": kind.split()[1].upper(), "ignore": ["lm_head*"]}
     return Checkpoint("modelopt nvfp4", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values)
 
 
@@ -236,6 +236,19 @@ def mxfp8():
         values = product(q, np.repeat(each, 32, 1))
     rules = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     return compressed("mxfp8-quantized", rules, {"weight": q, "weight_scale": s}, values)
+
+
+def mxfp6():
+    """MXFP6 of compressed-tensors: four codes are three bytes."""
+    codes, (s, each) = numbers(26, (24, 64), 64), exponents(27, (24, 2))
+    word = (codes.reshape(24, 16, 4) << np.arange(0, 24, 6)).sum(-1, dtype="<u4")
+    octets = word.view(np.uint8).reshape(24, 16, 4)[..., :3].reshape(24, 48)
+    sign, exponent, fraction = codes >> 5, codes >> 3 & 3, codes & 7
+    q = np.where(exponent, np.exp2(exponent - 1.0) * (1 + fraction / 8), fraction / 8)
+    with np.errstate(over="ignore"):
+        values = product(np.copysign(q, 0.5 - sign).astype(np.float32), np.repeat(each, 32, 1))
+    rules = {"num_bits": 6, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+    return compressed("mxfp6-pack-quantized", rules, {"weight_packed": octets, "weight_scale": s}, values)
 
 
 def fp8(scale, method="fp8"):
@@ -466,6 +479,8 @@ EXAMPLES = {
     **{f"int8 {s}, zeros": (lambda s=s: whole("int", s, symmetric=False)) for s in ("tensor", "channel", "group")},
     **{f"float8 {s}": (lambda s=s: whole("float", s)) for s in ("tensor", "channel", "group", "block")},
     **{kind: (lambda kind=kind: fp4(kind)) for kind in ("nvfp4", "mxfp4", "experts", "modelopt nvfp4")},
+    "modelopt w4a16_nvfp4": lambda: fp4("modelopt w4a16_nvfp4"),
+    "mxfp6": mxfp6,
     "mxfp8": mxfp8,
     **{f"fp8 {s}": (lambda s=s: fp8(s)) for s in ("f32", "bf16", "u8", "e8m0", "own", "e5m2", "tensor", "tensor e8m0")},
     "fbgemm": lambda: fp8("rows", "fbgemm_fp8"),

@@ -42,7 +42,7 @@ pytestmark = [
 # Of the presets of compressed-tensors, those whose weights it writes in a format that is specified.
 PRESETS = (
     *("W2A16", "W3A16", "W4A16", "W4A16_ASYM", "W5A16", "W6A16", "W7A16", "W8A16", "W8A8"),
-    *("FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16", "MXFP8A16"),
+    *("FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16", "MXFP6A16", "MXFP8A16"),
 )
 BITS_AND_BYTES = {
     **{

@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
-from weightmap.checkpoints.methods._codings import fp4, scaled
+from weightmap.checkpoints.methods._codings import Scaled, fp4, scaled
 from weightmap.checkpoints.methods.gptq import checked_groups
 from weightmap.checkpoints.pieced import Codes, Coding, Grouped, integer_blocks, integers_fit, unpacked
 from weightmap.errors import FormatError
@@ -202,6 +202,34 @@ class _Weights:
         )
 
 
+# The values of float6_e2m3, by their codes.
+_E2M3 = np.array([*(m / 8 for m in range(8)), *(2**e * (1 + m / 8) for e in range(3) for m in range(8))], np.float32)
+_E2M3 = np.concatenate([_E2M3, -_E2M3])
+
+
+class Fp6(Scaled):
+    """``W[o, c] = e2m3[q[o, c]] * s[o, c // 32]``: q are 6 bits, laid end to end in bytes, lowest bits first."""
+
+    __slots__ = ()
+
+    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        return super().decode(self._bytes(pieces), first, last)
+
+    def coded(self, pieces: Components, first: int, last: int) -> Codes:
+        """Implement `Coding.coded`."""
+        return super().coded(self._bytes(pieces), first, last)
+
+    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
+        """Implement `Scaled.values`."""
+        return _E2M3.take(codes & 63)
+
+    def _bytes(self, pieces: Components) -> Components:
+        """Return the pieces with a byte for each code."""
+        words = np.ascontiguousarray(pieces[self.codes]).view("<i4")
+        return {**pieces, self.codes: unpacked(words, 6, self.shape[1])}
+
+
 class CompressedTensors(Method):
     """``quant_method: "compressed-tensors"``.
 
@@ -213,6 +241,7 @@ class CompressedTensors(Method):
     nvfp4-pack-quantized    `weight_packed`, `weight_scale` float8_e4m3fn for 16 columns, `weight_global_scale`,
                             which divides: `Fp4`
     mxfp4-pack-quantized    `weight_packed`, `weight_scale` exponents for 32 columns: `Fp4`
+    mxfp6-pack-quantized    the same: `Fp6`
     mxfp8-quantized         `weight` float8_e4m3fn, `weight_scale` exponents for 32 columns: `Scaled`
     ======================  ===================================================================================
     """
@@ -369,6 +398,17 @@ class CompressedTensors(Method):
         self._floats(weights, 4, 32)
         return fp4(group, f"compressed-tensors {weights.format}", "weight_packed", "weight_scale", 32, EXPONENTS)
 
+    def mxfp6(self, group: Group, weights: _Weights) -> Coding:
+        """Return the coding of MXFP6 weights."""
+        group.only("weight_packed", "weight_scale", "input_scale")
+        self._floats(weights, 6, 32)
+        rows, octets = group.check("weight_packed", ("uint8",), (None, None))
+        if octets % 24:
+            group.refuse("bytes of a row", "weight_packed", actual=octets, expected="a multiple of 24, of 32 columns")
+        group.check("weight_scale", EXPONENTS, (rows, octets // 24))
+        name, shape = f"compressed-tensors {weights.format}", (rows, octets // 3 * 4)
+        return Fp6(name, shape, "weight_packed", "weight_scale", height=1, width=32)
+
     def mxfp8(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of MXFP8 weights."""
         group.only("weight", "weight_scale", "input_scale")
@@ -394,6 +434,7 @@ _FORMATS: dict[str, Callable[[CompressedTensors, Group, _Weights], Coding]] = {
     "naive-quantized": CompressedTensors.whole,
     "nvfp4-pack-quantized": CompressedTensors.nvfp4,
     "mxfp4-pack-quantized": CompressedTensors.mxfp4,
+    "mxfp6-pack-quantized": CompressedTensors.mxfp6,
     "mxfp8-quantized": CompressedTensors.mxfp8,
 }
 
