@@ -70,28 +70,21 @@ def matrix(tmp_path):
 
 
 def test_keys_types_shapes_and_values_agree(mixed):
+    loaded = compat.load_file(mixed)
     with compat.safe_open(mixed, framework="np") as ours, safetensors.safe_open(mixed, framework="np") as theirs:
         assert ours.keys() == theirs.keys()
         assert isinstance(ours.keys(), list)
         assert [n for n in ours.offset_keys() if n != "empty"] == [n for n in theirs.offset_keys() if n != "empty"]
         assert sorted(ours.offset_keys()) == ours.keys()
+        assert list(loaded) == list(ours.get_tensors()) == ours.offset_keys()
         assert ours.metadata() == theirs.metadata() == {"one": "1", "two": "zwei"}
         for name in theirs.keys():  # noqa: SIM118 - a method here, not a mapping
             expected, got = theirs.get_tensor(name), ours.get_tensor(name)
             assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
             assert got.tobytes() == expected.tobytes()
+            np.testing.assert_array_equal(loaded[name], expected, strict=True)
             mine, other = ours.get_slice(name), theirs.get_slice(name)
             assert (mine.get_dtype(), mine.get_shape()) == (other.get_dtype(), other.get_shape())
-
-
-def test_load_file_agrees(mixed):
-    ours, theirs = compat.load_file(mixed), theirs_numpy.load_file(mixed)
-    assert set(ours) == set(theirs)
-    for name, expected in theirs.items():
-        np.testing.assert_array_equal(ours[name], expected, strict=True)
-    with compat.safe_open(mixed, "np") as file:
-        assert list(ours) == file.offset_keys()
-        assert list(file.get_tensors()) == file.offset_keys()
 
 
 @pytest.mark.parametrize("code", EXTENDED)
@@ -111,8 +104,8 @@ def test_types_that_numpy_lacks(tmp_path, code):
 @pytest.mark.parametrize("metadata", [None, {}, {"k": "v"}])
 def test_metadata_that_is_empty_is_not_none(tmp_path, metadata):
     path = write(tmp_path / "x.safetensors", {"x": entry("I8", np.zeros(1, np.int8))}, metadata)
-    with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
-        assert ours.metadata() == theirs.metadata() == metadata
+    with compat.safe_open(path, "np") as ours:
+        assert ours.metadata() == metadata
     compat.save_file({"x": np.zeros(1, np.int8)}, path, metadata)
     with compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
         assert ours.metadata() == theirs.metadata() == metadata
@@ -124,9 +117,7 @@ def test_arrays_are_views_that_outlive_the_handle(matrix):
         whole, part = file.get_tensor("a"), file.get_slice("a")[1:3, ::2]
         assert np.shares_memory(whole, file.get_tensor("a"))
         assert np.shares_memory(whole, part)
-    assert not whole.flags.writeable
-    assert not part.flags.writeable
-    assert not whole.flags.owndata
+    assert not any((whole.flags.writeable, part.flags.writeable, whole.flags.owndata))
     np.testing.assert_array_equal(whole, values)
     np.testing.assert_array_equal(part, values[1:3, ::2])
 
@@ -156,11 +147,9 @@ def test_errors_are_those_of_safetensors_in_kind(matrix, tmp_path):
 def test_a_closed_handle_says_so(matrix):
     with compat.safe_open(matrix[0], "np") as file:
         part = file.get_slice("a")
-    for use in (file.keys, file.offset_keys, file.metadata, file.get_tensors):
+    for use in (file.keys, file.offset_keys, file.metadata, file.get_tensors, lambda: file.get_tensor("a")):
         with pytest.raises(wm.errors.ClosedError):
             use()
-    with pytest.raises(wm.errors.ClosedError):
-        file.get_tensor("a")
     np.testing.assert_array_equal(part[0], matrix[1][0])  # a slice keeps the file, as there
 
 
@@ -170,6 +159,9 @@ def test_what_save_file_writes_safetensors_reads(tmp_path):
     arrays = {code: np.arange(6).astype(dtype).reshape(2, 3) for code, dtype in PLAIN.items()}
     arrays |= {"f": np.asfortranarray(base), "strided": base[::2, ::-1], "big": base.astype(">f4")}
     arrays |= {"scalar": np.array(1, np.int32), "empty": np.zeros((0, 2), np.int16)}
+    with pytest.raises(wm.errors.EncodeError, match="wrong"):
+        compat.save_file({"wrong": [1, 2]}, path)
+    assert not path.exists()
     compat.save_file(arrays, path, metadata={"k": "v"})
     read = theirs_numpy.load_file(path)
     assert set(read) == set(arrays)
@@ -207,12 +199,6 @@ def test_types_below_a_byte_are_bytes(tmp_path, code, nbytes):
             with pytest.raises(wm.UnsupportedError, match="get_tensor gives their bytes"):
                 mine[part]
     assert {name: array.tobytes() for name, array in compat.load_file(path).items()} == {"x": data, "y": b"\0\1\2"}
-
-
-def test_values_that_are_no_arrays_are_refused_before_writing(tmp_path):
-    with pytest.raises(wm.errors.EncodeError, match="wrong"):
-        compat.save_file({"wrong": [1, 2]}, tmp_path / "x.safetensors")
-    assert not list(tmp_path.iterdir())
 
 
 def test_shards_are_one_model(tmp_path):

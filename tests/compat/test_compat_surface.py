@@ -84,8 +84,7 @@ def test_saving_to_bytes_gives_the_bytes_of_safetensors(tmp_path, tensors, metad
 def test_loading_from_bytes(tmp_path):
     tensors = {"a": np.zeros((2, 2)), "b": np.arange(6, dtype=np.uint8).reshape(2, 3), "c": np.asarray(False)}
     content = theirs.save(tensors)
-    for data in (content, bytearray(content), memoryview(content)):
-        loaded = ours.load(data)
+    for loaded in map(ours.load, (content, bytearray(content), memoryview(content))):
         assert set(loaded) == set(tensors)
         for name, array in tensors.items():
             np.testing.assert_array_equal(loaded[name], array, strict=True)
