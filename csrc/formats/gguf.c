@@ -293,8 +293,9 @@ void wm_gguf_reach(const wm_columns *columns, uint64_t room, wm_gguf *g) {
     const wm_columns *c = columns;
     if (g->n_tensors > c->cap) return;
     uint64_t next = room; /* the begin behind that of this row */
-    for (uint64_t i = g->n_tensors; i-- > 0;) {
-        if (i + 1 < g->n_tensors && c->begin[i + 1] > c->begin[i]) next = c->begin[i + 1];
+    for (uint64_t behind = g->n_tensors; behind > 0; behind--) {
+        const uint64_t i = behind - 1;
+        if (behind < g->n_tensors && c->begin[behind] > c->begin[i]) next = c->begin[behind];
         if (c->dtype[i] >= WM_GGUF_TYPES && c->end[i] > c->begin[i] && next > c->begin[i]) c->end[i] = next;
         if (c->end[i] > g->data_end) g->data_end = c->end[i];
     }
