@@ -300,6 +300,8 @@ LONE = {
     "a weight of bytes": ("extra.weight", codes(np.uint8, 4, 32)),
     "experts of bytes": ("mlp.experts.gate_up_proj", codes(np.uint8, 2, 4, 8)),
     "experts of float8": ("mlp.experts.w1", codes(F8, 2, 4, 8)),
+    "float8 of any name": ("extra.w", codes(F8, 4, 32)),
+    "integers named as codes": ("extra.W_q", codes(np.uint8, 4, 32)),
 }
 
 

@@ -89,4 +89,5 @@ def test_advice_comes_where_it_is_due(machine, words, path, monkeypatch):
     report = explained(path, monkeypatch, **machine)
     (advice,) = [line for line in report.advice if line != alignment]
     assert re.search(words, advice)
+    assert ("plan." in advice) is ("in Python" in advice)
     assert f"-> {advice}" in str(report)

@@ -276,11 +276,11 @@ class Limits(_Bounds):
     max_tensors : int
         Largest number of tensors in a file, or in a whole sharded model.
     max_copy_bytes : int, optional
-        Most bytes that ``mode="copy"``, `convert`, `load` and `read` copy; None for no bound. Set it for untrusted
-        files: a sparse file of a terabyte costs its author nothing. It also replaces a built-in bound: unless it allows
-        more, tensors are not read, written or compared if they expand to more than 1,032 times the bytes of their file
-        plus 64 MiB. In a PyTorch checkpoint, one number may stand for 2**40 elements, and many tensors may share the
-        same bytes.
+        Most bytes that ``mode="copy"``, `convert`, `read`, and looking up a deflated tensor copy; None for no bound.
+        `load` copies nothing else. Set it for untrusted files: a sparse file of a terabyte costs its author nothing. It
+        also replaces a built-in bound: unless it allows more, tensors are not read, written or compared if they expand
+        to more than 1,032 times the bytes of their file plus 64 MiB. In a PyTorch checkpoint, one number may stand for
+        2**40 elements, and many tensors may share the same bytes.
     max_shards : int
         Largest number of files of a sharded model. Each is mapped, and Linux grants a process 65,530 mappings,
         including those of its own memory: the default takes half of them.

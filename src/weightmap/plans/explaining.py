@@ -240,21 +240,21 @@ def _advice(report: PlanReport, sampled: Sample | None, file: TensorFile) -> Ite
     remote = [place for place in report.places if place.how == "read" and place.kind != "store"]
     stored = sum(place.nbytes for place in report.places if place.kind == "store")
     if stored:
-        yield f"{size(stored)} come from a store at each look-up: plan.run() fetches them once, by few requests"
+        yield f"{size(stored)} come from a store at each look-up: in Python, plan.run() fetches them in few requests"
     if remote:
         nbytes, names = sum(place.nbytes for place in remote), ", ".join(place.file_system for place in remote)
         yield (
-            f"{size(nbytes)} lie on {names}, where a lost connection ends a process that touches a mapping: read them "
-            'with plan.run(), or open the file with mode="copy"'
+            f"{size(nbytes)} lie on {names}, where a lost connection ends a process that touches a mapping: copy them "
+            'to a local disk; in Python, read them with plan.run(), or open the file with mode="copy"'
         )
     if report.budget is not None and report.nbytes > report.budget:
         yield (
-            f"{size(report.nbytes)} are more than the {size(report.budget)} {_bound(report)}: go through them with "
-            "plan.run(release=True), or divide them among ranks"
+            f"{size(report.nbytes)} are more than the {size(report.budget)} {_bound(report)}: in Python, take them "
+            "from plan.run(release=True), or divide them among ranks"
         )
     elif report.cold and report.cold - stored > (1 - _WARM_PART) * report.nbytes:
         first = f"{size(report.cold)} come from the disk at the first touch"
-        yield f"{first}: `weightmap cache warm` or plan.warm() read them in parallel"
+        yield f"{first}: `weightmap cache warm`, or plan.warm() in Python, reads them in parallel"
     if sampled is not None and sampled.large < _LARGE_PART * sampled.mapped:
         part = f"{sampled.large / sampled.mapped:.0%} of {size(sampled.mapped)} in pages of 2 MiB"
         small = f"the page cache holds this file in small pages ({part})"

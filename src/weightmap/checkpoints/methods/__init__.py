@@ -17,7 +17,7 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods._expressions import Expression, UnsupportedExpressionError
 from weightmap.core.bytes.strict_json import kind_of
-from weightmap.core.model.codes import INTEGERS, SMALL_FLOATS
+from weightmap.core.model.codes import INTEGERS, SMALL_FLOATS, may_be_codes
 from weightmap.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32")
-# Names of the codes of experts that are one parameter.
+# Names of integers that are codes, and of the codes of experts that are one parameter.
+_PIECE = re.compile(r"(?:qweight|packed|quantized|codes|qdata|W_q)\Z")
 _FUSED = re.compile(r"(?:[._]proj|\bexperts\.\w+)\Z")
 
 
@@ -278,13 +279,15 @@ class Method:
         return None
 
     def check_lone(self, name: str, row: Row) -> None:
-        """Raise `FormatError` for a tensor without other pieces that is a weight, and codes by its type."""
+        """Raise `FormatError` for a tensor without other pieces that is a weight by its name, and codes by its type."""
         module, kind = name.removesuffix(".weight"), row.dtype.name
         is_fused = _FUSED.search(name) is not None
-        if (module == name and not is_fused) or row.dtype.quantized or self.leaves_out(module):
+        is_weight = module != name or is_fused
+        is_piece = may_be_codes(name, row) and (kind in SMALL_FLOATS or _PIECE.search(name) is not None)
+        if not (is_weight or is_piece) or row.dtype.quantized or self.leaves_out(module):
             return
         is_integer = kind in INTEGERS and len(row.shape) > 1
-        if not is_fused and (kind in self.coded or is_integer):
+        if module != name and not is_fused and (kind in self.coded or is_integer):
             msg = f"tensor {quoted(name)} is {kind}, and its scales are missing"
             raise FormatError(msg, field="quantization_config")
         if is_integer or kind in SMALL_FLOATS:

@@ -77,7 +77,7 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
     kind = row.dtype.name
     if kind in _VIEWED and row.nbytes and not row.dtype.quantized:
         return f"{name}.absmax" if find(f"{name}.absmax") is not None else None
-    if not _may_be_codes(name, row):
+    if not may_be_codes(name, row):
         return None
     for scale_name in _scale_names(name):
         scales = find(scale_name)
@@ -88,7 +88,7 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
     return None
 
 
-def _may_be_codes(name: str, row: Row) -> bool:
+def may_be_codes(name: str, row: Row) -> bool:
     """Whether type, shape and name of a tensor are those of codes."""
     if row.dtype.name not in _CODES or row.dtype.quantized or not row.nbytes:
         return False
@@ -98,7 +98,7 @@ def _may_be_codes(name: str, row: Row) -> bool:
 def _stated_codes(file: Any, name: str, row: Row) -> str | None:
     """Return where it is stated that the model is quantised, for a weight that is codes by its type; else None."""
     weight = row.dtype.name in SMALL_FLOATS or (len(row.shape) > 1 and not name.endswith("bias"))
-    return (_stated(file) or None) if weight and _may_be_codes(name, row) else None
+    return (_stated(file) or None) if weight and may_be_codes(name, row) else None
 
 
 def _stated(file: Any) -> str:
