@@ -139,27 +139,6 @@ def test_inspect_shows_tensors_first_and_folds_training_state(write, run):
     assert "exp_avg" in run("inspect", path)[1]
 
 
-def test_options_are_spelt_as_the_command_line_has_them(write, run, tmp_path):
-    """Messages name --format and --dtype, where Python's say format= and dtype=."""
-    path = write(tensors={"layer.0.weight": Tensor("float32", (4, 1, 4, 4), bytes(256))})
-    status, _, err = run("convert", path, tmp_path / "out.bin")
-    assert (status, err.count("\n")) == (2, 1)
-    assert err.endswith("; convert with --dtype float16\n")
-    status, _, err = run("convert", path, tmp_path / "out.unknown")
-    assert (status, err.endswith("; or give --format\n")) == (2, True)
-    assert "format=" not in err
-    (tmp_path / "words.txt").write_bytes(b"a\xff 1 2 3\nb 1 2 3\n")
-    _, _, err = run("convert", tmp_path / "words.txt", tmp_path / "out.fifu")
-    assert "expected UTF-8; --lossy replaces such bytes (at byte" in err
-    with pytest.raises(weightmap.FormatError, match=r"expected UTF-8; .*lossy=True\) replaces such bytes"):
-        weightmap.convert(tmp_path / "words.txt", tmp_path / "out.fifu")
-    weightmap.save(tmp_path / "two.weights", dict.fromkeys("ab", np.ones((2, 4), np.float32)), vocab=["x", "y"])
-    _, _, err = run("convert", tmp_path / "two.weights", tmp_path / "out.txt", "--format", "text")
-    assert err.endswith("; convert with --include chooses it\n")
-    with pytest.raises(weightmap.EncodeError, match=r"or give format=$"):
-        weightmap.convert(path, tmp_path / "out.unknown")
-
-
 @pytest.mark.parametrize("length", [199, 200, 201, 60_000])
 def test_columns_are_bounded(write, run, tmp_path, length):
     long, many = "L" * length, 300

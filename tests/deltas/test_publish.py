@@ -108,7 +108,7 @@ def test_a_delta_needs_the_version_before(tmp_path):
     base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
     more = write_model(tmp_path / "more", old | {"x": np.zeros(1, np.float32)})
     source = tmp_path / "source"
-    with pytest.raises(wm.TargetError, match=r"version 4, .* is not there; give base_version="):
+    with pytest.raises(wm.TargetError, match=r"version 4, .* is not there; give .*=, the version that the base is"):
         deltas.publish(base, after, source, version=5)
     assert not list(source.iterdir())
     deltas.publish(base, after, source, version=1)

@@ -128,7 +128,7 @@ def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
     with pytest.raises(wm.DeltaError, match="already at version 1"):
         deltas.pull(other, source, version=1)
     assert digests(wm.load(other)) == digests(states[1])
-    with pytest.raises(wm.DeltaError, match="give base="):
+    with pytest.raises(wm.DeltaError, match="give base=, the model that is version 0"):
         deltas.pull(tmp_path / "nothing", source, version=2)
 
 

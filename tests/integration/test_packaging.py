@@ -104,18 +104,8 @@ def test_the_wheel_works_where_it_is_installed(wheel, tmp_path):
     run(sys.executable, "-m", "venv", "--without-pip", "env", cwd=tmp_path)
     python = str(tmp_path / "env" / "bin" / "python")
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(site),
-        str(wheel),
-        cwd=tmp_path,
-    )
+    install = f"-m pip install --no-deps --no-index --target {site} {wheel}"
+    run(sys.executable, *install.split(), cwd=tmp_path)
     # numpy and cffi come from this environment, without network. A path file is read for its paths only, so an editable
     # installation of weightmap in that folder stays unseen.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")

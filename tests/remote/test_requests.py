@@ -175,7 +175,7 @@ def test_objects_without_a_version_are_refused_unless_asked_for(objects, opened)
     """Where neither tag nor time tells two objects of one size apart, a tensor could be of both: nothing is read."""
     objects.etags["m"], objects.modified = None, None
     with pytest.raises(
-        RemoteError, match=r"neither an ETag nor a time of modification.* remote=Remote\(unversioned=True\) opens it"
+        RemoteError, match=r"neither an ETag nor a time .*download it, or remote=Remote\(unversioned=True\) opens it"
     ):
         opened()
     file = opened(unversioned=True)

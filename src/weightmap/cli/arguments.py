@@ -47,7 +47,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_lenient(parser: argparse.ArgumentParser) -> None:
     """Add ``--lenient``."""
-    parser.add_argument("--lenient", action="store_true", help="tolerate harmless defects, such as trailing bytes")
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="open what is there despite defects, such as trailing bytes or a missing shard",
+    )
 
 
 def add_threads(parser: argparse.ArgumentParser, default: str = "one for each CPU") -> None:

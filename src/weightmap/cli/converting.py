@@ -39,7 +39,7 @@ _TENSORS = ("include", "exclude", "dtype", "max_shard_size", "names")
 
 def add_convert(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``convert``."""
-    source = "a tensor file, a model directory, or word2vec, GloVe, fastText or gensim"
+    source = "a tensor file, a model directory, or a file of word2vec, GloVe, fastText or gensim"
     formats = [*(name for name, format in FORMATS.items() if format.plan), *NAMES]
     _add_conversion(sub, source, formats, "--quantize", schemes=(*SCHEMES, *MIXTURES, "pq"))
 
