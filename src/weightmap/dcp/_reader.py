@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 
 from weightmap._messages import counted, quoted
+from weightmap.core.model.codes import check_cast
 from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.saving import PAIRS
@@ -185,7 +186,7 @@ class Work:
     """
 
     def __init__(self, tensors: TensorMetadata, planner: Any, items: Any, chunk: int) -> None:
-        self._planner, self._chunk = planner, chunk
+        self._planner, self._chunk, self._file = planner, chunk, tensors.file
         self.parts: dict[Any, _Part] = {}
         self._empty: list[_Item] = []
         for request in items:
@@ -302,6 +303,8 @@ class Work:
             raise StateError(f"the shape of {what}", actual=list(target.shape), expected=list(item.sizes))
         if part is not None and not torch.can_cast(part.kind.dtype, target.dtype):
             raise StateError(f"{what} is {target.dtype}, which cannot hold {part.kind.dtype} of the file")
+        if part is not None and target.dtype != part.kind.dtype:
+            check_cast(self._file, part.name, row_of(self._file, part.name), str(target.dtype).removeprefix("torch."))
         return target
 
 
@@ -335,9 +338,9 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
 
     Each rank makes a plan (`weightmap.plan`) of the slices that it is asked for: neighbours are one read, and no byte
     is read twice. A rank decodes only its own blocks of a quantised tensor, to float32. The values are converted to
-    the types of the state dict as torch does, but never to another kind (float to integer). An error of any rank, a
-    damaged or missing file among them, ends the load on all of them with a ``CheckpointException`` that has it in
-    ``failures``, by rank.
+    the types of the state dict as torch does, but never to another kind (float to integer), and codes not at all. An
+    error of any rank, a damaged or missing file among them, ends the load on all of them with a ``CheckpointException``
+    that has it in ``failures``, by rank.
 
     Parameters
     ----------

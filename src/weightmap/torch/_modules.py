@@ -12,7 +12,7 @@ from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
 from weightmap.core.arguments import Globs, as_globs, listed, matches, mistyped, names_moved, takes
 from weightmap.core.bytes import Range
-from weightmap.core.model.codes import check_readable
+from weightmap.core.model.codes import check_cast
 from weightmap.core.model.internals import check_unchanged, named_rows, row_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.saving import check_module, from_torch
@@ -101,7 +101,7 @@ def load_into(
         if not (weights or assign):
             for name, row in named_rows(file):
                 if (target := targets.get(chosen.get(name, ""))) is not None:
-                    check_readable(file, name, row, str(target.dtype).removeprefix("torch."))
+                    check_cast(file, name, row, str(target.dtype).removeprefix("torch."))
         stored = shared(file, chosen)
         file_path = file.path
     state = {chosen[name]: tensor for name, tensor in stored.items()}

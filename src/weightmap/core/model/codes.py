@@ -193,6 +193,11 @@ def check_computable(file: Any, takes: Callable[[str], bool], what: str) -> None
 def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> None:
     """Raise `UnsupportedError` if the values of a stored tensor, in this type, would be its codes."""
     target = "float32" if dtype is None else dtype if dtype in DTYPES else dtype_named(dtype).name
+    check_cast(file, name, row, str(target))
+
+
+def check_cast(file: Any, name: str, row: Row, target: str) -> None:
+    """Do what `check_readable` does, for the name of a type, which numpy need not know."""
     if row.dtype.name == target:
         return
     table = file._table  # noqa: SLF001 - one tensor is looked up, not all
@@ -205,4 +210,5 @@ def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> N
     if how is not None:
         expected = f"{row.dtype.name}: f.weights has the parameter, and f[name] the codes"
         what = f"tensor {quoted(name)} is {row.dtype.name}, {how}: dtype"
-        raise UnsupportedError(what, field="dtype", actual=target, expected=expected)
+        error = UnsupportedError(what, field="dtype", actual=target, expected=expected)
+        raise error.located(path=row.source.name, format=file.format)
