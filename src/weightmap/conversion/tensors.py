@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from weightmap.huggingface.directory import ModelDirectory
     from weightmap.typing import TokenizerLike
 
-# Names kept as one text: each as an object would take twice its length and more.
-_TOGETHER = 4096
+# Names that are joined to one text: as an object of its own, a name takes twice its length and more.
+_NAMES_PER_TEXT = 4096
 
 
 class Packed(Tensors):
@@ -69,8 +69,8 @@ class Packed(Tensors):
         self.distinct: bool = not renamed  # as in the source, whose index was checked
         self.nbytes = 0
         self._places: list[Row] = []
-        self._texts: list[tuple[str, array[int]]] = []  # names of many tensors, and where each of them ends
-        self._last: list[str] = []
+        self._texts: list[tuple[str, array[int]]] = []  # names joined to one text, and where each ends
+        self._last: list[str] = []  # names of no text yet
         self._payloads: list[Payload] | None = None  # all payloads, of few tensors in local files
         self._numbers, self._offsets = array("I"), array("Q")
 
@@ -85,7 +85,7 @@ class Packed(Tensors):
         last, self._payloads = self._last, None
         for name, kind, offset in tensors:
             last.append(name)
-            if len(last) == _TOGETHER:
+            if len(last) == _NAMES_PER_TEXT:
                 self._texts.append(("".join(last), array("Q", accumulate(map(len, last)))))
                 last.clear()
             self._numbers.append(kind)
@@ -98,42 +98,42 @@ class Packed(Tensors):
     def __iter__(self) -> Iterator[Payload]:
         if self._payloads is not None:
             return iter(self._payloads)
-        over = self._over()
+        sources = self._reading_ahead()
         every = zip(self.origins(), self._numbers, self._offsets, strict=True)
-        if self._texts or self._renamed or over != [place.source for place in self._places]:
-            return (self._payload(name, number, offset, over) for name, number, offset in every)
+        if self._texts or self._renamed or sources != [place.source for place in self._places]:
+            return (self._payload(name, number, offset, sources) for name, number, offset in every)
         kinds, places = self.kinds, self._places
         self._payloads = [kinds[number].again(name, places[number]._replace(offset=at)) for name, number, at in every]
         return iter(self._payloads)
 
     def write(self, sink: Sink) -> None:
         """Append the bytes of all tensors; neighbours in a file that are only copied are copied together."""
-        over = self._over() if self._payloads is None else [place.source for place in self._places]
+        sources = self._reading_ahead() if self._payloads is None else [place.source for place in self._places]
         copied = [
             kind.is_made_by(copy) and _in_file(place) for kind, place in zip(self.kinds, self._places, strict=True)
         ]
-        waiting, begin, end = None, 0, 0
+        pending, begin, end = None, 0, 0
         for name, number, offset in zip(self.origins(), self._numbers, self._offsets, strict=True):
-            source = over[number] if copied[number] else None
-            if source is not waiting or offset != end:
-                if waiting is not None:
-                    sink.read(waiting, begin, end - begin, self._threads)
+            source = sources[number] if copied[number] else None
+            if source is not pending or offset != end:
+                if pending is not None:
+                    sink.read(pending, begin, end - begin, self._threads)
                 begin = offset
             if source is None:
-                self._payload(name, number, offset, over).write(sink)
-            waiting, end = source, offset + self._places[number].nbytes
-        if waiting is not None:
-            sink.read(waiting, begin, end - begin, self._threads)
+                self._payload(name, number, offset, sources).write(sink)
+            pending, end = source, offset + self._places[number].nbytes
+        if pending is not None:
+            sink.read(pending, begin, end - begin, self._threads)
 
-    def _over(self) -> list[Source]:
-        """Return for each kind the source that reads its data ahead."""
+    def _reading_ahead(self) -> list[Source]:
+        """Return for each kind a source that reads the data of its tensors ahead."""
         files = {source for place in self._places for source, _, _ in place.reads()}
         ahead = {source: source.ahead(self._ranges(source), BETWEEN) for source in files}
         return [place.source.reading(ahead) for place in self._places]
 
-    def _payload(self, name: str, number: int, offset: int, over: Sequence[Source]) -> Payload:
+    def _payload(self, name: str, number: int, offset: int, sources: Sequence[Source]) -> Payload:
         dtype, shape, _, _, nbytes, geometry, quantized = self._places[number]
-        place = tuple.__new__(Row, (dtype, shape, over[number], offset, nbytes, geometry, quantized))
+        place = tuple.__new__(Row, (dtype, shape, sources[number], offset, nbytes, geometry, quantized))
         tensor = self.kinds[number].again(name, place)
         if self._renamed:
             tensor.name = self._renamed.get(name, name)
@@ -157,10 +157,10 @@ class Packed(Tensors):
         return chain(chain.from_iterable(starmap(_names_in, self._texts)), self._last)
 
     def arranged(self, rank: Callable[[Payload], Any]) -> Packed:
-        """Return the tensors by the rank of their kind, and those of one rank by the bytes of their names."""
+        """Return the tensors sorted by the rank of their kind, then by the bytes of their names."""
         names, numbers = list(self.origins()), self._numbers
         written = list(self.names()) if self._renamed else names
-        # In the order of code points, which is that of the bytes of UTF-8.
+        # Strings sort by code points, as their UTF-8 sorts by bytes.
         order = sorted(range(len(names)), key=written.__getitem__)
         ranks = list(map(rank, self.kinds))
         if any(other != ranks[0] for other in ranks):
@@ -185,7 +185,7 @@ def copy(sink: Sink, _: str, place: Row, threads: int) -> None:
 
 
 def _in_file(place: Row) -> bool:
-    """Whether a file here has these bytes as they are. Of a store, tensors are requested one by one."""
+    """Whether a local file has these bytes as they are. From a store, tensors are requested one by one."""
     return type(place.source) is Source and place.geometry is None and not place.dtype.swapped
 
 
@@ -207,9 +207,9 @@ def token_keys(file: TensorFile) -> set[str]:
 
 
 def metadata_of(file: TensorFile, directory: ModelDirectory | None, target_format: Format) -> dict[str, Any]:
-    """Return the metadata of a model: of its file, and of its directory.
+    """Return the metadata of a model's file and directory.
 
-    Numbers of the configuration are left out for a format that has a place for all of it.
+    A format that stores the whole configuration gets none of its numbers as metadata.
     """
     metadata = file_metadata(file)
     carried = target_format.carries[target_format.layouts[0]]
@@ -222,11 +222,12 @@ def metadata_of(file: TensorFile, directory: ModelDirectory | None, target_forma
 
 
 def pop_left_out(metadata: dict[str, Any], names: Iterable[str], takes: Callable[[str], bool]) -> list[str]:
-    """Remove the metadata of modules whose tensors are all left out, where keys lead through modules; return the keys.
+    """Remove the metadata of modules whose tensors are all left out; return the keys.
 
-    A key in a module without tensors is included as a tensor of its name would be; a key in no module stays.
+    Keys are paths, as names of tensors are. `takes` decides on a key in a module without tensors; a key in no module
+    stays.
     """
-    modules: dict[str, bool] = {}  # whether any tensor in them is included
+    modules: dict[str, bool] = {}  # whether a tensor of the module is included
     for name in names:
         included, module = takes(name), name
         while module := module.rpartition(".")[0]:
@@ -254,7 +255,7 @@ def extras_of(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return metadata, vocabulary, configuration and tokenizer as in a `Request`, and notes on what stays behind.
 
-    `copies_vocab`: the files of the directory's vocabulary are copied beside the new file, so that it is not lost.
+    `copies_vocab`: the directory's vocabulary is not lost, because its files are copied beside the new file.
     """
     carried, title = target_format.carries[layout], target_format.title
     places = target_format.metadata_keys if "metadata" in carried else frozenset[str]()
@@ -277,18 +278,18 @@ def extras_of(
             config = {**(config or {}), **directory.config}
         if "tokenizer" in carried and (parts := directory.tokenizer()) is not None:
             tokenizer = {"type": parts.type, "special_ids": parts.special_ids, "payload": parts.payload}
-            vocab = special_ids = None  # its tokens are in there
+            vocab = special_ids = None  # the tokenizer has them
             for name, i in parts.large_ids.items():
                 config = {**(config or {}), f"{name}_token_id": i}
                 notes.append(f"the special id {name} is {i}, more than 16 bits hold: it went to the configuration")
-    have: dict[str, Any] = {
+    available: dict[str, Any] = {
         "metadata": metadata if metadata or file.has_metadata else None,
         "vocab": vocab,
         "special_ids": special_ids,
         "config": config,
         "tokenizer": tokenizer,
     }
-    extras = {name: value for name, value in have.items() if name in carried and value is not None}
+    extras = {name: value for name, value in available.items() if name in carried and value is not None}
     notes += (
         f"metadata {key!r} says how a file of {title} is laid out, and this model is not from one: left behind"
         for key in sorted(foreign)
@@ -299,13 +300,13 @@ def extras_of(
     lost = []
     if homeless:
         lost.append(f"{entries(len(homeless))} ({', '.join(map(quoted, homeless))})")
-    if config and config.keys() != {"quant"} and "config" not in carried:  # that is how AMB's tensors are stored
+    if config and config.keys() != {"quant"} and "config" not in carried:  # AMB describes its scheme by "quant"
         lost.append("the configuration")
     if tokenizer is not None and "tokenizer" not in carried:
         lost.append("the tokenizer")
     if vocab is not None and "vocab" not in carried:
         tokens = not token_keys(file) & metadata.keys() if vocab is file_vocab else not copies_vocab
-        lost += [] if not tokens else [f"the vocabulary of {counted(len(vocab), 'token')}"]
+        lost += [f"the vocabulary of {counted(len(vocab), 'token')}"] if tokens else []
     expected = target_format.expected_keys.items() if file.format != target_format.name else ()
     notes += [
         f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())
@@ -315,8 +316,8 @@ def extras_of(
 
 def dropped_because(name: str, row: Row, format_: Format, layout: str) -> str | None:
     """Return why a layout without int64 does not need a tensor; None if it does, or holds int64."""
-    buffer = name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
-    if not buffer or "int64" in format_.dtypes[layout]:
+    is_buffer = name.rpartition(".")[2] == "position_ids" and len(row.shape) > 0
+    if not is_buffer or "int64" in format_.dtypes[layout]:
         return None
     row.source.check_size(f"tensor {quoted(name)}", row.nbytes)
     if not _counts(row):
@@ -342,8 +343,8 @@ _INTEGERS: dict[int, tuple[type[Any], type[Any]]] = {
     4: (np.uint32, np.int32),
     8: (np.uint64, np.int64),
 }
-# Elements of a quantised tensor that are decoded at once.
-_PIECE = 1 << 18
+# Elements of a quantised tensor to decode at once.
+_DECODED_AT_ONCE = 1 << 18
 
 
 class Overflow:
@@ -360,8 +361,8 @@ class Overflow:
     def cast(self, name: str, pieces: Iterable[NDArray[Any]], dtype: DType) -> Iterator[memoryview]:
         """Yield the bytes of a tensor, given in pieces of one type, as `dtype`."""
         target = numpy_dtype(dtype)
-        # A type of sign and magnitude: larger magnitudes than that of its largest number are infinity and NaN. The
-        # largest signed integer is the largest positive magnitude, the largest unsigned one that of a negative number.
+        # Floating-point numbers are a sign bit and a magnitude; infinity and NaN have the largest magnitudes. So as
+        # signed integers, positive ones are above the `largest` number; as unsigned ones, negative ones above `lowest`.
         unsigned, signed = _INTEGERS[target.itemsize]
         limit = _largest(target)
         largest, lowest = (int(np.array(end, target).view(unsigned)) for end in (limit, -limit))
@@ -457,8 +458,8 @@ class Preparer:
         """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
 
         Raises what the conversion would raise before it creates a file. `renamed` has the new name of each tensor that
-        gets one. A `part` loses the metadata that say which part of a model it was; `numbers` are the `part` of its
-        `Request`. A `trial` reads no data to find out: its plan has estimated sizes, and must not be written.
+        gets one. A `part` of a model loses the metadata that number it; `numbers` are the `part` of its `Request`. A
+        `trial` reads no data: the sizes in its plan are estimates, and it must not be written.
         """
         spec, target_format = self._spec, self._format
         metadata = metadata_of(file, directory, target_format)
@@ -483,8 +484,8 @@ class Preparer:
             raise error.located(path=name_of(file)) from None
         extras, warnings = extras_of(file, directory, metadata, target_format, layout, copies_vocab=part)
         if left_out:
-            some = ", ".join(map(quoted, left_out[:5])) + ", ..." * (len(left_out) > 5)
-            warnings.append(f"{entries(len(left_out))} of what was left out ({some}): left behind")
+            keys = ", ".join(map(quoted, left_out[:5])) + ", ..." * (len(left_out) > 5)
+            warnings.append(f"{entries(len(left_out))} of what was left out ({keys}): left behind")
         if file.shards:
             warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
         tensors: Tensors = packed
@@ -513,7 +514,7 @@ class Preparer:
                 continue
             scheme = None if quantizer is None else quantizer.wants(name, place)
             keeps_type = spec.translated and stays_float32(name, shape)
-            # Dense tensors of one shape are of one kind: making a payload for each takes as long as copying small ones.
+            # Dense tensors of one shape share a payload: making one for each takes as long as copying a small tensor.
             key: Any = (scheme, keeps_type, source, dtype, shape, nbytes)
             number = None if dtype.quantized else number_of_kind.get(key)
             if number is None:
@@ -525,25 +526,22 @@ class Preparer:
                     number = number_of_kind.get(key)
             if number is None:
                 number = packed.add_kind(payload, place)
-                if payload.dtype.name != "adaptive":  # whose sizes depend on their values
+                if payload.dtype.name != "adaptive":  # its size depends on its values
                     number_of_kind[key] = number
             tensors.append((name, number, offset))
-            if len(tensors) == _TOGETHER:
+            if len(tensors) == _NAMES_PER_TEXT:
                 packed.extend(tensors)
                 tensors.clear()
         packed.extend(tensors)
         return packed, dropped
 
     def _payload(self, name: str, row: Row, *, quantizing: bool, keeps_type: bool, trial: bool) -> Payload:
-        """Return the payload of a tensor, which keeps its type or gets that of the conversion.
-
-        A `trial` reads no data to find out, and estimates sizes.
-        """
+        """Return the payload of a tensor, in its own type or that of the conversion. A `trial` estimates its size."""
         if self.quantizer is not None and quantizing:
             return self.quantizer.payload(name, row, self._schemes, trial=trial)
         dtype = None if keeps_type else self._dtype
         if row.dtype.quantized:
-            if dtype is None or self.quantizer is not None:  # with a quantiser, it stays as it is
+            if dtype is None or self.quantizer is not None:  # with a quantiser, quantised tensors stay as they are
                 if self._regrouper is None:
                     self._regrouper = Regrouper(self._schemes)
                 return _as_quantized(name, row, self._regrouper, trial=trial)
@@ -574,7 +572,7 @@ def unaligned_note(odd: int, count: int, align: int) -> list[str]:
 
 
 def _as_embeddings(tensors: Tensors, matrix: str, norms: str) -> tuple[Tensors, list[str]]:
-    """Give the only matrix of a model the name that the format of embeddings requires, and a line that says so."""
+    """Rename a model's only matrix as the format of embeddings requires; return the tensors, and a note about it."""
     payloads = list(tensors)
     others = [payload for payload in payloads if payload.name != norms]
     if len(others) != 1 or others[0].name == matrix or len(others[0].shape) != 2:
@@ -593,18 +591,18 @@ def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> 
     if regrouper.wants(row.dtype.name):
         return regrouper.payload(name, row, block_size, scale_type, trial=trial)
     nbytes = row.nbytes - start
-    chunks: tuple[Any, ...] = (_from, name, row, start)
-    if row.dtype.name == "adaptive":  # nothing has checked its mask so far
-        chunks = (_checked, name, row)
+    chunks: tuple[Any, ...] = (_bytes_from, name, row, start)
+    if row.dtype.name == "adaptive":  # its mask is unchecked so far
+        chunks = (_checked_bytes, name, row)
     return Payload(name, row.dtype, row.shape, nbytes, *chunks, block_size=block_size, scale_type=scale_type)
 
 
-def _from(_: str, place: Row, start: int) -> Iterator[Any]:
+def _bytes_from(_: str, place: Row, start: int) -> Iterator[Any]:
     """Return the bytes of a tensor from `start` on."""
     return place.source.chunks(place.offset + start, place.nbytes - start)
 
 
-def _checked(_: str, place: Row) -> Iterator[Any]:
+def _checked_bytes(_: str, place: Row) -> Iterator[Any]:
     yield place.decoder().payload
 
 
@@ -613,7 +611,7 @@ def _parts(name: str, place: Row) -> Iterator[Any]:
 
 
 def _decoded(name: str, place: Row, dtype: DType, overflow: Overflow) -> Iterator[memoryview]:
-    pieces = (values for tensor in in_pieces(place) for values in decode_chunks(tensor, _PIECE))
+    pieces = (values for tensor in in_pieces(place) for values in decode_chunks(tensor, _DECODED_AT_ONCE))
     return overflow.cast(name, pieces, dtype)
 
 

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 # Bytes of a read per wanted byte, at most, by default.
 _MAX_OVER_READ = 1.1
 _WAYS = ("auto", "map", "read")
-# The index of a tensor that is wanted whole.
+# The only index of a tensor that is wanted whole.
 _WHOLE = (None,)
-# Bytes of a mapping that are prefetched.
+# Bytes of a mapping to prefetch at once.
 _WINDOW = 64 << 20
 
 
@@ -109,36 +109,37 @@ class ReadPlan:
         self.local_world_size: int = options.local_world_size
         self.gap: int = options.gap
         self.max_over_read: float = options.max_over_read or _MAX_OVER_READ
-        # How the runs of one tensor are joined: as all ranges are, or wherever a request takes longer than the gap.
-        costly = options.max_over_read is None and {source.store for source in spans.sources} != {None}
-        self._within = (ROUND_TRIP, math.inf) if costly else (self.gap, self.max_over_read)
+        # Gap and over-read within a tensor: in a store, reading a gap takes less time than another request.
+        in_store = options.max_over_read is None and {source.store for source in spans.sources} != {None}
+        self._within = (ROUND_TRIP, math.inf) if in_store else (self.gap, self.max_over_read)
         self.chunk: int = options.chunk
         self.budget: int | None = options.budget
         self._owned, self._divided = options.owned, options.divided
         self._spans, self._numbers, self._indices = spans, numbers, indices
-        parts: Iterable[int] = indices
+        in_part: Iterable[int] = indices
         if isinstance(indices, Slices):
-            self._begins, self._ends, parts = indices.begins, indices.ends, indices.others
+            self._begins, self._ends, in_part = indices.begins, indices.ends, indices.others
             self._nbytes = indices.nbytes
         else:
             self._begins, self._nbytes = spans.begin[numbers], spans.nbytes[numbers]
             self._ends = self._begins + self._nbytes
-        # Rows and bytes of tensors wanted in part, unless `Slices` counts them at once; heads of quantised ones.
+        # Rows and ranges of tensors wanted in part, but for those that `Slices` computes; heads of quantised ones.
         self._rows: dict[int, Row] = {}
         self._ranges: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._heads: Heads | None = None
-        for number in parts:
+        for number in in_part:
             self._ranges[number] = self._ranges_of(number, indices[number])
-        owners, begins, ends = self._pieces()
+        owners, begins, ends = self._wanted_ranges()
         self._files, self._starts, self._stops, self._needed = self._join(spans.file[owners], begins, ends)
-        if costly and len(owners) > len(numbers):
+        if in_store and len(owners) > len(numbers):
+            # Join the ranges of each tensor, then those of each file. The needed bytes stay those without gaps.
             order = np.lexsort((begins, owners))
-            pieces = owners[order].astype(np.uint32), begins[order], ends[order]
-            owners, begins, ends, _ = native_files.join_ranges(*pieces, gap=ROUND_TRIP, max_over_read=math.inf)
+            columns = owners[order].astype(np.uint32), begins[order], ends[order]
+            owners, begins, ends, _ = native_files.join_ranges(*columns, gap=ROUND_TRIP, max_over_read=math.inf)
             files = spans.file[owners]
             order = np.lexsort((begins, files))
             self._files, self._starts, self._stops, _ = self._join(files[order], begins[order], ends[order])
-        # What decoding takes from files of their own, which come behind those of the tensors.
+        # Ranges of files that only decoding reads: they have the last numbers.
         side = spans.side_ranges(numbers)
         if len(side):
             files, begins, ends = side.T.copy()
@@ -165,7 +166,7 @@ class ReadPlan:
         except TensorFileError as error:
             raise error.located(path=row.source.name, format=self.file.format) from None
 
-    def _pieces(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    def _wanted_ranges(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
         """Return the tensor, start and stop of every wanted range, in the order of the files."""
         whole, parts = ~np.isin(self._numbers, list(self._ranges)), []
         if isinstance(self._indices, Slices) and self._indices.are_disjoint:
@@ -180,7 +181,6 @@ class ReadPlan:
         order = np.lexsort((begins, self._spans.file[owners]))
         return owners[order], begins[order], ends[order]
 
-    # ---------------------------------------------------------------------------------------------- what it holds
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the planned tensors, in file order."""
@@ -207,8 +207,7 @@ class ReadPlan:
         """Bytes that hold the wanted elements; bytes that several tensors share count once."""
         return int(self._needed.sum())
 
-    # ------------------------------------------------------------------------------------------------------- using it
-    def _bound(self) -> int | None:
+    def _memory_limit(self) -> int | None:
         """Return the bytes of memory that may be filled; None if unknown."""
         if self.budget is not None:
             return self.budget
@@ -242,7 +241,7 @@ class ReadPlan:
         reads = (self._files, self._starts, self._stops)
         if not self._divided:
             reads = share(reads, self.local_rank, self.local_world_size)
-        return warm(self._spans.sources, reads, self.chunk, self._bound(), threads, progress)
+        return warm(self._spans.sources, reads, self.chunk, self._memory_limit(), threads, progress)
 
     def run(
         self,
@@ -302,13 +301,13 @@ class ReadPlan:
         if direct and how == "map":
             raise ValueError("direct=True reads: how is 'map', expected 'read' or 'auto'")
         ways = ["read" if direct else self._way(source, how) for source in self._spans.sources]
-        # The system takes pages of a mapping back by itself: one window of them needs no bound.
-        bound = self.budget if "read" not in ways and self.nbytes <= _WINDOW else self._bound()
-        if bound is not None:
-            self._check_bound(bound, ways, cut=cut is not None)
-            release = release or self.nbytes > bound
-        chunk = self.chunk if bound is None else min(self.chunk, max(bound, 1))
-        window = _WINDOW if bound is None else min(_WINDOW, max(bound // 2, 1))
+        # The system reclaims mapped pages by itself: a plan of one window needs no limit.
+        limit = self.budget if "read" not in ways and self.nbytes <= _WINDOW else self._memory_limit()
+        if limit is not None:
+            self._check_limit(limit, ways, cut=cut is not None)
+            release = release or self.nbytes > limit
+        chunk = self.chunk if limit is None else min(self.chunk, max(limit, 1))
+        window = _WINDOW if limit is None else min(_WINDOW, max(limit // 2, 1))
         return self._run(ways, RunOptions(release, direct, verify, into, cut, chunk, window))
 
     def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[Range]]]:
@@ -353,7 +352,7 @@ class ReadPlan:
 
         check_unchanged(self.file)
         reads = (self._files, self._starts, self._stops)
-        arguments = (self._spans, self._numbers, self._spans.sources, reads, self.wanted_nbytes, self._bound())
+        arguments = (self._spans, self._numbers, self._spans.sources, reads, self.wanted_nbytes, self._memory_limit())
         return explain(self.file, *arguments)
 
     def _way(self, source: Source, how: str) -> str:
@@ -362,22 +361,22 @@ class ReadPlan:
             return how
         return "read" if file_system_of(source).is_remote else "map"
 
-    def _check_bound(self, bound: int, ways: Sequence[str], *, cut: bool) -> None:
+    def _check_limit(self, limit: int, ways: Sequence[str], *, cut: bool) -> None:
         """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
         spans, numbers = self._spans, self._numbers
         read = np.array(ways)[spans.file[numbers]] == "read"
-        for place in np.flatnonzero((spans.nbytes[numbers] > bound) & read).tolist():
-            number = int(numbers[place])
+        for position in np.flatnonzero((spans.nbytes[numbers] > limit) & read).tolist():
+            number = int(numbers[position])
             if cut and number in self._indices:
                 continue
-            nbytes = int(self._nbytes[place])
+            nbytes = int(self._nbytes[position])
             if number in self._ranges:
                 keys = Indices.of(self._indices[number])
-                alone = [self._ranges[number]] if len(keys) == 1 else [self._ranges_of(number, key) for key in keys]
-                nbytes = max(int(np.sum(stops - starts)) for starts, stops in alone)
-            if nbytes > bound:
+                ranges = [self._ranges[number]] if len(keys) == 1 else [self._ranges_of(number, key) for key in keys]
+                nbytes = max(int(np.sum(stops - starts)) for starts, stops in ranges)
+            if nbytes > limit:
                 expected = f"at least {nbytes}, the bytes to be read of tensor {quoted(spans.name(number))}"
-                raise PlanError("budget", path=name_of(self.file), field="budget", actual=bound, expected=expected)
+                raise PlanError("budget", path=name_of(self.file), field="budget", actual=limit, expected=expected)
 
     def _run(self, ways: Sequence[str], options: RunOptions) -> Iterator[tuple[str, Any]]:
         for file, source, numbers in self._by_file():
@@ -402,7 +401,6 @@ class ReadPlan:
         low, high = np.searchsorted(self._files, [file, file + 1]).tolist()
         return map(Range, self._starts[low:high].tolist(), self._stops[low:high].tolist())
 
-    # ------------------------------------------------------------------------------------------------- as an object
     def close(self) -> None:
         """Close the handle, where `weightmap.plan` opened it. Arrays obtained before remain valid."""
         if self._owned:
@@ -428,23 +426,23 @@ def reads_of(plan: ReadPlan) -> int:
 
 
 class _Part:
-    """A wanted parameter of several pieces, and those of its pieces that have been read.
+    """A wanted parameter of several components, and those that have been read so far.
 
     Parameters
     ----------
     name : str
-    pieces : Components
+    components : Components
     key : index or None
         None for all of it.
     shape : tuple of int
     """
 
-    def __init__(self, name: str, pieces: Components, key: Any, shape: tuple[int, ...]) -> None:
-        self.name, self._pieces, self._key = name, pieces, key
-        self._roles = {stored: role for role, (stored, _) in pieces.rows.items()}
+    def __init__(self, name: str, components: Components, key: Any, shape: tuple[int, ...]) -> None:
+        self.name, self._components, self._key = name, components, key
+        self._roles = {stored: role for role, (stored, _) in components.rows.items()}
         self.indices: dict[str, Any] = dict.fromkeys(self._roles)
         if key is not None:
-            coding = pieces.coding
+            coding = components.coding
             self._axes = axes_of(key, shape, name, "parameter")
             start, step, size, _ = self._axes[0] if self._axes else (0, 1, 1, True)
             low, high = sorted((start, start + step * max(size - 1, 0)))
@@ -454,19 +452,20 @@ class _Part:
         self._read: dict[str, tuple[str, NDArray[Any]]] = {}
 
     def take(self, stored: str, array: NDArray[Any]) -> bool:
-        """Take a piece; say whether it was the last one."""
+        """Take a component; say whether it was the last one."""
         self._read[self._roles[stored]] = stored, array
         return len(self._read) == len(self.indices)
 
     def result(self) -> Any:
-        """Return the parameter, or the part of it, and forget its pieces."""
+        """Return the parameter, or the part of it, and forget its components."""
         read, self._read = self._read, {}
         if self._key is None:
-            return self._pieces.over({role: read[role] for role in self._roles.values()})
-        first, last = self._rows
-        parts = {role: array for role, (_, array) in read.items()}
-        rows = self._pieces.coding.rows(parts, first, last, numpy_dtype(self._pieces.model_dtype))
-        part = rows[ascending([self._axes[0]._replace(start=self._axes[0].start - first), *self._axes[1:]])]
+            return self._components.over({role: read[role] for role in self._roles.values()})
+        first, end = self._rows
+        arrays = {role: array for role, (_, array) in read.items()}
+        rows = self._components.coding.rows(arrays, first, end, numpy_dtype(self._components.model_dtype))
+        outer, *inner = self._axes
+        part = rows[ascending([outer._replace(start=outer.start - first), *inner])]
         return arranged(np.ascontiguousarray(part).reshape(-1), self._axes, self._key)
 
 
@@ -496,7 +495,7 @@ class _Names:
 class ParameterPlan(ReadPlan):
     """A plan of the parameters of a quantised checkpoint: see `weightmap.plan`.
 
-    `reads` and byte counts are for stored tensors. `run` yields a parameter with the last of its pieces.
+    `reads` and byte counts are for stored tensors. `run` yields a parameter with the last of its components.
     """
 
     def __init__(self, spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -> None:
@@ -506,7 +505,7 @@ class ParameterPlan(ReadPlan):
             raise error.located(path=name_of(spans.model), format=spans.model.format) from None
         rows = parts_of(model)[1].table
         self._parameters: dict[str, _Part | None] = {}
-        self._of: dict[str, _Part] = {}
+        self._part_of: dict[str, _Part] = {}  # by the name of a component
         stored: dict[str, Any] = {}
         for name, key in chosen.items():
             row: Row = rows.row(rows.find(name))
@@ -514,7 +513,7 @@ class ParameterPlan(ReadPlan):
             self._parameters[name] = part
             indices: Mapping[str, Any] = {name: key} if part is None else part.indices
             stored |= indices
-            self._of |= dict.fromkeys(indices, part) if part is not None else {}
+            self._part_of |= dict.fromkeys(indices, part) if part is not None else {}
         super().__init__(spans, *resolve_wants(spans, stored), options)
 
     @property
@@ -528,7 +527,7 @@ class ParameterPlan(ReadPlan):
     def run(self, how: str = "auto", **options: Any) -> Iterator[tuple[str, Any]]:
         """Yield name and parameter, or the wanted part of it: see `ReadPlan.run`."""
         for name, array in super().run(how, **options):
-            part = self._of.get(name)
+            part = self._part_of.get(name)
             if part is None:
                 yield name, array
             elif part.take(name, array):
@@ -583,7 +582,7 @@ def plan(
     ----------
     source : TensorFile, or what `open` takes
         A handle stays open; anything else is opened, and closed with the plan. For ``f.weights``, the plan reads only
-        what decodes the requested rows. An index gives decoded elements, of the model's type; each parameter may have
+        what decodes the in_store rows. An index gives decoded elements, of the model's type; each parameter may have
         one, and `ReadPlan.run` takes neither `into` nor `cut`.
     wants : optional
         * None: every tensor, or with `world_size` this rank's share: whole tensors, divided by bytes;
@@ -661,5 +660,5 @@ def plan(
                 reads = ReadPlan(spans, *resolve_wants(spans, wants), options)
         except TensorFileError as error:
             raise error.located(path=name_of(model)) from None
-        stack.pop_all()  # the plan closes what was opened here
+        stack.pop_all()  # the plan closes the handle
         return reads

@@ -28,12 +28,12 @@ _ALGORITHMS: dict[str, Callable[[], Any]] = {
     "git": partial(hashlib.sha1, usedforsecurity=False),
     "blake3": later("blake3", "blake3"),
 }
-_CALLED = {"sha256": "SHA-256", "git": "git's SHA-1", "blake3": "BLAKE3"}
+_TITLES = {"sha256": "SHA-256", "git": "git's SHA-1", "blake3": "BLAKE3"}
 _RECORDED = "recorded"
 _NOT_BY_PATH = "digests are compared for files that are opened by path: download it, and open that"
-# Bytes read at a time: threads that hash at once wait for each other's calls, so there are few of these.
+# Bytes to read at a time. Hashing threads wait for the GIL at each call, so pieces are large.
 _PIECE = 1 << 20
-# Folders and files of git and of downloads, which no list has.
+# Folders and files of git and of downloads, which lists leave out.
 _UNLISTED = (".git", ".gitattributes", ".gitignore", ".cache")
 
 
@@ -45,15 +45,15 @@ class Trust:
     root : str
         The folder of the model.
     digests : dict
-        By names relative to it; `ONLY` is the file that is opened.
+        By file names relative to `root`; `ONLY` stands for the file that is opened.
     siblings : bool
-        Whether to look for more beside each file.
+        Whether to look for recorded digests beside each file, too.
     ignored : tuple of str
         Names of files and folders that need no digest, as long as they are not opened.
     how : str
-        Where the digests are from, for reports: "as recorded".
+        Where the digests are from, for reports, such as "as recorded".
     signed : bool
-        Whether they are those of a signature, which names every file.
+        Whether a signature has the digests: it names every file.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Trust:
         self._ignored = ignored
         self.how = how
         self.signed = signed
-        # Files that this object hashed, by `_state_of`: converting checks a model whole and then opens it.
+        # State and digests of files that this object hashed: converting checks a whole model and then opens it.
         self._hashed: set[tuple[tuple[int, ...], str]] = set()
 
     def name_of(self, path: str) -> str:
@@ -103,9 +103,9 @@ class Trust:
         return digests[name]
 
     def admit(self, source: Source, limits: Limits) -> None:
-        """Hash an opened file, and compare. Raises `TrustError` for another digest than the listed one.
+        """Hash an opened file, and raise `TrustError` unless it has the expected digests.
 
-        In modes that copy, what is hashed is the copy, while it is made; in others the file is read and then mapped.
+        Modes that copy hash the copy while it is made; others read the file and then map it.
         """
         path = source.absolute
         if path is None or source.store is not None:
@@ -126,26 +126,27 @@ class Trust:
 
     def _copy(self, source: Source, sums: Sequence[_Sum], limits: Limits) -> None:
         """Let the source copy its file, and hash the copy."""
-        fed = 0
+        hashed = 0
 
         def watch(piece: memoryview) -> None:
-            nonlocal fed
-            fed += len(piece)
+            nonlocal hashed
+            hashed += len(piece)
             for sum_ in sums:
                 sum_.update(piece)
 
         source.watch = watch
         source.prepare(explicit=True, limits=limits)
         source.watch = None
-        if fed != source.size:  # sealed memory is not copied
+        if hashed != source.size:  # the file is sealed memory already: nothing was copied
             for sum_ in sums:
                 sum_.update(memoryview(source.octets))
 
     def _read(self, source: Source, sums: Sequence[_Sum], expected: Sequence[lists.Digest]) -> None:
-        """Read and hash a file that is going to be mapped, unless this object has hashed it."""
+        """Read and hash a file, unless this object has hashed it before."""
         file = source.descriptor
-        before, key = _state_of(file), " ".join(map(str, expected))
-        if (before, key) in self._hashed:
+        before = _state_of(file)
+        entry = before, " ".join(map(str, expected))
+        if entry in self._hashed:
             return
         for piece in source.chunks(0, source.size, _PIECE):
             for sum_ in sums:
@@ -155,14 +156,14 @@ class Trust:
             raise TrustError("the file was changed while it was hashed")
         for sum_ in sums:
             sum_.check()
-        self._hashed.add((before, key))
+        self._hashed.add(entry)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_hashed": set()}
 
 
 def _state_of(file: int) -> tuple[int, ...]:
-    """Return what tells one state of a file from another: device, inode, size, and the times of both kinds in ns."""
+    """Return device, inode, size, and the times of modification and change in ns: a changed file has others."""
     status = os.fstat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -186,13 +187,13 @@ class _Sum:
 
 
 def resolve_trust(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
-    """Return the digests that `trust` of `weightmap.open` gives for the files of a model."""
-    digests = _digests_of(trust, source, deltas)
-    digests.opened = os.path.abspath(os.fspath(source))
-    return digests
+    """Return the digests that a model's files must have, by the argument `trust` of `weightmap.open`."""
+    resolved = _resolve(trust, source, deltas)
+    resolved.opened = os.path.abspath(os.fspath(source))
+    return resolved
 
 
-def _digests_of(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
+def _resolve(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
     path = path_of(source)
     if path is None or type(path) is not str:
         raise UnsupportedError(_NOT_BY_PATH, path=None if path is None else str(path))
@@ -213,20 +214,20 @@ def _digests_of(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
         )
     if trust == _RECORDED:
         return Trust(root, lists.listed_in(root), siblings=True, ignored=_UNLISTED, how="as recorded")
-    at = os.fsdecode(trust)
-    if at.startswith(lists.SHA256):
-        return Trust(root, _of_one(absolute, root, (lists.of_text(at, "trust"),)))
-    raw = lists.read_list(at)
+    list_path = os.fsdecode(trust)
+    if list_path.startswith(lists.SHA256):
+        return Trust(root, _of_one(absolute, root, (lists.of_text(list_path, "trust"),)))
+    raw = lists.read_list(list_path)
     if raw is None:
-        if re.fullmatch("[0-9a-fA-F]{64}", at):
+        if re.fullmatch("[0-9a-fA-F]{64}", list_path):
             expected = "sha256: and 64 hexadecimal digits"
-            raise TrustError("trust", path="trust", actual=quoted(at), expected=expected)
-        raise FileNotFoundError(2, os.strerror(2), at)
-    digests = lists.of_file(raw, at)
-    if lists.ONLY in digests:  # it is about the file that is opened, and no other one
+            raise TrustError("trust", path="trust", actual=quoted(list_path), expected=expected)
+        raise FileNotFoundError(2, os.strerror(2), list_path)
+    digests = lists.of_file(raw, list_path)
+    if lists.ONLY in digests:  # the list is a bare digest, of the file that is opened
         digests = _of_one(absolute, root, digests[lists.ONLY])
-    ignored = (*_UNLISTED, relative(os.path.abspath(at), root))
-    return Trust(root, digests, ignored=ignored, how=f"as in {quoted(at)}")
+    ignored = (*_UNLISTED, relative(os.path.abspath(list_path), root))
+    return Trust(root, digests, ignored=ignored, how=f"as in {quoted(list_path)}")
 
 
 def _of_one(path: str, root: str, digests: tuple[lists.Digest, ...]) -> lists.Digests:
@@ -242,9 +243,6 @@ def relative(path: str, root: str) -> str:
     return os.path.relpath(path, root).replace(os.sep, "/")
 
 
-# ------------------------------------------------------------------------------------------------- all files of a model
-
-
 def check_all(
     trust: Trust,
     path: str,
@@ -254,13 +252,13 @@ def check_all(
 ) -> list[str]:
     """Hash every file of a model, several at a time, and return their names.
 
-    Of a path that is one file this is that file; of a directory, everything in it but the lists of digests themselves,
-    the folders of git and of downloads, and what a signature leaves out. A link stands for the file that it leads to.
+    A model of one file has only that one. A directory has all its files but the lists of digests themselves, the files
+    of git and of downloads, and those that a signature leaves out. A link stands for the file that it leads to.
 
     Raises
     ------
     TrustError
-        For a file that has another digest than its list says, or none, and for one that is listed and missing.
+        For a file with a wrong digest or none, and for a listed file that is missing.
     """
     absolute = os.path.abspath(path)
     folder = os.path.isdir(absolute)
@@ -287,7 +285,7 @@ def check_all(
             if progress is not None:
                 progress(done, total)
 
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - its hooks of forks would come too late
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - opening hashes without it
 
     with ThreadPoolExecutor(cpus() if threads is None else as_threads(threads)) as pool:
         futures = [pool.submit(check, name) for name in sorted(names, key=lambda name: -sizes[name])]
@@ -305,16 +303,16 @@ def compared(trust: Trust, names: Sequence[str]) -> str:
     kinds: Counter[str] = Counter()
     for name in names:
         digests = trust.expected(os.path.join(trust.root, name))
-        kinds[" and ".join(dict.fromkeys(_CALLED[digest.algorithm] for digest in digests))] += 1
-    said = (f"{kind} of {counted(count, 'file')}" for kind, count in sorted(kinds.items()))
-    return f"{', '.join(said)} {trust.how}"
+        kinds[" and ".join(dict.fromkeys(_TITLES[digest.algorithm] for digest in digests))] += 1
+    lines = (f"{kind} of {counted(count, 'file')}" for kind, count in sorted(kinds.items()))
+    return f"{', '.join(lines)} {trust.how}"
 
 
-def _files(trust: Trust, folder: str, below: str = "") -> Iterator[str]:
-    """Yield the names of the files in a folder."""
-    with os.scandir(os.path.join(folder, below)) as entries:
+def _files(trust: Trust, folder: str, prefix: str = "") -> Iterator[str]:
+    """Yield the names of the files in a folder and its subfolders, each behind `prefix`."""
+    with os.scandir(os.path.join(folder, prefix)) as entries:
         for entry in entries:
-            name = f"{below}{entry.name}"
+            name = f"{prefix}{entry.name}"
             status = status_of(entry.path)
             if stat.S_ISDIR(status.st_mode):
                 if entry.is_symlink() and trust.signed:
