@@ -117,8 +117,8 @@ MATRICES = {
 @pytest.mark.parametrize("subwords", SUBWORDS)
 def test_every_word_has_the_vector_of_the_definition(subwords, matrix, monkeypatch):
     """Known words have their rows; unknown ones the unit sum of their n-grams' rows, to the bit; in batches too."""
-    monkeypatch.setattr(module, "_WORDS", 3)
-    monkeypatch.setattr(rows_module, "_ROWS", 50)
+    monkeypatch.setattr(module, "_WORDS_AT_ONCE", 3)
+    monkeypatch.setattr(rows_module, "_ROWS_AT_ONCE", 50)
     parts = SUBWORDS[subwords]()
     rows = MATRICES[matrix](len(WORDS) + (parts.size if parts else 0))
     e = Embeddings(vocabulary(WORDS, parts), rows)
@@ -169,7 +169,7 @@ def test_a_row_that_the_matrix_lacks_is_an_error():
 
 @pytest.mark.parametrize("kind", ["float32", "quantised"])
 def test_embeddings_have_a_length_and_items(kind, monkeypatch):
-    monkeypatch.setattr(module, "_DECODED", 50)
+    monkeypatch.setattr(module, "_ELEMENTS_AT_ONCE", 50)
     rows = noise(len(WORDS) + 8)
     rows = wm.quantize(rows, "int4_block", block_size=8) if kind == "quantised" else rows
     e = Embeddings(vocabulary(WORDS, Subwords("bucket", len(WORDS), 3, 6, 8)), rows)

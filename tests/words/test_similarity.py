@@ -109,8 +109,8 @@ MATRICES = {
 @pytest.mark.parametrize("block", [1, 70, 1 << 20])
 @pytest.mark.parametrize("kind", MATRICES)
 def test_search_is_exact(kind, block, monkeypatch):
-    monkeypatch.setattr(similarity, "_BLOCK", block)
-    monkeypatch.setattr(similarity, "_VIEW", block)
+    monkeypatch.setattr(similarity, "_BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(similarity, "_VIEW_ELEMENTS", block)
     rows = MATRICES[kind]()
     if kind == "int8":  # of one scale: short rows decode to nothing
         rows = wm.quantize(matrix() / np.linalg.norm(matrix(), axis=1)[:, None], "int8")
@@ -164,7 +164,7 @@ def test_rows_of_ngrams_are_no_answers():
 
 
 def test_of_equal_similarities_the_earlier_word_comes_first(monkeypatch):
-    monkeypatch.setattr(similarity, "_VIEW", 24)
+    monkeypatch.setattr(similarity, "_VIEW_ELEMENTS", 24)
     e = Embeddings(vocabulary(WORDS), np.ones((500, 12), np.float32))
     assert words_of(e.most_similar("w1", 4)) == ["w0", "w2", "w3", "w4"]
     assert words_of(e.most_similar(np.zeros(12), 2)) == ["w0", "w1"]

@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from weightmap.core.native.access import Temporary
     from weightmap.core.table.table import Row
 
-# A directory below which no link is followed: a model may come from a stranger, with links that lead elsewhere.
-#
-# Every file and folder is reached from the descriptor of the folder that it lies in. Names are paths from the
-# directory,
-# with ``/`` between their parts.
-
 # Errors of opening a link, or anything but a directory, as a directory
 _LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 # The identity of a missing file
@@ -52,7 +46,11 @@ _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr
 
 
 class Tree:
-    """A directory that is held open, and what lies below it."""
+    """An open directory, below which no link is followed: a stranger's model may have links that lead elsewhere.
+
+    Every file and folder is reached from the descriptor of its folder. Names are paths from the directory, with ``/``
+    between their parts.
+    """
 
     def __init__(self, folder: Folder, path: str) -> None:
         self._folder = folder
@@ -66,13 +64,13 @@ class Tree:
     def _parent(self, name: str, *, make: bool = False) -> tuple[Folder, str]:
         """Return the folder that a file lies in, and its name there."""
         folder = self._folder
-        *above, last = name.split("/")
-        for part in above:
+        *folders, last = name.split("/")
+        for part in folders:
             folder = self._inner(folder, part, make=make)
         return folder, last
 
     def _where(self, name: str, *, make: bool = False) -> tuple[str, Descriptor | None]:
-        """Return what calls of the system take for a file: a path and its `dir_fd`."""
+        """Return path and `dir_fd` of a file, for system calls."""
         folder, last = (self._folder, name) if "/" not in name else self._parent(name, make=make)
         return os.path.join(folder.path, last), folder.fd
 
@@ -86,13 +84,13 @@ class Tree:
         except OSError as error:
             if error.errno not in _LINKED:
                 raise
-            msg = f"{name!r} is a link or no directory: remove it, or choose another directory"
+            msg = f"{name!r} is a link or not a directory: remove it, or choose another directory"
             raise TargetError(msg, path=self.path) from None
 
     def folder(self, name: str, *, make: bool = False) -> Tree:
         """Open a folder; make it if it may be missing. Raises `TargetError` for a link."""
-        above, last = (self._folder, name) if "/" not in name else self._parent(name)
-        return Tree(self._inner(above, last, make=make), os.path.join(self.path, name))
+        parent, last = (self._folder, name) if "/" not in name else self._parent(name)
+        return Tree(self._inner(parent, last, make=make), os.path.join(self.path, name))
 
     def make(self, name: str, mode: int = 0o777) -> Tree:
         """Make a folder, which must be new, and open it."""
@@ -117,14 +115,16 @@ class Tree:
         return file
 
     def _irregular(self, name: str) -> NotRegularFileError:
-        return NotRegularFileError("this is a link or no file: remove it", path=os.path.join(self.path, name))
+        return NotRegularFileError(
+            "this is a link or not a regular file: remove it", path=os.path.join(self.path, name)
+        )
 
     def _lstat(self, name: str) -> os.stat_result | None:
-        """Return the status of whatever has a name; None where nothing has, or a link leads there."""
+        """Return the status of a file, folder or link; None if there is none, or its path leads through a link."""
         try:
             path, at = self._where(name)
             return os.stat(path, dir_fd=at, follow_symlinks=False)
-        except (OSError, ValueError):  # some names can be nobody's
+        except (OSError, ValueError):  # ValueError: no file can have the name
             return None
 
     def status(self, name: str) -> os.stat_result | None:
@@ -133,16 +133,16 @@ class Tree:
         return status if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def is_free(self, name: str) -> bool:
-        """Whether nothing can be found under a name, a link neither."""
+        """Whether no file, folder or link has a name."""
         return self._lstat(name) is None
 
     def identity(self, name: str) -> tuple[int, int]:
-        """Return size and modification time of a file, or of the link to it; `MISSING` where there is neither."""
+        """Return size and modification time of a file or link; `MISSING` if there is none."""
         status = self._lstat(name)
         return MISSING if status is None or stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
 
     def takes(self, name: str) -> bool:
-        """Whether a file can get a name: no folder has it, and no link is on the way."""
+        """Whether a file can get a name: no folder has it, and its path leads through no link."""
         try:
             path, at = self._where(name)
             return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
@@ -156,7 +156,7 @@ class Tree:
         return sorted(os.listdir(self._folder.path if self._folder.fd is None else self._folder.fd))
 
     def move(self, name: str, to: Tree, new: str) -> None:
-        """Give a file a name in another tree, in the place of another; nothing if it has it already."""
+        """Move a file to a name in another tree, and replace what has it. Do nothing if the file was moved before."""
         (old_path, at), (new_path, new_at) = self._where(name), to._where(new, make=True)
         try:
             os.replace(old_path, new_path, src_dir_fd=at, dst_dir_fd=new_at)
@@ -176,7 +176,7 @@ class Tree:
         os.unlink(path, dir_fd=at)
 
     def clear(self, name: str) -> None:
-        """Remove whatever has a name in the directory itself, with all that lies in it; links are not followed."""
+        """Remove a file, link, or folder with all in it, if the directory itself has the name. Follows no links."""
         status = self._lstat(name)
         if status is None:
             return
@@ -190,7 +190,7 @@ class Tree:
         self._rmdir(name)
 
     def flatten(self, name: str) -> None:
-        """Remove a file; or a folder and its files, while its own folders come into this one: no depth is too much."""
+        """Remove a file, or a folder with its files; move its folders into this one, so that no depth is too large."""
         if not self.is_folder(name):
             self.remove(name)
             return
@@ -237,7 +237,7 @@ def _write_small(temporary: Temporary, folder: Folder, name: str, data: bytes) -
 
 # Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work
 _COPY_BYTES, _SHARE_BYTES = 1 << 20, 64 << 20
-# Written bytes after which the disk begins with them, instead of at the end
+# Written bytes after which their flush begins, instead of at the end
 _FLUSH_BYTES = 8 << 20
 
 
@@ -246,15 +246,15 @@ _FLUSH_BYTES = 8 << 20
 # A signal's handler raises in the main thread, perhaps within a condition or while a thread is started or joined, which
 # loses a lock or the thread. So the main thread does none of these: one thread starts the others and waits for them.
 
-# Seconds between two looks at ending threads, and at the end of all work
+# Seconds between checks whether a thread has ended, and whether all work has
 _THREAD_POLL_S, _WORK_POLL_S = 0.001, 0.1
 
 
 def exhaust(work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
     """Exhaust iterators, each in a thread; `progress` is called with what they yield, by one thread at a time.
 
-    They begin in order. After an error or an interrupt none begins, and those that have begun end where they yield
-    next; no thread is left when this ends.
+    They begin in order. After an error or an interrupt no other one begins, and those that run stop at their next
+    ``yield``. All threads have ended when this returns or raises.
     """
     crew = _Crew(work, min(threads, len(work)), progress)
     try:
@@ -263,12 +263,12 @@ def exhaust(work: Sequence[Iterator[int]], threads: int, progress: Callable[[int
     finally:
         try:
             crew.end()
-        except BaseException:  # an interrupt of the end itself
+        except BaseException:  # `end` was interrupted
             crew.end()
             raise
     if crew.errors:
         error = crew.errors[0]
-        crew.errors.clear()  # it has a traceback, which has this crew
+        crew.errors.clear()  # the error's traceback refers to this crew
         try:
             raise error
         finally:
@@ -280,8 +280,8 @@ class _Crew:
 
     def __init__(self, work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
         self._pending, self._threads, self._progress = list(reversed(work)), threads, progress
-        self._lock, self._telling, self._awake = threading.Lock(), threading.Lock(), threading.Lock()
-        self._awake.acquire()
+        self._lock, self._reporting, self._wakeup = threading.Lock(), threading.Lock(), threading.Lock()
+        self._wakeup.acquire()
         self._stopped = self._begun = self._ended = False
         self.errors: list[BaseException] = []
 
@@ -294,30 +294,30 @@ class _Crew:
         crew: list[threading.Thread] = []
         try:
             for _ in range(self._threads):
-                # Whether it is a daemon is said, and its end looked for: otherwise Python would register this thread.
-                crew.append(threading.Thread(target=self._go_through, daemon=False))
+                # Without `daemon=`, and in `join`, Python would ask for the current thread and so register this one.
+                crew.append(threading.Thread(target=self._work, daemon=False))
                 crew[-1].start()
         except BaseException as error:  # noqa: BLE001 - the caller gets it, such as that there are too many threads
             self._fail(error)
             crew.pop()
-        for each in crew:
-            while each.is_alive():
+        for thread in crew:
+            while thread.is_alive():
                 time.sleep(_THREAD_POLL_S)
         with self._lock:
-            self._pending.clear()  # this thread lives a moment longer than the caller waits
+            self._pending.clear()  # this thread ends a moment after the caller's wait, and must not hold the files
         self._ended = True
-        self._awake.release()
+        self._wakeup.release()
 
     def wait(self) -> None:
         """Wait for the end of all work."""
         while not self._ended:
-            self._awake.acquire(timeout=_WORK_POLL_S)
+            self._wakeup.acquire(timeout=_WORK_POLL_S)
 
     def end(self) -> None:
         """Let no work begin, and wait for the end of what has begun."""
         with self._lock:
             self._stopped, begun = True, self._begun
-            self._pending.clear()  # the thread that starts the others may yet begin, and has no part in their files
+            self._pending.clear()  # a supervisor that begins later must not hold the files
         if begun:
             self.wait()
 
@@ -330,7 +330,7 @@ class _Crew:
         with self._lock:
             return self._pending.pop() if self._pending and not self._stopped else None
 
-    def _go_through(self) -> None:
+    def _work(self) -> None:
         try:
             with memory.keeping():
                 while (steps := self._next()) is not None:
@@ -338,14 +338,14 @@ class _Crew:
                         if self._stopped:
                             return
                         if done:
-                            with self._telling:
+                            with self._reporting:
                                 self._progress(done)
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._fail(error)
 
 
 def segments(source: Source, changed: Sequence[Row]) -> Iterator[tuple[int, int, Row | None]]:
-    """Yield the parts of a file in order: offset, bytes, and the row of a changed tensor or None for what stays."""
+    """Yield the segments of a file in order: offset, bytes, and a changed tensor's row, or None for unchanged bytes."""
     at = 0
     for row in sorted(changed, key=lambda row: row.offset):
         if row.offset > at:
@@ -360,7 +360,7 @@ def pieces(source: Source, offset: int, nbytes: int, row: Row | None) -> Iterato
     """Yield the new bytes of a segment."""
     if row is None:
         return source.ahead([Range(offset, offset + nbytes)]).chunks(offset, nbytes, _COPY_BYTES)
-    assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+    assert isinstance(row.geometry, Patched)  # noqa: S101 - as all changed rows have
     return row.geometry.pieces(row)
 
 
@@ -371,8 +371,8 @@ def write_files(
 ) -> None:
     """Write files, each from its source and its changed rows, and flush them to the disk.
 
-    A file that shares the bytes of its source already, by the last entry, gets only its changed rows.
-    `progress` is called with the bytes that were written since its last call. The first error ends the work.
+    The last entry says whether a file shares the bytes of its source: it gets only its changed rows. `progress` is
+    called with the bytes that were written since its last call. The first error ends the work.
     """
 
     def write(fd: Descriptor, source: Source, segment: tuple[int, int, Row | None]) -> Iterator[int]:
@@ -380,24 +380,24 @@ def write_files(
         if row is None:
             stages = [pieces(source, *segment)]
         else:
-            assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+            assert isinstance(row.geometry, Patched)  # noqa: S101 - as all changed rows have
             at_once = max(1, AT_ONCE // threads)
             stages = [*row.geometry.stages(row, at_once, lambda: _written(fd, offset, nbytes))]
         for stage in stages:
-            begun = at = offset
+            flushed = at = offset
             for piece in stage:
                 write_all(fd, piece, at)
                 at += len(piece)
-                if at - begun >= _FLUSH_BYTES:
-                    native_files.begin_flush(fd, begun, at - begun)
-                    begun = at
+                if at - flushed >= _FLUSH_BYTES:
+                    native_files.begin_flush(fd, flushed, at - flushed)
+                    flushed = at
                 yield len(piece) if stage is stages[-1] else 0
 
     listed = list(files)
     work = list(_to_write(listed, progress))
-    # The largest first, so that no thread is left with one at the end.
-    work.sort(key=lambda each: -each[2][1])
-    exhaust([write(*each) for each in work], threads, progress)
+    # The largest first, so that the last thread does not begin one at the end.
+    work.sort(key=lambda entry: -entry[2][1])
+    exhaust([write(*entry) for entry in work], threads, progress)
     for _, _, fd, _ in listed:
         os.fsync(fd)
 
@@ -421,9 +421,9 @@ def _written(fd: Descriptor, offset: int, nbytes: int) -> Iterator[NDArray[np.ui
     """Yield bytes of a file in blocks."""
     room = np.empty(min(BLOCK, nbytes), np.uint8)
     for at in range(offset, offset + nbytes, BLOCK):
-        block, got = room[: min(BLOCK, offset + nbytes - at)], 0
-        while got < len(block):
-            got += os.preadv(fd, [block[got:]], at + got)
+        block, count = room[: min(BLOCK, offset + nbytes - at)], 0
+        while count < len(block):
+            count += os.preadv(fd, [block[count:]], at + count)
         yield block
 
 
@@ -442,14 +442,14 @@ def write_planned(plan: WritePlan, fd: Descriptor, progress: Callable[[int], Non
     os.fsync(fd)
 
 
-# A list of changes: the changed bytes of files. It may be applied any number of times, whole or in part, where XOR
-# applied twice would undo itself. A record is, in the byte order of this machine::
+# A log of changes has the new bytes of files, so applying it twice, or twice in part, does no harm, unlike XOR. A
+# record is, in the byte order of this machine::
 #
-#     u32 number of the file | u32 count | u64 offset | u32 bytes | count x u32: place << 8 | new byte
+#     u32 number of the file | u32 count | u64 offset | u32 bytes | count x u32: position << 8 | new byte
 #
-# Places count from the offset. With count = 2^32 - 1 all new bytes follow instead, where a quarter of them changes.
+# Positions count from the offset. If a quarter of the bytes or more changes, count is _WHOLE, and all new bytes follow.
 
-# Blocks of a thread after which the disk begins with them
+# Blocks written by a thread after which their flush begins
 _FLUSH_BLOCKS = _FLUSH_BYTES // BLOCK
 _HEAD, _WHOLE = struct.Struct("=IIQI"), (1 << 32) - 1
 
@@ -457,7 +457,7 @@ _HEAD, _WHOLE = struct.Struct("=IIQI"), (1 << 32) - 1
 def write_changes(
     files: Sequence[Sequence[Row]], log: Descriptor, threads: int, progress: Callable[[int], None]
 ) -> int:
-    """Write what changes in the changed rows of files, each compared with its checksum, and flush it.
+    """Write the log of the changes to files, and flush it. New tensors are compared with their checksums.
 
     Returns the size of the log. `progress` is called with the bytes of tensors that were compared since its last call.
     """
@@ -465,33 +465,35 @@ def write_changes(
 
     def write(number: int, row: Row) -> Iterator[int]:
         nonlocal end
-        assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
+        assert isinstance(row.geometry, Patched)  # noqa: S101 - as all changed rows have
         offset, before = row.offset, np.empty(min(BLOCK, row.nbytes), np.uint8)
         for new in row.geometry.pieces(row, before):
             block = np.frombuffer(new, np.uint8)
-            places = np.flatnonzero(before[: len(block)] != block)
+            positions = np.flatnonzero(before[: len(block)] != block)
             count, body = _WHOLE, new
-            if 4 * len(places) < len(block):
-                count, body = len(places), (places.astype(np.uint32) << 8 | block[places]).data
+            if 4 * len(positions) < len(block):
+                count, body = len(positions), (positions.astype(np.uint32) << 8 | block[positions]).data
             record = b"".join((_HEAD.pack(number, count, offset, len(new)), body)) if count else b""
             with lock:
                 at, end = end, end + len(record)
             write_all(log, memoryview(record), at)
-            if at >> 20 < at + len(record) >> 20:  # the disk begins with each MiB
+            if at >> 20 < at + len(record) >> 20:  # begin to flush each MiB
                 native_files.begin_flush(log, 0, 0)
             offset += len(new)
             yield len(new)
 
-    work = sorted(((number, row) for number, rows in enumerate(files) for row in rows), key=lambda one: -one[1].nbytes)
-    exhaust([write(*one) for one in work], threads, progress)
+    work = sorted(
+        ((number, row) for number, rows in enumerate(files) for row in rows), key=lambda entry: -entry[1].nbytes
+    )
+    exhaust([write(*entry) for entry in work], threads, progress)
     os.fsync(log)
     return end
 
 
 def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, step: Callable[[str], None]) -> None:
-    """Make the changes that a log has, in files in the order of their numbers, and flush these.
+    """Apply a log of changes to files, which are in the order of their numbers, and flush them.
 
-    Raises `DeltaError` for a log that is damaged.
+    Raises `DeltaError` for a damaged log.
     """
 
     def make(share: int) -> Iterator[int]:
@@ -507,10 +509,10 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
             if changed != _WHOLE:
                 block = room[:nbytes]
                 listed = np.frombuffer(body, np.uint32)
-                places = listed >> 8
-                if os.preadv(files[number], [block], offset) != nbytes or places.max(initial=0) >= nbytes:
+                positions = listed >> 8
+                if os.preadv(files[number], [block], offset) != nbytes or positions.max(initial=0) >= nbytes:
                     raise _damaged()
-                np.frombuffer(block, np.uint8)[places] = listed.astype(np.uint8)
+                np.frombuffer(block, np.uint8)[positions] = listed.astype(np.uint8)
             write_all(files[number], block, offset)
             yield nbytes
             if count // threads % _FLUSH_BLOCKS == _FLUSH_BLOCKS - 1:
@@ -522,7 +524,7 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
 
 
 def _records(log: Descriptor) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Yield number, count, offset and bytes of each record, and place and size of what follows them."""
+    """Yield the fields of each record: number, count, offset, bytes; then position and size of its body in the log."""
     at, end = 0, os.fstat(log).st_size
     while at < end:
         head = os.pread(log, _HEAD.size, at)

@@ -30,22 +30,27 @@ from weightmap.errors import Remedy
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-# Requests in a row with less than a MiB each, after which a read fails; first and longest wait between two, in seconds
-ATTEMPTS = 5
+# A read fails after this many requests in a row that brought less than _PROGRESS bytes each.
+ATTEMPTS, _PROGRESS = 5, 1 << 20
+# First and longest wait before another request, in seconds.
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
-# Longest wait, in seconds, that a server may ask for by Retry-After, and how it is written.
-LONGEST_ASKED = 60.0
+# Longest wait, in seconds, that a server can impose by the header Retry-After; the values of it that count.
+MAX_RETRY_AFTER = 60.0
 _RETRY_AFTER = re.compile("[0-9]{1,9}")
 # Requests at a time: of any size, and of small ones; largest small request, in bytes
 CONCURRENCY, SMALL_CONCURRENCY, _MAX_SMALL_BYTES = 16, 64, 256 << 10
 # Seconds to wait for cancelled requests when the process ends.
 _LAST_WAIT = 2.0
-_PROGRESS = 1 << 20
 # The slowest rate allowed, in bytes per second: each further piece of this size adds a second to the deadline.
 SLOWEST = 1 << 20
 # Bytes of an answer copied at once.
 _CHUNK = 1 << 20
-_AGAIN = frozenset({408, 425, 429})
+# Statuses below 500 after which another request may succeed.
+_TEMPORARY = frozenset({408, 425, 429})
+# Parts of an upload, and their size in bytes.
+_MAX_PARTS, _PART_BYTES = 9000, 5 << 20
+# Largest object, in bytes, to write in one request, which can have the condition that there is no such object.
+_MAX_WHOLE_BYTES = 32 << 20
 
 
 class StoreError(Exception):
@@ -55,7 +60,7 @@ class StoreError(Exception):
     ----------
     kind : str
         "again": trying again may help. "missing", "denied", "changed": the object's state. "beyond": the range lies
-        behind its end. "exists": it was to be new. "refused": no request can succeed.
+        behind its end. "exists": a new object has the name of another one. "refused": no request can succeed.
     words : str
         For messages.
     specific : bool
@@ -105,7 +110,7 @@ class Pin(NamedTuple):
 
     @property
     def is_versioned(self) -> bool:
-        """Whether it distinguishes the object from another one of its size."""
+        """Whether the state differs from that of another object of the same size."""
         return self.etag is not None or self.modified != 0
 
     def check(self, now: Pin) -> None:
@@ -116,9 +121,9 @@ class Pin(NamedTuple):
 
 
 def pause(failed: int, after: float) -> float:
-    """Return the seconds to wait after some failures; at least as long as a server asks for, within bounds."""
-    wait: float = min(FIRST_WAIT * 2 ** (failed - 1), LONGEST_WAIT) * random.uniform(0.5, 1)  # noqa: S311 - not all at once
-    return max(wait, min(after, LONGEST_ASKED))
+    """Return the seconds to wait after some failures: at least those of Retry-After, up to its limit."""
+    wait: float = min(FIRST_WAIT * 2 ** (failed - 1), LONGEST_WAIT) * random.uniform(0.5, 1)  # noqa: S311 - spreads clients
+    return max(wait, min(after, MAX_RETRY_AFTER))
 
 
 def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreError:
@@ -127,7 +132,7 @@ def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreEr
         words = f"{status} {http.HTTPStatus(status).phrase}"
     except ValueError:
         words = f"{status}"
-    if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR or status in _AGAIN:
+    if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR or status in _TEMPORARY:
         after = headers.get("Retry-After") or ""
         return StoreError("again", words, after=float(after) if _RETRY_AFTER.fullmatch(after) else 0.0)
     kinds = {
@@ -141,10 +146,6 @@ def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreEr
     return StoreError(kinds.get(status, "refused"), words)
 
 
-# Parts of an upload, and their size in bytes.
-_MAX_PARTS, _PART_BYTES = 9000, 5 << 20
-# Largest object, in bytes, that is written whole, on condition that there is none.
-_MAX_WHOLE_BYTES = 32 << 20
 # The classes of obstore's exceptions by name, since importing it takes long and other stores have the same names.
 _KINDS = {
     "FileNotFoundError": ("missing", "there is no such object"),
@@ -199,7 +200,7 @@ def _fault_of(error: Exception) -> StoreError | None:
 
 
 class Pieces:
-    """The memory of a request: several pieces, one behind the other. A slice of it ends where its piece ends."""
+    """Several pieces of memory for one answer. A slice reaches at most to the end of the piece in which it begins."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self._pieces = pieces
@@ -218,10 +219,10 @@ class _Attempt:
     """One request, and the memory for its answer."""
 
     def __init__(self, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> None:
-        self.done, self.end, self.pin = begin, end, pin
+        self.done, self.end, self.pin = begin, end, pin  # `done`: the position behind the last byte that came
         self._begin, self._target = begin, target
         self._lock = Lock()
-        self._over = False
+        self._is_abandoned = False
         self._abort: Callable[[], None] | None = None
 
     @property
@@ -229,7 +230,7 @@ class _Attempt:
         """The options of the request."""
         return {"range": (self.done, self.end), **(self.pin.condition if self.pin is not None else {})}
 
-    def begin(self, answer: Any) -> None:
+    def check_head(self, answer: Any) -> None:
         """Check the head of an answer."""
         pin = Pin.of(answer.meta)
         if self.pin is not None:
@@ -246,9 +247,9 @@ class _Attempt:
         return self._target[at : at + count]
 
     def take(self, chunk: bytes) -> bool:
-        """Copy bytes to the target. Return False once nobody waits for them: the memory has another owner then."""
+        """Copy bytes to the target; False after `give_up`, since the memory may have another owner then."""
         with self._lock:
-            if self._over:
+            if self._is_abandoned:
                 return False
             if len(chunk) > self.end - self.done:
                 raise StoreError("refused", "the answer has more bytes than requested")
@@ -261,11 +262,11 @@ class _Attempt:
         return True
 
     def receive(self, answer: Any) -> None:
-        """Let an answer write its bytes to the target, until all are there or nobody waits for them."""
+        """Let an answer write its bytes to the target, until all are there, or `give_up`."""
         self._abort = answer.abort
         while self.done < self.end:
             with self._lock:
-                if self._over:
+                if self._is_abandoned:
                     return
                 count = answer.readinto1(self._room(min(_CHUNK, self.end - self.done)))
                 self.done += count
@@ -273,11 +274,11 @@ class _Attempt:
                 return
 
     def give_up(self) -> None:
-        """Take no more bytes. An answer that is writing some ends."""
+        """Take no more bytes, and abort an answer that is writing some."""
         if self._abort is not None and self.done < self.end:
             self._abort()
         with self._lock:
-            self._over = True
+            self._is_abandoned = True
 
     def finish(self) -> None:
         """Check that all bytes came."""
@@ -312,7 +313,7 @@ class Call:
 
     def _end(self, task: asyncio.Task[Any] | None) -> None:
         if task is not None and not task.cancelled():
-            task.exception()  # or asyncio would log an error that nobody asks for
+            task.exception()  # otherwise asyncio would log an error whose result nobody takes
         self._on_end(self)
         self._is_over = True
         self._ended.release()
@@ -356,9 +357,9 @@ class Access:
     Parameters
     ----------
     store : object
-        See above.
+        See the docstring of the module.
     concurrency : int, optional
-        Most requests at a time; by default 16, and 64 small ones, whose time is the latency.
+        Maximum number of requests at a time; by default 16, and 64 small ones, whose time is mostly latency.
     deadline : float
         Time limit of a request in seconds; each MiB adds one second.
     unversioned : bool
@@ -377,7 +378,7 @@ class Access:
         self._slots: tuple[Any, tuple[asyncio.Semaphore, asyncio.Semaphore]] | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._under_way: set[Call] = set()
-        self._over = False
+        self._is_cancelled = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Access, unversioned=self.unversioned), (self.store, self.requested_concurrency, self.deadline)
@@ -411,12 +412,12 @@ class Access:
     def _start(self, call: Call) -> None:
         self._under_way.add(call)
         call.start()
-        if self._over:
+        if self._is_cancelled:
             call.cancel()
 
     def cancel(self) -> None:
-        """Cancel what is under way and what will be submitted: threads that wait for it get a `CancelledError`."""
-        self._over = True
+        """Cancel all calls, also later ones: threads that wait for them get a `CancelledError`."""
+        self._is_cancelled = True
         for call in list(self._under_way):
             call.cancel()
 
@@ -429,7 +430,7 @@ class Access:
 
     def _slot(self, nbytes: int) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
-        if self._slots is None or self._slots[0] is not loop:  # that of a forked child is another one
+        if self._slots is None or self._slots[0] is not loop:  # a forked child has another loop
             large = asyncio.Semaphore(self.concurrency)
             small = large if self.small == self.concurrency else asyncio.Semaphore(self.small)
             self._slots, self._threads = (loop, (large, small)), None
@@ -438,7 +439,7 @@ class Access:
     async def fetch(self, key: str, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> Pin:
         """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return its state.
 
-        What came before a connection broke stays. Raises `StoreError`.
+        After a broken connection, only the missing bytes are requested. Raises `StoreError`.
         """
         failed, at = 0, begin
         while True:
@@ -474,7 +475,7 @@ class Access:
             await self.call(self._try_blocking, key, attempt)
             return
         answer = await get(key, options=attempt.options)
-        attempt.begin(answer)
+        attempt.check_head(answer)
         async for chunk in answer.stream(min_chunk_size=_CHUNK):
             attempt.take(chunk)
         attempt.finish()
@@ -482,7 +483,7 @@ class Access:
     def _try_blocking(self, key: str, attempt: _Attempt) -> None:
         answer = self.store.get(key, options=attempt.options)
         try:
-            attempt.begin(answer)
+            attempt.check_head(answer)
             if hasattr(answer, "readinto1"):
                 attempt.receive(answer)
             else:
@@ -504,7 +505,7 @@ class Access:
                 if get is None:
                     return await self.call(self._look, key, options)  # type: ignore[no-any-return]
                 return Pin.of((await get(key, options=options)).meta)
-        except Exception as error:  # noqa: BLE001 - raised again, or what it says
+        except Exception as error:  # noqa: BLE001 - raised again, or as a StoreError
             fault = _fault_of(error)
             raise error if fault is None else fault from None
 
@@ -529,15 +530,15 @@ class Access:
                     await remove(key)
                 elif blocking is not None:
                     await self.call(blocking, key)
-        except Exception as error:  # noqa: BLE001 - raised again, or what it says
+        except Exception as error:  # noqa: BLE001 - raised again, or as a StoreError
             fault = _fault_of(error)
             raise error if fault is None else fault from None
 
     async def put(self, key: str, path: str, size: int, *, new: bool) -> str | None:
         """Write an object from a file of that size, with `new` only if there is none yet; return its tag.
 
-        obstore writes a large object in parts, and has no condition for these: of a large one that is to be new, the
-        store is asked before. Raises `StoreError`.
+        obstore writes a large object in parts, without a condition: for a large `new` one, a request before finds out
+        whether there is one. Raises `StoreError`.
         """
         put, blocking = getattr(self.store, "put_async", None), getattr(self.store, "put", None)
         if not self.takes_objects:
@@ -560,7 +561,7 @@ class Access:
                 if fault is None:
                     raise
                 if fault.kind in {"exists", "changed"} and attempt > 1 and await self._holds(key, path, size):
-                    return (await self.look(key)).etag  # an answer was lost, and the object is ours
+                    return (await self.look(key)).etag  # the object is ours: the answer to an earlier attempt was lost
                 if fault.kind != "again" or attempt == ATTEMPTS:
                     raise fault from None
             else:
@@ -595,7 +596,7 @@ class Access:
         try:
             async with asyncio.timeout(self.deadline):
                 listed = await (self.call(blocking, prefix) if listing is None else listing(prefix))
-        except Exception as error:  # noqa: BLE001 - raised again, or what it says
+        except Exception as error:  # noqa: BLE001 - raised again, or as a StoreError
             fault = _fault_of(error)
             raise error if fault is None else fault from None
         folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in listed["common_prefixes"]]
@@ -623,8 +624,8 @@ class _Loop:
 def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
     """Wait, at the end of the process, until no store's thread is returning to Python.
 
-    obstore's threads call into the loop. Python 3.11 to 3.13 end such a thread when it wants to go on while the
-    interpreter ends, and Rust answers that with SIGABRT: a command that had done its work returned -6.
+    obstore's threads call into the loop. Python 3.11 to 3.13 end a thread that enters Python while the interpreter
+    ends, and Rust answers that with SIGABRT: the process would return -6 after its work was done.
     """
     if not thread.is_alive():  # a forked child has no such thread
         return

@@ -22,16 +22,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Exact search by cosine for the rows of a matrix that are nearest to a vector.
-#
-# The search walks the matrix in blocks, so that memory stays flat: it reads a float32 matrix in place, converts or
-# decodes others block by block, and does not decode product quantisation at all. The first search computes the norms of
-# the rows and keeps them, four bytes a row.
-
-# Elements of a block: 4 MiB of float32; 64 MiB without a copy, since each product may wait for BLAS threads.
-_BLOCK, _VIEW = 1 << 20, 1 << 24
+_FLOAT32 = np.dtype(np.float32)
+# Types of a matrix of word vectors.
+_KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
+# Elements of a block in a search: 4 MiB of float32; 64 MiB of a view, since each product may wait for BLAS threads.
+_BLOCK_ELEMENTS, _VIEW_ELEMENTS = 1 << 20, 1 << 24
 # The range of norms whose squares float32 holds well; others are computed again in double precision.
-_SMALL, _LARGE = 1e-15, 1e15
+_MIN_NORM, _MAX_NORM = 1e-15, 1e15
+# Rows to decode at once for sums.
+_ROWS_AT_ONCE = 8192
+# Words to split into n-grams at once: they have a few hundred thousand rows.
+_WORDS_AT_ONCE = 4096
+# Elements of a quantised matrix that `items` decodes at once.
+_ELEMENTS_AT_ONCE = 1 << 18
+# Longest vectors of a matrix without rows: it takes no bytes, so nothing else bounds their length.
+_MAX_DIMS_WITHOUT_ROWS = 1 << 16
 
 
 def unit(vector: NDArray[Any]) -> NDArray[np.float32]:
@@ -53,7 +58,12 @@ def unit(vector: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class Search:
-    """A search among the first `count` rows of a matrix of shape (m, d)."""
+    """An exact search by cosine among the first `count` rows of a matrix of shape (m, d).
+
+    It walks the matrix in blocks, so that memory stays flat: a float32 matrix is read in place, others are converted or
+    decoded block by block, and product quantisation is not decoded at all. The first search computes the norms of the
+    rows and keeps them, four bytes a row.
+    """
 
     __slots__ = ("_count", "_matrix", "_norms", "_step")
 
@@ -63,7 +73,7 @@ class Search:
         self._norms: NDArray[np.float32] | None = None
         flags = matrix.flags if isinstance(matrix, np.ndarray) and matrix.dtype == np.float32 else None
         view = flags is not None and flags.c_contiguous and flags.aligned
-        self._step = max(1, (_VIEW if view else _BLOCK) // max(1, matrix.shape[1]))
+        self._step = max(1, (_VIEW_ELEMENTS if view else _BLOCK_ELEMENTS) // max(1, matrix.shape[1]))
 
     def _block(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return rows as float32: a view if they are contiguous, aligned float32 already."""
@@ -75,9 +85,9 @@ class Search:
         rows = self._block(start, stop)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             norms: NDArray[np.float32] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-            odd = np.flatnonzero(~((norms > _SMALL) & (norms < _LARGE)))
-            if len(odd):
-                norms[odd] = np.linalg.norm(rows[odd].astype(np.float64), axis=1)
+            extreme = np.flatnonzero(~((norms > _MIN_NORM) & (norms < _MAX_NORM)))
+            if len(extreme):
+                norms[extreme] = np.linalg.norm(rows[extreme].astype(np.float64), axis=1)
         return norms
 
     @property
@@ -95,9 +105,9 @@ class Search:
     def _cosines(self, query: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
         """Return the cosines of rows with a unit vector; 0 for rows of zeros, NaN for rows with NaN or infinity."""
         norms = self.norms[start:stop]
-        pq = isinstance(self._matrix, ProductQuantized)
+        is_pq = isinstance(self._matrix, ProductQuantized)
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-            dots = self._matrix.dots(query, start, stop) if pq else self._block(start, stop) @ query  # type: ignore[union-attr]
+            dots = self._matrix.dots(query, start, stop) if is_pq else self._block(start, stop) @ query  # type: ignore[union-attr]
             cosines: NDArray[np.float32] = np.where(norms == 0, np.float32(0), dots / norms)
         return np.clip(cosines, -1, 1, out=cosines)
 
@@ -125,31 +135,23 @@ class Search:
             cosines = self._cosines(query, start, stop)
             cosines[np.isnan(cosines)] = -np.inf
             cosines[left_out[(left_out >= start) & (left_out < stop)] - start] = -np.inf
-            bar = best[-1] if len(best) == k else -np.inf  # only larger cosines get in: earlier rows come first
-            if len(cosines) > k:
-                bar = max(bar, np.nextafter(np.partition(cosines, -k)[-k], np.float32(-np.inf)))
-            hits = np.flatnonzero(cosines > bar)
+            # Only cosines above the threshold can be among the best: of equal ones, the earlier row is.
+            threshold = best[-1] if len(best) == k else -np.inf
+            if len(cosines) > k:  # the k best of this block, and those equal to the last of them
+                threshold = max(threshold, np.nextafter(np.partition(cosines, -k)[-k], np.float32(-np.inf)))
+            hits = np.flatnonzero(cosines > threshold)
             rows, best = np.append(rows, hits + start), np.append(best, cosines[hits])
             order = np.lexsort((rows, -best))[:k]
             rows, best = rows[order], best[order]
         return list(zip(rows.tolist(), best.tolist(), strict=True))
 
 
-# Rows of a dense or quantised matrix by their numbers: gathered, and summed to unit vectors.
-#
-# A dense matrix is read in place. A quantised one decodes only the requested rows, for sums some thousands at a time.
-
-_FLOAT32 = np.dtype(np.float32)
-# Rows decoded at once for sums.
-_ROWS = 8192
-
-
-def _some(matrix: NDArray[Any] | QuantizedTensor, rows: NDArray[np.int64], threads: int) -> NDArray[Any]:
-    """Return rows of a matrix, decoded if it is quantised."""
+def _rows_at(matrix: NDArray[Any] | QuantizedTensor, rows: NDArray[np.int64], threads: int) -> NDArray[Any]:
+    """Return rows of a matrix by their numbers; of a quantised one, only these are decoded."""
     if isinstance(matrix, ProductQuantized):
         return matrix.gather(rows, threads=threads)
-    some: NDArray[Any] = matrix[rows]
-    return some
+    selected: NDArray[Any] = matrix[rows]
+    return selected
 
 
 def gather(
@@ -171,7 +173,7 @@ def gather(
         checksums.gather_rows(matrix, rows, out, threads=threads)
         return
     present = rows >= 0
-    out[present] = _some(matrix, rows[present], threads)
+    out[present] = _rows_at(matrix, rows[present], threads)
     out[~present] = 0
 
 
@@ -201,14 +203,14 @@ def unit_sums(
     if isinstance(matrix, np.ndarray) and matrix.dtype == _FLOAT32 and matrix.flags.c_contiguous:
         checksums.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
         return
-    # Some rows at a time, always those of whole sums.
+    # Blocks of rows, each of whole sums.
     first, last = 0, len(bounds) - 1
     while first < last:
         start = int(bounds[first])
-        stop = max(first + 1, int(np.searchsorted(bounds, start + _ROWS, "right")) - 1)
+        stop = max(first + 1, int(np.searchsorted(bounds, start + _ROWS_AT_ONCE, "right")) - 1)
         selected = rows[start : int(bounds[stop])].astype(np.int64)
         checksums.unit_sums(
-            np.ascontiguousarray(_some(matrix, selected, threads), np.float32),
+            np.ascontiguousarray(_rows_at(matrix, selected, threads), np.float32),
             np.arange(len(selected), dtype=np.uint64),
             bounds[first : stop + 1] - bounds[first],
             out if places is not None else out[first:stop],
@@ -219,23 +221,19 @@ def unit_sums(
         first = stop
 
 
-# ----------------------------------------------------------------------------------------------------
-# The error for a word without a vector.
-
-
 def no_vector(word: object, vocab: Vocabulary, *, suggest: bool = True) -> UnknownWordError:
     """Return the error for a word without a vector; `suggest` similar words, which takes some milliseconds.
 
-    Its text is made at its first use: a program that catches the errors of many unknown words does not wait for it.
+    Its text is composed when it is read: a program that catches the errors of many unknown words does not wait for it.
     """
-    error = UnknownWordError(_Miss(word, vocab, suggest), path=vocab.path)
+    error = UnknownWordError(_MissText(word, vocab, suggest), path=vocab.path)
     error.word = word
     error.args = (word,)  # as other mappings do
     return error
 
 
-class _Miss(NamedTuple):
-    """The text about a word."""
+class _MissText(NamedTuple):
+    """The text of the error, composed when somebody reads it."""
 
     word: object
     vocab: Vocabulary
@@ -256,16 +254,6 @@ def _similar(word: str, vocab: Vocabulary) -> list[str]:
         return similar(word, vocab)
     except TensorFileError:  # words that cannot be decoded, or a file that was changed
         return []
-
-
-_KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
-_FLOAT32 = np.dtype(np.float32)
-# Words split into n-grams at once: they have a few hundred thousand rows.
-_WORDS = 4096
-# Longest vectors of a matrix without rows: it takes no bytes, so nothing else bounds their length.
-_LONGEST_OF_NONE = 1 << 16
-# Elements of a quantised matrix decoded at once by `items`
-_DECODED = 1 << 18
 
 
 def _words_in(name: str, words: Iterable[str]) -> list[str]:
@@ -362,7 +350,7 @@ class Embeddings:
         if file.info(info.name) != info or matrix.shape != info.shape:
             return None
         rows, dims = info.shape
-        return cls(vocab, matrix, norms) if rows or dims <= _LONGEST_OF_NONE else None
+        return cls(vocab, matrix, norms) if rows or dims <= _MAX_DIMS_WITHOUT_ROWS else None
 
     @property
     def vocab(self) -> Vocabulary:
@@ -392,7 +380,7 @@ class Embeddings:
 
     def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield each word of the vocabulary and its vector: a view of the matrix, or decoded some rows at a time."""
-        step = max(1, _DECODED // max(1, self.dims))
+        step = max(1, _ELEMENTS_AT_ONCE // max(1, self.dims))
         for start in range(0, len(self._vocab), step):
             rows = self._matrix[start : min(start + step, len(self._vocab))]
             yield from zip(self._vocab[start : start + len(rows)], rows, strict=True)
@@ -508,15 +496,15 @@ class Embeddings:
         if subwords is None:
             return out, present
         missing = np.flatnonzero(~present)
-        # Sums are float32: they go straight to `out` if it is float32, too.
+        # Sums are float32: if `out` is, too, they need no copy.
         direct = dtype == _FLOAT32
-        for first in range(0, len(missing), _WORDS):
-            some = missing[first : first + _WORDS]
-            for at, ngrams, bounds in subwords.parts([words[i] for i in some.tolist()]):
-                places = some[at : at + len(bounds) - 1]
+        for first in range(0, len(missing), _WORDS_AT_ONCE):
+            numbers = missing[first : first + _WORDS_AT_ONCE]
+            for start, ngrams, bounds in subwords.parts([words[i] for i in numbers.tolist()]):
+                places = numbers[start : start + len(bounds) - 1]
                 sums = out if direct else np.empty((len(places), self.dims), np.float32)
-                where = places.astype(np.uint64) if direct else None
-                unit_sums(self._matrix, ngrams, bounds, sums, places=where, threads=threads)
+                rows_of_out = places.astype(np.uint64) if direct else None
+                unit_sums(self._matrix, ngrams, bounds, sums, places=rows_of_out, threads=threads)
                 if not direct:
                     out[places] = sums
                 present[places] = bounds[1:] > bounds[:-1]
@@ -593,11 +581,11 @@ class Embeddings:
         list of (str, float)
             As for `most_similar`, with the same errors.
         """
-        three = [word for word in (a, b, c) if word is not None]
+        triple = [word for word in (a, b, c) if word is not None]
         plus, minus = _words_in("positive", positive), _words_in("negative", negative)
-        if len(three) == 3:
-            plus, minus = [three[1], three[2], *plus], [three[0], *minus]
-        elif three or not (plus or minus):
+        if len(triple) == 3:
+            plus, minus = [triple[1], triple[2], *plus], [triple[0], *minus]
+        elif triple or not (plus or minus):
             raise TypeError("analogy takes three words, or positive and negative ones")
         query = np.zeros(self.dims, np.float32)
         for words, sign in ((minus, -1), (plus, 1)):
