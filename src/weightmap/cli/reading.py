@@ -37,7 +37,7 @@ _check_not_read: Callable[..., None] = later("weightmap.huggingface.companion_fi
 _pieces: Callable[..., Any] = later("weightmap.core.model.saving", "pieces")
 _new_plan: Callable[..., Any] = later("weightmap.core.bytes.sink", "WritePlan")
 _write_plan: Callable[..., int] = later("weightmap.core.bytes.atomic", "write_plan")
-# Only quantised checkpoints have them.
+# Only quantised checkpoints need them.
 _storage_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "storage_of")
 _stored_rows: Callable[..., Any] = later("weightmap.checkpoints.weights", "stored_rows")
 # Only a terminal shows the tree.
@@ -45,7 +45,7 @@ module_tree: Callable[..., Any] = later("weightmap.report.modules", "module_tree
 separator: Callable[..., Any] = later("weightmap.report.modules", "separator")
 label_of: Callable[..., Any] = later("weightmap.report.modules", "label_of")
 
-# Lines per module in the tree, and entries of metadata
+# At most this many lines of a module in the tree, and of metadata.
 _MAX_LINES = 64
 
 
@@ -79,9 +79,10 @@ def inspect(args: argparse.Namespace) -> int:
     documents: list[dict[str, object]] = []
     shown_any = False
     for path in args.files:
-        args.file = path  # an error is about this one
+        args.file = path  # errors name it
         with opened(args, path) as file:
-            chosen, count = _chosen(file, args), count + len(file)
+            chosen = _chosen(file, args)
+            count += len(file)
             if selective and not chosen:
                 continue
             weight, problem = _weight(file, chosen, selective=selective)
@@ -91,8 +92,9 @@ def inspect(args: argparse.Namespace) -> int:
             else:
                 if shown_any:
                     show.emit("")
-                parameters = f"not known: {problem}" if weight is None else str(weight)
-                parameters = "" if selective and not args.weights else parameters
+                parameters = ""
+                if args.weights or not selective:
+                    parameters = f"not known: {problem}" if weight is None else str(weight)
                 fold = not (selective or args.flat or args.sort)
                 _inspect_text(path, file, chosen, parameters, tree=tree, selective=selective, fold=fold)
             shown_any = True
@@ -107,22 +109,22 @@ def inspect(args: argparse.Namespace) -> int:
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     """Return the tensors to list, in the order to list them."""
-    every = _stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file))
-    chosen = [(info, row) for info, row in every if takes(info.name, args.include, args.exclude)]
+    pairs = _stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file))
+    chosen = [(info, row) for info, row in pairs if takes(info.name, args.include, args.exclude)]
     if args.sort is not None:
-        chosen.sort(key=lambda one: (-one[0].nbytes if args.sort == "nbytes" else 0, one[0].name))
+        chosen.sort(key=lambda pair: (-pair[0].nbytes if args.sort == "nbytes" else 0, pair[0].name))
     return chosen
 
 
 def _weight(file: wm.TensorFile, chosen: _Chosen, *, selective: bool) -> tuple[Weight | None, str | None]:
-    """Weigh the parameters of a file or of the chosen ones; or return why that is not possible."""
+    """Return the weight of a file's parameters, or of the chosen ones; or None, and why it is not known."""
     try:
         model = as_parameters(file)
         if model is file:
             return weight_of(chosen), None
         names = {info.name for info, _ in chosen}
         return weight_of(pair for pair in _stored_rows(model) if not selective or pair[0].name in names), None
-    except (TensorFileError, OSError) as error:  # of a configuration beside the file
+    except (TensorFileError, OSError) as error:  # a configuration beside the file may be damaged
         return None, reason(error)
 
 
@@ -142,13 +144,13 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
     Reads the header of a quantised tensor, and the mask of an adaptive one. Damage there replaces the numbers, and does
     not stop `inspect`.
     """
-    for info, place in chosen:
-        how = None if place.geometry is None else _storage_of(place)
-        if how is None and not place.dtype.quantized:  # the name does not tell: "int8" is a dense type and a scheme
+    for info, row in chosen:
+        storage = None if row.geometry is None else _storage_of(row)
+        if storage is None and not row.dtype.quantized:  # "int8" names a dense type and a scheme
             yield info, None
             continue
         try:
-            scheme, block_size, scale_type, nbytes = how or place.storage()
+            scheme, block_size, scale_type, nbytes = storage or row.storage()
         except QuantError as error:
             yield info, {"scheme": info.dtype, "problem": reason(error)}
             continue
@@ -166,7 +168,7 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
 
 def _types(file: wm.TensorFile) -> dict[str, str]:
     """Return the types of metadata by key, where the format has several."""
-    return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # what a file's metadata is a view of
+    return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # a view with copy()
 
 
 def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen) -> dict[str, object]:
@@ -191,9 +193,9 @@ def _inspect_document(path: str, file: wm.TensorFile, chosen: _Chosen) -> dict[s
             {
                 **info._asdict(),
                 **({"shard": shards[info.name]} if shards else {}),
-                **({} if how is None else how),
+                **(storage or {}),
             }
-            for info, how in _storage(chosen)
+            for info, storage in _storage(chosen)
         ],
         "totals": _totals(chosen),
         "warnings": warnings_of(file),
@@ -207,20 +209,20 @@ def _inspect_text(
     show.emit_pairs([*about, *([("parameters", show.clean(parameters))] if parameters else [])])
     if chosen:
         show.emit("")
-        listed = [pair for pair in chosen if not TRAINING.match(pair[0].name)] if fold else chosen
-        listed = listed or chosen
+        weights = [pair for pair in chosen if not TRAINING.match(pair[0].name)] if fold else chosen
+        listed = weights or chosen  # a file of training state alone is listed whole
         if tree:
             _tree_table([info for info, _ in listed])
         else:
             _tensor_table(file, listed)
         if len(listed) < len(chosen):
             nbytes = sum(info.nbytes for info, _ in chosen) - sum(info.nbytes for info, _ in listed)
-            state = f"{counted(len(chosen) - len(listed), 'tensor')} of training state, {sizes(nbytes)}"
-            show.emit(f"... and {state}: --flat lists them")
+            unlisted = f"{counted(len(chosen) - len(listed), 'tensor')} of training state, {sizes(nbytes)}"
+            show.emit(f"... and {unlisted}: --flat lists them")
         show.emit("")
         show.emit_table(
             ("total", "tensors", "bytes"),
-            [(dtype, f"{of['tensors']:,}", sizes(of["nbytes"])) for dtype, of in _totals(chosen).items()],
+            [(dtype, f"{total['tensors']:,}", sizes(total["nbytes"])) for dtype, total in _totals(chosen).items()],
             right=("tensors", "bytes"),
         )
     if not selective:
@@ -230,7 +232,7 @@ def _inspect_text(
 
 
 def _about(path: str, file: wm.TensorFile, every: _Chosen) -> list[tuple[str, str]]:
-    """Return labels and values: what a file is."""
+    """Return the labels and values of the summary of a file."""
     pairs = [
         ("file", show.clean(path)),
         ("format", show.kind(file.format, file.layout)),
@@ -271,50 +273,50 @@ def _metadata_text(file: wm.TensorFile) -> None:
 
 
 def _folded(mapping: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-    """Yield a key, how many entries it stands for, and their text: one line for the items of a flattened list."""
+    """Yield a key, its number of entries, and their text. Keys with numbers, the items of one list, become one line."""
 
-    def parent(key: str) -> tuple[str, str]:
-        before, _, last = key.rpartition(".")
-        return (before, "") if before and last.isascii() and last.isdigit() else (before, last)
+    def split(key: str) -> tuple[str, str]:
+        parent, _, last = key.rpartition(".")
+        return (parent, "") if parent and last.isascii() and last.isdigit() else (parent, last)
 
-    for (before, last), group in itertools.groupby(mapping, parent):
+    for (parent, last), group in itertools.groupby(mapping, split):
         keys = [*group]
         if last or len(keys) == 1:
             yield from ((key, 1, show.value(mapping[key])) for key in keys)
         else:
             values = ", ".join(show.value(mapping[key]) for key in keys[:8])
-            numbers = label_of([key[len(before) + 1 :] for key in keys])
-            yield f"{before}.{numbers}", len(keys), values + ", ..." * (len(keys) > 8)
+            numbers = label_of([key[len(parent) + 1 :] for key in keys])
+            yield f"{parent}.{numbers}", len(keys), values + ", ..." * (len(keys) > 8)
 
 
 def _emit_unlisted(count: int) -> None:
-    """Count the entries of metadata that are not listed."""
+    """Say how many entries of metadata are not listed."""
     if count > _MAX_LINES:
         show.emit(f"  ... and {count - _MAX_LINES:,} more: --json lists all")
 
 
 def _tensor_table(file: wm.TensorFile, chosen: _Chosen) -> None:
     """Print a line for each tensor, with columns of quantisation if any tensor is quantised."""
-    stored, shards = list(_storage(chosen)), where_of(file)
+    storages, shards = list(_storage(chosen)), where_of(file)
     columns, rows = ["name", "dtype", "shape", *(["shard"] if shards else []), "offset", "bytes"], []
-    if any(how is not None for _, how in stored):
+    if any(storage is not None for _, storage in storages):
         columns += ["block", "scales", "bits"]
-    for info, how in stored:
-        where = [shards[info.name]] if shards else []
-        row = [info.name, info.dtype, show.shape(info.shape), *where, info.offset, info.nbytes]
-        if how is None:
+    for info, storage in storages:
+        shard = [shards[info.name]] if shards else []
+        row = [info.name, info.dtype, show.shape(info.shape), *shard, info.offset, info.nbytes]
+        if storage is None:
             row += [""] * (len(columns) - len(row))
-        elif "problem" in how:
+        elif "problem" in storage:
             row += ["?", "?", "damaged"]
         else:
-            bits = how["bits_per_weight"]
-            row += [how["block_size"] or "", how["scale_type"], "" if bits is None else f"{bits:.3f}"]
+            bits = storage["bits_per_weight"]
+            row += [storage["block_size"] or "", storage["scale_type"], "" if bits is None else f"{bits:.3f}"]
         rows.append(row)
     show.emit_table(columns, rows, right=("offset", "bytes", "block", "bits"))
 
 
 def _tree_table(infos: Sequence[wm.TensorInfo]) -> None:
-    """Print a line for each module, those built alike in one, and for each tensor in them."""
+    """Print a line for each module, one for all that are built alike, and for each tensor in them."""
     mark = separator(info.name for info in infos)
     root = module_tree(infos, mark)
     rows = []
@@ -344,11 +346,10 @@ def export(args: argparse.Namespace) -> int:
         row.source.check_size(f"tensor {quoted(args.name)}", row.nbytes)
         check_unchanged(file)
         stored = None if row.dtype.quantized else numpy_dtype(row.dtype)
-        # numpy.load could not interpret the raw "void" records of ml_dtypes' types.
         chunks: Iterable[bytes | memoryview]
         if native := stored is not None and stored.type.__module__ == "numpy":
             dtype, chunks = stored, row.source.chunks(row.offset, row.nbytes)
-        else:
+        else:  # numpy.load reads the types of ml_dtypes as raw "void" records
             dtype, chunks = np.dtype("<f4"), _pieces(file.read(args.name, np.float32))
         size = _save_npy(args.out, dtype, row.shape, chunks)
     if not native:

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
 
-# `DeltaReport`: what publishing, applying or pulling did.
-
 
 class DeltaReport(NamedTuple):
     """The result of `publish`, `apply` and `pull`.
@@ -78,8 +76,8 @@ class DeltaReport(NamedTuple):
     reason: str = ""
 
 
-# Bytes of a frame that are written at once: pieces of a sparse one are small, and many.
-_SPOOLED = 1 << 18
+# Bytes to write at once: a sparse frame comes in many small pieces.
+_SPOOL_BYTES = 1 << 18
 # Levels of zstd.
 _LEVELS = range(1, 23)
 
@@ -108,9 +106,8 @@ def publish(
     Parameters
     ----------
     base, new : TensorFile, or whatever else `weightmap.open` takes
-        Handles stay open.
         The model before, which receivers have as `base_version`, and the model after. Their shards may differ. Tensors
-        are compared byte by byte.
+        are compared byte by byte. Handles stay open.
     directory : str or os.PathLike
         The source directory; made if it does not exist. Or its address in a store that takes objects (``s3://``,
         ``gs://``, ``az://``): the version is then made in the system's directory for temporary files, and the file that
@@ -130,9 +127,9 @@ def publish(
     max_shard_size : int or str
         Most bytes per file, such as ``"5GB"``. A larger tensor gets its own file.
     full : bool, optional
-        True publishes a full version: all of `new`, as a checkpoint in safetensors with the files beside it. None does
-        so if tensors appeared, vanished or changed shape or dtype, which a delta cannot express, and the report says
-        why; with False that is an error.
+        True publishes a full version: all of `new`, as a checkpoint in safetensors with the files beside it. A delta
+        cannot express that tensors appeared, vanished or changed shape or dtype: None publishes a full version then,
+        and the report says why; False raises an error.
     threads : int, optional
         At most this many share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
@@ -195,16 +192,16 @@ class _Job(NamedTuple):
 
 def _publish(job: _Job, folder: str) -> DeltaReport:
     """Publish to a directory."""
-    number, before, full = job.version, job.base_version, job.full
-    target = ShardTarget(os.path.join(folder, ""), version_name(number), "model", ".safetensors")
-    final, hidden = (os.path.join(folder, name.format(version_name(number))) for name in ("{}", ".{}.tmp"))
+    name, full = version_name(job.version), job.full
+    target = ShardTarget(os.path.join(folder, ""), name, "model", ".safetensors")
+    final, hidden = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
     with as_handle(job.base) as old, as_handle(job.new) as now:
         os.makedirs(folder, exist_ok=True)
         with holding(target):
             if os.path.lexists(final):
                 raise _exists(final)
             with _new_folder(folder, os.path.basename(hidden)):
-                difference = _misfit(old, now)
+                difference = _inexpressible(old, now)
                 if difference is not None and full is False:
                     raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
                 is_full = bool(full) or difference is not None
@@ -212,18 +209,21 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
                     changed = _write_full(now, job.new, hidden, job.how, job.progress)
                 else:
                     _check_needed(job)
-                    changed = _Encoder(old, now, job.how, hidden, job.progress).write(number, before, job.threads)
-                _appear(hidden, final, folder)
+                    changed = _Encoder(old, now, job.how, hidden, job.progress).write(
+                        job.version, job.base_version, job.threads
+                    )
+                _reveal(hidden, final, folder)
         stored = sum(entry.stat().st_size for entry in os.scandir(final) if entry.name.endswith(".safetensors"))
         sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
-        nbytes = sum(sizes[name] for name in changed), stored, sum(sizes.values())
+        changed_nbytes, total = sum(sizes[name] for name in changed), sum(sizes.values())
         reason = "" if full or difference is None else f"{difference}, which a delta cannot express"
-        return DeltaReport(number, before, len(changed), *nbytes, 0.0, is_full, reason)
+        versions = job.version, job.base_version
+        return DeltaReport(*versions, len(changed), changed_nbytes, stored, total, 0.0, is_full, reason)
 
 
 @contextlib.contextmanager
 def _new_folder(folder: str, name: str) -> Iterator[None]:
-    """Make a folder, which is removed in the end; an interrupt of that waits for it."""
+    """Make a folder, and remove it at the end, even if the removal is interrupted once."""
     tree = Tree.of(folder)
     try:
         tree.clear(name)  # of a run that was killed
@@ -238,7 +238,7 @@ def _new_folder(folder: str, name: str) -> Iterator[None]:
 
 
 def _is_version(path: str) -> bool:
-    """Whether a finished version is there."""
+    """Whether a path is a finished version."""
     try:
         return not {INDEX, SINGLE}.isdisjoint(names_in(folder_at(path), (INDEX, SINGLE)))
     except FileNotFoundError:
@@ -246,21 +246,21 @@ def _is_version(path: str) -> bool:
 
 
 def _check_needed(job: _Job) -> None:
-    """Raise `TargetError` where receivers cannot have the version that a delta would be built on."""
+    """Raise `TargetError` if the version that a delta would be built on is not published."""
     if job.needed is not None and not _is_version(job.needed):
         what = f"version {job.base_version}, on which version {job.version} would be built, is not there"
         raise TargetError(what, path=job.needed, remedy=Remedy("give {}, the version that the base is", "base_version"))
 
 
 def _publish_to_store(job: _Job, address: Any) -> DeltaReport:
-    """Publish at an address: one publisher at a time, for a store has no locks."""
+    """Publish at an address. A store has no locks, so there must be only one publisher at a time."""
     final = inside(address, version_name(job.version))
     if _is_version(final):
         raise _exists(final)
-    room = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(8).hex()}")
-    with _new_folder(*os.path.split(room)):
-        report = _publish(job, room)
-        root = os.path.join(room, version_name(report.version))
+    workspace = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(8).hex()}")
+    with _new_folder(*os.path.split(workspace)):
+        report = _publish(job, workspace)
+        root = os.path.join(workspace, version_name(report.version))
         names = [os.path.relpath(os.path.join(at, name), root) for at, _, files in os.walk(root) for name in files]
         last = INDEX if INDEX in names else SINGLE
         try:
@@ -270,8 +270,8 @@ def _publish_to_store(job: _Job, address: Any) -> DeltaReport:
     return report
 
 
-def _appear(hidden: str, final: str, folder: str) -> None:
-    """Give a complete version its name."""
+def _reveal(hidden: str, final: str, folder: str) -> None:
+    """Flush a complete version, and give it its final name."""
     for path, _, _ in os.walk(hidden):
         flush_folder(path)
     try:
@@ -288,7 +288,7 @@ def _exists(final: str) -> TargetError:
 
 
 class _Encoding(NamedTuple):
-    """How a delta is written."""
+    """The checked arguments that say how to write a delta."""
 
     encoding: str
     checksum: str
@@ -297,7 +297,7 @@ class _Encoding(NamedTuple):
 
     @classmethod
     def of(cls, encoding: str, checksum: str, level: int, max_shard_size: int | str) -> _Encoding:
-        """Check the caller's wishes."""
+        """Check the arguments of `publish`."""
         for name, value, values in (("encoding", encoding, ENCODINGS), ("checksum", checksum, tuple(CHECKSUMS))):
             if value not in values:
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(values)}")
@@ -306,8 +306,8 @@ class _Encoding(NamedTuple):
         return cls(encoding, checksum, level, bytes_of_size(max_shard_size))
 
 
-def _misfit(old: TensorFile, now: TensorFile) -> str | None:
-    """Return what a delta cannot express about two models; None where it can."""
+def _inexpressible(old: TensorFile, now: TensorFile) -> str | None:
+    """Return a difference of two models that a delta cannot express, or None."""
     rows = dict(zip(old, rows_of(old), strict=True))
     for name, row in zip(now, rows_of(now), strict=True):
         before = rows.get(name)
@@ -316,8 +316,8 @@ def _misfit(old: TensorFile, now: TensorFile) -> str | None:
         if (before.dtype.name, before.shape) != (row.dtype.name, row.shape):
             kinds = f"from {before.dtype.name} {list(before.shape)} to {row.dtype.name} {list(row.shape)}"
             return f"tensor {quoted(name)} changed {kinds}"
-    gone = next((name for name in old if name not in now), None)
-    return None if gone is None else f"tensor {quoted(gone)} vanished"
+    removed = next((name for name in old if name not in now), None)
+    return None if removed is None else f"tensor {quoted(removed)} vanished"
 
 
 def _write_full(
@@ -345,7 +345,7 @@ class _Frame(NamedTuple):
 class _Encoder:
     """Encodes the tensors that changed, by threads, and writes them to the files of a delta.
 
-    Frames go to a nameless file first: their sizes are in the headers of the files.
+    Frames go to a nameless spool file first, since the headers of the files have their sizes.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class _Encoder:
         self._report(0)
         exhaust([self._encode(name) for name in names], threads, self._report)
         frames = {name: self._frames[name] for name in self._pairs if name in self._frames}
-        where = self._write_files(frames)
+        file_of = self._write_files(frames)
         metadata = {
             "version": f"{version:06}",
             "base_version": f"{base_version:06}",
@@ -386,7 +386,7 @@ class _Encoder:
             "compression_format": "zstd",
             "checksum_format": self._how.checksum,
         }
-        data = json.dumps({"metadata": metadata, "weight_map": where}, indent=2, ensure_ascii=False).encode()
+        data = json.dumps({"metadata": metadata, "weight_map": file_of}, indent=2, ensure_ascii=False).encode()
         write_plan(os.path.join(self._hidden, INDEX), WritePlan(len(data), lambda sink: sink.write(data)))
         return list(frames)
 
@@ -396,7 +396,7 @@ class _Encoder:
             self._progress(self._done, self._total)
 
     def _encode(self, name: str) -> Iterator[int]:
-        """Encode a tensor into the spool file, if it changed; yield the bytes that are done since the last time."""
+        """Encode a tensor into the spool file, if it changed; yield 0 on the way, and its bytes at the end."""
         before, row = self._pairs[name]
         for old, new in _blocks(before, row):
             if not np.array_equal(old, new):
@@ -408,6 +408,7 @@ class _Encoder:
         digest = new_sum(self._how.checksum)
         summed = 0
 
+        # An encoding may walk the blocks more than once; the digest takes each block at the first time.
         def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
             nonlocal summed
             at = 0
@@ -419,18 +420,18 @@ class _Encoder:
                     summed = at
 
         parts: list[Range] = []
-        waiting = bytearray()
+        pending = bytearray()
 
         def spool() -> None:
             with self._lock:
-                at, self._end = self._end, self._end + len(waiting)
-            parts.append(Range(at, at + len(waiting)))
-            write_all(self._spool, memoryview(waiting), at)
-            waiting.clear()
+                at, self._end = self._end, self._end + len(pending)
+            parts.append(Range(at, at + len(pending)))
+            write_all(self._spool, memoryview(pending), at)
+            pending.clear()
 
         for piece in encoded(blocks, row.nbytes, self._how.encoding, self._how.level):
-            waiting += piece
-            if len(waiting) >= _SPOOLED:
+            pending += piece
+            if len(pending) >= _SPOOL_BYTES:
                 spool()
                 yield 0
         spool()
@@ -447,7 +448,7 @@ class _Encoder:
                 filled = 0
             groups[-1].append(name)
             filled += frame.nbytes
-        where: dict[str, str] = {}
+        file_of: dict[str, str] = {}
         plan = by_name("safetensors").plan
         assert plan is not None  # noqa: S101 - for the type checker
         for number, group in enumerate(groups):
@@ -458,8 +459,8 @@ class _Encoder:
             ]
             sums = {name: frames[name].digest for name in group}
             write_plan(os.path.join(self._hidden, file), plan(Request(Tensors(payloads), "safetensors", sums)))
-            where |= dict.fromkeys(group, file)
-        return where
+            file_of |= dict.fromkeys(group, file)
+        return file_of
 
     def _read(self, frame: _Frame) -> Iterator[bytes]:
         for part in frame.parts:
@@ -467,9 +468,9 @@ class _Encoder:
 
 
 def _blocks(old: Row, new: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-    """Yield the bytes of two tensors of one size side by side."""
-    for one, another in zip(_in_blocks(old), _in_blocks(new), strict=True):
-        yield np.frombuffer(one, np.uint8), np.frombuffer(another, np.uint8)
+    """Yield the bytes of two tensors of one size, block by block."""
+    for old_block, new_block in zip(_in_blocks(old), _in_blocks(new), strict=True):
+        yield np.frombuffer(old_block, np.uint8), np.frombuffer(new_block, np.uint8)
 
 
 def _in_blocks(row: Row) -> Iterator[memoryview]:

@@ -77,7 +77,7 @@ class Exchange(Protocol):
 
 
 class Backend(ABC):
-    """A device: memory, copies, and changes of types, all in one order of their own.
+    """A device: memory, copies, and changes of types.
 
     `copy` and `change` may return before the work is done. The device does them one after another, in the order of the
     calls. Any method may raise the error of its library.
@@ -102,7 +102,7 @@ class Backend(ABC):
 
     @abstractmethod
     def free(self, buffer: Any) -> None:
-        """Free memory from `allocate` that no caller has: at once, even if something still refers to it."""
+        """Free memory from `allocate` that no caller has, at once, even if an object still refers to it."""
 
     @abstractmethod
     def pin(self, memory: NDArray[np.uint8]) -> None:
@@ -149,8 +149,8 @@ class Backend(ABC):
         """Return a tensor over `buffer` from byte `at` on; one of bytes for types packed below the byte."""
 
     def tensors(self, buffer: Any, described: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
-        """Return many tensors over `buffer`, each by its place, type and shape: see `tensor`."""
-        return [self.tensor(buffer, *one) for one in described]
+        """Return many tensors over `buffer`, each by its position, type and shape: see `tensor`."""
+        return [self.tensor(buffer, *description) for description in described]
 
     @abstractmethod
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
@@ -198,13 +198,13 @@ def _between(low: int, high: int, what: str, value: int) -> int:
 
 
 class Slot:
-    """Host memory that a device copies from; it is unpinned with its last user.
+    """Host memory that a device copies from; unpinned when nothing refers to it any more.
 
     Attributes
     ----------
     memory : ndarray of uint8
     event : Event or None
-        Set when the requested copies out of it have ended.
+        It occurs when the requested copies from the memory have ended; None if there are none.
     """
 
     def __init__(self, backend: Backend, nbytes: int, *, pinned: bool) -> None:
@@ -227,7 +227,7 @@ class Slot:
         """Unpin the memory. A child process leaves that to its parent, and the end of a process to the system."""
         if self._backend is not None and self._owner == os.getpid() and not sys.is_finalizing():
             self._backend.unpin(self.memory)
-        self._backend = None  # after that: a call that was interrupted is made again
+        self._backend = None  # last, so that an interrupted call can be repeated
 
     def __del__(self) -> None:
         if self._backend is not None:
@@ -263,35 +263,36 @@ _MIN_SLOT_BYTES = 1 << 20
 UNPINNED = Staging(2, 4 << 20)
 # Unused slots, by the key of the backend and their size.
 _idle: dict[tuple[Hashable, int], list[Slot]] = {}
+# Slots from which lost devices may still copy: kept for good.
 _lost: list[Slot] = []
-# Where the system pinned no slots of this size: how large those are that it does pin, or 0.
-_smaller: dict[tuple[Hashable, int], int] = {}
+# Bytes of the slots that the system does pin, or 0, where it refused to pin a size, by the backend's key and that size.
+_pinnable: dict[tuple[Hashable, int], int] = {}
 _lock = allocate_lock()
 
 
 class Slots:
-    """The slots of one load: taken from the pool, and given back when no copy out of them is under way.
+    """The slots of one load: taken from the pool, and given back when no copy from them is under way.
 
-    Where the system does not pin as much as is asked for, slots are smaller, and in the end not pinned.
+    If the system refuses to pin as much as requested, slots are smaller; if it pins none, they are not pinned.
 
     Attributes
     ----------
     staging : Staging
-        What they are.
+        Their number and size.
     """
 
     def __init__(self, backend: Backend, staging: Staging) -> None:
         self._slots: list[Slot] = []
         self._next = 0
         requested = (backend.key, staging.slot_bytes)
-        size = _smaller.get(requested, staging.slot_bytes) if backend.pinned else 0
+        size = _pinnable.get(requested, staging.slot_bytes) if backend.pinned else 0
         while size:
             try:
                 self._take(backend, staging._replace(slot_bytes=size))
             except Exception as error:  # noqa: BLE001 - each library has errors of its own
                 self._slots.clear()
                 size = size // 2 if size // 2 >= _MIN_SLOT_BYTES else 0
-                _smaller[requested] = size
+                _pinnable[requested] = size
                 if not size:
                     import logging  # noqa: PLC0415 - 6 ms, for a rare event
 
@@ -325,7 +326,7 @@ class Slots:
         return slot
 
     def give_back(self) -> None:
-        """Give the slots back to the pool, after `Backend.synchronize`; the pool keeps as many as one load needs."""
+        """Give the slots back to the pool, after `Backend.synchronize`; it keeps at most as many as one load needs."""
         slots, self._slots = self._slots, []
         for slot in slots:
             slot.event = None
@@ -337,7 +338,7 @@ class Slots:
             slot.release()
 
     def discard(self) -> None:
-        """Keep the slots for good: the lost device may still copy from them."""
+        """Keep the slots for good, after the device was lost: it may still copy from them."""
         _lost.extend(self._slots)
         self._slots = []
 
@@ -347,17 +348,18 @@ def release_slots() -> None:
     with _lock:
         slots = [slot for idle in _idle.values() for slot in idle]
         _idle.clear()
-        _smaller.clear()
+        _pinnable.clear()
     for slot in slots:
         slot.release()
 
 
-# An interrupt may take a lock's only release with it: flags decide, and locks spare the time between two looks.
-_LOOK = 1.0
+# Seconds between looks at the flags of a `Worker`. Flags decide, since an interrupt can lose the release of a lock;
+# locks only make the waits shorter.
+_POLL_S = 1.0
 
 
 class Worker:
-    """A thread that makes one call at a time. It starts with the first call and is gone after `end`."""
+    """A thread that makes one call at a time. It starts with the first call, and `end` ends it."""
 
     def __init__(self) -> None:
         self._requested, self._answered = allocate_lock(), allocate_lock()
@@ -368,15 +370,15 @@ class Worker:
         self._error: BaseException | None = None
         self._ident: int | None = None
         self._owner = os.getpid()
-        self._started = self._finished = self._ending = self._gone = False
+        self._started = self._is_answered = self._ending = self._ended = False
 
     def begin(self, call: Callable[[], object]) -> None:
         """Let the thread make a call; `wait` before the next one."""
-        self._call, self._finished = call, False
+        self._call, self._is_answered = call, False
         if not self._started:
             try:
                 start_new_thread(self._work, ())
-            except RuntimeError:  # no thread to be had: `wait` makes the call
+            except RuntimeError:  # the system has no more threads: `wait` makes the call
                 return
             self._started = True
         _release(self._requested)
@@ -384,9 +386,9 @@ class Worker:
     def wait(self) -> None:
         """Return when the call is made. Raises its error."""
         if not self._started:
-            self._make()
-        while not self._finished:
-            self._answered.acquire(timeout=_LOOK)
+            self._make_call()
+        while not self._is_answered:
+            self._answered.acquire(timeout=_POLL_S)
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -397,8 +399,8 @@ class Worker:
     def end(self, then: Callable[[], object]) -> BaseException | None:
         """End the thread, then call `then`, however often this is interrupted; return the last interrupt.
 
-        The call that is being made comes to its end. Where garbage is collected in the thread itself, `then` waits for
-        that, and this does not.
+        A call under way is finished first. In the thread itself, where garbage is collected, this returns at once, and
+        the thread calls `then` when it ends.
         """
         self._ending = True
         if self._ident == get_ident():
@@ -406,32 +408,32 @@ class Worker:
             return None
         interrupt = None
         _release(self._requested)
-        while self._started and not self._gone and self._owner == os.getpid():
+        while self._started and not self._ended and self._owner == os.getpid():
             try:
-                self._answered.acquire(timeout=_LOOK)
+                self._answered.acquire(timeout=_POLL_S)
             except BaseException as error:  # noqa: BLE001 - the caller raises it
                 interrupt = error
         then()
         return interrupt
 
-    def _make(self) -> None:
+    def _make_call(self) -> None:
         call, self._call = self._call, None
         try:
             if call is not None:
                 call()
         except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
-        self._finished = True
+        self._is_answered = True
 
     def _work(self) -> None:
         self._ident = get_ident()
         while not self._ending:
-            if not self._requested.acquire(timeout=_LOOK):
+            if not self._requested.acquire(timeout=_POLL_S):
                 continue
-            self._make()
+            self._make_call()
             _release(self._answered)
         then, self._then = self._then, None
-        self._gone = True
+        self._ended = True
         _release(self._answered)
         if then is not None:
             then()

@@ -1,4 +1,4 @@
-"""`ReadPlan.run`: the wanted tensors one after another, as views of a mapping or read into memory of their own."""
+"""`ReadPlan.run`: yields the wanted tensors, as views of a mapping or read into memory of their own."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class Runs:
-    """A part of a dense tensor, as runs of elements that are put together.
+    """A part of a dense tensor: runs of elements that lie together in the file.
 
     Parameters
     ----------
     row : Row
     axes : list of Axis
-        The part, of `Row.viewed`.
+        Which elements of `Row.viewed` are in the part.
     name : str
-        The tensor in messages.
+        Of the tensor, for messages.
 
     Attributes
     ----------
@@ -64,7 +64,11 @@ class Runs:
         ends: NDArray[np.int64],
         chunk: int,
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield first run, last run, begin and end of each read; one of several runs has at most `chunk` bytes."""
+        """Yield each read: its first run and the one behind its last, then its begin and end in the file.
+
+        Runs lie from `starts` to `stops`; joined ranges of runs from `begins` to `ends`. A read of several runs has at
+        most `chunk` bytes, unless nothing lies between them.
+        """
         lows = np.searchsorted(starts, begins).tolist()
         for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
             dense = last - int(starts[low]) == (high - low) * self.length
@@ -76,7 +80,7 @@ class Runs:
                 low = stop  # noqa: PLW2901
 
     def arranged(self, octets: NDArray[np.uint8], key: Any, *, writeable: bool) -> Any:
-        """Return the array that the index gives, over the bytes of all runs in the order of the file."""
+        """Return what the index selects, over the bytes of all runs in file order."""
         if not writeable:
             octets.flags.writeable = False
         return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, key)
@@ -88,7 +92,7 @@ class PartReader:
     Parameters
     ----------
     source : Source or DirectReader
-        Of the rows; one that `Source.ahead` returned fetches in advance.
+        What to read; a source from `Source.ahead` fetches in advance.
     chunk : int
         Bytes read at once.
     gap, max_over_read
@@ -102,10 +106,10 @@ class PartReader:
         self.max_over_read: float = max_over_read
 
     def note(self, at: int, octets: NDArray[np.uint8]) -> None:
-        """Take note of a chunk that was read, from `at` on."""
+        """Note that a chunk was read, from `at` on; a subclass may use it."""
 
     def note_runs(self, starts: NDArray[np.int64], length: int) -> None:
-        """Take note of runs that were read, and nothing between them."""
+        """Note that runs were read, without the bytes between them; a subclass may use it."""
 
     def fill(self, octets: NDArray[np.uint8], at: int) -> None:
         """Read into memory, a chunk at a time."""
@@ -115,13 +119,13 @@ class PartReader:
             self.note(at + start, part)
 
     def gather(self, part: Runs, target: NDArray[np.uint8]) -> None:
-        """Read the runs of a part; close neighbours together with the bytes between them."""
+        """Read the runs of a part; runs that lie close are read together with the bytes between them."""
         if len(part.starts) == 1:
             self.fill(target, int(part.starts[0]))
             return
         starts, stops = part.starts, part.starts + part.length
-        nowhere = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = files.join_ranges(nowhere, starts, stops, gap=self.gap, max_over_read=self.max_over_read)
+        one_file = np.zeros(len(starts), np.uint32)
+        _, begins, ends, _ = files.join_ranges(one_file, starts, stops, gap=self.gap, max_over_read=self.max_over_read)
         if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
             self._gather_runs(starts, part.length, target)
             return
@@ -134,33 +138,33 @@ class PartReader:
             rows = target[low * part.length : high * part.length].reshape(high - low, part.length)
             places = starts[low:high] - begin
             step = int(places[1] - places[0])
-            if bool((np.diff(places) == step).all()):  # columns of a matrix: one copy, where each row would be one
+            if bool((np.diff(places) == step).all()):  # columns of a matrix: one copy instead of one for each row
                 rows[...] = np.ndarray(rows.shape, np.uint8, octets, int(places[0]), (step, 1))
                 continue
             for row, start in zip(rows, places.tolist(), strict=True):
                 row[:] = octets[start : start + part.length]
 
     def _gather_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
-        """Read runs that are no neighbours, about a chunk at a time; what lies between them stays on a network."""
+        """Read runs that lie apart, about a chunk at a time; over a network, without the bytes between them."""
         reader = self._reader
         gap = 0 if isinstance(reader, DirectReader) or file_system_of(reader).is_remote else self.gap
         step = max(self.chunk // max(length, 1), 1)
         for low in range(0, len(starts), step):
-            some = starts[low : low + step]
-            reader.read_runs(some, length, target[low * length : (low + len(some)) * length], gap)
-            self.note_runs(some, length)
+            batch = starts[low : low + step]
+            reader.read_runs(batch, length, target[low * length : (low + len(batch)) * length], gap)
+            self.note_runs(batch, length)
 
     def quantized(self, row: Row, key: Any, name: str, heads: Heads, number: int) -> Any:
-        """Return a quantised tensor, number `number` of `heads`, of which only the blocks of a part are read."""
+        """Return a quantised tensor of which only the blocks of a part are read. `number` is its number in `heads`."""
         starts, stops = ranges_of(heads.of(number, row), key, name)
         order = np.argsort(starts, kind="stable")
-        nowhere = np.zeros(len(order), np.uint32)
+        one_file = np.zeros(len(order), np.uint32)
         _, begins, ends, _ = files.join_ranges(
-            nowhere, starts[order], stops[order], gap=self.gap, max_over_read=self.max_over_read
+            one_file, starts[order], stops[order], gap=self.gap, max_over_read=self.max_over_read
         )
-        # Zeros are memory that is never touched where nothing is read.
-        new = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
-        octets = new(row.nbytes, np.uint8)
+        # Pages of `zeros` take no memory where nothing is read into them.
+        allocate = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
+        octets = allocate(row.nbytes, np.uint8)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             head = heads.head(number, begin)[: end - begin]
             at = begin + len(head)
@@ -179,19 +183,19 @@ def check_when(verify: Check) -> None:
 
 
 class Sums:
-    """The checksums that cover what is wanted of a file, checked as its bytes come by in their order.
+    """The checksums of the wanted tensors of one file, computed while its bytes are read in order.
 
-    Covered bytes that do not come by, such as the padding between tensors, are read from the file.
+    Other bytes that they cover, such as the padding between tensors, are read from the file.
 
     Parameters
     ----------
     source : Source
     sums : sequence of Sum
-        All that the file has.
+        All checksums of the file.
     begins, ends : array_like of int
-        Where the tensors lie that are wanted.
+        The ranges of the wanted tensors.
     last : bool
-        Whether a checksum is due before the last tensor that it covers is handed out, and not before the first.
+        Whether to check before the last tensor that a checksum covers is yielded, not before the first.
     consumed : callable, optional
         Called with begin and end of each read.
     """
@@ -211,7 +215,7 @@ class Sums:
         order = np.argsort(begin, kind="stable")
         order = order[begin[order] < end[order]]
         begin, reached = begin[order], np.maximum.accumulate(end[order])
-        # With each checksum the byte that it is due at, or before.
+        # Each checksum, with the position before which it must be checked. The next one is at the end of the list.
         self._due: list[tuple[Sum, int]] = []
         for stored in sorted(sums, reverse=True):
             before = int(np.searchsorted(begin, stored.offset + stored.nbytes))
@@ -221,15 +225,15 @@ class Sums:
 
     @classmethod
     def of(cls, share: FileShare, options: RunOptions, sums: Sequence[Sum], release: PageRelease | None) -> Sums:
-        """Return the checksums that cover what is wanted of a file."""
+        """Return the checksums of the tensors that a plan wants of a file."""
         last = options.verify == "last"
-        # Tensors that were read for a checksum of theirs and are not handed out yet are not given back.
+        # With "last", a checksum reads tensors that are yielded next: their pages stay.
         consumed = None if last or release is None else release.consumed
         return cls(share.source, sums, *share.bounds(), last=last, consumed=consumed)
 
     @property
     def takes(self) -> bool:
-        """Whether bytes that come by are still needed: `feed` them."""
+        """Whether `feed` still needs the checksums of bytes that are read."""
         return self._last and bool(self._due)
 
     def _begin(self) -> None:
@@ -237,18 +241,18 @@ class Sums:
         self._at, self._crc = (self._due[-1][0].offset, 0) if self._due else (0, 0)
 
     def _end(self) -> int:
-        """Where the bytes end that the next checksum covers."""
+        """Return the end of the bytes that the next checksum covers."""
         stored = self._due[-1][0]
         return stored.offset + stored.nbytes
 
     def join(self, end: int, begin: int) -> bool:
-        """Whether tensors that end and begin at these bytes are yielded together: one checksum covers both."""
+        """Whether one checksum covers tensors that end at `end` and begin at `begin`: they are due together."""
         return not self._last and any(
             stored.offset < end and begin < stored.offset + stored.nbytes for stored, _ in self._due
         )
 
     def feed(self, starts: Iterable[int], sizes: Iterable[int], crcs: Iterable[int]) -> None:
-        """Take the checksums of runs of the file, in its order."""
+        """Take the checksums of runs that were read, in file order."""
         for start, size, crc in zip(starts, sizes, crcs, strict=True):
             while self._due and self._end() <= start:
                 self._complete()
@@ -262,7 +266,7 @@ class Sums:
                 self._skip(min(start + size, end))
 
     def read(self, end: int) -> None:
-        """Read on to a place in the file, as if all before it came by."""
+        """Read up to a position in the file, and check the checksums that end there or before."""
         while self._due and self._end() <= end:
             self._complete()
         if self._due:
@@ -274,7 +278,7 @@ class Sums:
             self._complete()
 
     def _skip(self, to: int) -> None:
-        """Read on to a place in the file."""
+        """Read up to a position in the file, for the next checksum."""
         if to <= self._at:
             return
         for piece in self._source.chunks(self._at, to - self._at):
@@ -291,10 +295,10 @@ class Sums:
         self._begin()
 
 
-# Bytes of the units that the system may keep pages in: a unit in partial use stays whole.
+# Bytes of a unit in which the system may keep pages: a unit that is partly in use stays whole.
 _PAGE_UNIT = 2 << 20
-# Runs of a quantised tensor are decoded one by one where they are less than this part of what they span.
-_SPARSE = 2
+# Decode runs of a quantised tensor one by one if they span more than this many times their elements.
+_MIN_SPREAD = 2
 
 
 class FileShare(NamedTuple):
@@ -307,13 +311,13 @@ class FileShare(NamedTuple):
     file : int
         The number of the source.
     numbers : ndarray of int64
-        The wanted tensors.
+        The numbers of the wanted tensors.
     indices : mapping of int to index or Indices
-        Of the tensors wanted in part.
+        By the numbers of tensors wanted in part.
     rows : mapping of int to Row
-        Of these, as far as the plan has them.
+        Rows of such tensors that planning made.
     heads : Heads or None
-        Headers of quantised ones, read while planning.
+        First bytes of quantised ones, read while planning.
     gap : int
         Tensors with less than this many bytes between them are read together.
     within : (int, float)
@@ -337,14 +341,14 @@ class FileShare(NamedTuple):
 
 
 class RunOptions(NamedTuple):
-    """How `ReadPlan.run` hands tensors out: its arguments, and two bounds.
+    """The arguments of `ReadPlan.run`, and two bounds.
 
     Attributes
     ----------
     chunk : int
         Bytes of one read; small neighbours are read together up to this size.
     window : int
-        Bytes of a mapping that are prefetched.
+        Bytes of a mapping to prefetch at once.
     """
 
     release: bool
@@ -366,9 +370,9 @@ class PageRelease:
     """
 
     def __init__(self, share: FileShare, options: RunOptions) -> None:
-        self._share, self._enough = share, options.chunk + 2 * _PAGE_UNIT
+        self._share, self._min_nbytes = share, options.chunk + 2 * _PAGE_UNIT
         self._begin = self._end = 0  # consumed, and not given back yet
-        self._consumed: list[Range] = []
+        self._released: list[Range] = []
 
     def consumed(self, begin: int, end: int) -> None:
         """Note that bytes were consumed; give pages back when there are enough of them."""
@@ -378,23 +382,23 @@ class PageRelease:
             self._flush()
             self._begin = self._end = begin
         self._end = max(self._end, end)
-        if self._end - self._begin >= self._enough:
+        if self._end - self._begin >= self._min_nbytes:
             self._give_back([Range(self._begin, self._end)])
-            # The last unit is consumed in part, and the one before it perhaps not given back for that reason.
+            # The last unit was consumed only in part, which may have kept the one before it, too: begin there again.
             self._begin = (self._end // _PAGE_UNIT - 1) * _PAGE_UNIT
-            self._consumed.append(Range(self._begin, self._end))
+            self._released.append(Range(self._begin, self._end))
 
     def _flush(self) -> None:
         if self._end > self._begin:
             self._give_back([Range(self._begin, self._end)])
-            self._consumed.append(Range(self._begin, self._end))
+            self._released.append(Range(self._begin, self._end))
             self._begin = self._end
 
     def finish(self) -> None:
-        """Give back all that was consumed; once more what was in use when it was given back."""
+        """Give back all consumed bytes, again from the first: some may have been in use at the first time."""
         self._flush()
-        if self._consumed:
-            self._give_back(self._consumed)
+        if self._released:
+            self._give_back(self._released)
 
     def _give_back(self, ranges: Iterable[Range]) -> None:
         spans, file = self._share.spans, self._share.file
@@ -409,17 +413,17 @@ def mapped(
     begins, ends = share.bounds()
     checked = Sums.of(share, options, sums, release) if sums else None
     prefetched = len(numbers) if reads_ahead(source) else 0
-    for place, number in enumerate(numbers.tolist()):
-        begin, end = int(begins[place]), int(ends[place])
+    for position, number in enumerate(numbers.tolist()):
+        begin, end = int(begins[position]), int(ends[position])
         if prefetched < len(numbers) and begins[prefetched] <= begin + options.window // 2:
-            last = max(int(np.searchsorted(begins, begin + options.window, side="left")), place + 1)
-            for n in range(max(prefetched, place), last):
-                if int(numbers[n]) not in indices:  # a tensor wanted in part is touched only there
+            last = max(int(np.searchsorted(begins, begin + options.window, side="left")), position + 1)
+            for n in range(max(prefetched, position), last):
+                if int(numbers[n]) not in indices:  # of a tensor wanted in part, only the part is touched
                     ask_for(source, Range(int(begins[n]), min(int(ends[n]), begin + options.window)))
             prefetched = last
         if checked is not None:
             if checked.takes:
-                # A mapping shows the pages that this reads, and a file that becomes shorter is an error here.
+                # Read the pages that the mapping shows: where the file shrank, this raises an error, not a fault.
                 checked.read(end)
             checked.finish(end)
         name = spans.name(number)
@@ -442,7 +446,7 @@ def _pieces(name: str, key: Any, options: RunOptions) -> Iterable[Any]:
 
 
 class FileReader(PartReader):
-    """Reads what is wanted of one file into memory of its own; small neighbours are read together.
+    """Reads the wanted tensors of one file into new memory; small neighbours are read together.
 
     Parameters
     ----------
@@ -489,7 +493,7 @@ class FileReader(PartReader):
             self._consume(begin, end)
 
     def _batches(self) -> Iterator[tuple[list[int], int, int]]:
-        """Yield the tensors that are read together, and between which two bytes of the file; each part for itself."""
+        """Yield tensors that are read together, with begin and end of the read; tensors wanted in part one by one."""
         share = self._share
         batch: list[int] = []
         first = reached = 0
@@ -497,8 +501,8 @@ class FileReader(PartReader):
             share.numbers.tolist(), *(column.tolist() for column in share.bounds()), strict=True
         ):
             joins = batch and begin - reached < max(share.gap, 1) and max(end, reached) - first <= self._options.chunk
-            inside = batch and end <= reached  # of a tensor that shares its bytes with one before
-            if batch and (number in share.indices or not (joins or inside)):
+            is_inside = batch and end <= reached  # it shares its bytes with a tensor before
+            if batch and (number in share.indices or not (joins or is_inside)):
                 yield batch, first, reached
                 batch = []
             if number in share.indices:
@@ -512,7 +516,7 @@ class FileReader(PartReader):
             yield batch, first, reached
 
     def _batch(self, numbers: list[int], begin: int, end: int) -> Iterator[tuple[str, Any]]:
-        """Yield whole tensors that lie between two bytes of the file, read into one piece of memory."""
+        """Yield whole tensors that lie from `begin` to `end` in the file, read into one piece of memory."""
         spans, octets = self._share.spans, self._fetch(begin, end)
         for number in numbers:
             self._sums.finish(int(spans.begin[number] + spans.nbytes[number]))
@@ -543,7 +547,7 @@ class FileReader(PartReader):
         return octets
 
     def note(self, at: int, octets: NDArray[np.uint8]) -> None:
-        """Add a chunk to its checksums; it is consumed."""
+        """Add a chunk to the checksums; it is consumed."""
         if self._sums.takes:
             self._sums.feed([at], [len(octets)], [checksums.crc32(octets)])
         self._consume(at, at + len(octets))
@@ -559,7 +563,7 @@ class FileReader(PartReader):
             self._release.consumed(begin, end)
 
     def _part(self, number: int, name: str, key: Any) -> Any:
-        """Return a part of a tensor, and read no other bytes of it."""
+        """Return a part of a tensor, reading only the bytes of the part."""
         share = self._share
         share.source.check_unchanged()
         row = share.rows.get(number) or share.spans.of(number)
@@ -582,14 +586,14 @@ def _selected(tensor: Any, key: Any, name: str) -> Any:
     if isinstance(tensor, QuantizedTensor):
         axes = axes_of(key, shape, name)
         starts, length = runs_of(axes, shape, name)
-        # Where runs lie as close together as that, decoding what lies between them is faster.
-        if len(starts) > 1 and _SPARSE * len(starts) * length < starts[-1] + length - starts[0]:
+        # It is faster to decode runs that lie close together with the elements between them.
+        if len(starts) > 1 and _MIN_SPREAD * len(starts) * length < starts[-1] + length - starts[0]:
             return arranged(decode_runs(tensor, starts, length).reshape(-1), axes, key)
     return tensor[key.of(shape) if isinstance(key, Shard) else key]
 
 
 def _part_of_geometry(row: Row, key: Any, name: str, fetch: Callable[[int, int], NDArray[np.uint8]]) -> Any:
     """Return what an index selects of a tensor with a geometry; `fetch` returns bytes of the file."""
-    assert row.geometry is not None  # noqa: S101 - that is which tensors these are
+    assert row.geometry is not None  # noqa: S101 - the callers check it
     axes = axes_of(key, row.viewed[1], name)
     return arranged(row.geometry.part(row, axes, fetch(*row.geometry.extent(row, axes))), axes, key)
