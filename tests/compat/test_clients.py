@@ -7,6 +7,7 @@ and random, and nothing is fetched.
 import contextlib
 import importlib
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -163,7 +164,8 @@ def test_accelerate(both):
     both(use)
 
 
-def test_peft(both):
+def test_peft(both, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gptqmodel", None)  # peft would import it, and its threads would outlive the test
     peft = pytest.importorskip("peft")
 
     def use(folder):
