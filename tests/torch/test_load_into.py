@@ -108,7 +108,7 @@ def test_modules_without_memory_are_assigned_to(net):
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_names_are_as_strict_as_in_torch(net, tmp_path, assign):
-    """Missing and unexpected names are errors that name them all, and with strict=False they are returned."""
+    """Missing and unexpected names are errors that name ten, and with strict=False all are returned."""
     tensors = {"extra": np.ones(2), "scale": np.array(3.0, np.float32)}
     wm.save(tmp_path / "few.safetensors", tensors)
     words = 'Missing key.*"mask".*"embed.weight"'
@@ -118,9 +118,7 @@ def test_names_are_as_strict_as_in_torch(net, tmp_path, assign):
     result = load_into(other, tmp_path / "few.safetensors", strict=False, assign=assign)
     expected = Net().load_state_dict({name: torch.from_numpy(a) for name, a in tensors.items()}, strict=False)
     assert result == expected
-    assert (
-        "norm.num_batches_tracked" not in result.missing_keys
-    )  # torch tolerates that, and so does its own method here
+    assert "norm.num_batches_tracked" not in result.missing_keys  # torch tolerates that
     assert other.scale == 3
 
 
@@ -221,6 +219,14 @@ def test_codes_are_no_values(tmp_path):
     assert torch.equal(module[0].weight.detach(), values)
     assert torch.equal(load_file(wm.open(path).weights, dtype=torch.float32)["0.weight"], values)
     assert load_file(path)["0.weight"].dtype == torch.float8_e4m3fn
+
+
+def test_the_remedy_comes_after_ten_of_a_thousand_names(tmp_path):
+    module, path = torch.nn.ParameterList(list(torch.zeros(1000, 1))), tmp_path / "m.safetensors"
+    wm.save(path, {f"model.{number}": np.ones(2, np.float32) for number in range(1000)})
+    some = '"([^,]+, ){9}[^,]+" and 990 more'
+    refused(module, path, rf"Missing [^:]+: {some}\. Unexpected [^:]+: {some}; the file has such names below")
+    refused(module, path, "(size mismatch for [^:]+:[^:]+){10} and 990 more$", prefix="model.")
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Bytes of a file asked for ahead.
 _AHEAD = 64 << 20
+# Names in one error.
+_SHOWN = 10
 
 
 class StateError(TensorFileError, RuntimeError):
@@ -234,7 +236,7 @@ def _rehearse(
             warnings.simplefilter("ignore")  # torch warns of copies to the device "meta"
             result = module.load_state_dict(state, strict=strict)
     except RuntimeError as error:
-        raise StateError(" ".join(str(error).split())) from None
+        raise StateError(_shortened(str(error))) from None
     for target, source in copies:
         what = f"tensor {quoted(stored_names[id(source)])}" if id(source) in stored_names else "a tensor"
         if assign:
@@ -245,6 +247,18 @@ def _rehearse(
         elif source.dtype != target.dtype and not torch.can_cast(source.dtype, target.dtype):
             raise StateError(f"{what} is {source.dtype}, which {target.dtype} of the module cannot hold")
     return result
+
+
+def _shortened(message: str) -> str:
+    """Return torch's message in one line, with the first names of a long list, and how many others it has."""
+    title, *problems = message.split("\n\t")
+    problems = [_first(problem.split(', "'), ', "') for problem in problems]
+    return " ".join(f"{title} {_first(problems, ' ')}".split()).removesuffix(".")
+
+
+def _first(items: list[str], between: str) -> str:
+    more = len(items) - _SHOWN
+    return between.join(items[:_SHOWN]) + (f" and {more} more." if more > 0 else "")
 
 
 def _finish(
