@@ -267,14 +267,36 @@ def test_commands(model, keys, capsys):
     assert cli.main(["sign", str(model), "--key", str(keys / "own.pub")]) == 3
 
 
-def test_symbolic_links_are_signed_on_request(model, keys, tmp_path, capsys):
-    """What the error names does it, in Python and on the command line."""
-    (model / "link").symlink_to(model / NAME)
-    key = keys / "own.pem"
+@pytest.mark.parametrize("links", [1, 2], ids=["to blobs", "by way of blobs to a store"])
+def test_a_snapshot_of_links_is_signed_and_verified(model, keys, tmp_path, capsys, links):
+    """The error's remedy signs it. `open` compares what it reads, `verify` and the command compare all files alike."""
+    for file in sorted(path for path in model.rglob("*") if path.is_file()):
+        for step in range(links):
+            target = tmp_path / f"{file.name}.{step}"
+            file.rename(target)
+            file.symlink_to(target)
+            file = target  # noqa: PLW2901
+    key, bundle = keys / "own.pem", tmp_path / "b.sig"
     with pytest.raises(wm.errors.TrustError, match="; allow_symlinks=True signs what links lead to"):
         trust.sign(model, tmp_path / "a.sig", key=key)
     trust.sign(model, tmp_path / "a.sig", key=key, allow_symlinks=True)
-    argv = ["sign", str(model), "--key", str(key), "--out", str(tmp_path / "b.sig")]
+    argv = ["sign", str(model), "--key", str(key), "--out", str(bundle)]
     assert cli.main(argv) == 3
     assert "; --allow-symlinks signs what links lead to" in capsys.readouterr().err
     assert cli.main([*argv, "--allow-symlinks"]) == 0
+
+    def verified():
+        said = cli.main(["verify", str(model), "--trust", str(bundle), "--key", str(keys / "own.pub")])
+        assert said == (0 if ours(model, bundle, keys) else 1)
+        return said == 0
+
+    assert verified()
+    (model / "more").symlink_to(model / NAME)
+    assert not verified()
+    (model / "more").rename(model / "config.json")
+    assert not verified()
+    wm.open(model, trust=given(bundle, keys)).close()
+    (model / NAME).write_bytes((model / NAME).read_bytes()[:-1] + b"\1")
+    assert not verified()
+    with pytest.raises(wm.TrustError, match="its digest is"):
+        wm.open(model, trust=given(bundle, keys))

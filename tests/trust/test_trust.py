@@ -152,19 +152,11 @@ def test_a_mapping_and_a_path_of_a_list(model, tmp_path, mode):
     refused(model / ".." / "model", tmp_path / "lfs2", "no digest", mode=mode)  # of a directory's file, it says nothing
 
 
-LISTS = {
-    "../model/model.safetensors": "expected one in the folder",
-    "/model.safetensors": "expected one in the folder",
-    "a/../model.safetensors": "expected one in the folder",
-    "./": "expected one in the folder",
-}
-
-
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", ["../model/model.safetensors", "/model.safetensors", "a/../model.safetensors", "./"])
 def test_names_that_lead_out_of_the_folder_are_refused(model, tmp_path, name):
-    refused(model / NAME, {name: f"sha256:{sha256(model / NAME)}"}, LISTS[name])
     (tmp_path / "list").write_text(f"{sha256(model / NAME)}  {name}\n")
-    refused(model / NAME, tmp_path / "list", LISTS[name])
+    for given in ({name: f"sha256:{sha256(model / NAME)}"}, tmp_path / "list"):
+        refused(model / NAME, given, "expected one in the folder")
 
 
 @pytest.mark.parametrize(
