@@ -348,7 +348,7 @@ def test_a_source_that_changes_after_the_deal(model, tmp_path):
     with pytest.raises(wm.FormatError):
         sharded.convert_shard(pool.tasks[0])
     path.write_bytes(st.build({"layer.1.weight": normal((2, 2), 1)}))
-    with pytest.raises(wm.FileChangedError, match=f"{name_of(1)}: the file was changed after its shards were dealt"):
+    with pytest.raises(wm.FileChangedError, match=f"{name_of(1)}: the file was changed after its shards were planned"):
         sharded.convert_shard(pool.tasks[0])
 
 

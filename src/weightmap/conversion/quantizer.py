@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
-# Elements quantised at once: as float32 half of the second-level cache of common CPUs.
+# Elements to quantise at once: as float32, they fill half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
-# Bytes of adaptive tensors that are kept after their sizes were found. Those beyond are quantised a second time when
-# they are written, so that memory stays flat.
-_KEEP = 64 << 20
+# Cached bytes of adaptive tensors, which planning quantises for their sizes. Beyond these, tensors are quantised again
+# when they are written, so that memory stays flat.
+_MAX_CACHED_BYTES = 64 << 20
 # Parts of the names of embeddings in models of Hugging Face and of llama.cpp.
 _EMBEDDINGS = re.compile("embed|embd", re.IGNORECASE)
 # llama.cpp's replacements for tensors whose rows are not whole blocks of 256.
-_INSTEAD = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+_FALLBACKS = {"q2_k": "iq4_nl", "q3_k": "iq4_nl", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Quantize:
     exclude: Globs = None
 
     def __post_init__(self) -> None:
-        """Check the values, and bring names into the spelling used here."""
+        """Check the values, and normalise names."""
         name = folded(self.scheme)
         normalised = {
             "scheme": name if name in MIXTURES else scheme_named(self.scheme),
@@ -111,7 +111,7 @@ class Quantize:
         if scheme != "adaptive" and self.bits != 5:
             raise QuantError(f"bits is for adaptive: {scheme} has a fixed number of bits")
         if scheme != "pq":
-            if scheme not in GGML_SCHEMES or self.scale_type != "fp16":  # these have blocks and scales of one kind
+            if scheme not in GGML_SCHEMES or self.scale_type != "fp16":  # ggml's have scales of one type
                 _quantize_zeros(self)
         elif self.include is not None or self.exclude is not None:
             raise QuantError("pq is for word embeddings: Pq(include=...) of weightmap.words.convert chooses a matrix")
@@ -125,7 +125,7 @@ class Quantize:
 
     @property
     def mixture(self) -> str | None:
-        """The scheme, where it is a mixture."""
+        """The scheme if it is a mixture, else None."""
         return self.scheme if self.scheme in MIXTURES else None
 
     @property
@@ -135,7 +135,7 @@ class Quantize:
 
 
 def _quantize_zeros(how: Quantize) -> None:
-    """Quantise a row of zeros this way. Raises `QuantError` for values that do not go together."""
+    """Quantise a row of zeros, which raises `QuantError` for options that do not fit the scheme."""
     row = quantised.GGML_TYPES[how.usual].block_size if how.usual in GGML_SCHEMES else 1
     quantize(np.zeros(row, np.float32), how.usual, **quantize_options(how), threads=1)
 
@@ -146,7 +146,7 @@ def quantize_options(how: Quantize) -> dict[str, Any]:
 
 
 def _nothing(_name: str, _place: Row) -> tuple[()]:
-    """Return the bytes of a tensor that the format refuses."""
+    """Return no bytes, for a tensor that the writer will refuse."""
     return ()
 
 
@@ -176,21 +176,20 @@ class Regrouper:
         scheme, size = COUNTERPARTS[row.dtype.name], math.prod(row.shape)
         try:
             check_counterpart(row.dtype.name, row.shape, block_size)
-            if not trial and (
-                scheme == "int8" or scale_type == "fp32"
-            ):  # it depends on the scales: look before a file is made
+            # The scales decide for these: regroup once before a file is made.
+            if not trial and (scheme == "int8" or scale_type == "fp32"):
                 for _ in _regrouped(name, row):
                     pass
         except QuantError as error:
             return Payload(name, row.dtype, row.shape, 0, _nothing, name, row, refused=str(error))
         self._done[row.dtype.name] = self._done.get(row.dtype.name, 0) + 1
-        into = GGML_BLOCK if scheme in BLOCKED else 0
+        elements = GGML_BLOCK if scheme in BLOCKED else 0
         if scheme in BITS:
-            nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=into, scale_type="fp16")
+            nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=elements, scale_type="fp16")
         else:
             nbytes = quantised.ggml_size(size, scheme)
         arguments = _regrouped, name, row
-        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *arguments, block_size=into, scale_type="fp16")
+        return Payload(name, SCHEMES[scheme], row.shape, nbytes, *arguments, block_size=elements, scale_type="fp16")
 
     @property
     def notes(self) -> list[str]:
@@ -222,7 +221,7 @@ class _Blocks(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A run of a tensor's elements: file, where to read it, and type; the number of the first one, and their count."""
+    """Elements of a tensor: their file, source, begin in it, and type; the number of the first one, and their count."""
 
     file: Source
     source: int | NDArray[np.uint8]
@@ -241,7 +240,8 @@ class Quantizer:
     threads : int, optional
         At most this many share the work; by default one for each CPU that this process may use.
     shape : Shape, optional
-        Of a model under llama.cpp's names: what it wants in float32 stays so, and a mixture chooses by the names.
+        Of a model under llama.cpp's names: tensors that llama.cpp needs in float32 stay so, and a mixture chooses
+        schemes by names.
 
     Attributes
     ----------
@@ -257,7 +257,7 @@ class Quantizer:
         self.done: list[QuantizedInfo] = []
         self._cached_nbytes = 0
         self._encoders: dict[str, _Blocks] = {}
-        self._others: dict[str | None, list[str]] = {}
+        self._others: dict[str | None, list[str]] = {}  # tensors that get another scheme, by that scheme
         self.block_size: int = how.elements
 
     def wants(self, name: str, row: Row) -> str | None:
@@ -274,21 +274,21 @@ class Quantizer:
         if not selected:
             return None
         scheme = self.scheme_of(name, row.shape)
-        if scheme != self._chosen(name):
+        if scheme != self._requested(name):
             self._others.setdefault(scheme, []).append(name)
         return scheme
 
-    def _chosen(self, name: str) -> str:
-        """Return the scheme that is asked for."""
+    def _requested(self, name: str) -> str:
+        """Return the requested scheme, by the mixture if there is one."""
         if self._mixture is None or self._shape is None:
             return self.scheme
         return type_in(self._mixture, name, self._shape)
 
     def scheme_of(self, name: str, shape: tuple[int, ...]) -> str | None:
         """Return the scheme for a tensor of this shape; None if its rows are not whole blocks of any."""
-        scheme: str | None = self._chosen(name)
+        scheme: str | None = self._requested(name)
         while scheme in GGML_SCHEMES and (not shape or shape[-1] % quantised.GGML_TYPES[scheme].block_size):
-            scheme = _INSTEAD.get(scheme)
+            scheme = _FALLBACKS.get(scheme)
         return scheme
 
     @property
@@ -302,9 +302,9 @@ class Quantizer:
         ]
 
     def payload(self, name: str, place: Row, writable: Collection[str], *, trial: bool = False) -> Payload:
-        """Return the payload of a tensor for a format that holds these schemes. It is read when it is written.
+        """Return the payload of a tensor for a format that holds the schemes `writable`. Writing reads the tensor.
 
-        A `trial` only estimates the size where that depends on the values.
+        If the size depends on the values, a `trial` estimates it.
         """
         shape, scale_type = place.shape, self._options["scale_type"]
         size = math.prod(shape)
@@ -321,17 +321,17 @@ class Quantizer:
             nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
         elif trial:
             nbytes = -(-size * self._options["bits"] // 8)
-        else:  # the size depends on the kind that is chosen for each block
+        else:  # adaptive: the size depends on the kind of each block
             quantized = self._quantized(name, place)
             nbytes = len(quantized[0])
-            if self._cached_nbytes + nbytes <= _KEEP:
+            if self._cached_nbytes + nbytes <= _MAX_CACHED_BYTES:
                 self._cached_nbytes += nbytes
                 write = functools.partial(self._whole, quantized=quantized)
-        whole = write, name, place, nbytes
-        return Payload(name, SCHEMES[scheme], shape, nbytes, *whole, block_size=block_size, scale_type=scale_type)
+        chunks = write, name, place, nbytes
+        return Payload(name, SCHEMES[scheme], shape, nbytes, *chunks, block_size=block_size, scale_type=scale_type)
 
     def _blocks(self, scheme: str) -> _Blocks | None:
-        """Return how to quantise by blocks; None for a scheme that takes a tensor as a whole."""
+        """Return the encoder of a scheme of independent blocks; None for a scheme that needs the whole tensor."""
         if scheme not in self._encoders:
             threads, scale_type = self._options["threads"], self._options["scale_type"]
             if scheme in GGML_SCHEMES:
@@ -345,7 +345,7 @@ class Quantizer:
         return self._encoders.get(scheme)
 
     def _by_blocks(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
-        """Write a tensor's blocks, each quantised where it is written from."""
+        """Quantise a tensor, run by run, into the memory that the sink writes."""
         sums = [0.0, 0.0]
         for run in _runs(place, blocks.elements):
             size = -(-run.size // blocks.elements) * blocks.nbytes
@@ -355,30 +355,30 @@ class Quantizer:
     def _whole(
         self, name: str, place: Row, nbytes: int, *, quantized: tuple[NDArray[np.uint8], float, float] | None = None
     ) -> Iterator[NDArray[np.uint8]]:
-        """Yield all bytes of a tensor, which `payload` may have `found` already."""
+        """Yield all bytes of a tensor, which `payload` may have `quantized` already."""
         octets, error, square = self._quantized(name, place) if quantized is None else quantized
         self._note(name, self.scheme, place, nbytes, error, square)
         yield octets
 
     def _quantized(self, name: str, place: Row) -> tuple[NDArray[np.uint8], float, float]:
-        """Return the bytes of a tensor that is quantised as a whole, and its sums of squared errors and of squares."""
+        """Quantise a whole tensor; return its bytes, and the sums of squared errors and of squares."""
         values = next(_values(place, math.prod(place.shape)), np.empty(0, np.float32))
         try:
             tensor = quantize(values, self.scheme, **self._options)
         except QuantError as error:
             raise _named(error, name, values) from None
-        wrong = 0.0
+        squared_error = 0.0
         for at in range(0, len(values), _PIECE):
             piece = values[at : at + _PIECE]
-            wrong += quantised.sum_of_squares(piece - decode_range(tensor, at, at + len(piece)))
-        return tensor.payload, wrong, quantised.sum_of_squares(values)
+            squared_error += quantised.sum_of_squares(piece - decode_range(tensor, at, at + len(piece)))
+        return tensor.payload, squared_error, quantised.sum_of_squares(values)
 
     def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float) -> None:
         self.done.append(QuantizedInfo.of(name, scheme, place.shape, (place.nbytes, nbytes), error, square))
 
 
 def _named(error: QuantError, name: str, values: NDArray[np.float32]) -> QuantError:
-    """Return an error that names the tensor and the index of the element that is not finite."""
+    """Return the error with the tensor, and the index of the first element that is not finite."""
     bad = np.flatnonzero(~np.isfinite(values))
     if not len(bad):
         error.what = f"tensor {name!r}: {error.what}"
@@ -402,17 +402,17 @@ def _element(row: Row, at: int) -> np.float32:
 
 
 def _runs(row: Row, unit: int) -> Iterator[_Run]:
-    """Yield a tensor in runs of whole blocks of `unit` elements, but for the last one."""
+    """Yield a tensor in runs of whole blocks of `unit` elements; only the last block may be shorter."""
     at, count = 0, max(_PIECE // unit, 1) * unit
     if row.dtype.name in COMPARED and not row.dtype.swapped:
         width = COMPARED[row.dtype.name][1]
         stretches = row.source.stretches(row.offset, row.offset + row.nbytes)
-        whole = len(stretches) == 1 or not any((end - begin) % (unit * width) for _, begin, end in stretches)
-        if stretches and whole and all(file.c_random_input is not None for file, _, _ in stretches):
+        are_whole = len(stretches) == 1 or not any((end - begin) % (unit * width) for _, begin, end in stretches)
+        if stretches and are_whole and all(file.c_random_input is not None for file, _, _ in stretches):
             for file, begin, end in stretches:
-                direct = file.c_random_input
-                assert direct is not None  # noqa: S101 - as above
-                yield _Run(file, direct, begin, row.dtype.name, at, (end - begin) // width)
+                c_input = file.c_random_input
+                assert c_input is not None  # noqa: S101 - as above
+                yield _Run(file, c_input, begin, row.dtype.name, at, (end - begin) // width)
                 at += (end - begin) // width
             return
         for chunk in row.source.chunks(row.offset, row.nbytes, count * width):
@@ -457,10 +457,6 @@ def _values(row: Row, count: int) -> Iterator[NDArray[np.float32]]:
     for chunk in row.source.chunks(row.offset, row.nbytes, max(count, 1) * stored.itemsize):
         with np.errstate(over="ignore", invalid="ignore"):
             yield np.frombuffer(chunk, stored).astype("<f4", copy=False)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Reading of a quantised tensor from its file in pieces
 
 
 def in_pieces(row: Row) -> Iterator[QuantizedTensor]:

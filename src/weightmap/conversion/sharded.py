@@ -1,4 +1,4 @@
-"""Converts a model to shards: deals tasks out, runs one for each shard, and writes the index when all are there."""
+"""Converts a model to shards: plans a task for each shard, runs them, and writes the index after the last one."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class ShardTask(NamedTuple):
     folder : str
         The directory of the source, or its address in a store, which workers read with their own credentials.
     pieces : tuple of FileRows
-        The first one's metadata go along.
+        Where its tensors lie. The shard gets the metadata of the first file.
     target, name : str
         The directory to write to, and the name of the shard in it.
     spec : Spec
     model : str or None
-        For the first shard of a Hugging Face directory: its model file or index. Configuration and vocabulary of the
-        directory go along.
+        For the first shard of a Hugging Face directory: its model file or index. The shard gets the configuration and
+        vocabulary of the directory.
     part : tuple of int or None
-        The `part` of its `Request`, for formats that are numbered.
+        The `part` of its `Request`, for formats that number their shards.
     renamed : tuple of (str, str)
-        The tensors that get another name, and that name.
+        Old and new name of each renamed tensor.
     done : tuple of int or None
         Size and checksum of the shard if an earlier run has finished it.
     """
@@ -88,7 +88,7 @@ class ShardReport(NamedTuple):
     Attributes
     ----------
     number : int
-        That of the task.
+        The number of the task.
     nbytes, crc32 : int
         Size and checksum of the shard.
     tensor_bytes : int
@@ -99,7 +99,7 @@ class ShardReport(NamedTuple):
         Number of values out of the range of the new type, and of tensors with such values.
     quantized : tuple of QuantizedInfo
     converted : bool
-        False if the shard already existed, intact.
+        False if an earlier run had written the shard, and it is intact.
     """
 
     number: int
@@ -113,7 +113,7 @@ class ShardReport(NamedTuple):
 
 
 def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = None) -> ShardReport:
-    """Write one shard unless it is there already: of files that this process has `opened`, or else opens."""
+    """Write one shard, unless an earlier run did. `opened` has the open files of its source; None opens them."""
     path = os.path.join(task.target, plain_name(task.name, "name"))
     if task.done is not None and is_whole(path, *task.done):
         return ShardReport(task.number, *task.done, 0, 0, (0, 0), (), converted=False)
@@ -131,23 +131,23 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
         directory = None if task.model is None else read_beside(task.model)
         preparer = Preparer(spec)
         prepared = preparer.prepare(files[0], places, directory, path, dict(task.renamed), part=True, numbers=task.part)
-        summed: list[Sink] = []
+        sinks: list[Sink] = []  # the one that wrote the file
 
         def write(sink: Sink) -> None:
             sink.digest = 0
-            summed.append(sink)
+            sinks.append(sink)
             prepared.plan.write(sink)
 
         try:
             plan = WritePlan(prepared.plan.size, write, exact=prepared.plan.exact)
             size = write_plan(path, plan, durable=spec.output.durable)
-        except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
+        except TensorFileError as error:  # tensors are read and quantised while they are written
             raise error.located(path=name_of(files[0])) from None
     align = spec.output.alignment
-    odd = unaligned(path, align)[0] if align > 1 else 0
+    not_aligned = unaligned(path, align)[0] if align > 1 else 0
     done = () if preparer.quantizer is None else tuple(preparer.quantizer.done)
-    lost, nbytes = preparer.overflow.total, tensor_bytes(path)
-    return ShardReport(task.number, size, summed[0].digest or 0, nbytes, odd, lost, done, converted=True)
+    overflown, crc = preparer.overflow.total, sinks[0].digest or 0
+    return ShardReport(task.number, size, crc, tensor_bytes(path), not_aligned, overflown, done, converted=True)
 
 
 def open_rows(folder: str, piece: FileRows, options: Options) -> TensorFile:
@@ -160,13 +160,13 @@ def open_rows(folder: str, piece: FileRows, options: Options) -> TensorFile:
     if (size, state) != (piece.size, piece.state):
         file.close()
         expected = f"{piece.size} bytes and {piece.state}"
-        what = "the file was changed after its shards were dealt out: its size and time of modification, or tag"
+        what = "the file was changed after its shards were planned: its size and time of modification, or tag"
         raise FileChangedError(what, path=path, actual=f"{size} bytes and {state}", expected=expected)
     return file
 
 
 def state_of(file: TensorFile) -> tuple[int, int | str]:
-    """Return size and time of modification of a file, or the tag of an object in a store; of several, all of these."""
+    """Return size and modification time of a file, or its tag in a store; of several files, all times or tags."""
     states: list[int | str] = []
     for source in sources_of(file):
         if source.store is not None:
@@ -177,19 +177,19 @@ def state_of(file: TensorFile) -> tuple[int, int | str]:
 
 
 def read_beside(model: str) -> ModelDirectory:
-    """Read what lies beside the model file or index of a Hugging Face directory, which may be an address."""
+    """Read the Hugging Face directory of a model file or index, which may be an address."""
     return read_directory(folder_of(model), model)
 
 
 def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple[str, Row]]:
-    """Yield name and place of the tensors in these ranges, which rise."""
-    every, at = named_rows(file), 0
+    """Yield name and row of the tensors in ascending ranges."""
+    pairs, position = named_rows(file), 0
     for start, stop in rows:
-        yield from itertools.islice(every, start - at, stop - at)
-        at = stop
+        yield from itertools.islice(pairs, start - position, stop - position)
+        position = stop
 
 
-# Names that belong to the weights of which they hold scales, zero points, shapes or orders: FP8 of Hugging Face
+# Names of scales, zero points, shapes or orders; `of` is the beginning of their weights' name: FP8 of Hugging Face
 # (weight_scale_inv), compressed-tensors (weight_scale), GPTQ and AWQ (scales, qzeros, g_idx), bitsandbytes (absmax,
 # quant_map, quant_state), gpt-oss (blocks and scales).
 _SCALES = re.compile(
@@ -198,14 +198,14 @@ _SCALES = re.compile(
     r"|nested_quant_map)|\.quant_state\..+)",
     re.DOTALL,
 )
-# What the name of the weights may have behind the rest.
+# Endings of the name of the weights, behind `of`.
 _WEIGHTS = ("", ".weight", ".qweight", ".weight_packed", "_packed", "_blocks", ".blocks")
 
 
 def moved_scales(where: Mapping[str, str]) -> dict[str, str]:
     """Return the shard of the weights for each tensor of scales that lies in another one.
 
-    A shard that is converted with its scales can be used alone; `where` is the shard of each tensor.
+    A shard that has the scales of its weights can be used alone. `where` is the shard of each tensor.
     """
     moved = {}
     for name, shard in where.items():
@@ -231,7 +231,7 @@ class ShardPlan(NamedTuple):
     where : dict
         The shard of each tensor of the new model.
     metadata : dict
-        Those of the new index.
+        The metadata of the new index.
     dropped, warnings, layout
         As in the report.
     files : dict
@@ -265,8 +265,8 @@ def plan_shards(
     files: Mapping[str, TensorFile] = file.shards or {called(path): file}
     where = where_of(file) or {name: shard for shard, part in files.items() for name in part}
     shard_of = {name: shard for name, shard in where.items() if spec.takes(name)}
-    parts = _parts(files, shard_of, target, spec)
-    moved = moved_scales(parts)
+    labels = _labels(files, shard_of, target, spec)
+    moved = moved_scales(labels)
     arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
     preparer = Preparer(spec)
     ready: list[tuple[str, tuple[FileRows, ...], Prepared, int]] = []
@@ -274,7 +274,7 @@ def plan_shards(
     warnings: dict[str, None] = {}
     refused: list[EncodeError] = []
     members: dict[str, list[str]] = {}
-    for name, label in parts.items():
+    for name, label in labels.items():
         members.setdefault(label, []).append(name)
     directory = None if model is None else read_beside(model)
     for label, member_names in members.items():
@@ -285,20 +285,21 @@ def plan_shards(
             chosen.setdefault(where[name], []).append(name)
         pieces, places = _pieces(files, chosen)
         try:
-            one = preparer.prepare(
+            prepared = preparer.prepare(
                 part, places, None if ready else directory, target.path, renamed, part=True, trial=True
             )
         except EncodeError as error:
             refused.append(error)
             continue
-        dropped += one.dropped
-        if one.tensors:
-            warnings |= dict.fromkeys(one.warnings)
-            ready.append((shard, pieces, one, sum(place.nbytes for _, place in places)))
+        dropped += prepared.dropped
+        if prepared.tensors:
+            warnings |= dict.fromkeys(prepared.warnings)
+            ready.append((shard, pieces, prepared, sum(place.nbytes for _, place in places)))
     if refused:
-        raise _together(refused)
-    check_total(file, spec, sum(one.tensors.nbytes for _, _, one, _ in ready))
-    check_names((one.tensors for _, _, one, _ in ready), target.path)
+        raise _joined(refused)
+    tensors_of = [prepared.tensors for _, _, prepared, _ in ready]
+    check_total(file, spec, sum(tensors.nbytes for tensors in tensors_of))
+    check_names(tensors_of, target.path)
     notes = [*warnings, *preparer.notes]
     if moved:
         notes.append(f"{counted(len(moved), 'tensor')} of scales went to the shards of their weights")
@@ -306,51 +307,51 @@ def plan_shards(
         raise EncodeError("there is no tensor to write", path=target.path)
     names = target.names(len(ready))
     check_not_read(file, *(os.path.join(target.folder, name) for name in names))
-    whole = {tensor: name for name, (_, _, one, _) in zip(names, ready, strict=True) for tensor in one.tensors.names()}
-    into = os.path.abspath(target.folder)
+    shard_of_new = {new: name for name, tensors in zip(names, tensors_of, strict=True) for new in tensors.names()}
+    target_folder = os.path.abspath(target.folder)
     tasks = [
         ShardTask(
             number=i,
             folder=folder,
             pieces=pieces,
-            target=into,
+            target=target_folder,
             name=name,
             spec=spec,
             model=None if i else model,
-            part=(i, len(names), len(whole)) if spec.target_format.numbered else None,
-            renamed=tuple((name, renamed[name]) for name in one.tensors.origins() if name in renamed)
+            part=(i, len(names), len(shard_of_new)) if spec.target_format.numbered else None,
+            renamed=tuple((name, renamed[name]) for name in prepared.tensors.origins() if name in renamed)
             if renamed
             else (),
             done=None,
         )
-        for i, (name, (_, pieces, one, _)) in enumerate(zip(names, ready, strict=True))
+        for i, (name, (_, pieces, prepared, _)) in enumerate(zip(names, ready, strict=True))
     ]
     shared = None if directory is None else (sorted(directory.metadata.items()), sorted(directory.stamps.items()))
     keys = [
         digest(task.number, len(tasks), task.pieces, shared if task.model else None, task.renamed, *(task.part or ()))
         for task in tasks
     ]
-    encode_index(target, whole, 2**63, _index_metadata(file))
+    encode_index(target, shard_of_new, 2**63, _index_metadata(file))
     return ShardPlan(
         tasks,
         keys,
         [weight for *_, weight in ready],
-        whole,
+        shard_of_new,
         _index_metadata(file),
         dropped,
         notes,
         ready[0][2].layout,
         files,
-        {folder: os.path.dirname(name_of(file)), into: target.folder},
+        {folder: os.path.dirname(name_of(file)), target_folder: target.folder},
     )
 
 
-def _parts(
+def _labels(
     files: Mapping[str, TensorFile], shard_of: Mapping[str, str], target: ShardTarget, spec: Spec
 ) -> dict[str, str]:
-    """Return for each tensor that is taken a label of its new shard: one for each source file, or parts of it."""
+    """Return a label of the new shard of each converted tensor: of a source file, or of a part of it."""
     max_nbytes, labels = spec.max_shard_size, dict(shard_of)
-    if spec.is_view or spec.opening.deltas:  # of several files, opened as one: a tensor may lie in more than one
+    if spec.is_view or spec.opening.deltas:  # files are opened as one: the source of a tensor tells them apart
         for shard, part in files.items():
             labels |= {
                 name: f"{shard}/{row.source.name}"
@@ -360,7 +361,7 @@ def _parts(
     for shard, part in files.items() if max_nbytes is not None else ():
         places = [(name, place) for name, place in named_rows(part) if shard_of.get(name) == shard]
         sizes = {name: place.nbytes for name, place in places}
-        # A tensor that cannot be written is refused with all others of its kind, later.
+        # Later, one error names all tensors that cannot be written.
         with contextlib.suppress(EncodeError):
             prepared = Preparer(spec).prepare(part, places, None, target.path, {}, part=True, trial=True)
             sizes |= {tensor.name: tensor.nbytes for tensor in prepared.tensors}
@@ -376,7 +377,7 @@ def _parts(
 def _pieces(
     files: Mapping[str, TensorFile], chosen: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[FileRows, ...], list[tuple[str, Row]]]:
-    """Return the pieces of a task, and the places of its tensors, which are chosen by the shard that they lie in."""
+    """Return the pieces of a task, and the rows of its tensors. `chosen` has their names by the shard of the source."""
     pieces, places = [], []
     for shard, names in chosen.items():
         members = frozenset(names)
@@ -387,7 +388,7 @@ def _pieces(
 
 
 def _ranges(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield rising numbers as ranges [start, stop)."""
+    """Yield ascending numbers as ranges [start, stop)."""
     start = stop = -1
     for row in rows:
         if row != stop:
@@ -399,7 +400,7 @@ def _ranges(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, stop
 
 
-def _together(refused: Sequence[EncodeError]) -> EncodeError:
+def _joined(refused: Sequence[EncodeError]) -> EncodeError:
     """Return one error for all shards that the target cannot express."""
     first = refused[0]
     if len(refused) > 1:
@@ -418,7 +419,7 @@ def _index_metadata(file: TensorFile) -> dict[str, Any]:
     }
 
 
-# The fields of a manifest's records.
+# The fields of a manifest's records, and their types.
 _RECORD = {"nbytes": int, "crc32": int, "tensor_bytes": int, "unaligned": int}
 
 
@@ -476,7 +477,7 @@ class _Conversion:
     records : dict
         Finished shards by name.
     overflown : list of (int, int)
-        Per task that ran: values out of the range of the new type, and tensors with such values.
+        For each task that ran: number of values out of the range of the new type, and of tensors with such values.
     quantized : dict
         The quantised tensors of each task that ran.
     skipped : int
@@ -495,7 +496,7 @@ class _Conversion:
         self._manifest = manifests[0] if manifests else None
         self._done = self._recorded(manifests[:1])
         self.resumes = bool(self._done)
-        self.tasks = [self._begun(task) for task in share_of(run, plan.tasks)]
+        self.tasks = [self._resumed(task) for task in share_of(run, plan.tasks)]
         self.records: dict[str, dict[str, Any]] = {}
         self.overflown: list[tuple[int, int]] = []
         self.quantized: dict[int, tuple[QuantizedInfo, ...]] = {}
@@ -512,17 +513,17 @@ class _Conversion:
         """Return the records of finished shards by name."""
         records = {}
         for task, key in zip(self._plan.tasks, self._plan.keys, strict=True):
-            record = next((record for one in manifests if (record := one.find(task.name, key)) is not None), None)
+            record = next((record for m in manifests if (record := m.find(task.name, key)) is not None), None)
             if record is not None:
                 records[task.name] = {name: record[name] for name in _RECORD}
         return records
 
-    def _begun(self, task: ShardTask) -> ShardTask:
+    def _resumed(self, task: ShardTask) -> ShardTask:
         record = self._done.get(task.name)
         return task if record is None else task._replace(done=(record["nbytes"], record["crc32"]))
 
     def check_free(self) -> None:
-        """Raise `TargetError` for a file in the place of a shard that no manifest tells of."""
+        """Raise `TargetError` if a file has the name of a shard that no manifest records."""
         for path in (os.path.join(self._target.folder, task.name) for task in self.tasks if task.done is None):
             if os.path.lexists(path):
                 raise file_exists(path)
@@ -530,7 +531,7 @@ class _Conversion:
     def run(self) -> None:
         """Run the tasks."""
         self._flush()
-        self._tell()
+        self._report()
         try:
             runner = Runner(self._run, flush=self._flush, folders=self._plan.folders)
             weights = [self._plan.weights[task.number] for task in self.tasks]
@@ -549,7 +550,7 @@ class _Conversion:
         if self._manifest is not None:
             self._manifest.write()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._progress is not None:
             self._progress(self._so_far, self._total)
 
@@ -568,19 +569,19 @@ class _Conversion:
         if self._manifest is not None:
             self._manifest.add(task.name, self._plan.keys[task.number], **record)
         self._so_far += self._plan.weights[task.number]
-        self._tell()
+        self._report()
 
     def finish(self, companion_files: CompanionFiles | None) -> tuple[int, list[str]]:
-        """Copy companion files and write the index, if no shard is missing; return the bytes of all, and warnings."""
+        """Unless a shard is missing, copy companion files and write the index. Return all bytes, and warnings."""
         target, tasks, align = self._target, self._plan.tasks, self._spec.output.alignment
         if self._run.world_size > 1:
             self.records = self._recorded(self._manifests()) | self.records
         values, tensors = (sum(counts) for counts in zip((0, 0), *self.overflown, strict=True))
-        lost = overflow_note(values, tensors, self._spec.dtype)
+        warnings = overflow_note(values, tensors, self._spec.dtype)
         nbytes, missing = sum(record["nbytes"] for record in self.records.values()), len(tasks) - len(self.records)
         if missing:
             others = f"{counted(missing, 'shard')} of other ranks are missing"
-            return nbytes, [*lost, f"{others}: the rank that ends last writes the index"]
+            return nbytes, [*warnings, f"{others}: the rank that ends last writes the index"]
         if companion_files is not None:
             self.copied = companion_files.copy()
         total = sum(record["tensor_bytes"] for record in self.records.values())
@@ -589,5 +590,5 @@ class _Conversion:
         with contextlib.suppress(OSError):
             for folder, name in map(os.path.split, (target.index_name, *self.copied)):
                 remove_leftovers(os.path.join(target.folder, folder), [name])
-        odd = sum(record["unaligned"] for record in self.records.values())
-        return nbytes, lost + unaligned_note(odd, len(self._plan.where), align)
+        count = sum(record["unaligned"] for record in self.records.values())
+        return nbytes, warnings + unaligned_note(count, len(self._plan.where), align)
