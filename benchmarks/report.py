@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNEXPLAINED = "**No explanation yet.**"
 HEAD = """# Benchmarks
 
-<!-- Written by `make report` from the results of `make bench`: change benchmarks/, not this page. -->
+<!-- Written by `make bench report`, with all times in build/benchmarks/. -->
 
 How long opening, loading and decoding take, beside the libraries that do the same work. 2 × is half the time.
 Contenders take turns, and medians are compared; files lie in the page cache unless a row says otherwise.
@@ -57,7 +57,7 @@ HEADING = "## Whole workflows"
 WORKFLOWS = """
 
 What users run (`make workflows`), beside the fastest rival: times as fast; in brackets anonymous memory, as a share of
-the rival's. Large files have {mib:,} MiB. Medians of {turns} on {machine[cpu]}, {machine[cores]} cores, {date}.
+the rival's. Large files have {mib:,} MiB. Medians of {turns} turns on {machine[cpu]}, {machine[cores]} cores, {date}.
 """
 # Questions about a format and a size, which share a table.
 OF_FORMAT = re.compile(r"(open|one tensor|all tensors) of (.+), (MiniLM|large)")
@@ -100,8 +100,6 @@ def about(run: Run) -> Iterator[str]:
     yield ""
     versions: Mapping[str, str] = machine.get("versions", {})
     yield "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
-    yield ""
-    yield ("`make bench` and `make report` write this page, and all times and plots by size into `build/benchmarks/`.")
 
 
 def figures(outcomes: list[Outcome], *, detailed: bool) -> Iterator[str]:
