@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ import weightmap as wm
 from weightmap import deltas
 from weightmap.core.model import sharding
 from weightmap.core.model.typing import Remote
+from weightmap.deltas import writing
 from weightmap.remote.fetching import Access
 from weightmap.remote.stores import location_of
 
@@ -240,3 +242,13 @@ def test_interrupts_of_a_lock(tmp_path, is_new):
         assert not folder.exists() or not list(folder.iterdir()), number
         assert descriptors() == before
         work()
+
+
+def test_a_thread_that_ends_late_holds_nothing(monkeypatch):
+    late, here = [], type("Holder", (), {"report": lambda self, _: None})()
+    monkeypatch.setattr(writing._thread, "start_new_thread", lambda call, given: (late.append(call), call(*given)))
+    writing.exhaust([iter([1])], 1, here.report)
+    gone = weakref.ref(here)
+    del here
+    assert late
+    assert gone() is None

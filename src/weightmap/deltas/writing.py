@@ -320,6 +320,7 @@ class _Crew:
             self._pending.clear()  # a supervisor that begins later must not hold the files
         if begun:
             self.wait()
+        self._progress = lambda _: None  # the supervisor ends a moment later, and must not hold its caller's objects
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
