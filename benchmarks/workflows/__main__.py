@@ -55,6 +55,7 @@ def measure(script: str, turns: int, folder: Path) -> list[dict[str, object]]:
         taken: dict[str, list[dict[str, float]]] = {who: [] for who in contenders}
         for _ in range(turns):
             for who, times in taken.items():
+                os.sync()  # bytes that the turn before has not flushed are not this one's
                 if question.endswith(common.COLD):
                     drop(folder)
                 times.append(turn(script, question, who, folder))
