@@ -285,7 +285,7 @@ def fp8(scale, method="fp8"):
 
 def experts():
     """gpt-oss: three experts, transposed."""
-    count, rows, columns = 3, 16, 64
+    count, rows, columns = 3, 144, 64
     codes, q = e2m1(count * rows, columns)
     s, each = exponents(24, (count, rows, columns // 32))
     with np.errstate(over="ignore"):

@@ -26,9 +26,10 @@ def test_every_scheme_is_decoded(tmp_path, name):
     source = example.write(tmp_path / name)
     with wm.open(source) as f:
         own = f.weights[example.name].dequantize()
+    every = {None: own, "float32": example.values}
     with np.errstate(over="ignore"):
-        rounded = example.values.astype(ml_dtypes.bfloat16)
-    for dtype, wanted in ((None, own), ("float32", example.values), ("bfloat16", rounded)):
+        every |= {name: example.values.astype(name) for name in ("float16", ml_dtypes.bfloat16, "float64")}
+    for dtype, wanted in every.items():
         target = tmp_path / f"{name}.safetensors"
         report = wm.convert(wm.open(source).weights, target, dtype=dtype)
         assert report.tensors == 1
@@ -36,6 +37,22 @@ def test_every_scheme_is_decoded(tmp_path, name):
             assert list(g) == [example.name]
             assert g[example.name].dtype == wanted.dtype
             assert g[example.name].tobytes() == wanted.tobytes()
+
+
+def test_parameters_that_overflow_are_counted(tmp_path):
+    """The report counts finite values that a type has no place for; what is NaN already does not count."""
+    example = EXAMPLES["gpt-oss"]()
+    scales = example.tensors[f"{example.name}_scales"]
+    scales[:], scales[0, 0], scales[1, 5] = 127, 255, 150  # NaN, and 2 ** 23
+    source, target = example.write(tmp_path / "source"), tmp_path / "target.safetensors"
+    values = wm.open(source).weights[example.name].dequantize("float32")
+    count, nans = int((np.abs(values) > 65520).sum()), int(np.isnan(values).sum())
+    assert count > 0
+    assert nans > 0
+    with wm.open(source).weights as weights:
+        *_, line = wm.convert(weights, target, dtype="float16").warnings
+        assert line == f"{count} values of 1 tensor are out of the range of float16: they became infinite"
+        assert not wm.convert(weights, target, dtype="bfloat16").warnings
 
 
 def test_a_directory_becomes_a_plain_model(tmp_path):

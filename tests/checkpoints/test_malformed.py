@@ -143,7 +143,7 @@ ROWS = [
     ("fp8 f32", config(fmt="e3m4"), "fmt is 'e3m4'"),
     ("fp8 f32", extra("weight_scale"), "q_proj.weight_scale"),
     ("gpt-oss", lambda e: e.tensors.pop(f"{e.name}_blocks"), "lacks its tensor 'blocks'"),
-    ("gpt-oss", lambda e: e.tensors.update({e.name: np.zeros((3, 64, 16), np.float32)}), "is stored twice"),
+    ("gpt-oss", lambda e: e.tensors.update({e.name: np.zeros((3, 64, 144), np.float32)}), "is stored twice"),
     (LLAMA, fused(""), "experts.gate_up_proj' lacks its tensor 'weight'"),
     (LLAMA, fused("_weight_scale"), "lacks its tensor 'weight_scale'"),
     (LLAMA, fused("_weight_scale_2"), "lacks its tensor 'weight_scale_2'"),

@@ -74,6 +74,14 @@ def storage_of(row: Row) -> tuple[str, int, str, int] | None:
     return coding.scheme, coding.block_size, scale_type, sum(piece.nbytes for piece in rows)
 
 
+def decoded_to(row: Row, dtype: DType) -> Row:
+    """Return a parameter that is decoded to another type at once; a row that is none as it is."""
+    if not isinstance(row.source, _Decoded) or row.source.layout is not None:
+        return row
+    nbytes = math.prod(row.shape) * dtype.bits // 8
+    return row._replace(dtype=dtype, nbytes=nbytes, geometry=row.source.components).dense
+
+
 def stored_rows(file: Any) -> Iterator[tuple[TensorInfo, Row]]:
     """Yield the entry of every parameter, with the scheme and the bytes in which it is stored, and its row."""
     for name, row in zip(file, rows_of(file), strict=True):
@@ -210,10 +218,8 @@ class _Parameters(ViewTable):
         coding = self._method.coding_or_none(group)
         if coding is None:
             return first
-        model_dtype = self._model_dtype or coding.stated
-        if model_dtype is None:
-            scales = rows[coding.scales].dtype.name
-            model_dtype = scales if scales in HALVES else "bfloat16"
+        scales = rows[coding.scales].dtype.name
+        model_dtype = self._model_dtype or coding.stated or (scales if scales in HALVES else "bfloat16")
         dtype = DTYPES[self._dtype or model_dtype]
         nbytes = math.prod(coding.shape) * dtype.bits // 8
         pieces = Components(coding, DTYPES[model_dtype], {role: (name, row) for role, (name, row) in named.items()})
@@ -446,7 +452,7 @@ class _Decoded(Derived):
 
     def __init__(self, row: Any, pieces: Components, layout: Layout | None = None, head: bytes = b"") -> None:
         super().__init__(row.source, row.offset, row.nbytes)
-        self._row, self._pieces_of, self.layout, self._head = row, pieces, layout, head
+        self._row, self.components, self.layout, self._head = row, pieces, layout, head
         self._width = (row.nbytes - len(head)) // max(row.shape[0], 1)
 
     def check_size(self, what: str, nbytes: int) -> None:
@@ -457,7 +463,7 @@ class _Decoded(Derived):
         sources = set()
         for _, _, cut in self._groups(*self._behind_head(begin - self._base, end - self._base)):
             for role, key in cut.items():
-                row = self._pieces_of.rows[role][1].dense
+                row = self.components.rows[role][1].dense
                 if type(key) is slice:
                     begin, end, _ = _rows(row, key)
                     yield from row.source.reads(begin, end)
@@ -467,7 +473,7 @@ class _Decoded(Derived):
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
         """Implement `Source.reading`."""
-        return _Decoded(self._row, self._pieces_of.over_sources(ahead), self.layout, self._head)
+        return _Decoded(self._row, self.components.over_sources(ahead), self.layout, self._head)
 
     def _behind_head(self, start: int, stop: int) -> tuple[int, int]:
         before = len(self._head)
@@ -475,7 +481,7 @@ class _Decoded(Derived):
 
     def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Yield first and last row of the groups that are decoded at once, and the parts of the pieces for them."""
-        coding, width = self._pieces_of.coding, self._width
+        coding, width = self.components.coding, self._width
         if start == stop:
             return
         many = _DIRECT_PIECE if coding.direct else PIECE
@@ -486,7 +492,7 @@ class _Decoded(Derived):
             yield begin, last, coding.cut(begin, last)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        row, coding, width = self._row, self._pieces_of.coding, self._width
+        row, coding, width = self._row, self.components.coding, self._width
         if start < len(self._head):
             yield np.frombuffer(self._head[start:stop], np.uint8)
         start, stop = self._behind_head(start, stop)
@@ -502,7 +508,7 @@ class _Decoded(Derived):
 
     def _part(self, role: str, key: Any, shared: dict[str, NDArray[Any]]) -> NDArray[Any]:
         """Read the part of a piece that an index selects: rows of it alone, or else all of it once."""
-        row = self._pieces_of.rows[role][1].dense
+        row = self.components.rows[role][1].dense
         dtype, shape = row.viewed
         if type(key) is slice:
             begin, end, count = _rows(row, key)

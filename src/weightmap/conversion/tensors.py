@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import counted, quoted
+from weightmap.checkpoints.weights import decoded_to
 from weightmap.conversion.metadata import TYPES, fitted, typed
 from weightmap.conversion.quantizer import Quantizer, Regrouper, in_pieces
 from weightmap.core.arguments import entries
@@ -336,13 +337,6 @@ def _counts(row: Row) -> bool:
     return True
 
 
-# Integers of the same size, which compare faster than the types of ml_dtypes.
-_INTEGERS: dict[int, tuple[type[Any], type[Any]]] = {
-    1: (np.uint8, np.int8),
-    2: (np.uint16, np.int16),
-    4: (np.uint32, np.int32),
-    8: (np.uint64, np.int64),
-}
 # Elements of a quantised tensor to decode at once.
 _DECODED_AT_ONCE = 1 << 18
 
@@ -358,31 +352,39 @@ class Overflow:
         """The number of such values, and of tensors with some."""
         return sum(self._counts.values()), len(self._counts)
 
-    def cast(self, name: str, pieces: Iterable[NDArray[Any]], dtype: DType) -> Iterator[memoryview]:
-        """Yield the bytes of a tensor, given in pieces of one type, as `dtype`."""
-        target = numpy_dtype(dtype)
+    def cast(
+        self,
+        name: str,
+        pieces: Iterable[NDArray[Any]],
+        stored: Callable[[], Iterable[NDArray[Any]]],
+        dtype: DType,
+    ) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor, given in pieces of any type, as `dtype`.
+
+        `stored` returns them before any rounding, to see which values are infinite or NaN there already.
+        """
+        import ml_dtypes  # noqa: PLC0415 - 5 ms, for conversions to another type alone
+
+        target, infinite = numpy_dtype(dtype), 0
         # Floating-point numbers are a sign bit and a magnitude; infinity and NaN have the largest magnitudes. So as
         # signed integers, positive ones are above the `largest` number; as unsigned ones, negative ones above `lowest`.
-        unsigned, signed = _INTEGERS[target.itemsize]
-        limit = _largest(target)
+        # Integers compare faster than the types of ml_dtypes.
+        unsigned, signed = f"u{target.itemsize}", f"i{target.itemsize}"
+        limit = float(ml_dtypes.finfo(target).max)  # type: ignore[no-untyped-call]
         largest, lowest = (int(np.array(end, target).view(unsigned)) for end in (limit, -limit))
-        self._counts.pop(name, None)
         for values in pieces:
             with np.errstate(over="ignore", invalid="ignore"):
-                cast = values.astype(target)
-            narrower = _largest(values.dtype) > limit
-            if narrower and cast.size and (cast.view(signed).max() > largest or cast.view(unsigned).max() > lowest):
-                count = int(np.count_nonzero(np.isfinite(values) & ~np.isfinite(cast)))
-                if count:
-                    self._counts[name] = self._counts.get(name, 0) + count
+                cast = values.astype(target, copy=False)
+            if cast.size and (cast.view(signed).max() > largest or cast.view(unsigned).max() > lowest):
+                infinite += _count_infinite(cast)
             yield memoryview(cast.view(np.uint8))
+        self._counts.pop(name, None)
+        if infinite and (became := infinite - sum(map(_count_infinite, stored()))):
+            self._counts[name] = became
 
 
-def _largest(dtype: np.dtype[Any]) -> float:
-    """Return the largest number of a floating-point type."""
-    import ml_dtypes  # noqa: PLC0415 - 5 ms, for conversions to another type alone
-
-    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+def _count_infinite(values: NDArray[Any]) -> int:
+    return int(np.count_nonzero(~np.isfinite(values)))
 
 
 def overflow_note(values: int, tensors: int, dtype: str | None) -> list[str]:
@@ -611,12 +613,14 @@ def _parts(name: str, place: Row) -> Iterator[Any]:
 
 
 def _decoded(name: str, place: Row, dtype: DType, overflow: Overflow) -> Iterator[memoryview]:
-    pieces = (values for tensor in in_pieces(place) for values in decode_chunks(tensor, _DECODED_AT_ONCE))
-    return overflow.cast(name, pieces, dtype)
+    def decoded() -> Iterator[NDArray[Any]]:
+        return (values for tensor in in_pieces(place) for values in decode_chunks(tensor, _DECODED_AT_ONCE))
+
+    return overflow.cast(name, decoded(), decoded, dtype)
 
 
 def _cast(name: str, place: Row, dtype: DType, overflow: Overflow) -> Iterator[memoryview]:
-    return overflow.cast(name, _stored(place), dtype)
+    return overflow.cast(name, _stored(decoded_to(place, dtype)), lambda: _stored(place), dtype)
 
 
 def _stored(row: Row) -> Iterator[NDArray[Any]]:

@@ -245,16 +245,17 @@ class Experts(pieced.Coding):
     ) -> NDArray[Any]:
         """Implement `Coding.rows`: each expert as it is stored, then transposed where memory has the other order."""
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
-        rows, room = self.matrix.shape[0], None
+        rows = self.matrix.shape[0]
         for number, matrix in enumerate(target.swapaxes(1, 2) if self.turned else target):
             parts = self._parts(pieces, number)
             if matrix.flags.carray:
                 self.matrix.rows(parts, 0, rows, dtype, matrix, threads)
                 continue
-            room = np.empty(self.matrix.shape, dtype) if room is None else room
-            self.matrix.rows(parts, 0, rows, dtype, room, threads)
             for row in range(0, rows, _TURNED_ROWS):
-                matrix[row : row + _TURNED_ROWS] = room[row : row + _TURNED_ROWS]
+                end = min(row + _TURNED_ROWS, rows)
+                cut = self.matrix.cut(row, end)
+                cuts = {role: part if cut[role] is None else part[cut[role]] for role, part in parts.items()}
+                matrix[row:end] = self.matrix.rows(cuts, row, end, dtype)
         return target
 
     def counterpart(
