@@ -36,7 +36,11 @@ static inline void pack(const uint32_t q[32], int bits, uint8_t *out) {
     uint32_t high = 0;
     for (int i = 0; bits == 5 && i < 32; i++) high |= (q[i] >> 4) << i;
     for (int i = 0; bits == 5 && i < 4; i++) *out++ = (uint8_t)(high >> 8 * i);
-    for (int i = 0; i < 16; i++) out[i] = (uint8_t)((q[i] & 15) | q[i + 16] << 4);
+    uint32_t pairs[16]; /* step by step, of which compilers make vector code */
+    uint8_t octets[16];
+    for (int i = 0; i < 16; i++) pairs[i] = (q[i] & 15) | q[i + 16] << 4;
+    for (int i = 0; i < 16; i++) octets[i] = (uint8_t)pairs[i];
+    memcpy(out, octets, sizeof octets);
 }
 
 /* Magnitudes are compared as integers, of which compilers make vector code. */
