@@ -14,6 +14,8 @@ from tests.support import each, in_one_item
 
 import weightmap as wm
 from weightmap import cli
+from weightmap.checkpoints import weights
+from weightmap.core.bytes.source import Source
 
 TRUTH = Path(__file__).parent / "groundtruth"
 NAME = f"{MODULE}.weight"
@@ -37,6 +39,22 @@ def test_every_scheme_is_decoded(tmp_path, name):
             assert list(g) == [example.name]
             assert g[example.name].dtype == wanted.dtype
             assert g[example.name].tobytes() == wanted.tobytes()
+
+
+@in_one_item("name", [name for name in EXAMPLES if name.startswith(("awq", "gptq"))])
+def test_of_large_pieces_some_columns_are_read_at_a_time(tmp_path, monkeypatch, name):
+    """Where columns are decoded together, and neighbours of those that were read before; the result is the same."""
+    example, sizes, read_runs = EXAMPLES[name](), [], Source.read_runs
+    monkeypatch.setattr(weights, "_DIRECT_PIECE", 1)
+    monkeypatch.setattr(weights, "_MAX_COLUMNS_NBYTES", 600)
+    monkeypatch.setattr(
+        Source, "read_runs", lambda *args, **gap: (sizes.append(args[3].nbytes), read_runs(*args, **gap))
+    )
+    source, target = example.write(tmp_path / name), tmp_path / f"{name}.safetensors"
+    wm.convert(wm.open(source).weights, target)
+    with wm.open(source) as f, wm.open(target) as g:
+        assert g[example.name].tobytes() == f.weights[example.name].dequantize().tobytes()
+    assert len(sizes) > 1 or "gptq 3" in name  # whose rows are one step
 
 
 def test_parameters_that_overflow_are_counted(tmp_path):

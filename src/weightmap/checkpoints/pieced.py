@@ -155,12 +155,8 @@ def floats_fit(columns: int, scales: NDArray[Any], whole: NDArray[Any], *, divid
         if not np.isfinite(inverse[0]) or abs(np.frexp(factor[0])[0]) != 0.5 or inverse[0] * factor[0] != 1:
             return None
         factor = inverse
-    fits = not columns % (4 * _QUARTER) and bool(np.isfinite(factor).all())
-    return Layout("nvfp4", 4 * _QUARTER, "ue4m3", factor) if fits and _are_scales(scales) else None
-
-
-def _are_scales(scales: NDArray[Any]) -> bool:
-    return not bool((scales.view(np.uint8) >= _NOT_A_SCALE).any())
+    are_scales = bool(np.isfinite(factor).all()) and bool((scales.view(np.uint8) < _NOT_A_SCALE).all())
+    return Layout("nvfp4", 4 * _QUARTER, "ue4m3", factor) if are_scales and not columns % (4 * _QUARTER) else None
 
 
 def float_blocks(layout: Layout, codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -309,6 +305,10 @@ class Coding:
         `first` is a multiple of `step`, and `last` is one too, or the number of rows.
         """
         raise NotImplementedError
+
+    def select(self, pieces: Components, first: int, last: int) -> dict[str, NDArray[Any]]:
+        """Return the parts of the pieces that `cut` names."""
+        return {role: pieces[role] if key is None else pieces[role][key] for role, key in self.cut(first, last).items()}
 
     def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Return rows `first` to `last`, given the parts of the pieces that `cut` selects.
@@ -512,9 +512,7 @@ class CompositeTensor(QuantizedTensor):
     def _rows_of(
         self, first: int, last: int, dtype: np.dtype[Any], out: NDArray[Any] | None = None, threads: int = 1
     ) -> NDArray[Any]:
-        cut = self._coding.cut(first, last)
-        pieces = {role: self._pieces[role][1] for role in cut}
-        parts = {role: pieces[role] if key is None else pieces[role][key] for role, key in cut.items()}
+        parts = self._coding.select({role: piece for role, (_, piece) in self._pieces.items()}, first, last)
         return self._coding.rows(parts, first, last, dtype, out, threads)
 
     # ------------------------------------------------------------------------------------------------- as an object

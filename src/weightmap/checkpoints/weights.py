@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.derived import Derived
 from weightmap.core.bytes.geometry import Geometry, ascending
+from weightmap.core.bytes.source import Source
 from weightmap.core.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
 from weightmap.core.model.codes import refuse_codes
 from weightmap.core.model.internals import requested, rows_of
@@ -28,17 +30,18 @@ from weightmap.core.table.table import Row, Table, TensorInfo
 from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from weightmap.checkpoints.methods import Settings
-    from weightmap.core.bytes.source import Source
 
 
 _NOTHING = TargetTypes()
 # Parameters whose scales and other pieces are requested together, and the bytes of these, more or less, at a time.
 _TOGETHER, _MAX_BATCH_NBYTES = 64, 64 << 20
+# Bytes that are read at once of a piece whose columns are decoded together, from a local file.
+_MAX_COLUMNS_NBYTES = 64 << 20
 # Elements decoded at once where no array is made of single ones; fewer columns of codes that lie transposed are slow.
 _DIRECT_PIECE = 8 * PIECE
 _T = TypeVar("_T")
@@ -55,13 +58,9 @@ def parameters_of(
 
 def _type_of(config: Mapping[str, Any]) -> str | None:
     """Return the type of the model's parameters, where the configuration says it."""
-    inner = config.get("text_config")
-    for values in (config, inner if isinstance(inner, dict) else {}):
-        for key in ("dtype", "torch_dtype"):
-            name = values.get(key)
-            if isinstance(name, str) and name.removeprefix("torch.") in FLOATS:
-                return name.removeprefix("torch.")
-    return None
+    sections = [values for values in (config, config.get("text_config")) if isinstance(values, Mapping)]
+    names = (f"{values.get(key)}".removeprefix("torch.") for values in sections for key in ("dtype", "torch_dtype"))
+    return next((name for name in names if name in FLOATS), None)
 
 
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:
@@ -143,14 +142,11 @@ class _Parameters(ViewTable):
         for name, row in zip(names, self._together(parameter_or_row, len(names)), strict=True):
             texts.append(name)
             entries.append(row)
-            if not isinstance(row, Row):
-                continue
-            layout = row.source.layout if isinstance(row.source, _Decoded) else None
-            whole = None if layout is None else layout.whole
-            if whole is not None:
+            layout = row.source.layout if isinstance(row, Row) and isinstance(row.source, _Decoded) else None
+            if layout is not None and layout.whole is not None:
                 texts.append(self._whole_of(name))
-                source = ArraySource(row.source, row.offset, whole)
-                entries.append(Row(DTYPES["float32"], whole.shape, source, row.offset, whole.nbytes))
+                source = ArraySource(row.source, row.offset, layout.whole)
+                entries.append(Row(DTYPES["float32"], layout.whole.shape, source, row.offset, layout.whole.nbytes))
         return texts, entries
 
     def _whole_of(self, name: str) -> str:
@@ -200,10 +196,9 @@ class _Parameters(ViewTable):
             return row
         if isinstance(entry, Row):
             return entry
-        parameter = self._quantized_rows.get(i)
-        if parameter is None:
-            parameter = self._quantized_rows[i] = self._parameter(entry, self._target_types, small)
-        return parameter
+        if i not in self._quantized_rows:
+            self._quantized_rows[i] = self._parameter(entry, self._target_types, small)
+        return self._quantized_rows[i]
 
     def _parameter(self, numbers: dict[str, int], target_types: TargetTypes, small: _Small | None) -> Row:
         """Return the row of a parameter. Raises `_UnreadError` for a piece that must be read and is not among these."""
@@ -382,6 +377,20 @@ def _read(row: Row) -> NDArray[Any]:
     return np.frombuffer(dense.source.pread(dense.offset, dense.nbytes), dtype).reshape(shape)
 
 
+def _columns(row: Row, key: Any) -> tuple[int, NDArray[Any]]:
+    """Read columns of a piece from those that an index selects on; return the number of the first one, and them."""
+    dtype, shape = row.viewed
+    if key is None or row.nbytes <= _MAX_COLUMNS_NBYTES or type(row.source) is not Source:
+        return 0, _read(row)
+    each, begin = dtype.itemsize, key[1].start
+    count = min(max(_MAX_COLUMNS_NBYTES // (each * shape[0]), key[1].stop - begin), shape[1] - begin)
+    columns = np.empty((shape[0], count), dtype)
+    starts = row.offset + each * (np.arange(shape[0]) * shape[1] + begin)
+    # The gap: all of the piece comes from the disk at once, for the columns that are read next.
+    row.source.read_runs(starts, each * count, columns.reshape(-1).view(np.uint8), gap=each * shape[1])
+    return begin, columns
+
+
 def _rows(row: Row, key: slice) -> tuple[int, int, int]:
     """Return where some rows of a piece begin and end in its source, and their number."""
     count = row.viewed[1][0]
@@ -476,8 +485,7 @@ class _Decoded(Derived):
         return _Decoded(self._row, self.components.over_sources(ahead), self.layout, self._head)
 
     def _behind_head(self, start: int, stop: int) -> tuple[int, int]:
-        before = len(self._head)
-        return max(start - before, 0), max(stop - before, 0)
+        return max(start - len(self._head), 0), max(stop - len(self._head), 0)
 
     def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """Yield first and last row of the groups that are decoded at once, and the parts of the pieces for them."""
@@ -496,9 +504,9 @@ class _Decoded(Derived):
         if start < len(self._head):
             yield np.frombuffer(self._head[start:stop], np.uint8)
         start, stop = self._behind_head(start, stop)
-        whole: dict[str, NDArray[Any]] = {}  # pieces of which other parts than rows are needed
+        shared: dict[str, tuple[int, NDArray[Any]]] = {}  # columns of pieces, and the number of the first one
         for begin, last, cut in self._groups(start, stop):
-            parts = {role: self._part(role, key, whole) for role, key in cut.items()}
+            parts = {role: self._part(role, key, shared) for role, key in cut.items()}
             if self.layout is not None:
                 decoded = coding.blocks(parts, begin, last, self.layout)
             else:
@@ -506,13 +514,16 @@ class _Decoded(Derived):
             octets = np.ascontiguousarray(decoded).reshape(-1).view(np.uint8)
             yield octets[max(start - begin * width, 0) : stop - begin * width]
 
-    def _part(self, role: str, key: Any, shared: dict[str, NDArray[Any]]) -> NDArray[Any]:
-        """Read the part of a piece that an index selects: rows of it alone, or else all of it once."""
+    def _part(self, role: str, key: Any, shared: dict[str, tuple[int, NDArray[Any]]]) -> NDArray[Any]:
+        """Read the part of a piece that an index selects: rows of it alone, or else columns, with those behind them."""
         row = self.components.rows[role][1].dense
         dtype, shape = row.viewed
         if type(key) is slice:
             begin, end, count = _rows(row, key)
             return np.frombuffer(row.source.pread(begin, end - begin), dtype).reshape(count, *shape[1:])
-        if role not in shared:
-            shared[role] = _read(row)
-        return shared[role] if key is None else shared[role][key]
+        begin, columns = shared.get(role, (0, None))
+        if columns is None or (
+            key is not None and not begin <= key[1].start <= key[1].stop <= begin + columns.shape[1]
+        ):
+            begin, columns = shared[role] = _columns(row, key)
+        return columns if key is None else columns[:, key[1].start - begin : key[1].stop - begin]

@@ -253,9 +253,7 @@ class Experts(pieced.Coding):
                 continue
             for row in range(0, rows, _TURNED_ROWS):
                 end = min(row + _TURNED_ROWS, rows)
-                cut = self.matrix.cut(row, end)
-                cuts = {role: part if cut[role] is None else part[cut[role]] for role, part in parts.items()}
-                matrix[row:end] = self.matrix.rows(cuts, row, end, dtype)
+                matrix[row:end] = self.matrix.rows(self.matrix.select(parts, row, end), row, end, dtype)
         return target
 
     def counterpart(
@@ -320,9 +318,8 @@ class Transposed(pieced.Coding):
 
     def coded(self, pieces: pieced.Components, first: int, last: int) -> pieced.Grouped:
         """Implement `Coding.coded`."""
-        scales, zeros = pieces["scales"], self.zero_points(pieces, first, last)
-        numbers = self.group_of_columns(self.groups)
-        return pieced.Grouped(pieces["qweight"], self.bits, numbers, scales, zeros, by_rows=self.by_rows)
+        numbers, zeros = self.group_of_columns(self.groups), self.zero_points(pieces, first, last)
+        return pieced.Grouped(pieces["qweight"], self.bits, numbers, pieces["scales"], zeros, by_rows=self.by_rows)
 
 
 def fp4(
