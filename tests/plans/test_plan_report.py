@@ -5,10 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from tests.builders import Tensor
+from tests.builders import Tensor, examples
 from tests.builders import safetensors as safe
 
 import weightmap as wm
+from weightmap.conversion.converting import losses
 from weightmap.core.bytes.memory import ControlGroup, Headroom
 from weightmap.core.native import files
 from weightmap.plans import explaining, planning
@@ -91,3 +92,20 @@ def test_advice_comes_where_it_is_due(machine, words, path, monkeypatch):
     assert re.search(words, advice)
     assert ("plan." in advice) is ("in Python" in advice)
     assert f"-> {advice}" in str(report)
+
+
+@pytest.mark.parametrize("align", [1, 64])
+def test_the_own_format_is_advised_where_it_loses_nothing(align):
+    """Without a trial; where the own format does not hold all tensors, one of those that do is advised, if any."""
+    own = 0
+    for example in examples():
+        with wm.open(example.data) as f:
+            target = explaining._holding(f, align)
+            assert target is None or losses(f, target, align) == 0 or target.name != f.format
+            own += target is not None and target.name == f.format
+    assert own > 30
+
+
+def test_nothing_is_tried_for_the_own_format(path, monkeypatch):
+    monkeypatch.delattr("weightmap.conversion.converting.losses")
+    assert explained(path, monkeypatch).advice

@@ -345,6 +345,39 @@ def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path, monkeypatch):
 
 
 @linux
+@pytest.mark.parametrize("counts", [True, False], ids=["counted", "listed"])
+def test_pages_here_and_there_are_counted_in_halves(counts, tmp_path, monkeypatch):
+    """Resident bytes of overlapping ranges; pages are listed only where some are in memory, if the system counts."""
+    page, there = native_files.page_size(), np.repeat([1, 0, 1, 0], [1, 150, 60, 89])
+    asked, listed = [], []
+
+    def those(_, offset, size):
+        return there[offset // page : -(-(offset + size) // page)]
+
+    def cached_pages(*of):
+        asked.append(of)
+        return int(those(*of).sum()) if counts else -1
+
+    def resident_pages(_, offset, size):
+        listed.append(len(those(None, offset, size)))
+        return those(None, offset, size)
+
+    monkeypatch.setattr(native_files, "cached_pages", cached_pages)
+    monkeypatch.setattr(native_files, "resident_pages", resident_pages)
+    monkeypatch.setattr(pages, "_WINDOW", 4 * page)
+    path = tmp_path / "m.bin"
+    path.write_bytes(bytes(300 * page))
+    source = from_path(str(path), "mmap")
+    starts, sizes = np.random.default_rng(5).integers(0, 150 * page, (2, 40))
+    bytes_there = np.repeat(there, page)
+    expected = [bytes_there[start : start + size].sum() for start, size in zip(starts, sizes, strict=True)]
+    assert pages.resident_in(source, starts, sizes).tolist() == expected
+    assert (sum(listed) < 20) is counts
+    assert len(asked) < 45  # there are 75 windows
+    source.close()
+
+
+@linux
 def test_who_may_not_ask_is_not_told(tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(3, 4096))

@@ -13,6 +13,7 @@ from weightmap.core.arguments import size
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.memory import Headroom, headroom
 from weightmap.core.formats import FORMATS
+from weightmap.core.model.internals import parts_of, rows_of
 from weightmap.core.model.single import is_index
 from weightmap.plans.pages import Sample, file_system_of, sample
 from weightmap.plans.warming import cold_in, pieces
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
+    from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
     from weightmap.plans.residency import Spans
@@ -172,7 +174,8 @@ def explain(
     sampled = _sampled(sources, parts, cold) if known_cold else None
     begins, sizes = spans.begin[numbers], spans.nbytes[numbers]
     off = (begins % _ALIGNMENT != 0) & (sizes > 0)
-    off[off] = [_is_array(spans.of(number)) for number in numbers[off].tolist()]
+    if off.any():
+        off &= np.array(list(map(_is_array, rows_of(file))))[spans.row[numbers]]
     faults = large = touching = None
     if sampled is not None:
         large = sampled.large / sampled.mapped
@@ -269,28 +272,41 @@ def _advice(report: PlanReport, sampled: Sample | None, file: TensorFile) -> Ite
 
 def _conversion(file: TensorFile, align: int) -> str | None:
     """Return a command that rewrites a model with the smallest loss; None if no format holds all tensors."""
-    from weightmap.conversion.converting import losses  # noqa: PLC0415 - to give advice only
-
-    able = []
-    for target in sorted(FORMATS.values(), key=lambda record: record.name != file.format):
-        max_align = target.aligns.get(target.layouts[0], 1)
-        lost = losses(file, target, align) if target.plan is not None and max_align >= align else None
-        if lost is not None:
-            able.append((lost, target.name != file.format, -max_align, target.suffixes[0], target.name))
-            if lost == 0 and target.name == file.format:  # none is better
-                break
-    if not able:
+    target = _holding(file, align)
+    if target is None:
         return None
     path = file.path or "FILE"
     folder, name = os.path.split(path)
-    *_, suffix, format_ = min(able)
-    stem, option = f"{os.path.splitext(name)[0]}.new{suffix}", ""
+    stem, option = f"{os.path.splitext(name)[0]}.new{target.suffixes[0]}", ""
     if is_index(name) or os.path.lexists(os.path.join(folder, "config.json")):  # a directory, as it is
         named = "://" in path or os.path.basename(folder) not in {"", os.curdir, os.pardir}
         folder, name = os.path.split(folder if named else os.path.abspath(folder))
-        stem, option = f"{name}.new/", "" if format_ == file.format else f" --format {format_}"
+        stem, option = f"{name}.new/", "" if target.name == file.format else f" --format {target.name}"
     new = stem if "://" in path else os.path.join(folder, stem)
     return f"weightmap convert {shlex.quote(path)} {shlex.quote(new)}{option}"
+
+
+def _holding(file: TensorFile, align: int) -> Format | None:
+    """Return the format that holds all tensors, aligned like that, with the smallest loss; None if none does."""
+    record = FORMATS.get(file.format)
+    # Its own format loses nothing. A file of words may lack what its format demands of new ones.
+    if record is not None and record.plan is not None and record.embeddings is None and _max_align(record) >= align:
+        layout = record.layouts[0]
+        if parts_of(file)[1].table.dtypes() <= record.dtypes[layout] | record.schemes.get(layout, frozenset()):
+            return record
+    from weightmap.conversion.converting import losses  # noqa: PLC0415 - few files need it
+
+    able = []
+    for target in FORMATS.values():
+        lost = losses(file, target, align) if target.plan is not None and _max_align(target) >= align else None
+        if lost is not None:
+            able.append((lost, target is not record, -_max_align(target), target.suffixes[0], target.name))
+    return FORMATS[min(able)[-1]] if able else None
+
+
+def _max_align(target: Format) -> int:
+    """Return the most bytes to which a format aligns tensors."""
+    return target.aligns.get(target.layouts[0], 1)
 
 
 def _bound(report: PlanReport) -> str:

@@ -24,7 +24,7 @@ from weightmap.core.native.access import map_file
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -115,8 +115,8 @@ def file_system_of(source: Source) -> FileSystem:
     return _IN_MEMORY if file < 0 else numbered(files.file_system(file))
 
 
-# Bytes per query: one call tells that all or none of the pages are in memory.
-_WINDOW = 64 << 20
+# Of at most this many bytes, the system is asked about each page; of more, about halves where not all are alike.
+_WINDOW = 8 << 20
 # Bytes per read into the page cache, and so per request to a device with little read-ahead.
 _READ_BYTES = 1 << 20
 # With this much read-ahead, in bytes, the system needs no advice. Most have 128 KiB.
@@ -141,12 +141,11 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
     counted = np.zeros(len(edges), np.int64)  # resident bytes before each edge
     total, ask = 0, _Pages(source)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        for first in range(begin, end, _WINDOW):
-            last = min(first + _WINDOW, end)
+        for first, last, counts in ask.stretches(begin, end):
             low, high = np.searchsorted(edges, [first, last + 1]).tolist()
-            *within, whole = ask.before(first, last, np.append(edges[low:high], last)).tolist()
-            counted[low:high] = [total + resident for resident in within]
-            total += whole
+            before = ask.before(first, counts, np.append(edges[low:high], last))
+            counted[low:high] = total + before[:-1]
+            total += int(before[-1])
     places = np.searchsorted(edges, np.concatenate([starts, stops]))
     return counted[places[len(starts) :]] - counted[places[: len(starts)]]
 
@@ -174,15 +173,40 @@ class _Pages:
         self._source = source
         self._file = source.descriptor  # held, so that it stays open
         # On an overlay the layers hold the pages, not the visible file.
-        self._counts = self._file >= 0 and file_system_of(source).kind != "overlay"
+        self._counts = self._file >= 0 and numbered(files.file_system(self._file)).kind != "overlay"
         self._allowed = False
+        self._page = files.page_size()
 
-    def before(self, first: int, last: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many bytes from `first` to each of these places are in memory; all are within `last`."""
-        page = files.page_size()
-        counts = self._look(first, last, page)
+    def stretches(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.int64] | int]]:
+        """Yield bytes from `first` to `last` in stretches: begin, end, and how many pages are in memory.
+
+        That is 0 or 1 where none or all of them are, else how many there are before each page.
+        """
+        page = self._page
+        pages = -(-last // page) - first // page
+        if self._counts:
+            count = files.cached_pages(self._file, first, last - first)
+            if count in (0, pages):
+                yield first, last, int(count > 0)
+                return
+            self._counts = count >= 0
+        if last - first > _WINDOW:
+            middle = (first + last) // 2 // page * page
+            yield from self.stretches(first, middle)
+            yield from self.stretches(middle, last)
+            return
+        resident = files.resident_pages(self._source.octets, first, last - first)
+        if isinstance(resident, int):
+            self._fail(resident)
+        if not self._allowed:
+            self._check_allowed()
+        yield first, last, np.concatenate([[0], np.cumsum(resident, dtype=np.int64)])
+
+    def before(self, first: int, counts: NDArray[np.int64] | int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many bytes from the beginning of a stretch to each of these places are in memory."""
         if isinstance(counts, int):
             return (places - first) * counts
+        page = self._page
         start = first - first % page
         inner = places - start
         # Of the last page, the bytes up to the place; less the bytes before `first`.
@@ -191,21 +215,6 @@ class _Pages:
         skipped = (first - start) * int(counts[1] - counts[0])
         counted: NDArray[np.int64] = counts[number] * page + there * (inner - number * page) - skipped
         return counted
-
-    def _look(self, first: int, last: int, page: int) -> NDArray[np.int64] | int:
-        """Return 0 or 1 where none or all pages are in memory, else how many there are before each page."""
-        pages = -(-last // page) - first // page
-        if self._counts:
-            count = files.cached_pages(self._file, first, last - first)
-            if count in (0, pages):
-                return int(count > 0)
-            self._counts = count >= 0
-        resident = files.resident_pages(self._source.octets, first, last - first)
-        if isinstance(resident, int):
-            self._fail(resident)
-        if not self._allowed:
-            self._check_allowed()
-        return np.concatenate([[0], np.cumsum(resident, dtype=np.int64)])
 
     def _check_allowed(self) -> None:
         """Raise `PermissionError` where the system calls every page resident because the file is not ours."""

@@ -66,14 +66,15 @@ def pieces(reads: Columns, chunk: int) -> Columns:
 
 
 def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64], bool]:
-    """Return how many bytes of each read are not in memory, and whether that is exact.
+    """Return how many bytes of each read are not in memory, and whether that is exact; reads are in file order.
 
     Where the system does not tell, all bytes count.
     """
     files, starts, stops = reads
     cold, exact = stops - starts, True
-    for number in np.unique(files).tolist():
-        of_file = files == number
+    bounds = np.searchsorted(files, np.arange(len(sources) + 1)).tolist()
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        of_file = slice(*bounds[number : number + 2])
         try:
             cold[of_file] -= resident_in(sources[number], starts[of_file], cold[of_file])
         except TensorFileError:
