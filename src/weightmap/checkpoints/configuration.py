@@ -12,7 +12,7 @@ from weightmap._messages import counted, quoted
 from weightmap.core.bytes.open_source import read_small, sibling_path
 from weightmap.core.hooks import later
 from weightmap.core.model.codes import refuse_codes
-from weightmap.core.model.internals import check_index, parts_of
+from weightmap.core.model.internals import check_index, parts_of, rows_of
 from weightmap.errors import TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from weightmap.checkpoints.methods import Settings
     from weightmap.checkpoints.pieced import TargetTypes
     from weightmap.core.bytes.source import Source
-    from weightmap.core.table.table import Row, TensorInfo
+    from weightmap.core.table.table import Row
 
 # Of quantised checkpoints alone.
 _as_settings: Callable[..., Settings] = later("weightmap.checkpoints.methods", "as_settings")
 _parameters_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "parameters_of")
-_stored_rows: Callable[..., Any] = later("weightmap.checkpoints.weights", "stored_rows")
+_storage_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "storage_of")
 # For a configuration alone.
 _loads: Callable[..., Any] = later("weightmap.core.bytes.strict_json", "loads")
 
@@ -257,16 +257,18 @@ class Weight(NamedTuple):
         return text
 
 
-def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
-    """Weigh parameters, as `stored_rows` yields them."""
+def weight_of(tensors: Iterable[tuple[str, Row]]) -> Weight:
+    """Weigh parameters by their names and rows."""
     elements, nbytes, training = [0, 0], [0, 0], 0
-    for info, row in tensors:
-        if TRAINING.match(info.name):
-            training += math.prod(info.shape)
+    for name, row in tensors:
+        size = math.prod(row.shape)
+        if TRAINING.match(name):
+            training += size
             continue
-        kind = row.dtype.quantized or info.dtype != row.dtype.name  # which the scheme of a parameter replaces
-        elements[kind] += math.prod(info.shape)
-        nbytes[kind] += row.payload_nbytes() if row.dtype.quantized else info.nbytes
+        how = None if row.geometry is None else _storage_of(row)
+        kind = row.dtype.quantized or how is not None
+        elements[kind] += size
+        nbytes[kind] += row.payload_nbytes() if row.dtype.quantized else row.nbytes if how is None else how[3]
     bits = [
         8 * stored / count if count else None
         for stored, count in ((sum(nbytes), sum(elements)), (nbytes[1], elements[1]))
@@ -276,4 +278,5 @@ def weight_of(tensors: Iterable[tuple[TensorInfo, Row]]) -> Weight:
 
 def weight_of_model(file: Any) -> Weight:
     """Weigh the parameters of a model. Raises what `as_parameters` and looking them up raise."""
-    return weight_of(_stored_rows(as_parameters(file)))
+    model = as_parameters(file)
+    return weight_of(zip(model, rows_of(model), strict=True))

@@ -199,35 +199,22 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
         show.emit("")
         show.emit_table(("tensor", "where"), lone)
     if report.changed:
-        by_rows = any(change.relative is not None for change in report.changed)
-        show.emit("")
-        show.emit_table(
+        columns = ("tensor", "what", "A", "B", "elements differing", "largest", "RMS", "relative", "worst row")
+        count = 9 if any(change.relative is not None for change in report.changed) else 7  # two are about rows
+        rows = [
             (
-                "tensor",
-                "what",
-                "A",
-                "B",
-                "elements differing",
-                "largest",
-                "RMS",
-                *(("relative", "worst row") * by_rows),
-            ),
-            [
-                (
-                    change.name,
-                    change.what,
-                    change.a,
-                    change.b,
-                    "" if change.n_different is None else f"{change.n_different:,}",
-                    "" if change.max_abs is None else f"{change.max_abs:.3g}",
-                    "" if change.rms is None else f"{change.rms:.3g}",
-                    *(("" if change.relative is None else f"{change.relative:.3g}",) * by_rows),
-                    *(("" if change.worst_row is None else f"{change.worst_row:,}",) * by_rows),
-                )
-                for change in report.changed
-            ],
-            right=("elements differing", "largest", "RMS", "relative", "worst row"),
-        )
+                change.name,
+                change.what,
+                change.a,
+                change.b,
+                "" if change.n_different is None else f"{change.n_different:,}",
+                *("" if value is None else f"{value:.3g}" for value in (change.max_abs, change.rms, change.relative)),
+                "" if change.worst_row is None else f"{change.worst_row:,}",
+            )
+            for change in report.changed
+        ]
+        show.emit("")
+        show.emit_table(columns[:count], [row[:count] for row in rows], right=columns[4:])
     if report.metadata:
         show.emit("")
         show.emit_table(

@@ -19,7 +19,7 @@ from weightmap.cli.outcome import OK, UsageError, opened, reason
 from weightmap.core.arguments import brief, sizes, takes
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.hooks import later
-from weightmap.core.model.internals import check_unchanged, dense_row, named_rows, warnings_of, where_of
+from weightmap.core.model.internals import check_unchanged, dense_row, named_rows, rows_of, warnings_of, where_of
 from weightmap.errors import QuantError, TensorFileError
 
 if TYPE_CHECKING:
@@ -109,8 +109,9 @@ def inspect(args: argparse.Namespace) -> int:
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
     """Return the tensors to list, in the order to list them."""
-    pairs = _stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file))
-    chosen = [(info, row) for info, row in pairs if takes(info.name, args.include, args.exclude)]
+    chosen = list(_stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file)))
+    if args.include or args.exclude:
+        chosen = [pair for pair in chosen if takes(pair[0].name, args.include, args.exclude)]
     if args.sort is not None:
         chosen.sort(key=lambda pair: (-pair[0].nbytes if args.sort == "nbytes" else 0, pair[0].name))
     return chosen
@@ -121,9 +122,10 @@ def _weight(file: wm.TensorFile, chosen: _Chosen, *, selective: bool) -> tuple[W
     try:
         model = as_parameters(file)
         if model is file:
-            return weight_of(chosen), None
+            return weight_of((info.name, row) for info, row in chosen), None
         names = {info.name for info, _ in chosen}
-        return weight_of(pair for pair in _stored_rows(model) if not selective or pair[0].name in names), None
+        pairs = zip(model, rows_of(model), strict=True)
+        return weight_of(pair for pair in pairs if not selective or pair[0] in names), None
     except (TensorFileError, OSError) as error:  # a configuration beside the file may be damaged
         return None, reason(error)
 
@@ -297,22 +299,30 @@ def _emit_unlisted(count: int) -> None:
 
 def _tensor_table(file: wm.TensorFile, chosen: _Chosen) -> None:
     """Print a line for each tensor, with columns of quantisation if any tensor is quantised."""
-    storages, shards = list(_storage(chosen)), where_of(file)
-    columns, rows = ["name", "dtype", "shape", *(["shard"] if shards else []), "offset", "bytes"], []
-    if any(storage is not None for _, storage in storages):
-        columns += ["block", "scales", "bits"]
-    for info, storage in storages:
-        shard = [shards[info.name]] if shards else []
-        row = [info.name, info.dtype, show.shape(info.shape), *shard, info.offset, info.nbytes]
-        if storage is None:
-            row += [""] * (len(columns) - len(row))
-        elif "problem" in storage:
-            row += ["?", "?", "damaged"]
-        else:
-            bits = storage["bits_per_weight"]
-            row += [storage["block_size"] or "", storage["scale_type"], "" if bits is None else f"{bits:.3f}"]
-        rows.append(row)
-    show.emit_table(columns, rows, right=("offset", "bytes", "block", "bits"))
+    infos, shards = [info for info, _ in chosen], where_of(file)
+    columns: dict[str, Sequence[object]] = {
+        "name": [info.name for info in infos],
+        "dtype": [info.dtype for info in infos],
+        "shape": [show.shape(info.shape) for info in infos],
+        **({"shard": [shards[info.name] for info in infos]} if shards else {}),
+        "offset": [info.offset for info in infos],
+        "bytes": [info.nbytes for info in infos],
+    }
+    storages = [storage for _, storage in _storage(chosen)]
+    if any(storages):
+        quantisation = zip(*map(_quantisation, storages), strict=True)
+        columns |= zip(("block", "scales", "bits"), quantisation, strict=True)
+    show.emit_columns(columns, right=("offset", "bytes", "block", "bits"))
+
+
+def _quantisation(storage: dict[str, Any] | None) -> tuple[object, object, str]:
+    """Return the cells about the quantisation of a tensor."""
+    if storage is None:
+        return "", "", ""
+    if "problem" in storage:
+        return "?", "?", "damaged"
+    bits = storage["bits_per_weight"]
+    return storage["block_size"] or "", storage["scale_type"], "" if bits is None else f"{bits:.3f}"
 
 
 def _tree_table(infos: Sequence[wm.TensorInfo]) -> None:

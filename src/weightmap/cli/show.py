@@ -8,6 +8,7 @@ draws the progress bars, gets no markup, so a file called ``[red]`` is called th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import sys
@@ -156,32 +157,35 @@ def emit_pairs(pairs: Iterable[tuple[str, str]], *, indent: str = "") -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Iterable[str] = ()) -> None:
+    """Print a table by its headings and rows, which have one entry for each column: see `emit_columns`."""
+    emit_columns({column: [row[i] for row in rows] for i, column in enumerate(columns)}, right=right)
+
+
+def emit_columns(columns: Mapping[str, Sequence[object]], *, right: Iterable[str] = ()) -> None:
     """Print a table in aligned columns, a line for each row: a terminal breaks lines so that names can be copied.
 
     Parameters
     ----------
     columns
-        The headings.
-    rows
-        One entry per column, turned into text, cleaned and shortened.
+        For each heading its entries, which are turned into text, cleaned and shortened.
     right
         The headings of the columns to align to the right (numbers).
     """
-    aligned = [_aligned(column, right=column[0] in right) for column in zip(columns, *rows, strict=True)]
+    aligned = [_aligned([heading, *entries], right=heading in right) for heading, entries in columns.items()]
     emit("\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True)))
 
 
-def _aligned(entries: Sequence[object], *, right: bool) -> list[str]:
+def _aligned(entries: Sequence[object], *, right: bool) -> Iterable[str]:
     """Return the cells of a column with blanks, as wide as the widest."""
     texts = list(map(str, entries))
     plain = "".join(texts)  # one look at all, since most columns are short texts of printable ASCII
     if not (plain.isascii() and plain.isprintable()) or max(map(len, texts)) > _WIDEST:
         texts = list(map(cell, texts))
-    widths = list(map(len if plain.isascii() else _width, texts))
-    widest = max(widths)
-    if right:
-        return [" " * (widest - width) + text for text, width in zip(texts, widths, strict=True)]
-    return [text + " " * (widest - width) for text, width in zip(texts, widths, strict=True)]
+    pad = str.rjust if right else str.ljust
+    if plain.isascii():
+        return map(pad, texts, itertools.repeat(max(map(len, texts))))
+    widest = max(map(_width, texts))
+    return [pad(text, widest - _width(text) + len(text)) for text in texts]
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ _OTHER = (
 )
 # Tensors that mark a file as quantised.
 _MARKS = ("scaled_fp8", "comfy_quant")
-_SCALES_OR_MARKS = "scale|absmax|SCB|comfy_quant"
+_SCALES_OR_MARKS = (b"scale", b"absmax", b"SCB", b"comfy_quant")
 # Programs by their names for scales.
 _WRITERS = {
     "scales": "GPTQ, AWQ and MLX",
@@ -109,9 +109,10 @@ def _stated(file: Any) -> str:
     return stated
 
 
-def _tell_of_scales(names: Iterable[str]) -> bool:
-    """Whether some of these tensors may be scales, or mark a file as quantised."""
-    return re.search(_SCALES_OR_MARKS, "\n".join(names)) is not None
+def _tell_of_scales(table: Table) -> bool:
+    """Whether some tensors of a table may be scales, or mark a file as quantised."""
+    text = bytes(table.names.text)  # of all names: no text is made of each
+    return any(part in text for part in _SCALES_OR_MARKS)
 
 
 def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | None] | None:
@@ -119,9 +120,9 @@ def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | N
 
     None if all hold values. A tensor that marks a file has no scales.
     """
-    names = list(table.names)
-    if not _tell_of_scales(names):
+    if not _tell_of_scales(table):
         return None
+    names = list(table.names)
     where = {name: number for number, name in enumerate(names)}
 
     def find(name: str) -> Row | None:
@@ -162,8 +163,8 @@ def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> No
 
 def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:
     """Return the selected tensors that hold codes, and how the first is known to."""
-    small = bool(parts_of(file)[1].table.dtypes() & _CODES)
-    if not small and not _tell_of_scales(file):
+    table = parts_of(file)[1].table
+    if not table.dtypes() & _CODES and not _tell_of_scales(table):
         return [], ""
     rows = {name: row for name, row in named_rows(file) if not row.dtype.quantized}
     pairs = [
