@@ -163,6 +163,16 @@ def test_columns_are_bounded(write, run, tmp_path, length):
     assert long in (tensor["name"] for tensor in json.loads(run("inspect", "--json", a)[1])["tensors"])
 
 
+def test_a_table_that_is_printed_in_pieces_is_one_table(tmp_path, run):
+    weightmap.save(
+        tmp_path / "m.safetensors", {f"t{'x' * (i % 9)}{i}": np.zeros(i % 11, np.float32) for i in range(600)}
+    )
+    table = run("inspect", tmp_path / "m.safetensors")[1].split("\n\n")[1].splitlines()
+    assert len(table) == 601
+    assert {line.find("float32") for line in table[1:]} == {table[0].find("dtype")}
+    assert len(set(map(len, table))) == 1  # the last column is aligned to the right
+
+
 def test_inspect_json_holds_everything(write, run):
     path = write(metadata={"k": "v"})
     status, out, err = run("inspect", path, "--json")

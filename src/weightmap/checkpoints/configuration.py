@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap._messages import counted, quoted
 from weightmap.core.bytes.open_source import read_small, sibling_path
 from weightmap.core.hooks import later
-from weightmap.core.model.codes import refuse_codes
+from weightmap.core.model.codes import refuse_codes, tell_of_scales
 from weightmap.core.model.internals import check_index, parts_of, rows_of
 from weightmap.errors import TensorFileError, UnsupportedError
 
@@ -193,7 +193,7 @@ def _of_file(file: Any) -> Settings | None:
                 kind = quoted(match[1])
                 msg = f"metadata {quoted(key)} says that the tensor is a {kind} of torchao, which is not decoded"
                 raise UnsupportedError(msg, field="metadata")
-    if any(name.endswith(_COMFY_TENSORS) for name in file):
+    if tell_of_scales(parts_of(file)[1].table) and any(name.endswith(_COMFY_TENSORS) for name in file):
         return _as_settings({"quant_method": "comfyui"}, path, "names of tensors")
     return None
 

@@ -25,6 +25,9 @@ _dumps: Callable[..., str] = later("json", "dumps")
 # Characters of the widest column; names in messages are cut at the same length (`weightmap._messages.quoted`).
 _WIDEST = 200
 
+# Lines of a table that are printed at once
+_LINES = 256
+
 # Characters of a bar
 _FULL, _PARTS, _EMPTY = "█", " ▏▎▍▌▋▊▉", "·"
 
@@ -172,7 +175,9 @@ def emit_columns(columns: Mapping[str, Sequence[object]], *, right: Iterable[str
         The headings of the columns to align to the right (numbers).
     """
     aligned = [_aligned([heading, *entries], right=heading in right) for heading, entries in columns.items()]
-    emit("\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True)))
+    rows = zip(*aligned, strict=True)
+    while lines := ["  ".join(row).rstrip() for row in itertools.islice(rows, _LINES)]:
+        emit("\n".join(lines))
 
 
 def _aligned(entries: Sequence[object], *, right: bool) -> Iterable[str]:

@@ -109,7 +109,7 @@ def _stated(file: Any) -> str:
     return stated
 
 
-def _tell_of_scales(table: Table) -> bool:
+def tell_of_scales(table: Table) -> bool:
     """Whether some tensors of a table may be scales, or mark a file as quantised."""
     text = bytes(table.names.text)  # of all names: no text is made of each
     return any(part in text for part in _SCALES_OR_MARKS)
@@ -120,7 +120,7 @@ def first_codes(table: Table, numbers: Iterable[int]) -> tuple[str, str, str | N
 
     None if all hold values. A tensor that marks a file has no scales.
     """
-    if not _tell_of_scales(table):
+    if not tell_of_scales(table):
         return None
     names = list(table.names)
     where = {name: number for number, name in enumerate(names)}
@@ -164,7 +164,7 @@ def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> No
 def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:
     """Return the selected tensors that hold codes, and how the first is known to."""
     table = parts_of(file)[1].table
-    if not table.dtypes() & _CODES and not _tell_of_scales(table):
+    if not table.dtypes() & _CODES and not tell_of_scales(table):
         return [], ""
     rows = {name: row for name, row in named_rows(file) if not row.dtype.quantized}
     pairs = [
