@@ -259,21 +259,18 @@ class Weight(NamedTuple):
 
 def weight_of(tensors: Iterable[tuple[str, Row]]) -> Weight:
     """Weigh parameters by their names and rows."""
-    elements, nbytes, training = [0, 0], [0, 0], 0
+    elements, nbytes = [0] * 3, [0] * 3  # dense, quantised, of training state
     for name, row in tensors:
-        size = math.prod(row.shape)
-        if TRAINING.match(name):
-            training += size
-            continue
         how = None if row.geometry is None else _storage_of(row)
-        kind = row.dtype.quantized or how is not None
-        elements[kind] += size
+        kind = 2 if TRAINING.match(name) else row.dtype.quantized or how is not None
+        elements[kind] += math.prod(row.shape)
         nbytes[kind] += row.payload_nbytes() if row.dtype.quantized else row.nbytes if how is None else how[3]
+    parameters = sum(elements[:2])
     bits = [
         8 * stored / count if count else None
-        for stored, count in ((sum(nbytes), sum(elements)), (nbytes[1], elements[1]))
+        for stored, count in ((sum(nbytes[:2]), parameters), (nbytes[1], elements[1]))
     ]
-    return Weight(sum(elements), bits[0], elements[1], bits[1], training)
+    return Weight(parameters, bits[0], elements[1], bits[1], elements[2])
 
 
 def weight_of_model(file: Any) -> Weight:
