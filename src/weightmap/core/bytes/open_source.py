@@ -361,6 +361,8 @@ def _is_near(path: str, other: str) -> bool:
 
     Files of one repository in the Hub's cache are near, wherever the cache keeps them.
     """
+    if os.path.dirname(path) == os.path.dirname(other) and not os.path.islink(path):
+        return True
     real = os.path.realpath(path)
     folders = os.path.realpath(os.path.dirname(other)), os.path.dirname(os.path.realpath(other))
     if any(real.startswith(os.path.join(folder, "")) for folder in folders):

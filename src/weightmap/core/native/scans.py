@@ -982,32 +982,6 @@ class Columns:
         dim_bounds = np.cumsum([0, *map(len, each)], dtype=np.uint32)
         return Columns(text, bounds, self.array(self.dtype, n, "u1"), np.concatenate(each), dim_bounds, begin, end)
 
-    def groups(self, order: NDArray[np.intp], counts: NDArray[np.intp]) -> list[Columns]:
-        """Return new columns for each of `counts` rows that follow one another in `order`."""
-        ordered, n = self.take(order), len(order)
-        bounds, dim_bounds = (ordered.array(column, n + 1, "<u4") for column in (ordered.bounds, ordered.dim_bounds))
-        text, dims = ordered.text(), ordered.array(ordered.dims, ordered.n_dims, "<u8")
-        dtype, begin, end = (
-            ordered.array(column, n, kind)
-            for column, kind in ((ordered.dtype, "u1"), (ordered.begin, "<u8"), (ordered.end, "<u8"))
-        )
-        groups, last = [], 0
-        for count in counts.tolist():
-            first, last = last, last + count
-            rows, names, shapes = slice(first, last), bounds[first : last + 1], dim_bounds[first : last + 1]
-            groups.append(
-                Columns(
-                    text[names[0] : names[-1]],
-                    names - names[0],
-                    dtype[rows],
-                    dims[shapes[0] : shapes[-1]],
-                    shapes - shapes[0],
-                    begin[rows],
-                    end[rows],
-                )
-            )
-        return groups
-
     def content(self) -> tuple[bytes, ...]:
         """Return all that the columns hold, for comparison."""
         n = self.count

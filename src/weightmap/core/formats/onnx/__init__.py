@@ -70,9 +70,11 @@ from weightmap.core.hooks import later
 from weightmap.core.native import scans
 from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
+from weightmap.core.table.table import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import NoReturn
 
     from numpy.typing import NDArray
 
@@ -80,10 +82,9 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault
-    from weightmap.core.table.table import Row, Table
+    from weightmap.core.table.table import Run, Table
 
 # For models with data in other files
-_join = later("weightmap.core.table.columns", "JoinedTable")
 _open_all_beside = later("weightmap.core.bytes.open_source", "open_all_beside")
 # By data_type.
 _NAMES = (
@@ -117,11 +118,8 @@ class _Rules(Rules):
     fields = MappingProxyType({"data_offset": ("raw_data", 0), "data_size": ("raw_data", 0), "shape": ("dims", 0)})
 
 
-@functools.cache
-def _external() -> type[Rules]:
-    """Return the rules of tensors in another file."""
-    names = {"data_offset": ("offset", 0), "data_size": ("length", 0), "shape": ("dims", 0)}
-    return _Rules.varied(fields=MappingProxyType(names))
+# The names of the fields of tensors in other files
+_EXTERNAL = MappingProxyType({"data_offset": ("offset", 0), "data_size": ("length", 0), "shape": ("dims", 0)})
 
 
 def parse(source: Source, head: bytes, options: Options) -> Content:
@@ -141,9 +139,9 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     try:
         table: Table
         if scan_result.n_strings or scan_result.n_files or scan_result.n_unread or left_out:
-            table = _joined(source, model, left_out, sides, options, warnings)
+            table = _spread(source, model, left_out, sides, options, warnings)
         else:
-            table = own_table(model.columns, model.at, source, options)
+            table = InitialiserTable(model.columns, model.at, source.size, options)
         if options.checked:
             table.check()
     except BaseException:
@@ -171,7 +169,8 @@ def scan(source: Source, options: Options) -> scans.Initialisers:
 
 def _without_names(model: scans.Initialisers) -> list[int]:
     """Return the rows of nested tensors whose name another tensor has, one of the graph's initialisers first."""
-    names = _names_of(model)
+    columns = model.columns
+    names = StringTable(columns.text(), columns.words(columns.bounds, columns.count + 1), 0, "tensor name")
     if not names.duplicates()[0]:
         return []
     used = {names.raw(row) for row in np.flatnonzero(~model.nested).tolist()}
@@ -183,22 +182,77 @@ def _without_names(model: scans.Initialisers) -> list[int]:
     return left_out
 
 
-def _names_of(model: scans.Initialisers) -> StringTable:
-    """Return the names of all tensors."""
-    columns = model.columns
-    return StringTable(columns.text(), columns.array(columns.bounds, columns.count + 1, "<u4"), 0, "tensor name")
+class InitialiserTable(ColumnTable):
+    """The tensors of a model; `at` are their places. The largest file that they may lie in has `nbytes` bytes."""
+
+    def __init__(self, columns: scans.Columns, at: NDArray[np.uint64], nbytes: int, options: Options) -> None:
+        def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
+            nbytes = columns.end[row] - columns.begin[row]
+            geometry = Reencoded(nbytes, functools.partial(_make, columns, row), options.limits)
+            return TYPES[columns.dtype[row] - scans.ONNX_MADE], geometry
+
+        super().__init__(columns, _Rules(0, nbytes), utf8=True, locate=at.item, typed=typed)
 
 
-# ------------------------------------------------------------------------------------------------------ tables
-def own_table(columns: scans.Columns, at: NDArray[np.uint64], source: Source, options: Options) -> ColumnTable:
-    """Return the table of the initialisers in the model itself; `at` are their places."""
+class _SpreadTable(InitialiserTable):
+    """Tensors of which some lie in other files.
 
-    def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
-        nbytes = columns.end[row] - columns.begin[row]
-        geometry = Reencoded(nbytes, functools.partial(_make, columns, row), options.limits)
-        return TYPES[columns.dtype[row] - scans.ONNX_MADE], geometry
+    Attributes
+    ----------
+    files : sequence of Source
+        The model, and the others.
+    numbers : ndarray of int64
+        The number of each tensor's file.
+    """
 
-    return ColumnTable(columns, _Rules(0, source.size), utf8=True, locate=at.item, typed=typed)
+    files: Sequence[Source]
+    numbers: NDArray[np.int64]
+
+    def row(self, i: int) -> Row:
+        """Return row i, checked."""
+        dtype, shape, offset, nbytes, row = super().place(i)
+        number = self.numbers.item(i)
+        file = self.files[number]
+        if number and offset + nbytes > file.size:
+            self.refuse("TABLE_TRUNCATED", i, offset + nbytes, file.size)
+        return Row(dtype, shape, file, offset, nbytes, None if row is None else row.geometry)
+
+    def place(self, i: int) -> tuple[DType, tuple[int, ...], int, int, Row]:
+        """Return row i: see `Table.place`. Raises `FileChangedError` if its file has changed."""
+        row = self.row(i)
+        row.source.check_unchanged()
+        return row.dtype, row.shape, row.offset, row.nbytes, row
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row, checked, in order."""
+        return map(self.row, range(self.count))
+
+    def runs(self) -> Iterator[Run]:
+        """Yield each row as a run: see `Table.runs`. Raises `FileChangedError` if a file has changed."""
+        for file in self.files:
+            file.check_unchanged()
+        return ((row, 1, 0) for row in self.rows())
+
+    def owners(self, numbers: Mapping[Source, int]) -> NDArray[np.int32]:
+        """Return the number of the source of each row."""
+        return np.array([numbers[file] for file in self.files], np.int32)[self.numbers]
+
+    def check(self) -> None:
+        """Check every row, and that names are unique."""
+        super().check()
+        ends, sizes = self._columns.array(self._columns.end, self.count, "<u8"), [file.size for file in self.files]
+        for row in np.flatnonzero(ends > np.array(sizes, np.uint64)[self.numbers]).tolist():
+            self.row(row)  # refuses it
+
+    def fail(self, fault: Fault) -> NoReturn:
+        """Raise the error for a fault, in the words for a tensor in another file where it lies in one."""
+        number = self.numbers.item(fault.row) if fault.kind.startswith("TABLE_") else 0
+        if number:
+            file = self.files[number]
+            side = ColumnTable(self._columns, _Rules.varied(fields=_EXTERNAL)(0, file.size), utf8=True)
+            side.belongs_to(file, "onnx")
+            side.fail(fault)
+        super().fail(fault)
 
 
 def _make(columns: scans.Columns, number: int, row: Row, data: bytes, out: NDArray[np.uint8]) -> None:
@@ -227,7 +281,7 @@ class Side:
         self.checksums: set[str] = set()
 
 
-def _joined(
+def _spread(
     source: Source,
     model: scans.Initialisers,
     left_out: list[int],
@@ -236,27 +290,26 @@ def _joined(
     warnings: list[str],
 ) -> Table:
     """Return the table of the tensors in the model and in other files, which it adds to `sides`."""
-    columns, count = model.columns, model.columns.count
+    columns, at, count = model.columns, model.at, model.columns.count
     codes = columns.array(columns.dtype, count, "u1")
-    owners = np.where((codes == _STRING) | (codes == _UNREAD), -1, 0)
-    for row in np.flatnonzero(owners).tolist():
+    numbers = np.where((codes == _STRING) | (codes == _UNREAD), -1, 0)
+    for row in np.flatnonzero(numbers).tolist():
         why = "holds strings, which are not read" if codes[row] == _STRING else "cannot be read: its type or its fields"
         what = f"initialiser {_name(columns, row)} {why}"
-        options.tolerate(errors.UnsupportedError(what, field="data_type", offset=model.at.item(row)), warnings)
-    numbers = _number_files(source, model, sides, options, warnings)
-    external = codes >= scans.ONNX_EXTERNAL
-    if len(numbers):
-        first = np.array([row for row, *_ in model.files])
-        owners[external] = numbers[np.searchsorted(first, np.flatnonzero(external), "right") - 1]
-    owners[left_out] = -1
-    order = np.argsort(owners, kind="stable")[np.count_nonzero(owners < 0) :]
-    inline, *others = columns.groups(order, np.bincount(owners[order], minlength=1 + len(sides)))
-    tables = [own_table(inline, model.at[order[: inline.count]], source, options)]
-    for side, part in zip(sides.values(), others, strict=True):
-        tables.append(ColumnTable(part, _external()(0, side.source.size), utf8=True))
-        tables[-1].belongs_to(side.source, "onnx")
-    names = _names_of(model)
-    table: Table = _join(tables, np.argsort(order), names if len(order) == count else names.take(np.sort(order)))
+        options.tolerate(errors.UnsupportedError(what, field="data_type", offset=at.item(row)), warnings)
+    if model.files:
+        external = codes >= scans.ONNX_EXTERNAL
+        runs = np.searchsorted([row for row, *_ in model.files], np.flatnonzero(external), "right") - 1
+        numbers[external] = _number_files(source, model, sides, options, warnings)[runs]
+    numbers[left_out] = -1
+    rows = np.flatnonzero(numbers >= 0)
+    if len(rows) < count:
+        columns, at, numbers = columns.take(rows), at[rows], numbers[rows]
+    files = [source, *(side.source for side in sides.values())]
+    table = _SpreadTable(columns, at, max(file.size for file in files), options)
+    table.files, table.numbers = files, numbers
+    for file in files:
+        file.format = "onnx"
     return table
 
 
@@ -264,26 +317,18 @@ def _number_files(
     source: Source, model: scans.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
 ) -> NDArray[np.int64]:
     """Open the other files, and return the number of each that the model names, from 1 on; -1 for one left out."""
-    number_of, numbers = dict[str, int](), list[int]()
-    sums = list[tuple[str, str]]()
-    for _, at, size, sum_at, sum_size in model.files:
-        name = _text(source.pread(at, size), "location", at)
-        numbers.append(number_of.setdefault(name, len(number_of) + 1))
-        if sum_size:
-            options.limits.check("max_header_bytes", sum_size, "size of a checksum", offset=sum_at)
-            sums.append((name, _text(source.pread(sum_at, sum_size), "checksum", sum_at)))
-    options.limits.check("max_shards", len(number_of), "number of files with external data")
-    places = np.arange(len(number_of) + 1)
-    missing = [] if options.strict else _missing(source, number_of, warnings)
-    for name in missing:
-        places[number_of[name]] = -1
-    there = [name for name in number_of if name not in missing]
-    places[[number_of[name] for name in there]] = np.arange(len(there)) + 1
-    sides |= zip(there, map(Side, _open_all_beside(source, there)), strict=True)
-    for name, checksum in sums:
-        if name in sides:
-            sides[name].checksums.add(checksum.lower())
-    return places[numbers]
+    names = [_text(source.pread(at, size), "location", at) for _, at, size, _, _ in model.files]
+    locations = list(dict.fromkeys(names))
+    options.limits.check("max_shards", len(locations), "number of files with external data")
+    missing = [] if options.strict else _missing(source, locations, warnings)
+    locations = [name for name in locations if name not in missing]
+    sides |= zip(locations, map(Side, _open_all_beside(source, locations)), strict=True)
+    for name, (_, _, _, at, size) in zip(names, model.files, strict=True):
+        if size and name in sides:
+            options.limits.check("max_header_bytes", size, "size of a checksum", offset=at)
+            sides[name].checksums.add(_text(source.pread(at, size), "checksum", at).lower())
+    numbers = {name: number for number, name in enumerate(locations, 1)}
+    return np.array([numbers.get(name, -1) for name in names])
 
 
 def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[str]:
@@ -461,7 +506,7 @@ def verify(
     metadata()
     run.checked("fields and metadata")
     columns = model.columns
-    table = own_table(columns, model.at, source, run.options)
+    table = InitialiserTable(columns, model.at, source.size, run.options)
     table.belongs_to(source, "onnx")
     marks = columns.array(columns.dtype, columns.count, "u1") & scans.ONNX_MADE
     decoded = np.flatnonzero(marks).tolist()
