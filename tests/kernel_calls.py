@@ -859,44 +859,32 @@ def _wm_pickle_list(p, size):
 
 
 def _wm_zip_scan(p, size):
-    data = zip_files.archive([zip_files.Entry(b"%d" % i, noise(size), wide=bool(i % 2)) for i in range(size % 4)])
+    texts = [b"{'descr': '<f2', 'fortran_order': True, 'shape': (%d,), }" % size, b"{'shape': (1,)}", noise(size % 200)]
+    raws = [text.ljust(118, b" ")[:-1] + b"\n" for text in texts]
+    arrays = [b"\x93NUMPY\1\0" + struct.pack("<H", len(raw)) + raw + bytes(2 * size) for raw in raws]
+    # Headers that end anywhere, by their length and by their bytes: nothing behind them is read.
+    ends = (len(texts[0]) + size % 3, size % (len(texts[0]) + 1), size % 12)
+    arrays += [b"\x93NUMPY\1\0" + struct.pack("<H", end) + texts[0].ljust(118)[:end] for end in ends]
+    arrays += [arrays[0][: size % 129], arrays[0][: 10 + ends[1]], arrays[0][:127]]
+    members = [noise(size), arrays[0], arrays[1 + size % 2], arrays[3 + size % 6]]
+    data = zip_files.archive(
+        [zip_files.Entry(b"%d.npy" % i, members[i], wide=bool(i % 2)) for i in range((size + 3) % 5)]
+    )
     count, length, begin = struct.unpack_from("<H2I", data, len(data) - 12)
     central = data[begin : begin + length]
     for text, end in ((central, begin), (central[:-1], begin), (central, size)):
-        entries, fault = p.struct("wm_zip_entries"), p.struct("wm_fault")
+        entries, npy, fault = p.struct("wm_zip_entries"), p.struct("wm_npy"), p.struct("wm_fault")
         entries.count, entries.names, entries.bounds = count, p.room(len(text)), p.room(count + 1, "uint32_t")
         entries.method, entries.crc = p.room(count, "uint16_t"), p.room(count, "uint32_t")
         entries.later = p.room(count)
         for name in ("stored", "size", "offset", "data"):
             setattr(entries, name, p.room(count, "uint64_t"))
+        columns = _columns(p, count, count, len(text))  # kept here: a struct keeps nothing alive
+        npy.columns, npy.fortran = columns, p.room(count)
         source = ffi.new("wm_zip_source *", (-1, p.give(data[:end]), min(end, len(data))))
-        yield lib.wm_zip_scan(source, p.give(text), len(text), entries, fault), fields(fault)
-
-
-def _wm_npy_scan(p, size):
-    count = size % 5
-    texts = [b"{'descr': '<f2', 'fortran_order': True, 'shape': (%d,), }" % size, b"{'shape': (1,)}", noise(size % 200)]
-    raws = [text.ljust(118, b" ")[:-1] + b"\n" for text in texts]
-    members = [b"\x93NUMPY\1\0" + struct.pack("<H", len(raw)) + raw + bytes(2 * size) for raw in raws]
-    # Headers that end anywhere, by their length and by their bytes: nothing behind them is read.
-    ends = (len(texts[0]) + size % 3, size % (len(texts[0]) + 1), size % 12)
-    members += [b"\x93NUMPY\1\0" + struct.pack("<H", end) + texts[0].ljust(118)[:end] for end in ends]
-    members += [members[0][: size % 129], members[0][: 10 + ends[1]], members[0][:127]]
-    for member in (members[0], members[1 + size % 2], members[3 + size % 6]):
-        data = p.give(member * count)
-        entries, out, fault = p.struct("wm_zip_entries"), p.struct("wm_npy"), p.struct("wm_fault")
-        places = np.arange(count, dtype=np.uint64) * np.uint64(len(member))
-        sizes = np.full(count, len(member), np.uint64)
-        entries.count, entries.names = count, p.give(b"x.npy" * count)
-        entries.bounds = p.array(np.arange(0, 5 * count + 1, 5, np.uint32))
-        entries.method = p.give(bytes(2 * count), "uint16_t *", 2)
-        entries.data, entries.size, entries.stored = p.array(places), p.array(sizes), p.array(sizes)
-        out.dims_cap, out.names, out.dims = count, p.room(5 * count), p.room(count, "uint64_t")
-        out.kind, out.fortran = p.room(count), p.room(count)
-        out.bounds, out.dim_bounds = p.room(count + 1, "uint32_t"), p.room(count + 1, "uint32_t")
-        out.begin, out.end = p.room(count, "uint64_t"), p.room(count, "uint64_t")
-        source = ffi.new("wm_zip_source *", (-1, data, 0))
-        yield lib.wm_npy_scan(source, entries, out, fault), out.n_dims, out.n_kinds, fields(fault)
+        for arrays in (npy, ffi.NULL):
+            result = lib.wm_zip_scan(source, p.give(text), len(text), entries, arrays, fault)
+            yield result, npy.n_dims, npy.n_kinds, fields(fault)
 
 
 def _wm_zip_order(p, size):

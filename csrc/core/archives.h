@@ -2,9 +2,10 @@
 
 /* ------------------------------------------------------------------------------------------------- archives
  * Checks the `count` entries of a ZIP archive, whose central directory is central[0, len), against their own headers, and
- * turns them into columns. Headers are read by `read` if it is not NULL, from the descriptor fd or, with fd -1, from memory.
- * The directory begins at `end` in the file. The names have `len` bytes of room, the columns `count` entries, the bounds one
- * more. Repeated names and overlapping entries are not checked. Returns 0, or -1 with *fault filled.
+ * turns them into columns; reads the headers of arrays too, unless `arrays` is NULL. Reads by `read` if it is not NULL, from the
+ * descriptor fd or, with fd -1, from memory. The directory begins at `end` in the file. The names have `len` bytes of room, the
+ * columns `count` entries, the bounds one more. Repeated names and overlapping entries are not checked. Returns 0, or -1 with
+ * *fault filled.
  */
 typedef struct {
     int32_t fd;
@@ -24,33 +25,26 @@ typedef struct {
 } wm_zip_entries;
 /* A name has a zero byte; is not ASCII, and not marked as UTF-8; or there is another one, in an extra field. */
 enum { WM_ZIP_ENDED = 1, WM_ZIP_UNMARKED = 2, WM_ZIP_RENAMED = 3 };
-int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_fault *fault);
 /* Checks that entries lie one behind the other from byte 0 to `end`, where the directory begins: order[i] is the i-th of them
  * (NULL: entry i). A data descriptor of 12, 16, 20 or 24 bytes belongs to the entry before it. Returns 0, or -1 with *fault
  * filled. */
 int wm_zip_order(const wm_zip_entries *entries, const uint64_t *order, uint64_t end, wm_fault *fault);
 
-/* Reads the headers of stored members of an .npz archive, if they have the form that numpy writes: see npy.c. Member i:
- *   names[bounds[i], bounds[i+1])          its name, without ".npy"
- *   kind[i]                                the number of its type in `kinds`: the text of a type such as <f4, first byte lowest
- *   fortran[i]                             whether its first dimension is the fastest
- *   dims[dim_bounds[i], dim_bounds[i+1])   its dimensions
- *   begin[i], end[i]                       the place of its data
- * For a member left unread, kind[i] is WM_NPY_ODD, it has no dimensions, and begin[i] and end[i] are its own beginning. Capacities:
- * the bytes of the entries' names, count + 1 bounds and dim_bounds, dims_cap dims, count of the others. Returns 0, or -1 with *fault
- * filled. */
-enum { WM_NPY_KINDS = 64, WM_NPY_ODD = 255, WM_NPY_NDIM = 32 };
+/* The headers of the members of an .npz archive. Row i of the columns:
+ *   name         that of the entry, without ".npy"
+ *   dtype        the number of its type in `kinds`: the text of a type such as <f4, first byte lowest
+ *   begin, end   the place of its data
+ * and fortran[i] says whether its first dimension is the fastest. A member that is deflated, or of another form than numpy writes,
+ * has the type WM_NPY_ODD and no dimensions; `begin` and `end` are its own beginning. So has one for whose dimensions there is no
+ * room. The columns have room for the names and rows of all entries. */
+enum { WM_NPY_KINDS = 64, WM_NPY_ODD = 255, WM_NPY_NDIM = 32, WM_NPY_FIRST = 128 };
 typedef struct {
-    uint64_t dims_cap;
-    uint8_t *names;
-    uint32_t *bounds;
-    uint8_t *kind, *fortran;
-    uint64_t *dims;
-    uint32_t *dim_bounds;
-    uint64_t *begin, *end;
+    wm_columns *columns;
+    uint8_t *fortran;
     uint64_t n_dims, names_len, n_kinds, kinds[64];
 } wm_npy;
-int wm_npy_scan(const wm_zip_source *source, const wm_zip_entries *entries, wm_npy *out, wm_fault *fault);
+int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_npy *arrays,
+                wm_fault *fault);
 
 /* ------------------------------------------------------------------------------------- pickles of PyTorch
  * The pickle program of a checkpoint: `len` bytes of the descriptor fd from `begin` on, read by pread as they are needed; or, with

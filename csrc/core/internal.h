@@ -118,6 +118,10 @@ typedef struct {
     void *context;
 } wm_readable;
 uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t min, uint64_t max, uint64_t at, uint64_t *error);
+
+/* Fills row i of `out`, and the sums besides, from the first n bytes of entry i, at most WM_NPY_FIRST: see wm_npy. */
+void wm_npy_add(const wm_zip_entries *entries, uint64_t i, const uint8_t *data, uint64_t n, wm_npy *out);
+
 /* Writes what is unwritten (quantize_file.c). Returns 0, or -1 and why. */
 int wm_write_now(const wm_unwritten *w, wm_outcome *f);
 

@@ -7,7 +7,7 @@
  */
 #include "core/internal.h"
 
-enum { FIRST = 128, PREFIX = 10, STORED = 0 };
+enum { PREFIX = 10 };
 
 typedef struct {
     const uint8_t *at, *end;
@@ -86,40 +86,24 @@ static uint8_t number_of(wm_npy *out, uint64_t kind) {
     return (uint8_t)out->n_kinds++;
 }
 
-int wm_npy_scan(const wm_zip_source *source, const wm_zip_entries *entries, wm_npy *out, wm_fault *fault) {
-    uint8_t buffer[FIRST];
-    wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    out->n_kinds = out->n_dims = out->names_len = 0;
-    out->bounds[0] = out->dim_bounds[0] = 0;
-    for (uint64_t i = 0; i < entries->count; i++) {
-        const uint8_t *const name = entries->names + entries->bounds[i];
-        uint64_t len = entries->bounds[i + 1] - entries->bounds[i];
-        if (len >= 4 && memcmp(name + len - 4, ".npy", 4) == 0) len -= 4;
-        memcpy(out->names + out->names_len, name, len);
-        out->names_len += len;
-        header h = {0};
-        out->kind[i] = WM_NPY_ODD;
-        const uint64_t begin = entries->data[i], size = entries->size[i], n = size < FIRST ? size : FIRST;
-        if (entries->method[i] == STORED && entries->stored[i] == size) {
-            const uint8_t *data = source->data + begin;
-            if (source->fd >= 0 || source->read) {
-                uint64_t error;
-                const uint64_t filled =
-                    wm_read_at(&(wm_readable){source->fd, source->read, source->context}, buffer, n, n, begin, &error);
-                if (filled < n) return wm_fail(fault, WM_FAULT_ZIP_READ, i, begin + filled, error, begin + n);
-                data = buffer;
-            }
-            if (read_header(data, n, &h) && size - h.start == h.nbytes && h.ndim <= out->dims_cap - out->n_dims)
-                out->kind[i] = number_of(out, h.kind);
-        }
-        if (out->kind[i] == WM_NPY_ODD) h = (header){0};
-        memcpy(out->dims + out->n_dims, h.dims, h.ndim * sizeof *h.dims);
-        out->n_dims += h.ndim;
-        out->fortran[i] = (uint8_t)h.fortran;
-        out->begin[i] = begin + h.start;
-        out->end[i] = begin + h.start + h.nbytes;
-        out->bounds[i + 1] = (uint32_t)out->names_len;
-        out->dim_bounds[i + 1] = (uint32_t)out->n_dims;
-    }
-    return 0;
+void wm_npy_add(const wm_zip_entries *entries, uint64_t i, const uint8_t *data, uint64_t n, wm_npy *out) {
+    wm_columns *c = out->columns;
+    const uint8_t *const name = entries->names + entries->bounds[i];
+    uint64_t len = entries->bounds[i + 1] - entries->bounds[i];
+    const uint64_t begin = entries->data[i], size = entries->size[i];
+    header h = {0};
+    if (len >= 4 && memcmp(name + len - 4, ".npy", 4) == 0) len -= 4;
+    memcpy(c->names + out->names_len, name, len);
+    out->names_len += len;
+    c->dtype[i] = WM_NPY_ODD;
+    if (read_header(data, n, &h) && size - h.start == h.nbytes && h.ndim <= c->dims_cap - out->n_dims)
+        c->dtype[i] = number_of(out, h.kind);
+    if (c->dtype[i] == WM_NPY_ODD) h = (header){0};
+    memcpy(c->dims + out->n_dims, h.dims, h.ndim * sizeof *h.dims);
+    out->n_dims += h.ndim;
+    out->fortran[i] = (uint8_t)h.fortran;
+    c->begin[i] = begin + h.start;
+    c->end[i] = begin + h.start + h.nbytes;
+    c->bounds[i + 1] = (uint32_t)out->names_len;
+    c->dim_bounds[i + 1] = (uint32_t)out->n_dims;
 }

@@ -19,7 +19,9 @@
 
 #include "core/internal.h"
 
-enum { CENTRAL = 46, LOCAL = 30, ENCRYPTED = 1, LATER = 8, UTF8 = 0x800, HEADER_ROOM = LOCAL + 2 * 65535 };
+enum { CENTRAL = 46, LOCAL = 30, ENCRYPTED = 1, LATER = 8, UTF8 = 0x800, STORED = 0 };
+/* Bytes read behind those that are needed, for an extra field and the header of an array. */
+enum { READ_AHEAD = 224, HEADER_ROOM = LOCAL + 65535 + READ_AHEAD };
 enum { WIDE_FIELD = 1, NAME_FIELD = 0x7075 };
 static const uint32_t WIDE = 0xffffffff;
 
@@ -31,21 +33,26 @@ typedef struct {
     const wm_zip_source *source;
     uint8_t *buffer; /* HEADER_ROOM bytes; NULL over memory */
     wm_fault *fault;
-    uint64_t row;
+    uint64_t row, start, filled; /* what the buffer has of the file */
 } scan;
 
 static int fail(const scan *s, int code, uint64_t at, uint64_t actual, uint64_t expected) {
     return wm_fail(s->fault, code, s->row, at, actual, expected);
 }
 
-/* The bytes [at, at + n) of the file, which the caller knows to be there; NULL, with the fault filled, when they cannot be read. */
-static const uint8_t *look(const scan *s, uint64_t at, uint64_t n) {
-    if (!s->buffer) return s->source->data + at;
-    uint64_t error;
-    const uint64_t filled =
-        wm_read_at(&(wm_readable){s->source->fd, s->source->read, s->source->context}, s->buffer, n, n, at, &error);
-    if (filled < n) return fail(s, WM_FAULT_ZIP_READ, at + filled, error, at + n), NULL;
-    return s->buffer;
+/* The bytes [at, at + n) of the file, which the caller knows to lie before the directory; NULL, with the fault filled, when they
+ * cannot be read. */
+static const uint8_t *look(scan *s, uint64_t at, uint64_t n) {
+    const wm_zip_source *file = s->source;
+    if (!s->buffer) return file->data + at;
+    if (at < s->start || at - s->start > s->filled || n > s->filled - (at - s->start)) {
+        const uint64_t remaining = file->end - at, max = remaining < n + READ_AHEAD ? remaining : n + READ_AHEAD;
+        uint64_t error;
+        s->start = at;
+        s->filled = wm_read_at(&(wm_readable){file->fd, file->read, file->context}, s->buffer, n, max, at, &error);
+        if (s->filled < n) return fail(s, WM_FAULT_ZIP_READ, at + s->filled, error, at + n), NULL;
+    }
+    return s->buffer + (at - s->start);
 }
 
 /* The first extra field of a type in extra[0, len), and its length in *n; NULL without one. */
@@ -88,7 +95,7 @@ static int ambiguous(const uint8_t *c, uint64_t name_len, uint64_t extra_len) {
 }
 
 /* Checks that the entry's own header says what the central directory says at `c`; *data is where its bytes begin. */
-static int check_header(const scan *s, const uint8_t *c, const extent *e, uint64_t *data) {
+static int check_header(scan *s, const uint8_t *c, const extent *e, uint64_t *data) {
     const uint64_t end = s->source->end, name_len = load_le16(c + 28);
     if (e->offset > end || end - e->offset < LOCAL + name_len) return fail(s, WM_FAULT_ZIP_RANGE, 0, e->offset, end);
     const uint8_t *h = look(s, e->offset, LOCAL + name_len);
@@ -115,9 +122,23 @@ static int check_header(const scan *s, const uint8_t *c, const extent *e, uint64
     return 0;
 }
 
-static int walk(scan *s, const uint8_t *central, uint64_t len, const wm_zip_entries *out) {
+/* Reads the header of the array in entry i, if its bytes are stored. */
+static int read_array(scan *s, const wm_zip_entries *entries, uint64_t i, wm_npy *out) {
+    const uint64_t size = entries->size[i], n = size < WM_NPY_FIRST ? size : WM_NPY_FIRST;
+    const int stored = entries->method[i] == STORED && entries->stored[i] == size;
+    const uint8_t *data = stored ? look(s, entries->data[i], n) : NULL;
+    if (stored && !data) return -1;
+    wm_npy_add(entries, i, data, stored ? n : 0, out);
+    return 0;
+}
+
+static int walk(scan *s, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_npy *arrays) {
     uint64_t at = 0, names = 0;
     out->bounds[0] = 0;
+    if (arrays) {
+        arrays->n_dims = arrays->names_len = arrays->n_kinds = 0;
+        arrays->columns->bounds[0] = arrays->columns->dim_bounds[0] = 0;
+    }
     for (; s->row < out->count; s->row++) {
         const uint64_t i = s->row;
         if (len - at < CENTRAL || load_le32(central + at) != 0x02014b50) return fail(s, WM_FAULT_ZIP_DIRECTORY, at, 0, 0);
@@ -138,18 +159,20 @@ static int walk(scan *s, const uint8_t *central, uint64_t len, const wm_zip_entr
         out->later[i] = (load_le16(c + 8) & LATER) != 0;
         out->crc[i] = load_le32(c + 16);
         out->stored[i] = e.stored, out->size[i] = e.size, out->offset[i] = e.offset;
+        if (arrays && read_array(s, out, i, arrays)) return -1;
         at += CENTRAL + whole;
     }
     return at == len ? 0 : fail(s, WM_FAULT_ZIP_DIRECTORY, at, len - at, 0);
 }
 
-int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_fault *fault) {
-    scan s = {source, NULL, fault, 0};
+int wm_zip_scan(const wm_zip_source *source, const uint8_t *central, uint64_t len, const wm_zip_entries *out, wm_npy *arrays,
+                wm_fault *fault) {
+    scan s = {source, NULL, fault, 0, 0, 0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
     if (len > UINT32_MAX) return fail(&s, WM_FAULT_COLUMN, 0, len, UINT32_MAX);
     if ((source->fd >= 0 || source->read) && !(s.buffer = malloc(HEADER_ROOM)))
         return fail(&s, WM_FAULT_MEMORY, 0, HEADER_ROOM, 0);
-    const int failed = walk(&s, central, len, out);
+    const int failed = walk(&s, central, len, out, arrays);
     free(s.buffer);
     return failed;
 }

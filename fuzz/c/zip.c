@@ -16,8 +16,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     out.crc = new_array(count, sizeof *out.crc), out.later = new_array(count, 1);
     out.stored = new_array(count, sizeof *out.stored), out.size = new_array(count, sizeof *out.size);
     out.offset = new_array(count, sizeof *out.offset), out.data = new_array(count, sizeof *out.data);
+    wm_columns columns;
+    new_columns(&columns, count, 8 * count, len);
+    wm_npy npy = {.columns = &columns, .fortran = new_array(count, 1)};
     wm_fault fault;
-    if (wm_zip_scan(&source, central, len, &out, &fault)) {
+    if (wm_zip_scan(&source, central, len, &out, &npy, &fault)) {
         CHECK(fault.code != WM_FAULT_NONE && fault.row <= count);
     } else {
         for (uint64_t i = 0; i < count; i++) {
@@ -26,21 +29,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         if (!wm_zip_order(&out, NULL, end, &fault))
             for (uint64_t i = 1; i < count; i++) CHECK(out.data[i - 1] + out.stored[i - 1] <= out.offset[i]);
-        wm_npy npy = {.dims_cap = count * WM_NPY_NDIM};
-        npy.names = new_array(out.bounds[count], 1);
-        npy.bounds = new_array(count + 1, sizeof *npy.bounds), npy.dim_bounds = new_array(count + 1, sizeof *npy.dim_bounds);
-        npy.kind = new_array(count, 1), npy.fortran = new_array(count, 1);
-        npy.dims = new_array(npy.dims_cap, sizeof *npy.dims);
-        npy.begin = new_array(count, sizeof *npy.begin), npy.end = new_array(count, sizeof *npy.end);
-        CHECK(!wm_npy_scan(&source, &out, &npy, &fault));
+        CHECK(npy.names_len <= len && npy.n_dims <= columns.dims_cap);
         for (uint64_t i = 0; i < count; i++) {
-            CHECK(npy.bounds[i] <= npy.bounds[i + 1] && npy.dim_bounds[i] <= npy.dim_bounds[i + 1]);
-            CHECK(npy.begin[i] <= npy.end[i] && npy.end[i] <= end);
-            CHECK(npy.kind[i] == WM_NPY_ODD || npy.kind[i] < npy.n_kinds);
+            CHECK(columns.bounds[i] <= columns.bounds[i + 1] && columns.dim_bounds[i] <= columns.dim_bounds[i + 1]);
+            CHECK(columns.begin[i] <= columns.end[i] && columns.end[i] <= end);
+            CHECK(columns.dtype[i] == WM_NPY_ODD || columns.dtype[i] < npy.n_kinds);
         }
-        free(npy.names), free(npy.bounds), free(npy.dim_bounds), free(npy.kind), free(npy.fortran);
-        free(npy.dims), free(npy.begin), free(npy.end);
     }
+    free_columns(&columns), free(npy.fortran);
     free(out.names), free(out.bounds), free(out.method), free(out.crc), free(out.later);
     free(out.stored), free(out.size), free(out.offset), free(out.data);
     free(file), free(central);

@@ -36,8 +36,7 @@ IN_PART = {
     "wm_gguf_values": "keys beyond those that the result counts",
     "wm_gguf_tensors": "columns beyond the tensors that the result counts",
     **dict.fromkeys(("wm_pickle_run", "wm_pickle_walk", "wm_pickle_list"), "the arena, as far as a program goes"),
-    "wm_npy_scan": "names and dimensions, as many as the result counts",
-    "wm_zip_scan": "columns up to the entry that is refused, and the names of all",
+    "wm_zip_scan": "columns up to the entry that is refused, names and dimensions, as many as the result counts",
     "wm_gguf_reach": "ends of tensors of types that the caller does not know",
     "wm_gguf_strings": "bounds up to the string that is not there, which the result tells",
 }

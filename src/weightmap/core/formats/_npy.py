@@ -225,5 +225,5 @@ class ArrayRules(Rules):
     """The rules of tables of arrays, which lie anywhere in the file."""
 
     __slots__ = ()
-    dtypes = (DType("any", DECLARED),)
+    dtypes = (DType("any", DECLARED),) * 256
     scattered = True

@@ -208,6 +208,7 @@ class Archive:
         """Read the central directory, and check everything that the archive states twice.
 
         With `torch`, names that differ only in ASCII's capitals are one name, and CRC-32s that are all 0 are none.
+        Without, the headers of arrays are read too.
         """
         if not _BEGINNINGS[0].startswith(head[:4]) and not _BEGINNINGS[1].startswith(head[:4]):
             expected = " or ".join(map(repr, _BEGINNINGS))
@@ -221,16 +222,16 @@ class Archive:
         source.read_into(begin, central)
         source.expect(_headers(memoryview(central)))
         fd, data = source.c_input
-        scanned = scans.zip_scan(fd, data, begin, central, count)
+        scanned = scans.zip_scan(fd, data, begin, central, count, arrays=not torch)
         self._central = (begin, size, checksums.crc32(central))
         self.refused: dict[str, FormatError] = {}
         if not options.strict and (isinstance(scanned, access.Fault) or _overreaching(scanned)):
             sound, self.refused = _sound_entries(source, begin, central, count)
-            scanned = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound))
+            scanned = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound), arrays=not torch)
             if not isinstance(scanned, access.Fault) and (reaching := _overreaching(scanned)):
                 self.refused |= {_label(sound[row]): LayoutError("it reaches into another") for row in reaching}
                 sound = [entry for row, entry in enumerate(sound) if row not in reaching]
-                scanned = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound))
+                scanned = scans.zip_scan(fd, data, begin, b"".join(sound), len(sound), arrays=not torch)
             warnings.extend(f"entry {quoted(name)} is left out: {error}" for name, error in self.refused.items())
         if isinstance(scanned, access.Fault):
             raise error_of(scanned, begin, source)
@@ -314,13 +315,6 @@ class Archive:
         for at in range(begin, end, CHUNK):
             crc = checksums.crc32(self._source.pread(at, min(CHUNK, end - at)), crc)
         self._check_crc(i, crc)
-
-    def npy_headers(self) -> scans.NpyHeaders:
-        """Read the headers of entries that are arrays as numpy writes them."""
-        headers = scans.npy_scan(*self._source.c_input, self.entries)
-        if isinstance(headers, access.Fault):
-            raise error_of(headers, 0, self._source)
-        return headers
 
     def beginning(self, i: int, count: int) -> bytes:
         """Return the first `count` bytes of an entry, fewer if it is shorter, unchecked."""

@@ -71,16 +71,21 @@ class _Members:
 
     def __init__(self, archive: Archive, source: Source, options: Options, warnings: list[str]) -> None:
         self._source, self._limits = source, options.limits
-        self._headers = headers = archive.npy_headers()
+        headers = archive.entries.arrays
+        assert headers is not None  # noqa: S101 - for the type checker
+        self._columns = columns = headers.columns
+        self._fortran = headers.fortran
         self._kinds: list[DType | None] = [None] * (scans.NPY_ODD + 1)
+        codes = columns.array(columns.dtype, columns.count, "u1")
         for number, kind in enumerate(headers.kinds):
             try:
                 self._kinds[number] = _npy.dtype_of_array(np.dtype(kind))
             except TypeError:  # such as an integer of three bytes: its error comes with the first array of it
-                headers.kind[headers.kind == number] = scans.NPY_ODD
-        self._odd: dict[int, tuple[DType, tuple[int, ...], Geometry | None]] = {}
+                codes[codes == number] = scans.NPY_ODD
+        self._odd: dict[int, tuple[DType, Geometry | None]] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {}
         self._left_out: list[int] = []
-        for i in np.flatnonzero(headers.kind == scans.NPY_ODD).tolist():
+        for i in np.flatnonzero(codes == scans.NPY_ODD).tolist():
             try:
                 self._read(i, archive)
             except FormatError as error:
@@ -105,34 +110,22 @@ class _Members:
         geometry: Geometry | None = None if strides is None else Strided(strides)
         if not stored:
             geometry = Deflated(what, nbytes, size, archive.crc(i), data.begin, strides, self._limits)
-        self._odd[i] = dtype, shape, geometry
-        self._headers.begin[i] = begin + data.begin if stored else begin
-        self._headers.end[i] = begin + size if stored else begin + nbytes
+        self._odd[i], self._shapes[i] = (dtype, geometry), shape
+        self._columns.begin[i] = begin + data.begin if stored else begin
+        self._columns.end[i] = begin + size if stored else begin + nbytes
 
     def table(self) -> ColumnTable:
         """Return the table of the arrays."""
-        headers, count = self._headers, len(self._headers.kind)
-        dims, bounds = headers.dims, headers.dim_bounds
-        if self._odd:
-            ndims = np.diff(bounds)
-            ndims[list(self._odd)] = [len(shape) for _, shape, _ in self._odd.values()]
-            plain = np.repeat(headers.kind != scans.NPY_ODD, ndims)
-            dims = np.empty(len(plain), np.uint64)
-            dims[plain] = headers.dims
-            dims[~plain] = [dim for _, shape, _ in self._odd.values() for dim in shape]
-            bounds = np.concatenate(([0], np.cumsum(ndims))).astype(np.uint32)
-        columns = scans.Columns(
-            headers.names, headers.bounds, np.zeros(count, np.uint8), dims, bounds, headers.begin, headers.end
-        )
-        kinds, fortran, kinds_by_code = headers.kind, headers.fortran, self._kinds
-        odd = {i: (dtype, geometry) for i, (dtype, _, geometry) in self._odd.items()}
+        columns, fortran, kinds, odd = self._columns, self._fortran, self._kinds, self._odd
+        if odd:
+            columns = columns.with_shapes(self._shapes)
         if self._left_out:
-            order = np.delete(np.arange(count), self._left_out)
-            columns, kinds, fortran = columns.take(order), kinds[order], fortran[order]
+            order = np.delete(np.arange(columns.count), self._left_out)
+            columns, fortran = columns.take(order), fortran[order]
             odd = {new: odd[old] for new, old in enumerate(order.tolist()) if old in odd}
 
         def typed(row: int, shape: tuple[int, ...]) -> tuple[DType, Geometry | None]:
-            dtype = kinds_by_code[kinds[row]]
+            dtype = kinds[columns.dtype[row]]
             if dtype is None:
                 return odd[row]
             strides = _npy.fortran_strides(shape, dtype.bits // 8) if fortran[row] else None

@@ -530,9 +530,14 @@ class ZipEntries:
         Bytes in the file, and when inflated.
     offset, data : ndarray of uint64, shape (n,)
         Where the header of the entry and where its bytes begin.
+    native : wm_zip_entries
+    arrays : NpyHeaders or None
     """
 
-    __slots__ = ("bounds", "crc", "data", "later", "method", "names", "offset", "size", "stored")
+    __slots__ = (
+        *("_memory", "arrays", "bounds", "crc", "data", "later", "method", "names", "native", "offset", "size"),
+        "stored",
+    )
 
     def __init__(self, count: int, names: int) -> None:
         self.names: NDArray[np.uint8] = transient(names, np.uint8)
@@ -544,32 +549,27 @@ class ZipEntries:
         self.size: NDArray[np.uint64] = transient(count, np.uint64)
         self.offset: NDArray[np.uint64] = transient(count, np.uint64)
         self.data: NDArray[np.uint64] = transient(count, np.uint64)
+        self.arrays: NpyHeaders | None = None
+        columns = self.names, self.bounds, self.method, self.later, self.crc
+        kinds = ("uint8_t[]", "uint32_t[]", "uint16_t[]", "uint8_t[]", "uint32_t[]", *("uint64_t[]",) * 4)
+        self._memory = tuple(map(from_buffer, kinds, (*columns, self.stored, self.size, self.offset, self.data)))
+        self.native: Any = ffi.new("wm_zip_entries *", (count, *self._memory))
 
     def __len__(self) -> int:
         return len(self.method)
-
-    def native(self) -> tuple[Any, list[Any]]:
-        """Return a wm_zip_entries, and what it points to."""
-        columns: Any = ffi.new("wm_zip_entries *")
-        columns.count = len(self)
-        keep = []
-        for name in self.__slots__:
-            column = getattr(self, name)
-            kind = _OF_DTYPE["u1" if name == "names" else column.dtype.str[1:]]
-            keep.append(access.as_output(column, kind))
-            setattr(columns, name, keep[-1])
-        return columns, keep
 
     def check_order(self, end: int) -> access.Fault | None:
         """Check that entries lie one behind the other from byte 0 to `end`; return what is wrong first."""
         offset = self.offset
         rising = bool((offset[1:] >= offset[:-1]).all())
         order = NULL if rising else access.as_items("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
-        (columns, _keep), fault = self.native(), ffi.new("wm_fault *")
-        return access.fault_of(fault) if lib.wm_zip_order(columns, order, end, fault) else None
+        fault = ffi.new("wm_fault *")
+        return access.fault_of(fault) if lib.wm_zip_order(self.native, order, end, fault) else None
 
 
-def zip_scan(fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int) -> ZipEntries | access.Fault:
+def zip_scan(
+    fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int, *, arrays: bool = False
+) -> ZipEntries | access.Fault:
     """Turn a central directory into columns, checked against the headers of the entries; or say what is wrong.
 
     Parameters
@@ -582,82 +582,55 @@ def zip_scan(fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], c
     central : bytes or ndarray of uint8
     count : int
         Number of its entries.
+    arrays : bool
+        Whether to read the headers of arrays too.
     """
     entries = ZipEntries(count, len(central))
-    columns, _keep = entries.native()
+    headers = entries.arrays = NpyHeaders(count, len(central)) if arrays else None
     function, context = getattr(data, "hook", _NO_HOOK)
     octets = NULL if data is None or function else access.as_input(data)
     source, fault = ffi.new("wm_zip_source *", (fd, octets, end, function, context)), ffi.new("wm_fault *")
-    failed = lib.wm_zip_scan(source, access.as_input(central), len(central), columns, fault)
+    out = NULL if headers is None else headers.native
+    failed = lib.wm_zip_scan(source, access.as_input(central), len(central), entries.native, out, fault)
     if function:
         data.check()
     if failed:
         return access.fault_of(fault)
+    if headers is not None:
+        headers.columns.names_len, headers.columns.n_dims = headers.native.names_len, headers.native.n_dims
     return entries
 
 
 NPY_ODD: int = lib.WM_NPY_ODD
 
 
+# Room for dimensions; Python reads the headers of arrays that find none.
+_NPY_DIMS = 8
+
+
 class NpyHeaders:
-    """The headers of the members of an .npz archive, as columns: see wm_npy_scan in archives.h.
+    """The headers of the members of an .npz archive: see wm_npy in archives.h.
 
     Attributes
     ----------
-    names : ndarray of uint8
-    bounds : ndarray of uint32, shape (n + 1,)
-    kind : ndarray of uint8, shape (n,)
-        `NPY_ODD` for a member that was not read.
+    columns : Columns
+        Their dtype is the number of one of `kinds`, or `NPY_ODD` for a member that was not read.
     fortran : ndarray of uint8, shape (n,)
-    dims : ndarray of uint64
-    dim_bounds : ndarray of uint32, shape (n + 1,)
-    begin, end : ndarray of uint64, shape (n,)
-    kinds : list of str
-        The types that `kind` numbers, such as "<f4".
+    native : wm_npy
     """
 
-    __slots__ = ("begin", "bounds", "dim_bounds", "dims", "end", "fortran", "kind", "kinds", "names")
+    __slots__ = ("columns", "fortran", "native")
 
     def __init__(self, count: int, names: int) -> None:
-        self.names: NDArray[np.uint8] = transient(names, np.uint8)
-        self.bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
-        self.dim_bounds: NDArray[np.uint32] = transient(count + 1, np.uint32)
-        self.kind: NDArray[np.uint8] = transient(count, np.uint8)
+        self.columns: Columns = Columns.scratch(names, count, _NPY_DIMS * count)
         self.fortran: NDArray[np.uint8] = transient(count, np.uint8)
-        # Room for the most dimensions; its pages are touched as far as there are some.
-        self.dims: NDArray[np.uint64] = transient(count * lib.WM_NPY_NDIM, np.uint64)
-        self.begin: NDArray[np.uint64] = transient(count, np.uint64)
-        self.end: NDArray[np.uint64] = transient(count, np.uint64)
-        self.kinds: list[str] = []
+        self.native: Any = ffi.new("wm_npy *", (self.columns.native, from_buffer("uint8_t[]", self.fortran)))
 
-
-def npy_scan(fd: int, data: Any, entries: ZipEntries) -> NpyHeaders | access.Fault:
-    """Read the headers of members that are stored, and of the form that numpy writes; or say what is wrong.
-
-    Parameters
-    ----------
-    fd, data
-        As for `zip_scan`.
-    entries : ZipEntries
-    """
-    headers = NpyHeaders(len(entries), int(entries.bounds[-1]))
-    (archive, _keep), columns = entries.native(), ffi.new("wm_npy *", (len(headers.dims),))
-    keep = []
-    for name in ("names", "bounds", "kind", "fortran", "dims", "dim_bounds", "begin", "end"):
-        keep.append(_output(getattr(headers, name)))
-        setattr(columns, name, keep[-1])
-    function, context = getattr(data, "hook", _NO_HOOK)
-    octets = NULL if data is None or function else access.as_input(data)
-    source, fault = ffi.new("wm_zip_source *", (fd, octets, 0, function, context)), ffi.new("wm_fault *")
-    failed = lib.wm_npy_scan(source, archive, columns, fault)
-    if function:
-        data.check()
-    if failed:
-        return access.fault_of(fault)
-    headers.names, headers.dims = headers.names[: columns.names_len], headers.dims[: columns.n_dims]
-    texts = (int(columns.kinds[i]).to_bytes(8, "little") for i in range(columns.n_kinds))
-    headers.kinds = [text.rstrip(b"\0").decode("ascii") for text in texts]
-    return headers
+    @property
+    def kinds(self) -> list[str]:
+        """The types of arrays, such as "<f4"."""
+        texts = (kind.to_bytes(8, "little") for kind in self.native.kinds[0 : self.native.n_kinds])
+        return [text.rstrip(b"\0").decode("ascii") for text in texts]
 
 
 PICKLE_STRIDED: int = lib.WM_PICKLE_STRIDED

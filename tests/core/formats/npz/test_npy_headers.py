@@ -12,6 +12,7 @@ from tests.zip_files import Entry, archive
 
 import weightmap as wm
 from weightmap.core.native import scans
+from weightmap.core.native.files import Reader
 
 SHAPE = "(2, 3)"
 
@@ -63,7 +64,7 @@ ODD = {
 def told(data, monkeypatch, *, by_python):
     with monkeypatch.context() as patch:
         if by_python:
-            patch.setattr(scans, "npy_scan", nothing_read)
+            patch.setattr(scans, "zip_scan", no_array_read)
         try:
             with wm.open(data) as f:
                 return [(f.info(name), f[name].strides, f[name].tobytes(), str(f[name].dtype)) for name in f]
@@ -71,27 +72,42 @@ def told(data, monkeypatch, *, by_python):
             return type(error), str(error)
 
 
-def nothing_read(fd, data, entries):
-    found = SCAN(fd, data, entries)
-    assert isinstance(found, scans.NpyHeaders)
-    found.kind[:] = scans.NPY_ODD
-    found.fortran[:] = 0
-    found.dims, found.dim_bounds = found.dims[:0], np.zeros_like(found.dim_bounds)
+def no_array_read(*args, **options):
+    found = SCAN(*args, **options)
+    if isinstance(found, scans.ZipEntries) and found.arrays is not None:
+        columns = found.arrays.columns
+        columns.n_dims = found.arrays.fortran[:] = 0
+        for i in range(columns.count):
+            columns.dtype[i], columns.dim_bounds[i + 1] = scans.NPY_ODD, 0
     return found
 
 
-SCAN = scans.npy_scan
+SCAN = scans.zip_scan
 
 
 def read_by_c(data):
     central = data.index(b"PK\1\2")
     count = struct.unpack_from("<H", data, len(data) - 12)[0]
     octets = np.frombuffer(data, np.uint8)
-    entries = scans.zip_scan(-1, octets, central, data[central : len(data) - 22], count)
+    entries = SCAN(-1, octets, central, data[central : len(data) - 22], count, arrays=True)
     assert isinstance(entries, scans.ZipEntries)
-    found = SCAN(-1, octets, entries)
-    assert isinstance(found, scans.NpyHeaders)
-    return [kind != scans.NPY_ODD for kind in found.kind.tolist()]
+    columns = entries.arrays.columns
+    return [columns.dtype[i] != scans.NPY_ODD for i in range(columns.count)]
+
+
+def test_one_read_has_both_headers_of_a_member():
+    """Its own, with an extra field, and that of its array."""
+    whole = cut(header(shape="(1024,)"), 4096, pad=118)
+    data, reads = archive([Entry(b"%d.npy" % i, whole, wide=True) for i in range(3)]), []
+
+    def pread(at, count):
+        reads.append(at)
+        return data[at : at + count]
+
+    central = data.index(b"PK\1\2")
+    found = SCAN(-1, Reader(pread), central, data[central : len(data) - 22], 3, arrays=True)
+    assert reads == found.offset.tolist()
+    assert found.arrays.kinds == ["<f4"]
 
 
 @in_one_item("name", [*PLAIN, *ODD])
