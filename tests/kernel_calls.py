@@ -159,6 +159,10 @@ def _wm_bf16_to_f32(p, size):
     yield lib.wm_bf16_to_f32(p.give(noise(2 * size)), p.room(size, "float"), size, 1)
 
 
+def _wm_f32_to_f16(p, size):
+    yield lib.wm_f32_to_f16(p.give(noise(4 * size), "float *", 4), p.room(2 * size), size)
+
+
 BLOCKS = (4, 0, 32), (4, 1, 0), (4, 1, 6), (5, 0, 0), (5, 1, 32), (5, 1, 8), (8, 1, 0), (8, 0, 16)
 
 

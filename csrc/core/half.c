@@ -1,4 +1,4 @@
-/* Halves (float16, bfloat16) to floats: the entry points, and the conversions in plain C. floats.h draws the three types.
+/* Halves (float16, bfloat16) to floats, and back: the entry points, and the conversions in plain C. floats.h draws the three types.
  * bfloat16 is the upper half of a float32, so its bits move up by 16; widen_half_bits converts a float16.
  */
 #include "core/floats.h"
@@ -40,4 +40,11 @@ int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
 
 int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads) {
     return convert_all(wm_variants_in_use()->bf16_to_f32, in, out, n, threads);
+}
+
+int wm_f32_to_f16(const float *in, uint8_t *out, uint64_t n) {
+    if (n == 0) return 0;
+    if (wm_overlap(in, n * sizeof *in, out, 2 * n)) return -1;
+    wm_variants_in_use()->narrow(in, n, out);
+    return 0;
 }

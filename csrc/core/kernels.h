@@ -75,6 +75,8 @@ void wm_memory_free(void *memory);
 int wm_f16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
 /* bfloat16: the bits move up by 16; a signalling NaN stays one. */
 int wm_bf16_to_f32(const uint8_t *in, float *out, uint64_t n, int threads);
+/* Rounds n floats to binary16, to nearest, ties to even: out[0, 2n), little-endian. A NaN becomes quiet. */
+int wm_f32_to_f16(const float *in, uint8_t *out, uint64_t n);
 
 /* ---------------------------------------------------------------------------------------------------- lookups
  * Codes with scales of blocks of `height` rows and `width` columns:

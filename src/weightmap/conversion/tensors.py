@@ -23,6 +23,7 @@ from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
 from weightmap.core.model.sharded import disagreements
 from weightmap.core.native.access import cpus
+from weightmap.core.native.floats import in_type
 from weightmap.core.quant.blocks import decode_chunks
 from weightmap.core.table.table import Row
 from weightmap.errors import TensorFileError
@@ -373,8 +374,7 @@ class Overflow:
         limit = float(ml_dtypes.finfo(target).max)  # type: ignore[no-untyped-call]
         largest, lowest = (int(np.array(end, target).view(unsigned)) for end in (limit, -limit))
         for values in pieces:
-            with np.errstate(over="ignore", invalid="ignore"):
-                cast = values.astype(target, copy=False)
+            cast = in_type(values, target)
             if cast.size and (cast.view(signed).max() > largest or cast.view(unsigned).max() > lowest):
                 infinite += _count_infinite(cast)
             yield memoryview(cast.view(np.uint8))

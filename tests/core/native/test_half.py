@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from weightmap import kernels
+from weightmap.core.native import floats
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 # In an order in which neighbours are of different kinds; the multiplier is odd, so every pattern comes once.
@@ -130,3 +131,21 @@ def test_overlap(kind):
                 convert(memory[40:48].view(np.uint16), out=out)
         else:
             assert np.array_equal(bits(convert(memory[40:48].view(np.uint16), out=out)), table[1000:1004])
+
+
+def test_float32_is_rounded_to_float16_as_numpy_does():
+    """All halves, what lies between two and next to that, and what is too large; any layout; without a warning."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    with np.errstate(all="ignore"):
+        between = (halves + np.nextafter(halves.astype(np.float16), np.float16(np.inf)).astype(np.float32)) / 2
+        exact = np.concatenate(
+            [halves, between, np.nextafter(between, np.float32(0)), np.array([65519, 65520, 3e38], np.float32)]
+        )
+        wanted = exact.astype(np.float16)
+    raw = np.frombuffer(b"." + exact.tobytes(), np.uint8)[1:].view(np.float32)  # at an odd address
+    for values, rounded in ((exact, wanted), (raw, wanted), (exact[::-3], wanted[::-3]), (exact[:0], wanted[:0])):
+        found = floats.in_type(values, np.dtype(np.float16))
+        assert found.dtype == np.float16
+        assert np.array_equal(np.isnan(found), np.isnan(rounded))
+        assert found[~np.isnan(found)].tobytes() == rounded[~np.isnan(rounded)].tobytes()
+    assert floats.in_type(exact, exact.dtype) is exact
