@@ -11,6 +11,8 @@ safetensors = pytest.importorskip("safetensors")
 theirs = pytest.importorskip("safetensors.torch")
 
 
+from tests.support import run_child  # noqa: E402
+
 from weightmap import compat  # noqa: E402
 from weightmap.compat import torch as ours  # noqa: E402
 
@@ -167,3 +169,23 @@ def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_pat
     assert ours.load_model(Apart(), path, strict=False) == ({"b.weight", "b.bias"}, [])
     compat.save_file({"a": np.ones(3), "b": torch.ones(3)}, path)
     assert set(theirs.load_file(path)) == {"a", "b"}
+
+
+def test_whole_tensors_import_no_types_of_numpy(tmp_path):
+    """bfloat16 and float8 come by their bits, whichever way one asks; nor is what opens models in several files."""
+    kinds = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float32": torch.float32}
+    tensors = {name: torch.arange(6).reshape(2, 3).to(kind) for name, kind in kinds.items()}
+    theirs.save_file(tensors | {"one": torch.tensor(1.5).bfloat16()}, tmp_path / "m.safetensors")
+    code = """
+import sys, safetensors, torch
+from weightmap import compat
+with compat.patched(), safetensors.safe_open(sys.argv[1], "pt") as f:
+    for name in f.keys():
+        for tensor in (f.get_slice(name)[...], f.get_tensor(name)):
+            same = torch.arange(6).reshape(2, 3) if name != "one" else torch.tensor(1.5)
+            assert torch.equal(tensor, same.to(tensor.dtype)), name
+            assert f.get_slice(name).get_shape() == list(same.shape)
+            assert str(tensor.dtype) == "torch." + (name if name != "one" else "bfloat16")
+assert not {"ml_dtypes", "weightmap.core.model.sharded"} & {*sys.modules}
+"""
+    run_child(code, tmp_path / "m.safetensors")

@@ -17,12 +17,11 @@ from weightmap.compat import _prefetching, _reading, _safe_open, _saving
 from weightmap.compat._frameworks import imported
 from weightmap.core.bytes.open_source import from_path
 from weightmap.core.formats import HEAD, identify
-from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import is_index
 from weightmap.errors import NotRegularFileError, TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 # Names of the package safetensors, each with ours.
 _PACKAGE = {
@@ -70,11 +69,8 @@ def _is_new_to_torch(path: str) -> bool:
     if is_index(path):
         return True
     try:
-        source = from_path(path, "mmap")
-        try:
+        with contextlib.closing(from_path(path, "mmap")) as source:
             return identify(source, source.pread(0, min(HEAD, source.size))).name != "torch"
-        finally:
-            source.close()
     except (OSError, ValueError, TensorFileError):  # PyTorch says what is wrong with it
         return False
 
@@ -86,15 +82,15 @@ def _looking_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return theirs(*args, **kwargs)
         except OSError:
+            from weightmap.core.model.sharded import find_model
+
             arguments = inspect.signature(theirs).bind(*args, **kwargs).arguments
             subfolder = (arguments.get("download_kwargs") or {}).get("subfolder") or ""
             folder = os.path.join(str(arguments.get("pretrained_model_name_or_path")), subfolder)
             if any(map(arguments.get, _CHOSEN)) or not os.path.isdir(folder):
                 raise
-            try:
+            with contextlib.suppress(NotRegularFileError):  # there is none
                 return [find_model(folder)], None
-            except NotRegularFileError:  # there is none
-                pass
             raise
 
     return look_up
@@ -127,9 +123,10 @@ def patched() -> Iterator[None]:
     Notes
     -----
     It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
-    keep that; those imported within it do not. `safe_open` and `SafetensorError` are replaced under these names alone,
-    not as the default of an argument, or where they were imported ``as`` something else. Import transformers before the
-    block, or it finds no directories of other formats.
+    keep that; those imported within it do not. A module that was there before the block, and imports a name within it,
+    keeps ours, unless it is the script. `safe_open` and `SafetensorError` are replaced under these names alone, not as
+    the default of an argument, or where they were imported ``as`` something else. Import transformers before the block,
+    or it finds no directories of other formats.
 
     Examples
     --------
@@ -149,23 +146,25 @@ def patched() -> Iterator[None]:
         yield
         return
     back = {name: (new, old) for name, (old, new) in swaps.items()}
-    before = _importers()
+    names, before = set(sys.modules), _importers(list(sys.modules.values()))
     ours = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
     _replace(before, swaps)
     try:
         yield
     finally:
-        _replace([module for module in _importers() if id(module) not in ours], back)
+        # A look at all modules takes milliseconds. A script, `__main__`, may have imported within the block.
+        late = _importers([sys.modules.get(name) for name in {"__main__", *(sys.modules.keys() - names)}])
+        _replace([module for module in before + late if id(module) not in ours], back)
 
 
-def _importers() -> list[ModuleType]:
-    """Return the modules of other packages in which names may have to be replaced."""
-    modules = [sys.modules[name] for name in _PATCHED if name in sys.modules]
-    for module in list(sys.modules.values()):
+def _importers(modules: Iterable[Any]) -> list[ModuleType]:
+    """Return the modules of other packages in which names may have to be replaced, among these and `_PATCHED`."""
+    importers: list[Any] = [sys.modules.get(name) for name in _PATCHED]
+    for module in modules:
         names = getattr(module, "__dict__", ())
         if "safe_open" in names or "SafetensorError" in names:
-            modules.append(module)
-    return list(filter(_foreign, modules))
+            importers.append(module)
+    return list(filter(_foreign, importers))
 
 
 def _replace(modules: list[ModuleType], pairs: dict[str, tuple[Any, Any]]) -> None:

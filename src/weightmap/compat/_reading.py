@@ -282,8 +282,14 @@ class OpenedFile:
 
     def slice_of(self, name: str) -> SafeSlice:
         """Return what gives parts of a tensor."""
-        info = self.file.info(name)
-        return SafeSlice(self, name, dtype_of(self.file, info), info.shape)
+        return SafeSlice(self, name)
+
+    def loaded(self, name: str) -> Any:
+        """Return a tensor that is needed now; small ones are read alone, where page faults would read around them."""
+        row = row_of(self.file, name)
+        if row.nbytes < _SMALL and row.source.has_pages and not (self._away or self.pread):
+            _read_ahead(row, row.source.octets[row.offset : row.offset + row.nbytes])
+        return self.whole(name)
 
     def whole(self, name: str) -> Any:
         """Return a tensor."""
@@ -329,7 +335,7 @@ class OpenedFile:
             if not isinstance(value, np.ndarray):  # quantised tensors are read before they are decoded, and not mapped
                 return self.deliver(name, read_part(file, name, index))
             array = value[index]
-            if _AHEAD <= array.nbytes < value.nbytes or array.nbytes == value.nbytes < _SMALL:
+            if _AHEAD <= array.nbytes < value.nbytes:
                 _read_ahead(row_of(file, name), array)
             return self.deliver(name, array)
         except IndexError as error:
@@ -392,24 +398,22 @@ class OpenedFile:
 class SafeSlice:
     """Part of a tensor on demand: ``handle.get_slice(name)[2:5, ::-1]``. It keeps the file open."""
 
-    def __init__(self, reader: OpenedFile, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, reader: OpenedFile, name: str) -> None:
         self._reader = reader
         self._name = name
-        self._dtype = dtype
-        self._shape = shape
 
     def get_shape(self) -> list[int]:
         """Return the shape of the whole tensor."""
-        return list(self._shape)
+        return list(self._reader.file.info(self._name).shape)
 
     @property
     def stored_dtype(self) -> str:
         """The type by its name here, such as "bfloat16"."""
-        return self._dtype
+        return dtype_of(self._reader.file, self._reader.file.info(self._name))
 
     def get_dtype(self) -> str:
         """Return the type as safetensors spells it: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""
-        return code_of(self._dtype)
+        return code_of(self.stored_dtype)
 
     def __getitem__(self, index: Any) -> Any:
         """Return what numpy gives for this index, always as an array (of no dimension for one element).
@@ -421,8 +425,10 @@ class SafeSlice:
         UnsupportedError
             For a part of a tensor whose elements are packed below the byte.
         """
+        if index is Ellipsis:  # as transformers loads a tensor
+            return self._reader.loaded(self._name)
         parts = index if isinstance(index, tuple) else (index,)
-        stored = DTYPES.get(self._dtype)
+        stored = DTYPES.get(self.stored_dtype)
         if stored is None or not stored.packed:
             return self._reader.part(self._name, parts)
         if all(part is Ellipsis or (isinstance(part, slice) and part == slice(None)) for part in parts):

@@ -89,15 +89,9 @@ def load_file(
     with as_handle(path, mode=mode, private=False) as file:
         weights = isinstance(file, Weights)
         _check_cast(file, () if weights else file, dtype)
-        if weights:
-            tensors = _parameters(file, where, verify=verify)
-        elif where.type != "cpu":
+        if not weights and where.type != "cpu":
             return load_tensors(file, list(file), where, verify=verify, dtype=dtype)
-        elif verify:
-            checked = dict(make_plan(file).run("map", verify=True))
-            tensors = {name: read_tensor(file, name, checked[name]) for name in file}
-        else:
-            tensors = shared(file)
+        tensors = _decoded(file, where, verify=verify)
         if dtype is None:
             return tensors
         return {name: _cast(file, name, tensor, dtype) for name, tensor in tensors.items()}
@@ -109,8 +103,8 @@ def _check_cast(file: TensorFile, names: Iterable[str], dtype: Any) -> None:
         check_computable(file, set(names).__contains__, "dtype=")
 
 
-def _parameters(model: TensorFile, device: Any, *, verify: bool) -> dict[str, Any]:
-    """Return the parameters of a checkpoint, which the CPU decodes, on a device."""
+def _decoded(model: TensorFile, device: Any, *, verify: bool) -> dict[str, Any]:
+    """Return the tensors of a model, decoded by the CPU, on a device."""
     if not verify and device.type == "cpu":
         return shared(model)
     tensors = dict(make_plan(model).run("map", verify=True)) if verify else model
