@@ -40,7 +40,7 @@ PARTS = {
     "conversion": {"checkpoints", "huggingface", "llama", "remote", "trust", "words"},
     "dcp": {"plans", "torch"},
     "deltas": {"conversion", "huggingface", "plans", "remote"},
-    "device": {"conversion", "plans"},
+    "device": {"plans"},
     "dlpack": set(),
     "hub": {"remote"},
     "huggingface": {"checkpoints"},

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.conversion.quantizer import in_pieces
 from weightmap.core.arguments import as_float
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.model.internals import check_made, in_order, row_of, sources_of
 from weightmap.core.native.access import Failed, cpus
 from weightmap.core.native.files import COMPARED, FileComparer, differing
 from weightmap.core.quant.blocks import decode_chunks, decode_range
+from weightmap.core.quant.ggml import in_pieces
 from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:

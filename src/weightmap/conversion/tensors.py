@@ -12,7 +12,7 @@ import numpy as np
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.weights import decoded_to
 from weightmap.conversion.metadata import TYPES, fitted, typed
-from weightmap.conversion.quantizer import Quantizer, Regrouper, in_pieces
+from weightmap.conversion.quantizer import Quantizer, Regrouper
 from weightmap.core.arguments import entries
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.source import BETWEEN, Source
@@ -25,6 +25,7 @@ from weightmap.core.model.sharded import disagreements
 from weightmap.core.native.access import cpus
 from weightmap.core.native.floats import in_type
 from weightmap.core.quant.blocks import decode_chunks
+from weightmap.core.quant.ggml import in_pieces
 from weightmap.core.table.table import Row
 from weightmap.errors import TensorFileError
 from weightmap.llama.tensors import stays_float32

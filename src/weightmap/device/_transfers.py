@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.conversion.quantizer import in_pieces
 from weightmap.core.bytes.geometry import ascending
 from weightmap.core.dtypes import DTYPES, FLOATING, GGML_SCHEMES, numpy_dtype
 from weightmap.core.native import quantised
 from weightmap.core.quant.blocks import decode_chunks, decode_runs
+from weightmap.core.quant.ggml import in_pieces
 from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
 from weightmap.device._slots import Backend, Change
 from weightmap.plans.wants import Axis, axes_of, runs_of
