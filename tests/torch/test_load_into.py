@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -90,6 +92,20 @@ def test_assigning_copies_nothing(net):
     optimiser.step()
     assert not torch.equal(other.embed.weight, module.embed.weight)
     assert path.read_bytes() == before
+
+
+def test_a_model_on_the_processor_imports_neither_compiler_nor_conversion(tmp_path):
+    """Importing torch's compiler takes a second, which nobody who fills a model has asked for."""
+    path, net = tmp_path / "net.safetensors", torch.nn.Linear(2, 2)
+    wm.save(path, net.state_dict())
+    program = """
+import sys, torch, weightmap.torch
+net = torch.nn.Linear(2, 2)
+weightmap.torch.load_into(net, sys.argv[1])
+print(*(name for name in ("torch._dynamo", "weightmap.conversion", "weightmap.llama") if name in sys.modules))
+"""
+    ended = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert not ended.stdout.strip()
 
 
 def test_modules_without_memory_are_assigned_to(net):

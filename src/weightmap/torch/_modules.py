@@ -350,4 +350,8 @@ def _copying() -> Any:
             self.instead(func, *args[:2])
             return args[0]
 
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False  # or torch imports its compiler here, which takes a second
+
     return Copying
