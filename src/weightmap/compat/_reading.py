@@ -129,8 +129,9 @@ def _pages_of(row: Row) -> NDArray[Any]:
 def _read_ahead(row: Row, part: NDArray[Any]) -> None:
     """Let the system read the bytes of a mapped part, and no others: page faults read around each page."""
     octets, page = row.source.octets, mmap.PAGESIZE
+    start = octets.ctypes.data
     for begin, end in _runs_in(part) if row.source.has_pages and part.nbytes else ():
-        first, last = begin - octets.ctypes.data, end - octets.ctypes.data
+        first, last = begin - start, end - start
         # Where the system does not tell what is cached, it is asked to read.
         if cached_pages(row.source.descriptor, first, last - first) != -(-last // page) - first // page:
             access.will_need(octets, first, last - first)
@@ -143,8 +144,8 @@ def _runs_in(part: NDArray[Any]) -> Iterator[tuple[int, int]]:
             yield from _runs_in(inner)
     else:
         reach = [(size - 1) * step for size, step in zip(part.shape, part.strides, strict=True)]
-        first, last = (part.ctypes.data + sum(keep(0, way) for way in reach) for keep in (min, max))
-        yield first, last + part.itemsize
+        begin = part.ctypes.data + sum(way for way in reach if way < 0)
+        yield begin, begin + sum(map(abs, reach)) + part.itemsize
 
 
 def packed_rows(name: str, dtype: DType, shape: tuple[int, ...], part: Any) -> range:
