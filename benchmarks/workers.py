@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import json
 import multiprocessing as mp
+import os
 import subprocess
 import sys
 import tempfile
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a question")
     parser.add_argument("--folder", type=Path, help="keep the files there")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as a user's
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         if not (folder / "model.safetensors").exists():
