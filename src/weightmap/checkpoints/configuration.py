@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import counted, quoted
@@ -16,8 +16,6 @@ from weightmap.core.model.internals import check_index, parts_of, rows_of
 from weightmap.errors import TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from weightmap.checkpoints.methods import Settings
     from weightmap.checkpoints.pieced import TargetTypes
     from weightmap.core.bytes.source import Source

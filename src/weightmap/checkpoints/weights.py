@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from weightmap._messages import quoted
-from weightmap.checkpoints.methods import FLOATS, HALVES, Group, Method, method_of
+from weightmap.checkpoints.methods import FLOATS, HALVES, Group, Method, Settings, method_of
 from weightmap.checkpoints.pieced import Coding, CompositeTensor, Layout, TargetTypes, head
 from weightmap.checkpoints.views import ArraySource, ViewTable
 from weightmap.core.bytes import Range
@@ -30,11 +30,7 @@ from weightmap.core.table.table import Row, Table, TensorInfo
 from weightmap.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from numpy.typing import NDArray
-
-    from weightmap.checkpoints.methods import Settings
 
 
 _NOTHING = TargetTypes()

@@ -30,7 +30,7 @@ import os
 import runpy
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
@@ -47,8 +47,6 @@ from weightmap.core.model.single import open_file
 from weightmap.core.native import access, quantised
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 

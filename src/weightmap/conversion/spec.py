@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,8 +23,6 @@ from weightmap.llama import PROGRAM
 from weightmap.llama.translating import as_llama, recognised, shape_of, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from numpy.typing import DTypeLike
 
     from weightmap.core.model.file import TensorFile

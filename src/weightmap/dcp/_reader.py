@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -26,8 +26,6 @@ from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of
 from weightmap.torch import StateError, to_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
 

@@ -12,7 +12,7 @@ from weightmap._messages import counted
 from weightmap.core.arguments import size
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.memory import Headroom, headroom
-from weightmap.core.formats import FORMATS
+from weightmap.core.formats import FORMATS, Format
 from weightmap.core.model.internals import parts_of, rows_of
 from weightmap.core.model.single import is_index
 from weightmap.plans.pages import Sample, file_system_of, sample
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.formats import Format
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
     from weightmap.plans.residency import Spans

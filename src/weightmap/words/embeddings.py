@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import numpy as np
@@ -17,8 +17,6 @@ from weightmap.core.table.vocabulary import Vocabulary, strings_of
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnknownWordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
 

@@ -6,7 +6,7 @@ They keep the handle itself free of members that users do not need.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import ItemsView, ValuesView
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -20,8 +20,6 @@ from weightmap.core.hooks import import_part
 from weightmap.errors import FormatError, TensorFileError, TensorNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from weightmap.core.model.typing import Embeddings, TensorLike
     from weightmap.core.table.table import Row, Table, TensorInfo
     from weightmap.core.table.vocabulary import Vocabulary

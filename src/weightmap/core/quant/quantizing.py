@@ -6,7 +6,7 @@ A scheme may be spelt in upper case and with ``-`` for ``_``: ``"Q4_K"``, ``"int
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weightmap.core.arguments import as_threads, mistyped, names_moved, similar
@@ -19,8 +19,6 @@ from weightmap.core.quant.schemes import BITS, BLOCKED, no_scheme
 from weightmap.errors import QuantError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import ArrayLike
 
     from weightmap.core.quant.product import ProductQuantized

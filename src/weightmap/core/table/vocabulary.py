@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -14,8 +14,6 @@ from weightmap.core.table import StringTable
 from weightmap.errors import LayoutError, LimitError, TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
 # The subwords of a vocabulary: the character n-grams of unknown words, and their rows in the matrix.

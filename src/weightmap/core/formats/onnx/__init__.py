@@ -55,7 +55,7 @@ import hashlib
 import math
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -70,11 +70,10 @@ from weightmap.core.hooks import later
 from weightmap.core.native import scans
 from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.table import Row
+from weightmap.core.table.table import Row, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import NoReturn
 
     from numpy.typing import NDArray
 
@@ -82,7 +81,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault
-    from weightmap.core.table.table import Run, Table
+    from weightmap.core.table.table import Run
 
 # For models with data in other files
 _open_all_beside = later("weightmap.core.bytes.open_source", "open_all_beside")
