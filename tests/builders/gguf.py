@@ -471,5 +471,5 @@ BUILDER = Builder(
         )
     },
     metadata="typed",
-    bounds={"gguf": Bounds(156, 153, 40, 32, 126, 21)},
+    bounds={"gguf": Bounds(157, 154, 40, 32, 126, 21)},
 )
