@@ -66,7 +66,7 @@ static int add_key(walker *w, value key) {
     if (key.kind == NONE) return add(w, "None", 4), 0;
     if (key.kind == BOOLEAN) return key.at ? add(w, "True", 4) : add(w, "False", 5), 0;
     const int negative = key.at >> 63 != 0;
-    uint64_t magnitude = negative ? 0 - key.at : key.at;
+    uint64_t magnitude = negative ? ~key.at + 1 : key.at;
     do digits[--i] = (char)('0' + magnitude % 10);
     while (magnitude /= 10);
     if (negative) digits[--i] = '-';
