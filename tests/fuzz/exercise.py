@@ -7,7 +7,7 @@ import numpy as np
 
 import weightmap as wm
 from weightmap.core.bytes.derived import Derived
-from weightmap.core.model.internals import dense_row
+from weightmap.core.model.internals import dense_row, dense_rows
 
 # Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.
 LATE = (wm.QuantError, wm.UnsupportedError)
@@ -40,7 +40,7 @@ def consistent(f, data, late=LATE, *, brief=False):
         dict(f.tokenizer.special_ids)
     _vocabulary(f)
     with contextlib.suppress(late):
-        assert [array.shape for array in f.values()] == [_shape(dense_row(f, info.name), info) for info in f.infos()]
+        assert [array.shape for array in f.values()] == list(map(_shape, dense_rows(f), f.infos()))
     assert f.get("no such tensor") is None
     infos = f.infos()
     assert [info.name for info in infos] == names
