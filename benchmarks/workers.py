@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import multiprocessing as mp
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ import numpy as np
 
 import machine
 from workflows import pretrained
-from workflows.common import Absent, matrices, need, touch
+from workflows.common import Absent, environment, matrices, need, touch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +174,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a question")
     parser.add_argument("--folder", type=Path, help="keep the files there")
     options = parser.parse_args()
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # modules are compiled once, as a user's
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         if not (folder / "model.safetensors").exists():
@@ -188,7 +186,7 @@ def main() -> None:
                 turns: dict[str, list[Any]] = {who: [] for who in WAYS[question][1]}
                 for who in [*turns] * options.turns:
                     command = [sys.executable, __file__, "one", question, who, start, str(count), str(folder)]
-                    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                    ended = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
                     turns[who].append(json.loads(ended.stdout))
                 rows += [(who, count, figures) for who, figures in turns.items() if figures[0] is not None]
             one = {who: median(turn["pss"] for turn in figures) for who, count, figures in rows if count == 1}

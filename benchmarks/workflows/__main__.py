@@ -40,11 +40,8 @@ def drop(folder: Path) -> None:
 
 def turn(script: str, question: str, who: str, folder: Path) -> dict[str, float]:
     """Run one contender once."""
-    # As a user's: modules are compiled once, and what a program prints is buffered.
-    others = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
-    environment = {name: value for name, value in os.environ.items() if name not in others}
     command = [*CHILD, script, question, who, str(folder)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, env=common.environment(), capture_output=True, text=True, check=False)
     if ended.returncode:
         sys.exit(f"{question}: {who} ended with status {ended.returncode}\n{ended.stderr}")
     return json.loads(ended.stdout.splitlines()[-1])

@@ -29,6 +29,12 @@ def load(script: str) -> ModuleType:
     return importlib.import_module(f"workflows.{script}")
 
 
+def environment() -> dict[str, str]:
+    """Return a user's environment: modules are compiled once, and what a program prints is buffered."""
+    others = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
+    return {name: value for name, value in os.environ.items() if name not in others}
+
+
 def need(module: str) -> Any:
     """Return a module, or raise `Absent`."""
     try:
