@@ -21,7 +21,7 @@ from weightmap.core.model.single import is_index
 from weightmap.errors import NotRegularFileError, TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 # Names of the package safetensors, each with ours.
 _PACKAGE = {
@@ -123,10 +123,9 @@ def patched() -> Iterator[None]:
     Notes
     -----
     It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
-    keep that; those imported within it do not. A module that was there before the block, and imports a name within it,
-    keeps ours, unless it is the script. `safe_open` and `SafetensorError` are replaced under these names alone, not as
-    the default of an argument, or where they were imported ``as`` something else. Import transformers before the block,
-    or it finds no directories of other formats.
+    keep that; those imported within it do not. `safe_open` and `SafetensorError` are replaced under these names alone,
+    not as the default of an argument, or where they were imported ``as`` something else. Import transformers before the
+    block, or it finds no directories of other formats.
 
     Examples
     --------
@@ -146,21 +145,19 @@ def patched() -> Iterator[None]:
         yield
         return
     back = {name: (new, old) for name, (old, new) in swaps.items()}
-    names, before = set(sys.modules), _importers(list(sys.modules.values()))
+    before = _importers()
     ours = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
     _replace(before, swaps)
     try:
         yield
     finally:
-        # A look at all modules takes milliseconds. A script, `__main__`, may have imported within the block.
-        late = _importers([sys.modules.get(name) for name in {"__main__", *(sys.modules.keys() - names)}])
-        _replace([module for module in before + late if id(module) not in ours], back)
+        _replace([module for module in _importers() if id(module) not in ours], back)
 
 
-def _importers(modules: Iterable[Any]) -> list[ModuleType]:
-    """Return the modules of other packages in which names may have to be replaced, among these and `_PATCHED`."""
+def _importers() -> list[ModuleType]:
+    """Return the modules of other packages in which names may have to be replaced."""
     importers: list[Any] = [sys.modules.get(name) for name in _PATCHED]
-    for module in modules:
+    for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", ())
         if "safe_open" in names or "SafetensorError" in names:
             importers.append(module)
@@ -182,5 +179,4 @@ def _is_ours(value: Any) -> bool:
 
 def _foreign(module: Any) -> bool:
     """Whether a value of `sys.modules` is a module of another package."""
-    name = getattr(module, "__name__", None)
-    return isinstance(module, ModuleType) and isinstance(name, str) and name.partition(".")[0] != "weightmap"
+    return isinstance(module, ModuleType) and str(getattr(module, "__name__", None)).partition(".")[0] != "weightmap"
