@@ -138,6 +138,19 @@ def test_rows_of_packed_tensors(tmp_path):
                     f.prefetch(plan)
 
 
+def test_torch_has_no_float6(tmp_path):
+    """As safetensors 0.9: refused before any byte is read, and before a device that is not here is asked for."""
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(st.raw(b'{"x":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}', bytes(3)))
+    for device in ("cpu", "cuda:0"):
+        with safe_open(path, "pt", device) as f, pytest.raises(wm.UnsupportedError, match="F6_E2M3"):
+            f.prefetch()
+    if not torch.cuda.is_available():
+        with safe_open(path, "pt", "cuda:0") as f, pytest.raises(wm.UnsupportedError, match=r"cuda:0.*torch has here"):
+            f.get_tensor("x")
+
+
 WRONG = {
     "an unknown name": ({"zz": None}, wm.TensorNotFoundError, "zz"),
     "no names": ({}, PrefetchError, "selects no tensors"),

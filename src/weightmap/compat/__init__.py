@@ -27,8 +27,8 @@ What differs, on purpose:
   Neither has slices.
 - Errors are weightmap's, and `SafetensorError` is their root. Where safetensors raises another built-in exception, ours
   is of that class too: IndexError, ValueError, RuntimeError.
-- Saving is atomic, keeps the permissions of the replaced file, and writes tensors that are not contiguous correctly.
-  `save_file` writes safetensors whatever the suffix; other formats take `weightmap.save`.
+- Saving is atomic, and keeps the permissions of the replaced file. `save_file` writes safetensors whatever the suffix;
+  other formats take `weightmap.save`.
 - `load_model` changes nothing when names or shapes do not fit.
 - Paddle is not supported.
 

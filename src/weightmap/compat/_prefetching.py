@@ -17,7 +17,7 @@ from weightmap.core.arguments import as_integer, as_threads, mistyped
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.dtypes import DTYPES, numpy_dtype
 from weightmap.core.model.internals import suggestion
-from weightmap.errors import TensorFileError, TensorNotFoundError
+from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -124,6 +124,9 @@ class PrefetchLoader:
         view = self._reader.slice_of(name)
         shape, dtype = tuple(view.get_shape()), DTYPES.get(view.stored_dtype)
         bits = 32 if dtype is None else dtype.bits if dtype.packed else 8 * numpy_dtype(dtype).itemsize
+        if self._reader.device is not None and bits == 6:
+            what = f"data type of tensor {quoted(name)}"
+            raise UnsupportedError(what, actual=view.get_dtype(), expected="one that torch has; get_tensor gives bytes")
         if part is None:
             return _Entry(None, math.prod(shape) * bits // 8)
         if is_region(part):

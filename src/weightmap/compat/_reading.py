@@ -252,7 +252,7 @@ class OpenedFile:
         if framework.devices:
             from weightmap.torch._tensors import torch_device
 
-            self.device = torch_device("cpu" if device is None else device)
+            self.device = torch_device("cpu" if device is None else device, here=False)  # loading asks for it
             self._away = self.device.type != "cpu"
             if self._away:  # what is copied there is never written to here
                 mode = None
@@ -456,11 +456,9 @@ class SliceError(TensorFileError, IndexError):
         """Return the error for an index that numpy refused, in the words of safetensors where it has some."""
         parts = index[: index.index(Ellipsis)] if Ellipsis in index[:-1] else index[:-1]
         for dim, (part, size) in enumerate(zip(parts, shape, strict=False)):
-            if not isinstance(part, int):
-                continue
-            if part < -size:
+            if isinstance(part, int) and part < -size:
                 return cls(f"Invalid index {part} for dimension {dim} of size {size}")
-            if part >= size:
+            if isinstance(part, int) and part >= size:
                 what = f"Error during slicing [{', '.join(map(_spelt, parts))}] with shape {list(shape)}"
                 return cls(f"{what}: index {part} out of bounds for tensor dimension #{dim} of size {size}")
         return cls(str(error))

@@ -47,13 +47,14 @@ def save(tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = 
 def save_file(
     tensors: dict[str, torch.Tensor], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors of any strides, on any device, to a safetensors file, atomically.
+    """Write tensors on any device to a safetensors file, atomically.
 
     Raises
     ------
     EncodeError
-        A value is no dense tensor, or safetensors lacks its type. Where tensors share memory or have no data, it is a
-        RuntimeError too, as in safetensors: `save_model` writes one of those that share.
+        A value is no dense and contiguous tensor (`weightmap.save` takes any strides), or safetensors lacks its type.
+        Where tensors share memory or have no data, it is a RuntimeError too, as in safetensors: `save_model` writes one
+        of those that share.
     OSError
         The file cannot be written.
     """
@@ -91,11 +92,8 @@ def save_model(
         for name in others:
             recorded.setdefault(name, written)
             del state[name]
-    strided = [name for name, tensor in state.items() if not (force_contiguous or tensor.is_contiguous())]
-    if strided:
-        what = f"tensors that are not contiguous: {', '.join(map(quoted, strided))}"
-        raise EncodeError(f"{what}; use save_model(..., force_contiguous=True) to write them row-major")
-    save_file(state, filename, recorded or metadata)
+    _check(state, strided=force_contiguous)
+    _saving.save_file(state, filename, recorded or metadata)
 
 
 def load_model(
@@ -184,8 +182,8 @@ def _remove_duplicate_names(
     return duplicates
 
 
-def _check(tensors: Any) -> None:
-    """Refuse what is no dictionary of dense tensors, in the words of safetensors."""
+def _check(tensors: Any, *, strided: bool = False) -> None:
+    """Refuse what is no dictionary of dense tensors, contiguous or `strided`, in the words of safetensors."""
     if not isinstance(tensors, dict):
         raise EncodeError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, value in tensors.items():
@@ -198,3 +196,7 @@ def _check(tensors: Any) -> None:
             " a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than"
             " needed."
         )
+    apart = [name for name, value in tensors.items() if not (strided or value.is_contiguous())]
+    if apart:
+        what = f"tensors that are not contiguous: {', '.join(map(quoted, apart))}"
+        raise EncodeError(f"{what}; call .contiguous() on them, or use save_model(..., force_contiguous=True)")

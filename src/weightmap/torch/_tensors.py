@@ -78,15 +78,15 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
 def in_pairs(tensor: Any, row: Row) -> Any:
     """Return the bytes of a whole float4 tensor as torch's type for it, if torch has one and rows are whole bytes."""
     pairs = getattr(imported_torch(), PAIRS, None)
-    if row.dtype.name != "float4_e2m1fn" or pairs is None or not row.shape or row.shape[-1] % 2:
+    if row.dtype.name != "float4_e2m1fn" or pairs is None or tuple(tensor.shape) != (row.nbytes,):
         return tensor
-    if tuple(tensor.shape) != (row.nbytes,):
+    if not row.shape or row.shape[-1] % 2:
         return tensor
     return tensor.view(pairs).reshape(*row.shape[:-1], row.shape[-1] // 2)
 
 
-def torch_device(device: str | int) -> Any:
-    """Return a ``torch.device``.
+def torch_device(device: str | int, *, here: bool = True) -> Any:
+    """Return a ``torch.device``, which torch must have `here` if that is set.
 
     Raises
     ------
@@ -100,12 +100,12 @@ def torch_device(device: str | int) -> Any:
         where = torch.device(device)
     except (RuntimeError, TypeError):
         raise UnsupportedError("device", expected="one that torch knows", actual=repr(device)) from None
-    if where.type not in {"cpu", "meta"}:
+    if here and where.type not in {"cpu", "meta"}:
         try:
             torch.empty(0, device=where)
         except (AssertionError, RuntimeError) as error:
             why = str(error).partition("\n")[0]
-            raise UnsupportedError("device", expected="one that torch has here", actual=f"{device!r} ({why})") from None
+            raise UnsupportedError("device", expected="one that torch has here", actual=f"'{where}' ({why})") from None
     return where
 
 
