@@ -18,6 +18,16 @@ from tests.llama import models
 from workflows import pretrained
 from workflows.common import Absent, need
 
+# llama.cpp's converter knows tokenizers by a hash, and not the one of this model.
+CONVERT = """
+import os, runpy, sys
+home = os.path.dirname(sys.argv[1])
+sys.path[:0] = [home, home + "/gguf-py"]
+import conversion.base
+conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
+sys.argv[:1] = []
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 # llama.cpp's converter does not write it: its quantiser makes it of an f16.
 QUANTISE = """
 import sys, llama_cpp
@@ -51,7 +61,7 @@ def theirs(kind: str, folder: Path) -> list[str]:
     python, target = str(home / "bin" / "python"), str(folder / "theirs.gguf")
     script = str(home / "llama.cpp" / "convert_hf_to_gguf.py")
     first = "f16" if kind == "q4_k_m" else kind
-    convert = [python, script, str(folder / "model"), "--outtype", first, "--outfile", target]
+    convert = [python, "-c", CONVERT, script, str(folder / "model"), "--outtype", first, "--outfile", target]
     if first == kind:
         return convert
     quantise = [python, "-c", QUANTISE, target, f"{target}.{kind}"]

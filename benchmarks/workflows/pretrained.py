@@ -40,7 +40,7 @@ def loaded_model(how: str, folder: Path, *, forward: bool) -> Callable[[], Any]:
     """Return loading by `how`, and perhaps a forward pass."""
     transformers, torch = need("transformers"), need("torch")
     cls, path = transformers.LlamaForCausalLM, folder / "model"
-    compat, ours = (need(f"weightmap.{name}") for name in ("compat", "torch"))
+    compat, load_into = need("weightmap.compat"), need("weightmap.torch").load_into
 
     def load() -> Any:
         if how == "stock":
@@ -50,7 +50,7 @@ def loaded_model(how: str, folder: Path, *, forward: bool) -> Callable[[], Any]:
                 return cls.from_pretrained(path, dtype=torch.bfloat16)
         with torch.device("meta"):
             empty = cls(transformers.AutoConfig.from_pretrained(path)).to(torch.bfloat16)
-        ours.load_into(empty, path, assign=True)
+        load_into(empty, path, assign=True)
         empty.model.rotary_emb = type(empty.model.rotary_emb)(empty.config)  # its buffers lie in no file
         return empty.eval()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import files
-from workflows.common import need
+from workflows.common import Absent, need
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +22,18 @@ FIRST = {
     "weightmap": f"import weightmap as wm; wm.open(sys.argv[1])[{NAME!r}].sum()",
     "safetensors": f"from safetensors import safe_open; safe_open(sys.argv[1], 'np').get_tensor({NAME!r}).sum()",
 }
-# What a user writes in ten lines to list a model of many files.
-TEN_LINES = """
+# What a user writes in ten lines to list a model of many files, with safetensors and without.
+WITH_SAFETENSORS = """
+import pathlib
+from safetensors import safe_open
+total = 0
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.safetensors")):
+    with safe_open(path, "np") as f:
+        for name in f.keys():
+            part = f.get_slice(name)
+            print(name, part.get_dtype(), part.get_shape())
+"""
+WITHOUT = """
 import json, pathlib
 folder = pathlib.Path(sys.argv[1])
 index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -55,6 +66,30 @@ def write(folder: Path, mib: int) -> None:
     size = 64 * SHARDS * int(np.prod((2048, 7168))) * 4
     index = {"metadata": {"total_size": size}, "weight_map": weights}
     (many / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with contextlib.suppress(Absent):
+        write_gguf(folder / "model.gguf")
+
+
+def write_gguf(path: Path) -> None:
+    """Write a GGUF with the names and the vocabulary of a Llama 3 of 8 billion parameters, and little data."""
+    writer = need("gguf").GGUFWriter(path, "llama")
+    writer.add_token_list([f"token {i}" for i in range(128_256)])
+    for layer in range(32):
+        for part in (
+            "attn_q",
+            "attn_k",
+            "attn_v",
+            "attn_output",
+            "attn_norm",
+            "ffn_gate",
+            "ffn_up",
+            "ffn_down",
+            "ffn_norm",
+        ):
+            writer.add_tensor(f"blk.{layer}.{part}.weight", np.ones((32, 32), np.float32))
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
 
 
 def code(module: str, text: str, path: str, folder: Path) -> list[str]:
@@ -63,9 +98,10 @@ def code(module: str, text: str, path: str, folder: Path) -> list[str]:
     return [sys.executable, "-c", f"import sys\n{text}", str(folder / path)]
 
 
-def command(name: str, folder: Path) -> list[str]:
-    """Return a command of ours on the model of many files."""
-    return [sys.executable, "-m", "weightmap", name, str(folder / "many")]
+def command(module: str, words: str, path: str, folder: Path) -> list[str]:
+    """Return a command of a module on a file."""
+    need(module.partition(".")[0])
+    return [sys.executable, "-m", module, *words.split(), str(folder / path)]
 
 
 WORKFLOWS: dict[str, dict[str, Any]] = {
@@ -73,8 +109,16 @@ WORKFLOWS: dict[str, dict[str, Any]] = {
         who: partial(code, who, text, "minilm/model.safetensors") for who, text in FIRST.items()
     },
     f"list {SHARDS} files": {
-        "weightmap inspect": partial(command, "inspect"),
-        "weightmap doctor": partial(command, "doctor"),
-        "ten lines of Python": partial(code, "json", TEN_LINES, "many"),
+        "weightmap inspect": partial(command, "weightmap", "inspect", "many"),
+        "weightmap doctor": partial(command, "weightmap", "doctor", "many"),
+        "ten lines with safetensors": partial(code, "safetensors", WITH_SAFETENSORS, "many"),
+    },
+    f"list {SHARDS} files, no library": {
+        "weightmap inspect": partial(command, "weightmap", "inspect", "many"),
+        "ten lines with json": partial(code, "json", WITHOUT, "many"),
+    },
+    "list a GGUF": {
+        "weightmap inspect": partial(command, "weightmap", "inspect", "model.gguf"),
+        "gguf-dump": partial(command, "gguf.scripts.gguf_dump", "", "model.gguf"),
     },
 }
