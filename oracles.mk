@@ -75,7 +75,8 @@ experts-test:
 
 ## quantised-test: quantised models of transformers and its libraries decoded beside them: an environment of 1 GB
 quantised-test:
-	@WEIGHTMAP_QUANTISED=1 $(PYTEST_IN) tests/checkpoints/test_quantised.py tests/checkpoints/test_mlx.py
+	@WEIGHTMAP_QUANTISED=1 $(PYTEST_IN) tests/checkpoints/test_quantised.py tests/checkpoints/test_mlx.py \
+	    'tests/compat/test_ranks.py::test_ranks_get_the_same_bits[packed-2]' 'tests/compat/test_ranks.py::test_ranks_get_the_same_bits[packed-4]'
 
 ## llama-test: models of Hugging Face as GGUF in llama.cpp, beside transformers: compiles it once, an environment of 2 GB
 llama-test:

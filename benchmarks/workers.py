@@ -88,12 +88,12 @@ def causal_way(who: str, folder: Path) -> Callable[[Connection], Any]:
 
 def sentence_way(who: str, folder: Path) -> Callable[[Connection], Any]:
     """Return loading a model of sentence-transformers."""
-    load, compat = need("sentence_transformers").SentenceTransformer, need("weightmap.compat")
+    load, patched = need("sentence_transformers").SentenceTransformer, need("weightmap.compat").patched
 
     def work(_: Connection) -> Any:
         if who == "SentenceTransformer":
             return touched(load(str(folder / "sentences"), device="cpu"))
-        with compat.patched():
+        with patched():
             return touched(load(str(folder / "sentences"), device="cpu"))
 
     return work

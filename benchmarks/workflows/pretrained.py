@@ -40,13 +40,13 @@ def loaded_model(how: str, folder: Path, *, forward: bool) -> Callable[[], Any]:
     """Return loading by `how`, and perhaps a forward pass."""
     transformers, torch = need("transformers"), need("torch")
     cls, path = transformers.LlamaForCausalLM, folder / "model"
-    compat, load_into = need("weightmap.compat"), need("weightmap.torch").load_into
+    patched, load_into = need("weightmap.compat").patched, need("weightmap.torch").load_into
 
     def load() -> Any:
         if how == "stock":
             return cls.from_pretrained(path, dtype=torch.bfloat16)
         if how == "patched()":
-            with compat.patched():
+            with patched():
                 return cls.from_pretrained(path, dtype=torch.bfloat16)
         with torch.device("meta"):
             empty = cls(transformers.AutoConfig.from_pretrained(path)).to(torch.bfloat16)

@@ -11,8 +11,8 @@ from tests.dcp.ranks import spawned
 import weightmap as wm
 from weightmap.compat import patched
 
-if not os.environ.get("WEIGHTMAP_CLIENTS"):
-    pytest.skip("opt-in: make clients-test", allow_module_level=True)
+if not os.environ.keys() & {"WEIGHTMAP_CLIENTS", "WEIGHTMAP_QUANTISED"}:
+    pytest.skip("opt-in: make clients-test, make quantised-test", allow_module_level=True)
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -48,8 +48,19 @@ PLANS = {
         {"tp_plan": "auto", "enable_expert_parallel": True},
         [name for name in MIXTURES if name != "DeepseekV3"],
     ),
-    "fully sharded": ({"fsdp_size": 2}, ["Llama", "Qwen3Moe"]),
+    "fully sharded": ({"fsdp_size": ...}, ["Llama", "Qwen3Moe"]),  # so many as there are ranks
     "quantised": ({"tp_plan": "auto"}, ["Llama", *MIXTURES]),
+    "packed": ({"tp_plan": "auto"}, ["Llama", "Qwen3"]),
+}
+# Integers of four bits, as compressed-tensors packs them
+GROUP = 32
+_WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "group_size": GROUP, "strategy": "group"}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}},
+    "ignore": ["lm_head"],
+    "quantization_status": "compressed",
 }
 
 
@@ -75,14 +86,37 @@ def _quantise(folder):
         safetensors.save_file(tensors, path, {"format": "pt"})
 
 
-def _load(rank, folder, names, plan):
+def _pack(folder):
+    """Replace projections by pieces of compressed-tensors, which are random."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": PACKED}))
+    index = {}
+    for path in folder.glob("*.safetensors"):
+        tensors = safetensors.load_file(path)
+        for name, tensor in list(tensors.items()):
+            if tensor.ndim == 2 and "layers" in name:
+                rows, columns = tensors.pop(name).shape
+                packed = torch.randint(-(2**31), 2**31 - 1, (rows, columns // 8), dtype=torch.int32)
+                scale = torch.rand(rows, columns // GROUP).bfloat16() / 100
+                tensors |= {
+                    f"{name}_packed": packed,
+                    f"{name}_scale": scale,
+                    f"{name}_shape": torch.tensor([rows, columns]),
+                }
+        safetensors.save_file(tensors, path, {"format": "pt"})
+        index |= dict.fromkeys(tensors, path.name)
+    listed = {"metadata": {}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(listed))
+
+
+def _load(rank, ranks, folder, names, plan):
     """Load each model twice, in a rank; leave the digests of what came in files."""
     import torch.distributed as dist
     from transformers.distributed import DistributedConfig
 
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
     for name in names:
         for kind, block in (("theirs", nullcontext()), ("ours", patched())):
             with block:
@@ -99,18 +133,24 @@ def _load(rank, folder, names, plan):
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("kind", PLANS)
-def test_ranks_get_the_same_bits(tmp_path, kind):
+def test_ranks_get_the_same_bits(tmp_path, kind, ranks):
     plan, names = PLANS[kind]
+    plan = {key: ranks if value is ... else value for key, value in plan.items()}
+    if kind == "packed":
+        pytest.importorskip("compressed_tensors")
     for name in names:
         config = getattr(transformers, f"{name}Config")(**SIZES, **EVERY[name])
         model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
         model.save_pretrained(tmp_path / name, max_shard_size="1MB")
         if kind == "quantised":
             _quantise(tmp_path / name)
-    spawned(_load, 2, (tmp_path, list(names), plan))
+        elif kind == "packed":
+            _pack(tmp_path / name)
+    spawned(_load, ranks, (ranks, tmp_path, list(names), plan))
     theirs, ours = ({path.name: path.read_text() for path in tmp_path.glob(f"*.{who}.*")} for who in ("theirs", "ours"))
-    assert len(ours) == 2 * len(names)
+    assert len(ours) == ranks * len(names)
     assert {name.replace("ours", "theirs"): digest for name, digest in ours.items()} == theirs
     assert len(set(ours.values())) == len(ours)  # each rank has its own part
 
