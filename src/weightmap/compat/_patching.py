@@ -38,6 +38,7 @@ _PACKAGE = {
 }
 # Modules in which all names are replaced, beside those that import `safe_open` or `SafetensorError` by these names.
 _PATCHED = {
+    "__main__",  # a script, which imports while it runs
     "safetensors",
     *(f"safetensors.{part}" for part in ("flax", "mlx", "numpy", "tensorflow", "torch")),
     "torch",
@@ -123,9 +124,10 @@ def patched() -> Iterator[None]:
     Notes
     -----
     It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
-    keep that; those imported within it do not. `safe_open` and `SafetensorError` are replaced under these names alone,
-    not as the default of an argument, or where they were imported ``as`` something else. Import transformers before the
-    block, or it finds no directories of other formats.
+    keep that; those imported within it do not. A module that was there before the block, and imports a name within it,
+    keeps ours, unless it is the script. `safe_open` and `SafetensorError` are replaced under these names alone, not as
+    the default of an argument, or where they were imported ``as`` something else. Import transformers before the block,
+    or it finds no directories of other formats.
 
     Examples
     --------
@@ -145,19 +147,21 @@ def patched() -> Iterator[None]:
         yield
         return
     back = {name: (new, old) for name, (old, new) in swaps.items()}
-    before = _importers()
+    names, before = set(sys.modules), _importers(list(sys.modules.values()))
     ours = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
     _replace(before, swaps)
     try:
         yield
     finally:
-        _replace([module for module in _importers() if id(module) not in ours], back)
+        # Those that are new: a look at all of them, thousands, takes milliseconds.
+        late = _importers([sys.modules.get(name) for name in sys.modules.keys() - names])
+        _replace([module for module in before + late if id(module) not in ours], back)
 
 
-def _importers() -> list[ModuleType]:
-    """Return the modules of other packages in which names may have to be replaced."""
+def _importers(modules: list[Any]) -> list[ModuleType]:
+    """Return the modules of other packages in which names may have to be replaced, among these and `_PATCHED`."""
     importers: list[Any] = [sys.modules.get(name) for name in _PATCHED]
-    for module in list(sys.modules.values()):
+    for module in modules:
         names = getattr(module, "__dict__", ())
         if "safe_open" in names or "SafetensorError" in names:
             importers.append(module)
