@@ -74,6 +74,64 @@ def transformers_experts(folder: Path) -> Callable[[], Any]:
     return lambda: convert(blocks, scales, dtype=torch.bfloat16)
 
 
+def group(**weights: Any) -> dict[str, Any]:
+    """Return the configuration of one group of compressed-tensors."""
+    return {"group_0": {"targets": ["Linear"], "weights": weights}}
+
+
+# Schemes of compressed-tensors: what the configuration says of weights, and the pieces of SHAPE as it stores them.
+COMPRESSED: dict[str, tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...]]]]] = {
+    "pack-quantized": (
+        {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 128, "strategy": "group"},
+        {"weight_packed": ("int32", (4096, 512)), "weight_scale": ("bfloat16", (4096, 32))},
+    ),
+    "float-quantized": (
+        {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
+        {"weight": ("float8_e4m3fn", SHAPE), "weight_scale": ("bfloat16", (4096, 1))},
+    ),
+    "nvfp4-pack-quantized": (
+        {"num_bits": 4, "type": "float", "symmetric": True, "group_size": 16, "strategy": "tensor_group"},
+        {
+            "weight_packed": ("uint8", (4096, 2048)),
+            "weight_scale": ("float8_e4m3fn", (4096, 256)),
+            "weight_global_scale": ("float32", (1,)),
+        },
+    ),
+}
+
+
+def pieces(kind: str) -> dict[str, Any]:
+    """Return the pieces of a parameter as tensors of torch: random codes, and scales from 0.5 to 1.5."""
+    torch = need("torch")
+    made = {}
+    for role, (dtype, shape) in COMPRESSED[kind][1].items():
+        if dtype.startswith("i") or dtype == "uint8":
+            limits = torch.iinfo(getattr(torch, dtype))
+            made[role] = torch.randint(limits.min, limits.max, shape, dtype=getattr(torch, dtype))
+        else:
+            made[role] = (torch.rand(shape) + 0.5).to(getattr(torch, dtype))
+    if kind == "pack-quantized":
+        made["weight_shape"] = torch.tensor(SHAPE)
+    return made
+
+
+def decompress(kind: str, folder: Path) -> Callable[[], Any]:
+    """Return ours, of a file, in the type of the model."""
+    wm, path = need("weightmap"), folder / "compressed.safetensors"
+    wm.save(path, {f"model.layers.0.up_proj.{role}": piece for role, piece in pieces(kind).items()})
+    config = {"quant_method": "compressed-tensors", "format": kind, "config_groups": group(**COMPRESSED[kind][0])}
+    weight = wm.open(path, config={"quantization_config": config}).weights["model.layers.0.up_proj.weight"]
+    return lambda: weight.dequantize("bfloat16", threads=1)
+
+
+def compressed_tensors(kind: str, folder: Path) -> Callable[[], Any]:
+    """Return the library's own."""
+    need("torch").set_num_threads(1)
+    compressor = need("compressed_tensors.compressors").BaseCompressor.load_from_registry(kind)
+    described = need("compressed_tensors.quantization").QuantizationScheme(**group(**COMPRESSED[kind][0])["group_0"])
+    return partial(compressor.decompress, pieces(kind), described)
+
+
 WORKFLOWS = {
     f"quantise to {kind}": {
         "weightmap": partial(quantise, kind),
@@ -91,4 +149,11 @@ WORKFLOWS |= {
 }
 WORKFLOWS |= {
     "decode MXFP4 of gpt-oss": {"weightmap": ours_experts, "transformers": transformers_experts},
+}
+WORKFLOWS |= {
+    f"decode {kind}": {
+        "weightmap": partial(decompress, kind),
+        "compressed-tensors": partial(compressed_tensors, kind),
+    }
+    for kind in COMPRESSED
 }
