@@ -22,7 +22,7 @@ from workflows.common import Absent, need
 CONVERT = """
 import os, runpy, sys
 home = os.path.dirname(sys.argv[1])
-sys.path[:0] = [home, home + "/gguf-py"]
+sys.path.insert(0, home)
 import conversion.base
 conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
 sys.argv[:1] = []
@@ -44,6 +44,7 @@ def write(folder: Path, mib: int) -> None:
     if (folder / "model").exists():
         for name, content in {"tokenizer.json": models.tokenizer(), "tokenizer_config.json": models.SETTINGS}.items():
             (folder / "model" / name).write_text(json.dumps(content), encoding="utf-8")
+    (folder / "convert.py").write_text(CONVERT, encoding="utf-8")
 
 
 def ours(kind: str, folder: Path) -> list[str]:
@@ -53,15 +54,18 @@ def ours(kind: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "weightmap", "convert", str(folder / "model"), str(folder / "ours.gguf"), *asked]
 
 
-def theirs(kind: str, folder: Path) -> list[str]:
-    """Return llama.cpp's command."""
+def theirs(kind: str, folder: Path, *, patched: bool = False) -> list[str]:
+    """Return llama.cpp's command, perhaps under ours."""
     if "WEIGHTMAP_LLAMA" not in os.environ:
         raise Absent("WEIGHTMAP_LLAMA names no environment")
     home = Path(os.environ["WEIGHTMAP_LLAMA"])
     python, target = str(home / "bin" / "python"), str(folder / "theirs.gguf")
-    script = str(home / "llama.cpp" / "convert_hf_to_gguf.py")
+    under = ["-m", "weightmap.compat.gguf"] if patched else []
+    script, model = str(home / "llama.cpp" / "convert_hf_to_gguf.py"), str(folder / "model")
     first = "f16" if kind == "q4_k_m" else kind
-    convert = [python, "-c", CONVERT, script, str(folder / "model"), "--outtype", first, "--outfile", target]
+    paths = os.pathsep.join((str(home / "llama.cpp" / "gguf-py"), os.environ.get("PYTHONPATH", "")))  # the script's own
+    convert = ["env", f"PYTHONPATH={paths}", python, *under, str(folder / "convert.py"), script, model]
+    convert += ["--outtype", first, "--outfile", target]
     if first == kind:
         return convert
     quantise = [python, "-c", QUANTISE, target, f"{target}.{kind}"]
@@ -71,6 +75,7 @@ def theirs(kind: str, folder: Path) -> list[str]:
 WORKFLOWS: dict[str, dict[str, Any]] = {
     f"Hugging Face to GGUF {kind}": {
         "weightmap convert": partial(ours, kind),
+        **({} if kind == "q4_k_m" else {"weightmap, llama.cpp's converter": partial(theirs, kind, patched=True)}),
         "llama.cpp": partial(theirs, kind),
     }
     for kind in TYPES
