@@ -13,7 +13,6 @@ memory, and plots by size.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import re
 import sys
@@ -60,8 +59,13 @@ What users run (`make workflows`), beside the fastest rival: times as fast; in b
 the rival's. Large files have {mib:,} MiB; opening is 20 times in a row. Medians of {turns} turns on {machine[cpu]},
 {machine[cores]} cores, {date}.
 """
-# Questions about a format and a size, which share a table.
-OF_FORMAT = re.compile(r"(open|one tensor|all tensors) of (.+), (MiniLM|large)")
+# Questions that share a table: what names its row, and what its column.
+GRIDS = (
+    r"(?P<column>(?:open|one tensor|all tensors) of )(?P<row>.+)(?P<more>, (?:MiniLM|large))",
+    r"causal model(?P<column>.*): (?P<row>.+)",
+    r"Hugging Face to GGUF (?P<column>\w+): (?P<row>.+)",
+    r"(?P<row>quantise to|decode) (?P<column>q\w+|mxfp4)",
+)
 # Less anonymous memory, in MiB, is not compared.
 LITTLE = 8
 MISSED = """# Details, and what was missed
@@ -175,16 +179,21 @@ def workflows(found: Path, page: Path) -> Iterator[str]:
         return
     results = json.loads(found.read_text(encoding="utf-8"))
     yield HEADING + WORKFLOWS.format(**results)
-    rows = [cells for cells in compared(results["rows"]) if OF_FORMAT.fullmatch(cells[0]) is None]
-    by_format: dict[str, dict[tuple[str, str], str]] = {}
-    for question, rival, ratio in compared(results["rows"]):
-        if about := OF_FORMAT.fullmatch(question):
-            what, kind, size = about.groups()
-            by_format.setdefault(f"{kind}, {rival}", {})[what, size] = ratio
-    places = list(itertools.product(("open", "one tensor", "all tensors"), ("MiniLM", "large")))
-    lines = [[kind, *(ratios.get(place, "") for place in places)] for kind, ratios in by_format.items()]
-    yield from table(["", *(f"{what}, {size}" for what, size in places)], lines, " >>>>>>")
-    yield from table(["", "beside", "times as fast"], rows, "  >")
+    others, left = [], list(compared(results["rows"]))
+    for pattern in GRIDS:
+        grid: dict[str, dict[str, str]] = {}
+        for question, rival, ratio in left:
+            if about := re.fullmatch(pattern, question):
+                named = about.groupdict("")
+                column = (named["column"].replace(" of ", "") + named.get("more", "")).strip(", ") or "warm"
+                grid.setdefault(f"{named['row']}, {rival}", {})[column] = ratio
+            else:
+                others.append([question, rival, ratio])
+        left, others = others, []
+        columns = list(dict.fromkeys(column for ratios in grid.values() for column in ratios))
+        lines = [[row, *(ratios.get(column, "") for column in columns)] for row, ratios in grid.items()]
+        yield from table(["", *columns], lines, " " + ">" * len(columns)) if grid else ()
+    yield from table(["", "beside", "times as fast"], left, "  >")
 
 
 def compared(rows: list[dict[str, Any]]) -> Iterator[list[str]]:

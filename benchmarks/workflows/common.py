@@ -61,17 +61,27 @@ def matrices(mib: int, count: int = 32) -> dict[str, Any]:
     return {f"model.layers.{i}.mlp.weight": one for i in range(count)}
 
 
+def anonymous(pid: int | str) -> float:
+    """Return the anonymous memory of a process in MiB, and of those that it has started."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+        started = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:  # it has ended
+        return 0.0
+    return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")) + sum(
+        map(anonymous, started)
+    )
+
+
 def run(command: list[str]) -> dict[str, float]:
     """Run a command; return its times and its memory, all of the process."""
     begin, most = time.perf_counter(), 0.0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    status = Path(f"/proc/{process.pid}/status")
     while True:
         found, code, usage = os.wait4(process.pid, os.WNOHANG)
         if found:
             break
-        lines = status.read_text(encoding="ascii").splitlines()
-        most = max([most, *(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))])
+        most = max(most, anonymous(process.pid))
         time.sleep(0.002)
     seconds = time.perf_counter() - begin
     process.returncode = code
