@@ -196,6 +196,6 @@ def _check(tensors: Any, *, strided: bool = False) -> None:
             " a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than"
             " needed."
         )
-    if apart := [name for name, value in tensors.items() if not (strided or value.is_contiguous())]:
-        what = f"tensors that are not contiguous: {', '.join(map(quoted, apart))}"
+    if strided_names := [name for name, value in tensors.items() if not (strided or value.is_contiguous())]:
+        what = f"tensors that are not contiguous: {', '.join(map(quoted, strided_names))}"
         raise EncodeError(f"{what}; call .contiguous() on them, or use save_model(..., force_contiguous=True)")

@@ -154,11 +154,8 @@ class PackedCoding(Coding):
     def _codes(self, words: NDArray[Any], count: int) -> NDArray[np.uint8]:
         if self.spans or 32 % self.bits == 0:
             return unpacked(words, self.bits, count)
-        each = 32 // self.bits
-        shifts = np.arange(each, dtype=np.uint32) * np.uint32(self.bits)
-        bits = np.ascontiguousarray(words, "<i4").view("<u4")[..., None] >> shifts & np.uint32((1 << self.bits) - 1)
-        codes: NDArray[np.uint8] = bits.astype(np.uint8).reshape(*words.shape[:-1], -1)[..., :count]
-        return codes
+        codes = unpacked(words[..., None], self.bits, 32 // self.bits)  # each word is a stream of its own
+        return codes.reshape(*words.shape[:-1], -1)[..., :count]
 
 
 def _transposed(words: NDArray[Any]) -> NDArray[Any]:
@@ -226,8 +223,7 @@ class Fp6(Scaled):
 
     def _bytes(self, pieces: Components) -> Components:
         """Return the pieces with a byte for each code."""
-        words = np.ascontiguousarray(pieces[self.codes]).view("<i4")
-        return {**pieces, self.codes: unpacked(words, 6, self.shape[1])}
+        return {**pieces, self.codes: unpacked(pieces[self.codes].view("<i4"), 6, self.shape[1])}
 
 
 class CompressedTensors(Method):
