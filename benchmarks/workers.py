@@ -5,7 +5,7 @@
 Workers import their libraries (forked ones have these from their parent, which has entered `compat.patched()`), then
 open the model one after another, and read a byte of every page; it lies in the page cache. *PSS* is what this adds to
 all processes together; a shared page counts once. *Anonymous* memory belongs to one worker alone. The *second* worker's
-seconds are the processor's, from the call to the last page.
+seconds are the processor's: of opening, and from the call to the last page.
 """
 
 from __future__ import annotations
@@ -58,43 +58,41 @@ def write(folder: Path, mib: int) -> None:
     sentences.SentenceTransformer(str(plain)).save(str(folder / "sentences"))
 
 
-def touched(model: Any) -> Any:
-    """Read a byte of every page of a module."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        touch(tensor.detach().reshape(-1))
-    return model
+def with_tensors(model: Any) -> tuple[Any, list[Any]]:
+    """Return a module and its tensors."""
+    return model, [tensor.detach().reshape(-1) for tensor in (*model.parameters(), *model.buffers())]
 
 
-def numpy_way(who: str, folder: Path) -> Callable[[Connection], Any]:
-    """Return opening a file and reading a byte of every page; of sealed memory by the descriptor of the parent."""
+def numpy_way(who: str, folder: Path) -> Callable[[Connection], tuple[Any, list[Any]]]:
+    """Return opening a file, and its arrays; of sealed memory by the descriptor of the parent."""
     path = folder / "model.safetensors"
     if who == "safetensors":
         load = need("safetensors.numpy").load_file
-        return lambda _: [(array, touch(array)) for array in load(path).values()]
+        return lambda _: (None, list(load(path).values()))
     wm = need("weightmap")
 
-    def work(pipe: Connection) -> Any:
+    def work(pipe: Connection) -> tuple[Any, list[Any]]:
         file = wm.open(reduction.recv_handle(pipe), mode="sealed") if who.endswith("sealed") else wm.open(path)
-        return file, [touch(array) for array in file.values()]
+        return file, list(file.values())
 
     return work
 
 
-def causal_way(who: str, folder: Path) -> Callable[[Connection], Any]:
+def causal_way(who: str, folder: Path) -> Callable[[Connection], tuple[Any, list[Any]]]:
     """Return loading a causal model."""
     work = pretrained.loaded_model(pretrained.LOADERS[who], folder, forward=False)
-    return lambda _: touched(work())
+    return lambda _: with_tensors(work())
 
 
-def sentence_way(who: str, folder: Path) -> Callable[[Connection], Any]:
+def sentence_way(who: str, folder: Path) -> Callable[[Connection], tuple[Any, list[Any]]]:
     """Return loading a model of sentence-transformers."""
     load, patched = need("sentence_transformers").SentenceTransformer, need("weightmap.compat").patched
 
-    def work(_: Connection) -> Any:
+    def work(_: Connection) -> tuple[Any, list[Any]]:
         if who == "SentenceTransformer":
-            return touched(load(str(folder / "sentences"), device="cpu"))
+            return with_tensors(load(str(folder / "sentences"), device="cpu"))
         with patched():
-            return touched(load(str(folder / "sentences"), device="cpu"))
+            return with_tensors(load(str(folder / "sentences"), device="cpu"))
 
     return work
 
@@ -125,8 +123,11 @@ def worker(question: str, who: str, folder: Path, pipe: Connection) -> None:
     pipe.send(None)
     pipe.recv()
     begin = time.process_time()
-    model = work(pipe)
-    pipe.send(time.process_time() - begin)
+    model, tensors = work(pipe)
+    opened = time.process_time() - begin
+    for tensor in tensors:
+        touch(tensor)
+    pipe.send((opened, time.process_time() - begin))
     pipe.recv()
     del model
 
@@ -161,7 +162,8 @@ def measure(question: str, who: str, start: str, count: int, folder: Path) -> di
         pipe.send(None)
         process.join()
     block.close()
-    return {"pss": pss, "anonymous": anonymous / count, "second": seconds[min(1, count - 1)]}
+    opened, touched = seconds[min(1, count - 1)]
+    return {"pss": pss, "anonymous": anonymous / count, "opened": opened, "touched": touched}
 
 
 def main() -> None:
@@ -178,8 +180,12 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         if not (folder / "model.safetensors").exists():
             write(folder, options.mib)
-        say(machine.cpu(), "", "| model | opened by | start | workers | PSS, MiB | of one | anonymous | second, s |")
-        say("|---|---|---|--:|--:|--:|--:|--:|")
+        say(
+            machine.cpu(),
+            "",
+            "| model | opened by | start | workers | PSS, MiB | of one | anonymous | second, s | touched |",
+        )
+        say("|---|---|---|--:|--:|--:|--:|--:|--:|")
         for question, start in itertools.product([name for name in WAYS if options.only in name], options.start):
             rows = []
             for count in options.workers:
@@ -192,9 +198,9 @@ def main() -> None:
             one = {who: median(turn["pss"] for turn in figures) for who, count, figures in rows if count == 1}
             for who, count, figures in sorted(rows, key=lambda row: WAYS[question][1].index(row[0])):
                 pss, anonymous = (median(turn[key] for turn in figures) for key in ("pss", "anonymous"))
-                second = min(turn["second"] for turn in figures)
+                opened, touched = (min(turn[key] for turn in figures) for key in ("opened", "touched"))
                 more = f"{pss / one[who]:.2f}" if who in one else ""
-                numbers = f"{count} | {pss:,.0f} | {more} | {anonymous:,.0f} | {second:.3f}"
+                numbers = f"{count} | {pss:,.0f} | {more} | {anonymous:,.0f} | {opened:.3f} | {touched:.3f}"
                 say(f"| {question} | {who} | {start} | {numbers} |")
 
 
