@@ -56,8 +56,8 @@ HEADING = "## Whole workflows"
 WORKFLOWS = """
 
 What users run (`make workflows`), beside the fastest rival: times as fast; in brackets anonymous memory, as a share of
-the rival's. Large files have {mib:,} MiB; opening is 20 times in a row. Medians of {turns} turns on {machine[cpu]},
-{machine[cores]} cores, {date}.
+the rival's. Large files have {mib:,} MiB; opening is 20 times in a row, decoding 3 times. Medians of {turns} turns on
+{machine[cpu]}, {machine[cores]} cores, {date}.
 """
 # Questions that share a table: what names its row, and what its column.
 GRIDS = (

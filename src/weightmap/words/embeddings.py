@@ -105,9 +105,12 @@ class Search:
         norms = self.norms[start:stop]
         is_pq = isinstance(self._matrix, ProductQuantized)
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
-            dots = self._matrix.dots(query, start, stop) if is_pq else self._block(start, stop) @ query  # type: ignore[union-attr]
-            cosines: NDArray[np.float32] = np.where(norms == 0, np.float32(0), dots / norms)
-        return np.clip(cosines, -1, 1, out=cosines)
+            dots: NDArray[np.float32] = (
+                self._matrix.dots(query, start, stop) if is_pq else self._block(start, stop) @ query  # type: ignore[union-attr]
+            )
+            dots /= norms
+        dots[norms == 0] = 0
+        return np.clip(dots, -1, 1, out=dots)
 
     def nearest(self, query: NDArray[np.float32], k: int, skip: set[int]) -> list[tuple[int, float]]:
         """Return the rows with the largest cosines.
