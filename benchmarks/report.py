@@ -56,8 +56,8 @@ HEADING = "## Whole workflows"
 WORKFLOWS = """
 
 What users run (`make workflows`), beside the fastest rival: times as fast; in brackets anonymous memory, as a share of
-the rival's. Large files have {mib:,} MiB; opening is 20 times in a row, decoding 3 times. Medians of {turns} turns on
-{machine[cpu]}, {machine[cores]} cores, {date}.
+the rival's, where it is half or more. Large files have {mib:,} MiB; opening is 20 times in a row, decoding 3 times.
+Medians of {turns} turns on {machine[cpu]}, {machine[cores]} cores, {date}.
 """
 # Questions that share a table: what names its row, and what its column.
 GRIDS = (
@@ -68,6 +68,8 @@ GRIDS = (
 )
 # Less anonymous memory, in MiB, is not compared.
 LITTLE = 8
+# A smaller share of the rival's is not shown.
+SHOWN = 0.5
 MISSED = """# Details, and what was missed
 
 <!-- Written by `make report` from the results of `make bench` and `tried` in targets.toml. -->
@@ -206,8 +208,9 @@ def compared(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
             if ours in rivals:
                 continue
             ratio = digits(best["seconds"] / ours["seconds"])
-            if max(ours["anonymous"], best["anonymous"]) >= LITTLE:
-                ratio += f" ({digits(max(ours['anonymous'], 0) / max(best['anonymous'], 1))})"
+            share = max(ours["anonymous"], 0) / max(best["anonymous"], 1)
+            if max(ours["anonymous"], best["anonymous"]) >= LITTLE and share >= SHOWN:
+                ratio += f" ({digits(share)})"
             way = ours["who"].removeprefix("weightmap").strip(" ,")
             yield [f"{question}: {way}" if way else question, best["who"], ratio]
 

@@ -52,12 +52,13 @@ def measure(script: str, turns: int, folder: Path) -> list[dict[str, object]]:
     rows = []
     for question, contenders in common.load(script).WORKFLOWS.items():
         taken: dict[str, list[dict[str, float]]] = {who: [] for who in contenders}
-        for _ in range(turns):
-            for who, times in taken.items():
+        for number in range(turns):
+            first = number % len(taken)  # each is first once: that one waits for memory that others have given back
+            for who in [*taken][first:] + [*taken][:first]:
                 os.sync()  # bytes that the turn before has not flushed are not this one's
                 if question.endswith(common.COLD):
                     drop(folder)
-                times.append(turn(script, question, who, folder))
+                taken[who].append(turn(script, question, who, folder))
         for who, times in taken.items():
             if all("absent" in one for one in times):
                 sys.stdout.write(f"{question}: {who} is left out: {times[0]['absent']}\n")

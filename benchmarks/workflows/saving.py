@@ -94,7 +94,7 @@ CHECKS = {
 WORKFLOWS: dict[str, dict[str, Any]] = {
     "save as safetensors": {
         "weightmap, durable=False": partial(ours, durable=False),
-        "weightmap": partial(ours, durable=True),
+        "weightmap, flushed": partial(ours, durable=True),
         "safetensors": safetensors,
     }
 }
