@@ -276,7 +276,8 @@ def _wm_lookup(p, size):
         out = p.room(nbytes)
         shape = (row_bytes, rows, columns, before, height, width)
         zeros = p.array(floats(count)) if zeroed else ffi.NULL
-        scales = (p.array(floats(1 << bits)), p.array(floats(count)), zeros, count)
+        biases = p.array(floats(count)) if type_ else ffi.NULL
+        scales = (p.array(floats(1 << bits)), p.array(floats(count)), zeros, biases, count)
         numbers = (p.give(which), len(which)) if which and numbered else (ffi.NULL, 0)
         args = (p.give(codes), len(codes), bits, bits == 4, *shape, *scales, *numbers, 1.5)
         yield lib.wm_lookup(*args, type_, out, nbytes, 1)

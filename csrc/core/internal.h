@@ -245,10 +245,10 @@ typedef struct {
     int numbers, type;
 } wm_looked;
 typedef void wm_lookup_fn(const wm_looked *rows);
-/* Makes n tables of `codes` values each, a multiple of 16: (values[q] - zeros[i * step]) * scales[i * step] * factor. No zeros where
- * `zeros` is NULL. */
+/* Makes n tables of `codes` values each, a multiple of 16: (values[q] - zeros[at]) * scales[at] * factor + biases[at] for at = i *
+ * step. `zeros` and `biases` may be NULL: there are none. */
 typedef struct {
-    const float *values, *scales, *zeros;
+    const float *values, *scales, *zeros, *biases;
     uint8_t *out;
     uint64_t n, step;
     unsigned codes;

@@ -80,18 +80,18 @@ int wm_f32_to_f16(const float *in, uint8_t *out, uint64_t n);
 
 /* ---------------------------------------------------------------------------------------------------- lookups
  * Codes with scales of blocks of `height` rows and `width` columns:
- *   out[r][c] = (values[code of row r, column c] - zeros[b]) * scales[b] * factor
+ *   out[r][c] = (values[code of row r, column c] - zeros[b]) * scales[b] * factor + biases[b]
  * in float32, as type 0, or rounded once, ties to even, to float16 (type 1) or bfloat16 (type 2). Row r begins at codes + r *
  * row_bytes, with a byte for each code of 8 bits, or for two of 4 bits, the low half first or, with `high_first`, the high half.
  * `values` has 2^bits numbers. Blocks at the edges may be smaller, and the first ones begin `before` rows earlier. b numbers the
- * blocks row by row; with `which`, it is which[number of the block], for at most 256 scales. `zeros` may be NULL. Uses up to
- * `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not fit together, or a block without a scale; -2 when
+ * blocks row by row; with `which`, it is which[number of the block], for at most 256 scales. `zeros` and `biases` may be NULL.
+ * Uses up to `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not fit together, or a block without a scale; -2 when
  * `out` overlaps an input; -3 without memory.
  */
 int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_first, uint64_t row_bytes, uint64_t rows,
               uint64_t columns, uint64_t before, uint64_t height, uint64_t width, const float *values, const float *scales,
-              const float *zeros, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor, int type,
-              uint8_t *out, uint64_t out_size, int threads);
+              const float *zeros, const float *biases, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor,
+              int type, uint8_t *out, uint64_t out_size, int threads);
 
 /* Integers of 1 to 8 bits with scales and zero points of groups, and codes that lie transposed:
  *   out[o][c] = scales[group[c]][o] * (q - zeros[group[c]][o])

@@ -72,6 +72,7 @@ static void run_rows(void *context, int part, uint64_t begin, uint64_t end) {
             if (!row.which) {
                 wm_tabled tables = w->tables;
                 tables.scales = row.scales, tables.zeros = row.zeros;
+                if (tables.biases) tables.biases += block;
                 tables.n = ceil_div(row.n, width);
                 tables.out = memory, row.tables = memory;
                 kernels->tables(&tables);
@@ -93,14 +94,15 @@ static void run_blocks(void *context, int part, uint64_t begin, uint64_t end) {
     const uint64_t from = begin * w.row.width, to = end * w.row.width < w.columns ? end * w.row.width : w.columns;
     w.row.codes += from * (uint64_t)w.row.bits / 8, w.row.out += from * (uint64_t)w.row.bytes;
     skip_blocks(&w.row, begin);
+    if (w.tables.biases && !w.row.which) w.tables.biases += begin;
     w.columns = to - from, w.across = end - begin;
     run_rows(&w, part, 0, 1);
 }
 
 int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_first, uint64_t row_bytes, uint64_t rows,
               uint64_t columns, uint64_t before, uint64_t height, uint64_t width, const float *values, const float *scales,
-              const float *zeros, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor, int type,
-              uint8_t *out, uint64_t out_size, int threads) {
+              const float *zeros, const float *biases, uint64_t n_scales, const uint8_t *which, uint64_t n_which, float factor,
+              int type, uint8_t *out, uint64_t out_size, int threads) {
     enum { MAX_ROWS = 1u << 31, NUMBERS = 256 };
     const uint64_t longest = (uint64_t)1 << 48;
     if ((bits != 4 && bits != 8) || before >= height || width == 0 || type < AS_FLOAT32 || type > AS_BFLOAT16) return -1;
@@ -115,14 +117,15 @@ int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_firs
     for (uint64_t i = 0; which && n_scales < NUMBERS && i < n_which; i++)
         if (which[i] >= n_scales) return -1;
     if (wm_overlap(codes, codes_size, out, out_size) || wm_overlap(scales, 4 * n_scales, out, out_size) ||
-        (zeros && wm_overlap(zeros, 4 * n_scales, out, out_size)) || (which && wm_overlap(which, n_which, out, out_size)))
+        (zeros && wm_overlap(zeros, 4 * n_scales, out, out_size)) ||
+        (biases && wm_overlap(biases, 4 * n_scales, out, out_size)) || (which && wm_overlap(which, n_which, out, out_size)))
         return -2;
     const int aligned = (uintptr_t)out % LINE == 0 && columns * bytes % LINE == 0 && width * bytes % LINE == 0;
     const int streaming = aligned && wm_how_to_store(codes_size, out_size) == WM_STREAMED;
-    const int numbers = bits == 8 && factor == 1 ? numbers_of(values) : WM_ANY_NUMBERS;
+    const int numbers = bits == 8 && factor == 1 && !biases ? numbers_of(values) : WM_ANY_NUMBERS;
     work w = {.row = {codes, NULL, which, out, columns, width, 1, row_bytes, columns * bytes, bits, (int)bytes, high_first != 0,
                       streaming, scales, zeros, numbers, type},
-              .tables = {values, scales, zeros, NULL, n_scales, 1, 1u << bits, type, factor},
+              .tables = {values, scales, zeros, biases, NULL, n_scales, 1, 1u << bits, type, factor},
               .columns = columns,
               .across = across,
               .height = height,

@@ -84,6 +84,8 @@ TARGET WM_INLINE void make_tables(const wm_tabled *w, int type) {
             for (int l = 0; l < LANES; l++) values[l] = (w->values[q + (unsigned)l] - z) * s;
             if (w->factor != 1)
                 for (int l = 0; l < LANES; l++) values[l] *= w->factor;
+            if (w->biases)
+                for (int l = 0; l < LANES; l++) values[l] += w->biases[i * w->step];
             round_lanes(values, type, out);
         }
     }

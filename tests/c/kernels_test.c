@@ -489,7 +489,7 @@ static void test_numbers(const char *name, wm_lookup_fn *look_up) {
             zeros[q] = q % 16 ? (float)(int)(next_random() % 256) - 128 : float_of_bits(0x7F800000);
         }
         for (unsigned q = 64; q < 256; q++) scales[q] = (float)(next_random() % 1000) / 3e5f;
-        const wm_tabled made = {values, scales, way == 2 ? zeros : NULL, tables, 256, 1, 256, type, 1};
+        const wm_tabled made = {values, scales, way == 2 ? zeros : NULL, NULL, tables, 256, 1, 256, type, 1};
         tables_portable(&made);
         const wm_looked rows = {
             codes, tables, which, out, N, WIDTH, BOTH, N, 2 * N, 8, 2, 0, 0, scales, way == 2 ? zeros : NULL, numbers, type};
@@ -502,12 +502,12 @@ static void test_numbers(const char *name, wm_lookup_fn *look_up) {
     }
 }
 
-/* The tables of some blocks, in every type, with zero points and without, and with a second factor. */
+/* The tables of some blocks, in every type, with zero points, biases and without, and with a second factor. */
 static void test_tables(const char *name, wm_tables_fn *make) {
     enum { BLOCKS = 5, CODES = 48, STEP = 3 };
     float values[CODES], scales[BLOCKS * STEP], zeros[BLOCKS * STEP];
     for (size_t i = 0; i < 96; i++) {
-        const int type = (int)(i % 3), zeroed = i / 3 % 2;
+        const int type = (int)(i % 3), zeroed = i / 3 % 2, biased = i / 12 % 2;
         const uint64_t bytes = coded_bytes(type);
         const float factor = i / 6 % 2 ? 0.3f : 1;
         for (size_t q = 0; q < CODES; q++) values[q] = (float)(next_random() % 256) - 128;
@@ -517,11 +517,12 @@ static void test_tables(const char *name, wm_tables_fn *make) {
             zeros[k] = (float)(next_random() % 16);
         }
         uint8_t *out = allocate(BLOCKS * CODES * bytes);
-        const wm_tabled tables = {values, scales, zeroed ? zeros : NULL, out, BLOCKS, STEP, CODES, type, factor};
+        const wm_tabled tables = {values, scales, zeroed ? zeros : NULL, biased ? values : NULL, out, BLOCKS, STEP, CODES, type, factor};
         make(&tables);
         for (uint64_t k = 0; k < BLOCKS * CODES; k++) {
             const uint64_t at = k / CODES * STEP;
-            const float value = (values[k % CODES] - (zeroed ? zeros[at] : 0)) * scales[at] * factor;
+            float value = (values[k % CODES] - (zeroed ? zeros[at] : 0)) * scales[at] * factor;
+            if (biased) value += values[at];
             check_rounded(out + bytes * k, value, type, name, k);
         }
         free(out);

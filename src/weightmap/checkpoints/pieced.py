@@ -190,6 +190,7 @@ class Codes(NamedTuple):
     width: int
     before: int = 0
     zeros: NDArray[Any] | None = None
+    biases: NDArray[np.float32] | None = None
     which: NDArray[np.uint8] | None = None
     factor: float = 1
     high_first: bool = False
@@ -208,6 +209,7 @@ class Codes(NamedTuple):
             width=self.width,
             before=self.before,
             zeros=None if self.zeros is None else np.ascontiguousarray(self.zeros, np.float32),
+            biases=self.biases,
             which=None if self.which is None else np.ascontiguousarray(self.which),
             factor=self.factor,
             high_first=self.high_first,
@@ -566,8 +568,6 @@ def low_first(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def unpacked(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
     """Return `count` codes of each stream along the last axis: laid end to end in int32 words, lowest bits first."""
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8)
-    if bits in (4, 8):  # faster
-        return (low_first(octets) if bits == 4 else octets)[..., :count]
     padding = np.zeros((*words.shape[:-1], -octets.shape[-1] % bits), np.uint8)
     groups = np.concatenate([octets, padding], -1).reshape(*words.shape[:-1], -1, bits)  # eight codes each
     codes = np.empty((*groups.shape[:-1], 8), np.uint8)

@@ -12,14 +12,15 @@ DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat1
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-7, 3e-8, 1e-40, 7e4, 3e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11]
 
 
-def definition(codes, values, scales, zeros, which, blocks, dtype, factor):
+def definition(codes, values, scales, zeros, biases, which, blocks, dtype, factor):
     """Return the values by numpy; `blocks` has the number of the block of each element."""
     numbers = blocks if which is None else which[blocks]
     with np.errstate(all="ignore"):
         found = values[codes]
         if zeros is not None:
             found = found - zeros[numbers]
-        return (found * scales[numbers] * np.float32(factor)).astype(dtype)
+        found = found * scales[numbers] * np.float32(factor)
+        return (found if biases is None else found + biases[numbers]).astype(dtype)
 
 
 def packed(codes, high_first):
@@ -41,11 +42,17 @@ def test_values_are_those_of_numpy():
         before, across = height // 2, -(-columns // width)
         count = -(-(before + rows) // height) * across
         blocks = (np.arange(rows)[:, None] + before) // height * across + np.arange(columns) // width
-        for numbered, zeroed, high_first in ((True, False, True), (False, True, False), (False, False, True)):
+        for numbered, zeroed, biased, high_first in (
+            (True, False, False, True),
+            (False, True, False, False),
+            (False, False, True, True),
+            (True, True, True, False),
+        ):
             scales = rng.normal(0, 1, 256 if numbered else count).astype(np.float32)
             places = rng.integers(0, max(scales.size, 1), scales.size // 4)
             scales[places] = rng.choice(np.array(SPECIAL, np.float32), len(places))
             zeros = rng.integers(0, 9, scales.size).astype(np.float32) if zeroed else None
+            biases = rng.normal(0, 2, scales.size).astype(np.float32) if biased else None
             which = rng.integers(0, 256, count).astype(np.uint8) if numbered else None
             stored = codes if bits == 8 else packed(codes, high_first)
             stored = np.pad(stored, ((0, 0), (0, 3 * numbered)))
@@ -58,12 +65,13 @@ def test_values_are_those_of_numpy():
                     width=width,
                     before=before,
                     zeros=zeros,
+                    biases=biases,
                     which=which,
                     factor=factor,
                     high_first=high_first,
                     threads=threads,
                 )
-                wanted = definition(codes, values, scales, zeros, which, blocks, dtype, factor)
+                wanted = definition(codes, values, scales, zeros, biases, which, blocks, dtype, factor)
                 np.testing.assert_array_equal(out.view(f"u{dtype.itemsize}"), wanted.view(f"u{dtype.itemsize}"))
 
     shapes = [(1, 1, 1, 1), (3, 7, 2, 3), (5, 64, 1, 32), (40, 33, 16, 5), (7, 9, 9, 100), (4, 0, 1, 1)]

@@ -72,12 +72,13 @@ class Affine(Coding):
         """Implement `Coding.cut`."""
         return dict.fromkeys(("weight", "scales", "biases"), slice(first, last))
 
-    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        codes = unpacked(pieces["weight"].view("<i4"), self.bits, self.shape[1])
-        groups = codes.reshape(last - first, -1, self.block_size).astype(np.float32)
-        scales, biases = (to_float32(pieces[role])[:, :, None] for role in ("scales", "biases"))
-        return (groups * scales + biases).reshape(last - first, self.shape[1])
+    def coded(self, pieces: Components, first: int, last: int) -> Codes:
+        """Implement `Coding.coded`."""
+        del first, last
+        words, bits = pieces["weight"], 4 if self.bits == 4 else 8
+        codes = words.view(np.uint8) if self.bits == bits else unpacked(words.view("<i4"), self.bits, self.shape[1])
+        values, biases = np.arange(1 << bits, dtype=np.float32), np.ascontiguousarray(to_float32(pieces["biases"]))
+        return Codes(codes, bits, values, pieces["scales"], 1, self.block_size, biases=biases)
 
 
 class Mlx(Method):

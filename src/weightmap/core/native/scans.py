@@ -1164,12 +1164,13 @@ def look_up(
     width: int,
     before: int = 0,
     zeros: NDArray[np.float32] | None = None,
+    biases: NDArray[np.float32] | None = None,
     which: NDArray[np.uint8] | None = None,
     factor: float = 1,
     high_first: bool = False,
     threads: int = 1,
 ) -> None:
-    """Fill an array with ``(values[code of row r, column c] - zeros[b]) * scales[b] * factor``.
+    """Fill an array with ``(values[code of row r, column c] - zeros[b]) * scales[b] * factor + biases[b]``.
 
     The operations are of float32, and are rounded once more for other types of `out`. Of two NaNs that are
     multiplied, either is the result.
@@ -1182,7 +1183,7 @@ def look_up(
         8 or 4.
     values : ndarray of float32, shape (2**bits,)
         What codes stand for.
-    scales, zeros : ndarray of float32, C-contiguous
+    scales, zeros, biases : ndarray of float32, C-contiguous
         One for each block, shape (ceil((before + rows) / height), ceil(columns / width)); or at most 256.
     out : ndarray of float32, float16 or bfloat16, shape (rows, columns), C-contiguous, writeable
     height, width : int
@@ -1204,7 +1205,8 @@ def look_up(
         When sizes do not fit together, or the memory overlaps.
     """
     rows, columns = out.shape
-    if len(codes) != rows or values.size != 1 << bits or (zeros is not None and zeros.size != scales.size):
+    per_block = [numbers for numbers in (zeros, biases) if numbers is not None]
+    if len(codes) != rows or values.size != 1 << bits or any(numbers.size != scales.size for numbers in per_block):
         raise ValueError(_UNFIT)
     _checked(
         lib.wm_lookup(
@@ -1221,6 +1223,7 @@ def look_up(
             access.as_items("float[]", values),
             access.as_items("float[]", scales.reshape(-1)),
             NULL if zeros is None else access.as_items("float[]", zeros.reshape(-1)),
+            NULL if biases is None else access.as_items("float[]", biases.reshape(-1)),
             scales.size,
             NULL if which is None else access.as_input(which.reshape(-1)),
             0 if which is None else which.size,
