@@ -261,7 +261,8 @@ TARGET WM_INLINE void decode_runs(const wm_grouped *grouped, uint64_t first, uin
             for (uint64_t i = o % ROWS * PIECES / ROWS; i < (o % ROWS + 1) * PIECES / ROWS; i++)
                 turn(w, first, next, end, o / ROWS, i, columns, halves, others);
             if (other)
-                make_tables(&(wm_tabled){w->values, w->scales + from + o, w->zeros + from + o, NULL, table, 1, 1, 16, type, 1}, type);
+                make_tables(&(wm_tabled){w->values, w->scales + from + o, w->zeros + from + o, NULL, table, 1, 1, 16, type, 1},
+                            type);
         }
         uint8_t *const done = codes;
         codes = others, others = done, b = next, next = batch_from(w, b.c + RUN * b.runs, end);

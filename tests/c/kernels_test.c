@@ -517,7 +517,8 @@ static void test_tables(const char *name, wm_tables_fn *make) {
             zeros[k] = (float)(next_random() % 16);
         }
         uint8_t *out = allocate(BLOCKS * CODES * bytes);
-        const wm_tabled tables = {values, scales, zeroed ? zeros : NULL, biased ? values : NULL, out, BLOCKS, STEP, CODES, type, factor};
+        const wm_tabled tables = {values, scales, zeroed ? zeros : NULL, biased ? values : NULL, out, BLOCKS, STEP, CODES,
+                                  type,   factor};
         make(&tables);
         for (uint64_t k = 0; k < BLOCKS * CODES; k++) {
             const uint64_t at = k / CODES * STEP;
