@@ -26,7 +26,6 @@ FIRST = {
 WITH_SAFETENSORS = """
 import pathlib
 from safetensors import safe_open
-total = 0
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.safetensors")):
     with safe_open(path, "np") as f:
         for name in f.keys():

@@ -85,8 +85,8 @@ int wm_f32_to_f16(const float *in, uint8_t *out, uint64_t n);
  * row_bytes, with a byte for each code of 8 bits, or for two of 4 bits, the low half first or, with `high_first`, the high half.
  * `values` has 2^bits numbers. Blocks at the edges may be smaller, and the first ones begin `before` rows earlier. b numbers the
  * blocks row by row; with `which`, it is which[number of the block], for at most 256 scales. `zeros` and `biases` may be NULL.
- * Uses up to `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not fit together, or a block without a scale; -2 when
- * `out` overlaps an input; -3 without memory.
+ * Uses up to `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not fit together, or a block without a
+ * scale; -2 when `out` overlaps an input; -3 without memory.
  */
 int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_first, uint64_t row_bytes, uint64_t rows,
               uint64_t columns, uint64_t before, uint64_t height, uint64_t width, const float *values, const float *scales,

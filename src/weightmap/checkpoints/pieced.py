@@ -190,7 +190,7 @@ class Codes(NamedTuple):
     width: int
     before: int = 0
     zeros: NDArray[Any] | None = None
-    biases: NDArray[np.float32] | None = None
+    biases: NDArray[Any] | None = None
     which: NDArray[np.uint8] | None = None
     factor: float = 1
     high_first: bool = False
@@ -209,7 +209,7 @@ class Codes(NamedTuple):
             width=self.width,
             before=self.before,
             zeros=None if self.zeros is None else np.ascontiguousarray(self.zeros, np.float32),
-            biases=self.biases,
+            biases=None if self.biases is None else to_float32(self.biases),
             which=None if self.which is None else np.ascontiguousarray(self.which),
             factor=self.factor,
             high_first=self.high_first,

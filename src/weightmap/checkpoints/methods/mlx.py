@@ -77,8 +77,8 @@ class Affine(Coding):
         del first, last
         words, bits = pieces["weight"], 4 if self.bits == 4 else 8
         codes = words.view(np.uint8) if self.bits == bits else unpacked(words.view("<i4"), self.bits, self.shape[1])
-        values, biases = np.arange(1 << bits, dtype=np.float32), np.ascontiguousarray(to_float32(pieces["biases"]))
-        return Codes(codes, bits, values, pieces["scales"], 1, self.block_size, biases=biases)
+        values = np.arange(1 << bits, dtype=np.float32)
+        return Codes(codes, bits, values, pieces["scales"], 1, self.block_size, biases=pieces["biases"])
 
 
 class Mlx(Method):
