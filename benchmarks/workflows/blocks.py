@@ -86,11 +86,6 @@ def transformers_experts(folder: Path) -> Callable[[], Any]:
     return in_a_row(lambda: convert(blocks, scales, dtype=torch.bfloat16))
 
 
-def group(**weights: Any) -> dict[str, Any]:
-    """Return the configuration of one group of compressed-tensors."""
-    return {"group_0": {"targets": ["Linear"], "weights": weights}}
-
-
 # Schemes of compressed-tensors: what the configuration says of weights, and the pieces of SHAPE as it stores them.
 COMPRESSED: dict[str, tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...]]]]] = {
     "pack-quantized": (
@@ -112,16 +107,21 @@ COMPRESSED: dict[str, tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...]
 }
 
 
+def scheme(kind: str) -> dict[str, Any]:
+    """Return what the configuration says of a group of modules."""
+    return {"targets": ["Linear"], "weights": COMPRESSED[kind][0]}
+
+
 def pieces(kind: str) -> dict[str, Any]:
     """Return the pieces of a parameter as tensors of torch: random codes, and scales from 0.5 to 1.5."""
     torch = need("torch")
     made = {}
-    for role, (dtype, shape) in COMPRESSED[kind][1].items():
-        if dtype.startswith("i") or dtype == "uint8":
-            limits = torch.iinfo(getattr(torch, dtype))
-            made[role] = torch.randint(limits.min, limits.max, shape, dtype=getattr(torch, dtype))
+    for role, (name, shape) in COMPRESSED[kind][1].items():
+        dtype = getattr(torch, name)
+        if dtype.is_floating_point:
+            made[role] = (torch.rand(shape) + 0.5).to(dtype)
         else:
-            made[role] = (torch.rand(shape) + 0.5).to(getattr(torch, dtype))
+            made[role] = torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, shape, dtype=dtype)
     if kind == "pack-quantized":
         made["weight_shape"] = torch.tensor(SHAPE)
     return made
@@ -131,7 +131,7 @@ def decompress(kind: str, folder: Path) -> Callable[[], Any]:
     """Return ours, of a file, in the type of the model."""
     wm, path = need("weightmap"), folder / "compressed.safetensors"
     wm.save(path, {f"model.layers.0.up_proj.{role}": piece for role, piece in pieces(kind).items()})
-    config = {"quant_method": "compressed-tensors", "format": kind, "config_groups": group(**COMPRESSED[kind][0])}
+    config = {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": scheme(kind)}}
     weight = wm.open(path, config={"quantization_config": config}).weights["model.layers.0.up_proj.weight"]
     return in_a_row(lambda: weight.dequantize("bfloat16", threads=1))
 
@@ -140,7 +140,7 @@ def compressed_tensors(kind: str, folder: Path) -> Callable[[], Any]:
     """Return the library's own."""
     need("torch").set_num_threads(1)
     compressor = need("compressed_tensors.compressors").BaseCompressor.load_from_registry(kind)
-    described = need("compressed_tensors.quantization").QuantizationScheme(**group(**COMPRESSED[kind][0])["group_0"])
+    described = need("compressed_tensors.quantization").QuantizationScheme(**scheme(kind))
     return in_a_row(partial(compressor.decompress, pieces(kind), described))
 
 

@@ -13,7 +13,7 @@ import files
 from workflows.common import COLD, Absent, matrices, need, touch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 SIZES = ("MiniLM", "large")
@@ -45,9 +45,11 @@ def write_torch(path: Path, tensors: dict[str, Any]) -> None:
     torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, path)
 
 
-def write_gguf(path: Path, tensors: dict[str, Any]) -> None:
+def write_gguf(path: Path, tensors: dict[str, Any], tokens: Sequence[str] = ()) -> None:
     """Write with gguf-py."""
     writer = importlib.import_module("gguf").GGUFWriter(path, "benchmark")
+    if tokens:
+        writer.add_token_list(tokens)
     for name, array in tensors.items():
         writer.add_tensor(name, array)
     for step in ("header", "kv_data", "tensors"):

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import files
-from workflows.common import Absent, need
+from workflows import loading
+from workflows.common import need
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SHARDS = 282
+PARTS = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_norm")
 NAME = "embeddings.position_embeddings.weight"
 FIRST = {
     "weightmap": f"import weightmap as wm; wm.open(sys.argv[1])[{NAME!r}].sum()",
@@ -65,30 +67,11 @@ def write(folder: Path, mib: int) -> None:
     size = 64 * SHARDS * int(np.prod((2048, 7168))) * 4
     index = {"metadata": {"total_size": size}, "weight_map": weights}
     (many / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    with contextlib.suppress(Absent):
-        write_gguf(folder / "model.gguf")
-
-
-def write_gguf(path: Path) -> None:
-    """Write a GGUF with the names and the vocabulary of a Llama 3 of 8 billion parameters, and little data."""
-    writer = need("gguf").GGUFWriter(path, "llama")
-    writer.add_token_list([f"token {i}" for i in range(128_256)])
-    for layer in range(32):
-        for part in (
-            "attn_q",
-            "attn_k",
-            "attn_v",
-            "attn_output",
-            "attn_norm",
-            "ffn_gate",
-            "ffn_up",
-            "ffn_down",
-            "ffn_norm",
-        ):
-            writer.add_tensor(f"blk.{layer}.{part}.weight", np.ones((32, 32), np.float32))
-    for step in ("header", "kv_data", "tensors"):
-        getattr(writer, f"write_{step}_to_file")()
-    writer.close()
+    # The names and the vocabulary of a Llama 3 of 8 billion parameters, and little data.
+    names = (f"blk.{layer}.{part}.weight" for layer in range(32) for part in PARTS)
+    tensors = dict.fromkeys(names, np.ones((32, 32), np.float32))
+    with contextlib.suppress(ImportError):
+        loading.write_gguf(folder / "model.gguf", tensors, [f"token {i}" for i in range(128_256)])
 
 
 def code(module: str, text: str, path: str, folder: Path) -> list[str]:
