@@ -28,7 +28,7 @@ from weightmap.core.bytes.memory import PerProcess
 from weightmap.errors import Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
 # A read fails after this many requests in a row that brought less than _PROGRESS bytes each.
 ATTEMPTS, _PROGRESS = 5, 1 << 20
@@ -436,6 +436,16 @@ class Access:
             self._slots, self._threads = (loop, (large, small)), None
         return self._slots[1][nbytes <= _MAX_SMALL_BYTES]
 
+    @contextlib.asynccontextmanager
+    async def _try(self, nbytes: int = 0) -> AsyncIterator[None]:
+        """Bound a request in time, by the bytes that it moves; raise a store's errors as `StoreError`."""
+        try:
+            async with asyncio.timeout(self.deadline + nbytes / SLOWEST):
+                yield
+        except Exception as error:  # noqa: BLE001 - raised again, or as a StoreError
+            fault = _fault_of(error)
+            raise error if fault is None else fault from None
+
     async def fetch(self, key: str, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> Pin:
         """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return its state.
 
@@ -446,14 +456,11 @@ class Access:
             attempt = _Attempt(begin, end, target, pin)
             attempt.done = at
             try:
-                async with self._slot(end - at), asyncio.timeout(self.deadline + (end - at) / SLOWEST):
-                    await self._try(key, attempt)
-            except Exception as error:
-                fault = _fault_of(error)
-                if fault is None:
-                    raise
+                async with self._slot(end - at), self._try(end - at):
+                    await self._get(key, attempt)
+            except StoreError as fault:
                 if fault.kind != "again":
-                    raise fault from None
+                    raise
                 if attempt.pin is not None and attempt.done == attempt.end:  # at the deadline, all bytes had come
                     return attempt.pin
                 after = fault.after
@@ -469,10 +476,10 @@ class Access:
             at, pin = attempt.done, attempt.pin
             await asyncio.sleep(pause(failed, after))
 
-    async def _try(self, key: str, attempt: _Attempt) -> None:
+    async def _get(self, key: str, attempt: _Attempt) -> None:
         get = getattr(self.store, "get_async", None)
         if get is None:
-            await self.call(self._try_blocking, key, attempt)
+            await self.call(self._get_blocking, key, attempt)
             return
         answer = await get(key, options=attempt.options)
         attempt.check_head(answer)
@@ -480,7 +487,7 @@ class Access:
             attempt.take(chunk)
         attempt.finish()
 
-    def _try_blocking(self, key: str, attempt: _Attempt) -> None:
+    def _get_blocking(self, key: str, attempt: _Attempt) -> None:
         answer = self.store.get(key, options=attempt.options)
         try:
             attempt.check_head(answer)
@@ -500,14 +507,10 @@ class Access:
         """Return the state of an object, which may be empty. Raises `StoreError`."""
         options = {"head": True}
         get = getattr(self.store, "get_async", None)
-        try:
-            async with asyncio.timeout(self.deadline):
-                if get is None:
-                    return await self.call(self._look, key, options)  # type: ignore[no-any-return]
-                return Pin.of((await get(key, options=options)).meta)
-        except Exception as error:  # noqa: BLE001 - raised again, or as a StoreError
-            fault = _fault_of(error)
-            raise error if fault is None else fault from None
+        async with self._try():
+            if get is None:
+                return await self.call(self._look, key, options)  # type: ignore[no-any-return]
+            return Pin.of((await get(key, options=options)).meta)
 
     def _look(self, key: str, options: dict[str, Any]) -> Pin:
         answer = self.store.get(key, options=options)
@@ -524,15 +527,11 @@ class Access:
     async def remove(self, key: str) -> None:
         """Remove an object. Raises `StoreError`."""
         remove, blocking = getattr(self.store, "delete_async", None), getattr(self.store, "delete", None)
-        try:
-            async with asyncio.timeout(self.deadline):
-                if remove is not None:
-                    await remove(key)
-                elif blocking is not None:
-                    await self.call(blocking, key)
-        except Exception as error:  # noqa: BLE001 - raised again, or as a StoreError
-            fault = _fault_of(error)
-            raise error if fault is None else fault from None
+        async with self._try():
+            if remove is not None:
+                await remove(key)
+            elif blocking is not None:
+                await self.call(blocking, key)
 
     async def put(self, key: str, path: str, size: int, *, new: bool) -> str | None:
         """Write an object from a file of that size, with `new` only if there is none yet; return its tag.
@@ -550,20 +549,17 @@ class Access:
             raise StoreError("exists", _KINDS["AlreadyExistsError"][1])
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                async with asyncio.timeout(self.deadline + size / SLOWEST):
+                async with self._try(size):
                     result = await (
                         self.call(blocking, key, Path(path), **options)
                         if put is None
                         else put(key, Path(path), **options)
                     )
-            except Exception as error:
-                fault = _fault_of(error)
-                if fault is None:
-                    raise
+            except StoreError as fault:
                 if fault.kind in {"exists", "changed"} and attempt > 1 and await self._holds(key, path, size):
                     return (await self.look(key)).etag  # the object is ours: the answer to an earlier attempt was lost
                 if fault.kind != "again" or attempt == ATTEMPTS:
-                    raise fault from None
+                    raise
             else:
                 return (result or {}).get("e_tag")
             await asyncio.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
@@ -593,12 +589,8 @@ class Access:
         blocking = getattr(self.store, "list_with_delimiter", None)
         if listing is None and blocking is None:
             return None
-        try:
-            async with asyncio.timeout(self.deadline):
-                listed = await (self.call(blocking, prefix) if listing is None else listing(prefix))
-        except Exception as error:  # noqa: BLE001 - raised again, or as a StoreError
-            fault = _fault_of(error)
-            raise error if fault is None else fault from None
+        async with self._try():
+            listed = await (self.call(blocking, prefix) if listing is None else listing(prefix))
         folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in listed["common_prefixes"]]
         return [entry["path"].rpartition("/")[2] for entry in listed["objects"]] + folders
 
