@@ -90,10 +90,12 @@ def _add_conversion(
     about = f"the format to write, whatever the suffix of DST: {', '.join(formats)}"
     group.add_argument("--format", metavar="FORMAT", choices=arguments.Offered(formats), help=about)
     several = {name: format.layouts for name in formats if (format := FORMATS.get(name)) and len(format.layouts) > 1}
-    listed = "; ".join(f"{' or '.join(layouts)} of {name}" for name, layouts in several.items())
-    about = f"a layout of that format other than its first one{f': {listed}' if listed else ''}"
-    offered = arguments.Offered(layout for layouts in several.values() for layout in layouts)
-    group.add_argument("--layout", metavar="LAYOUT", choices=offered, help=about)
+    if several:
+        listed = "; ".join(f"{' or '.join(layouts)} of {name}" for name, layouts in several.items())
+        about = f"a layout of that format other than its first one: {listed}"
+        offered = arguments.Offered(layout for layouts in several.values() for layout in layouts)
+        group.add_argument("--layout", metavar="LAYOUT", choices=offered, help=about)
+    sub.set_defaults(layout=None)
     group.add_argument(
         "--names",
         metavar=f"{{{','.join(NAMINGS)}}}",
