@@ -129,29 +129,30 @@ class ReadPlan:
         self._heads: Heads | None = None
         for number in in_part:
             self._ranges[number] = self._ranges_of(number, indices[number])
+        self._files, self._starts, self._stops, self._needed = self._joined_ranges(in_store=in_store)
+
+    def _joined_ranges(self, *, in_store: bool) -> tuple[NDArray[Any], ...]:
+        """Return file, start and stop of each read, and how many of its bytes are wanted."""
+        spans = self._spans
         owners, begins, ends = self._wanted_ranges()
-        self._files, self._starts, self._stops, self._needed = self._join(spans.file[owners], begins, ends)
-        if in_store and len(owners) > len(numbers):
+        reads = self._join(spans.file[owners], begins, ends)
+        if in_store and len(owners) > len(self._numbers):
             # Join the ranges of each tensor, then those of each file. The needed bytes stay those without gaps.
             order = np.lexsort((begins, owners))
             columns = owners[order].astype(np.uint32), begins[order], ends[order]
             owners, begins, ends, _ = native_files.join_ranges(*columns, gap=ROUND_TRIP, max_over_read=math.inf)
             files = spans.file[owners]
             order = np.lexsort((begins, files))
-            self._files, self._starts, self._stops, _ = self._join(files[order], begins[order], ends[order])
+            reads = (*self._join(files[order], begins[order], ends[order])[:3], reads[3])
         # Ranges of files that only decoding reads: they have the last numbers.
-        side = spans.side_ranges(numbers)
-        if len(side):
-            files, begins, ends = side.T.copy()
-            joined = self._join(files, begins, ends)
-            self._files = np.concatenate([self._files, joined[0]])
-            self._starts = np.concatenate([self._starts, joined[1]])
-            self._stops = np.concatenate([self._stops, joined[2]])
-            self._needed = np.concatenate([self._needed, joined[3]])
+        side = spans.side_ranges(self._numbers)
+        if not len(side):
+            return reads
+        return tuple(map(np.concatenate, zip(reads, self._join(*side.T.copy()), strict=True)))
 
     def _join(
         self, files: NDArray[Any], begins: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    ) -> tuple[NDArray[Any], ...]:
         return native_files.join_ranges(files, begins, ends, gap=self.gap, max_over_read=self.max_over_read)
 
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
