@@ -267,37 +267,27 @@ def plan_shards(
     shard_of = {name: shard for name, shard in where.items() if spec.takes(name)}
     labels = _labels(files, shard_of, target, spec)
     moved = moved_scales(labels)
-    arriving = {shard: [name for name, to in moved.items() if to == shard] for shard in set(moved.values())}
     preparer = Preparer(spec)
-    ready: list[tuple[str, tuple[FileRows, ...], Prepared, int]] = []
     dropped: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
+    ready: list[tuple[tuple[FileRows, ...], Prepared, int]] = []
     refused: list[EncodeError] = []
-    members: dict[str, list[str]] = {}
-    for name, label in labels.items():
-        members.setdefault(label, []).append(name)
     directory = None if model is None else read_beside(model)
-    for label, member_names in members.items():
-        shard = where[member_names[0]]
-        part = files[shard]
-        chosen = {shard: [name for name in member_names if name not in moved]}
-        for name in arriving.get(label, ()):
-            chosen.setdefault(where[name], []).append(name)
+    for shard, chosen in _chosen(labels, moved, where):
         pieces, places = _pieces(files, chosen)
         try:
-            prepared = preparer.prepare(
-                part, places, None if ready else directory, target.path, renamed, part=True, trial=True
-            )
+            config = None if ready else directory
+            prepared = preparer.prepare(files[shard], places, config, target.path, renamed, part=True, trial=True)
         except EncodeError as error:
             refused.append(error)
             continue
         dropped += prepared.dropped
         if prepared.tensors:
             warnings |= dict.fromkeys(prepared.warnings)
-            ready.append((shard, pieces, prepared, sum(place.nbytes for _, place in places)))
+            ready.append((pieces, prepared, sum(place.nbytes for _, place in places)))
     if refused:
         raise _joined(refused)
-    tensors_of = [prepared.tensors for _, _, prepared, _ in ready]
+    tensors_of = [prepared.tensors for _, prepared, _ in ready]
     check_total(file, spec, sum(tensors.nbytes for tensors in tensors_of))
     check_names(tensors_of, target.path)
     notes = [*warnings, *preparer.notes]
@@ -324,7 +314,7 @@ def plan_shards(
             else (),
             done=None,
         )
-        for i, (name, (_, pieces, prepared, _)) in enumerate(zip(names, ready, strict=True))
+        for i, (name, (pieces, prepared, _)) in enumerate(zip(names, ready, strict=True))
     ]
     shared = None if directory is None else (sorted(directory.metadata.items()), sorted(directory.stamps.items()))
     keys = [
@@ -340,10 +330,26 @@ def plan_shards(
         _index_metadata(file),
         dropped,
         notes,
-        ready[0][2].layout,
+        ready[0][1].layout,
         files,
         {folder: os.path.dirname(name_of(file)), target_folder: target.folder},
     )
+
+
+def _chosen(
+    labels: Mapping[str, str], moved: Mapping[str, str], where: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Yield for each new shard the file of its first tensor, and its tensors by file: scales with their weights."""
+    members: dict[str, list[str]] = {}
+    for name, label in labels.items():
+        members.setdefault(label, []).append(name)
+    arriving = {label: [name for name, to in moved.items() if to == label] for label in set(moved.values())}
+    for label, names in members.items():
+        shard = where[names[0]]
+        chosen = {shard: [name for name in names if name not in moved]}
+        for name in arriving.get(label, ()):
+            chosen.setdefault(where[name], []).append(name)
+        yield shard, chosen
 
 
 def _labels(
