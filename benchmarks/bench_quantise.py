@@ -48,7 +48,7 @@ def large(smoke, tmp_path_factory):
 def blocks(bits, threads=1):
     """Quantise every matrix to blocks of 32."""
     options = {"bits": bits, "block_size": 32, "threads": threads}
-    return lambda model: Timed(lambda: [quantised.encode_with_errors(array, **options) for array in model[1]])
+    return lambda model: Timed(lambda: [quantised.encode_blocks(array, **options) for array in model[1]])
 
 
 def adaptive(model):

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from workflows.common import run
 
 LIMIT = 256  # MiB
-HOLDING = ("int8", "adaptive")  # schemes that take a tensor as a whole: they may hold it twice more
+HOLDING = ("adaptive",)  # schemes that take a tensor as a whole: they may hold it twice more
 COLUMNS = 16384
 TARGETS = {
     "EMBD": ["o.weights"],

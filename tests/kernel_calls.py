@@ -181,46 +181,49 @@ def _wm_first_not_finite(p, size):
     yield lib.wm_first_not_finite(p.array(floats(size)), size), lib.wm_first_not_finite(p.array(values), size)
 
 
-def _wm_blocks_encode(p, size):
-    for bits, scale, block in ((4, 0, 32), (5, 1, 0), (8, 1, 16)):
-        blocks = -(-size // block) if block else 1
-        nbytes = lib.wm_blocks_size(bits, scale, block, size)
-        out, errors = p.room(nbytes), p.room(blocks, "double")
-        yield lib.wm_blocks_encode(p.array(floats(size)), size, bits, scale, block, out, nbytes, errors, blocks, 1)
-
-
 def _quantize_arguments(p, size, kind):
-    """Numbers of a kind and how to quantise them: to q8_0 or blocks of 16, and the bytes of the result."""
+    """Numbers of a kind and how to quantise them: to q8_0, blocks of 16 or one scale, and the bytes of the result."""
     count = size // 32 * 32
     values = floats(count).astype([np.float32, np.float64, np.float16, np.float16][kind])
     numbers, blocks = p.struct("wm_numbers"), p.struct("wm_blocks")
     data = noise(3) + (values.tobytes() if kind < 3 else floats(count).view(np.uint16)[1::2].tobytes())
     numbers.fd, numbers.memory, numbers.size = -1, p.give(data), len(data)
     numbers.at, numbers.kind, numbers.n = 3, kind, (len(data) - 3) // values.itemsize
-    blocks.type, blocks.bits, blocks.scale_type, blocks.block_size = 8 if kind == 1 else -1, 5, 1, 16
+    blocks.type, blocks.bits, blocks.scale_type, blocks.scale = 8 if kind == 1 else -1, 5, 1, 0.25
+    blocks.block_size = 0 if kind == 2 else 16
+    if kind == 2:
+        return numbers, blocks, -(-numbers.n * 5 // 8)
     return numbers, blocks, (count // 32 * 34 if kind == 1 else -(-numbers.n // 16) * 12)
 
 
 def _wm_quantize_room(p, size):
     for kind in range(4):
         numbers, blocks, _ = _quantize_arguments(p, size, kind)
-        yield lib.wm_quantize_room(numbers, blocks, p.room(1, "uint64_t"))
+        yield lib.wm_quantize_room(numbers, blocks, 2)
+
+
+def _room_for(numbers, blocks):
+    """Room for two threads; its contents depend on which thread took which piece."""
+    room = np.empty(lib.wm_quantize_room(numbers, blocks, 2), np.uint8)
+    return ffi.from_buffer("uint8_t[]", room), len(room)
+
+
+def _wm_search_scale(p, size):
+    for kind in range(4):
+        numbers, blocks, _ = _quantize_arguments(p, size, kind)
+        blocks.type, blocks.block_size, outcome = -1, 0, p.struct("wm_outcome")
+        lib.wm_search_scale(numbers, blocks, *_room_for(numbers, blocks), outcome)
+        yield fields(outcome), blocks.scale
 
 
 def _wm_quantize_numbers(p, size):
     with tempfile.TemporaryFile() as file:
         for kind in range(4):
             numbers, blocks, nbytes = _quantize_arguments(p, size, kind)
-            pieces = ffi.new("uint64_t *")
-            each = lib.wm_quantize_room(numbers, blocks, pieces)
             earlier, outcome = p.struct("wm_unwritten"), p.struct("wm_outcome")
             earlier.fd, earlier.data, earlier.size, earlier.at = file.fileno(), p.give(noise(size)), size, 0
-            out, sums = p.room(nbytes), p.room(2 * pieces[0], "double")
-            room = np.empty(2 * each, np.uint8)  # its contents depend on which thread took which piece
-            given = ffi.from_buffer("uint8_t[]", room)
-            lib.wm_quantize_numbers(
-                numbers, blocks, out, nbytes, sums, 2 * pieces[0], given, len(room), earlier, 2, outcome
-            )
+            out, sums, room = p.room(nbytes), p.room(2, "double"), _room_for(numbers, blocks)
+            lib.wm_quantize_numbers(numbers, blocks, out, nbytes, sums, *room, earlier, 2, outcome)
             file.seek(0)
             yield fields(outcome), file.read() == noise(size)
 

@@ -187,15 +187,25 @@ typedef void wm_ggml_quantize_fn(int type, const float *x, uint64_t n, uint8_t *
 typedef void wm_stream_fn(const float *values, float *out, uint64_t lines);
 /* Rounds n floats to float16, ties to even; `out` need not be aligned. */
 typedef void wm_narrow_fn(const float *values, uint64_t n, uint8_t *out);
-/* Quantises blocks of n finite floats, each to a scale and n codes, `stride` bytes apart; fills the sums of the squared errors
- * unless `errors` is NULL. `which` numbers the blocks, from 0 on if it is NULL. `grid` holds codes to try for the element of largest magnitude; the scales of short blocks are searched
- * from `top` down to `bottom`. */
+/* Elements that are read several times: x holds `count` of them, from `first` on. Unless these are all, `fill` replaces them by
+ * a window with element `at`; windows begin and end at multiples of 256, so that no sum depends on them. */
+typedef struct wm_window {
+    const float *x;
+    uint64_t first, count;
+    void (*fill)(struct wm_window *window, uint64_t at);
+} wm_window;
+/* Quantises blocks of n finite floats, each to a scale and n codes, `stride` bytes apart; fills the sums of the squared errors.
+ * `which` numbers the blocks, from 0 on if it is NULL. `grid` holds codes to try for the element of largest magnitude; the scales of
+ * short blocks are searched from `top` down to `bottom`. With a `window` only the scale of its n elements is searched and stored;
+ * with a `scale` only codes are. */
 enum { WM_GRID = 32 };
 typedef struct {
     float grid[WM_GRID];
     float top, bottom;
     int bits, scale_type;
     uint64_t stride;
+    wm_window *window;
+    const float *scale;
 } wm_quantizing;
 typedef void wm_quantize_fn(const wm_quantizing *w, const float *x, const uint32_t *which, uint64_t blocks, uint64_t n,
                             uint8_t *out, double *errors);

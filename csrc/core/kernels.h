@@ -130,13 +130,6 @@ int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, d
 int64_t wm_first_not_finite(const float *x, uint64_t n);
 /* The sum of the squares of x[0, n), in float64; the same on every CPU. */
 double wm_sum_of_squares(const float *x, uint64_t n);
-/* Quantises x[0, n) to such data in out[0, out_size), exactly wm_blocks_size bytes. A search finds scales of small squared
- * error; codes are the nearest to x / scale (in float32, ties to even) within range. The bytes do not depend on the CPU or the
- * number of threads. A block of zeros gets a scale of 0; a scale too large for its type becomes the largest finite one. `errors`,
- * unless NULL, gets the sum of the squared errors of each block. Returns -1 when done, the index of the first element that is NaN or
- * infinite (then nothing is written), or -2 for sizes that do not fit. */
-int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, uint64_t block_size, uint8_t *out,
-                         uint64_t out_size, double *errors, uint64_t n_errors, int threads);
 
 /* ------------------------------------------------------------------------------------------- blocks of ggml
  * The block types of GGUF files, by ggml's numbers: 2 is Q4_0. Every type that gguf-py 0.19 decodes is known, and q1_0 and q2_0.
@@ -168,10 +161,13 @@ typedef struct {
     int kind; /* WM_FLOAT32 ... */
     uint64_t n;
 } wm_numbers;
-/* Blocks of ggml's type or, if it is -1, of wm_blocks_encode with a block_size above 0. */
+/* Blocks of ggml's type or, if it is -1, as of wm_blocks_size. A search finds scales of small squared error; codes are the nearest to
+ * x / scale (in float32, ties to even) within range. A block of zeros gets a scale of 0; a scale too large for its type becomes the
+ * largest finite one. With a block_size of 0, wm_search_scale fills in `scale`. */
 typedef struct {
     int type, bits, scale_type;
     uint64_t block_size;
+    float scale;
 } wm_blocks;
 /* Bytes still to be written to a file. `flush` not 0: the disk begins with them at once, if the system can. */
 typedef struct {
@@ -188,14 +184,15 @@ typedef struct {
     uint64_t at;
     int error;
 } wm_outcome;
-/* Bytes of `room` that a thread needs to quantise these numbers, and their pieces; 0 for numbers or blocks that do not exist. */
-uint64_t wm_quantize_room(const wm_numbers *numbers, const wm_blocks *blocks, uint64_t *pieces);
-/* Quantises the numbers to out[0, out_size), exactly the bytes of their blocks, which do not depend on the CPU or the number of
- * threads; and writes what an earlier call left, unless it is NULL. For each piece, sums[0, n_sums) gets the sum of the squared
- * errors and the sum of the squares, 2 * pieces in all. Up to `threads` threads work, as `room` allows. */
-void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uint8_t *out, uint64_t out_size, double *sums,
-                         uint64_t n_sums, uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads,
-                         wm_outcome *outcome);
+/* Bytes of `room` that up to so many threads need to quantise these numbers; 0 for numbers or blocks that do not exist. */
+uint64_t wm_quantize_room(const wm_numbers *numbers, const wm_blocks *blocks, int threads);
+/* Searches the one scale of all numbers, which it reads several times. Takes the `room` of one thread. */
+void wm_search_scale(const wm_numbers *numbers, wm_blocks *blocks, uint8_t *room, uint64_t room_size, wm_outcome *outcome);
+/* Quantises the numbers to out[0, out_size), exactly the bytes of their blocks, or of all codes behind one scale, which do not depend
+ * on the CPU or the number of threads; and writes what an earlier call left, unless it is NULL. Sums up the squared errors and the
+ * squares. Up to `threads` threads work, as `room` allows. */
+void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uint8_t *out, uint64_t out_size, double sums[2],
+                         uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads, wm_outcome *outcome);
 
 /* Bytes of a file, their place in another one, and the bytes of a piece. */
 typedef struct {

@@ -21,7 +21,6 @@ static void add_squares(const float *x, const float *y, uint64_t n, double sums[
         }
     for (uint64_t i = n - n % 8; i < n; i++) sums[i % 8] += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
 }
-static double sum_of(const double s[8]) { return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])); }
 
 /* Rounds to float16; a number too large becomes its largest, not infinity. */
 static void write_halves(const float *x, uint64_t n, uint8_t *out) {
@@ -50,7 +49,7 @@ static void measure_halves(const float *x, uint64_t n, uint64_t block, double *e
             add_squares(x, back + i, part, sums);
             remaining -= part;
             if (remaining && part < n - i) continue;
-            *errors++ = sum_of(sums);
+            *errors++ = sum_of_eight(sums);
             memset(sums, 0, sizeof sums);
             remaining = block;
         }

@@ -1,4 +1,4 @@
-/* Quantisation: the division into blocks and among threads. quantize_block.h searches the scale of a block. */
+/* Quantisation: the division into blocks. quantize_block.h searches the scale of a block. */
 #include <math.h>
 
 #include "core/internal.h"
@@ -164,33 +164,6 @@ static void set_range(wm_quantizing *w, uint64_t n) {
     w->bottom = 16384 * 0.42f;
 }
 
-enum { ELEMENTS_OF_A_PIECE = 1 << 14 }; /* some 40 microseconds; the second-level cache holds them */
-
-typedef struct {
-    const float *x;
-    uint64_t n, block; /* elements, also of a block */
-    uint8_t *out;
-    double *errors;
-    wm_quantizing how;
-    int64_t bad[WM_MAX_PARTS]; /* for each thread, the element that is not finite */
-} work;
-
-/* Encodes blocks of n elements each. */
-static void encode_blocks(const work *w, uint64_t first, uint64_t blocks, uint64_t n) {
-    wm_variants_in_use()->quantize(&w->how, w->x + first * w->block, NULL, blocks, n, w->out + first * w->how.stride,
-                                   w->errors ? w->errors + first : NULL);
-}
-
-static void encode_part(const work *w, uint64_t begin, uint64_t end) {
-    const uint64_t remaining = w->n - begin * w->block, whole = w->block ? remaining / w->block : 1;
-    const uint64_t full = whole < end - begin ? whole : end - begin;
-    encode_blocks(w, begin, full, w->block);
-    if (full == end - begin) return;
-    /* The last block: codes past the last element are 0. */
-    memset(w->out + (end - 1) * w->how.stride, 0, w->how.stride);
-    encode_blocks(w, end - 1, 1, remaining - full * w->block);
-}
-
 int64_t wm_first_not_finite(const float *x, uint64_t n) {
     for (uint64_t i = 0; i < n;) {
         const uint64_t end = n - i < 1024 ? n : i + 1024;
@@ -211,30 +184,10 @@ wm_quantizing wm_quantizing_of(int bits, int scale_type, uint64_t block, uint64_
 }
 
 void wm_quantize_finite(const wm_quantizing *how, uint64_t block, const float *x, uint64_t n, uint8_t *out, double *errors) {
-    const work w = {.x = x, .n = n, .block = block, .out = out, .errors = errors, .how = *how};
-    encode_part(&w, 0, ceil_div(n, block));
-}
-
-static int encode_checked(void *context, int thread, uint64_t begin, uint64_t end) {
-    work *w = context;
-    const uint64_t first = begin * w->block, remaining = w->n - first, all = (end - begin) * w->block;
-    const int64_t bad = wm_first_not_finite(w->x + first, remaining < all ? remaining : all);
-    if (bad >= 0) return w->bad[thread] = (int64_t)first + bad, -1;
-    encode_part(w, begin, end);
-    return 0;
-}
-
-int64_t wm_blocks_encode(const float *x, uint64_t n, int bits, int scale_type, uint64_t block_size, uint8_t *out,
-                         uint64_t out_size, double *errors, uint64_t n_errors, int threads) {
-    const int64_t size = wm_blocks_size(bits, scale_type, block_size, n);
-    if (size < 0) return -2;
-    const uint64_t block = block_size ? block_size : n;
-    const uint64_t count = block_size ? ceil_div(n, block_size) : 1;
-    const uint64_t stride = scale_bytes(scale_type) + code_bytes(bits, block);
-    if (out_size != count * stride || (errors && n_errors != count)) return -2;
-    work w = {.x = x, .n = n, .block = block, .out = out, .errors = errors};
-    w.how = wm_quantizing_of(bits, scale_type, block, stride);
-    const uint64_t piece = block ? ELEMENTS_OF_A_PIECE / block + 1 : 1;
-    const int failed = wm_run_pieces(encode_checked, &w, count, piece, threads);
-    return failed < 0 ? -1 : w.bad[failed];
+    wm_quantize_fn *const quantize = wm_variants_in_use()->quantize;
+    const uint64_t full = n / block;
+    quantize(how, x, NULL, full, block, out, errors);
+    if (full * block == n) return;
+    memset(out + full * how->stride, 0, how->stride); /* codes past the last element */
+    quantize(how, x + full * block, NULL, 1, n - full * block, out + full * how->stride, errors + full);
 }

@@ -34,19 +34,26 @@ enum { LANES = 16, CHUNK = 256, SAMPLE = 1 << 16, GRID = WM_GRID / LANES };
 /* n elements, `stride` apart. Multiplied by the power of two `unit` the largest comes near 1, so that no square overflows or
  * vanishes. */
 typedef struct {
-    const float *x;
+    wm_window *from;
     uint64_t n, stride;
     float unit;
     float lowest, highest; /* the codes */
 } series;
 
+/* Element `at`, and those behind it up to the next multiple of CHUNK. */
+static inline const float *element_at(wm_window *from, uint64_t at) {
+    if (at - from->first >= from->count) from->fill(from, at);
+    return from->x + (at - from->first);
+}
+
 /* Loads elements [at, at + CHUNK), or as many as there are, times the unit; returns how many. */
 TARGET static inline uint64_t load_chunk(const series *s, uint64_t at, float y[CHUNK]) {
     const uint64_t n = s->n - at < CHUNK ? s->n - at : CHUNK;
+    const float *const x = element_at(s->from, at * s->stride);
     if (s->stride == 1)
-        for (uint64_t i = 0; i < n; i++) y[i] = s->x[at + i] * s->unit;
+        for (uint64_t i = 0; i < n; i++) y[i] = x[i] * s->unit;
     else
-        for (uint64_t i = 0; i < n; i++) y[i] = s->x[(at + i) * s->stride] * s->unit;
+        for (uint64_t i = 0; i < n; i++) y[i] = *element_at(s->from, (at + i) * s->stride) * s->unit;
     return n;
 }
 
@@ -58,20 +65,22 @@ static inline float nearest(float v, float lowest, float highest) {
     return (v + magic) - magic;
 }
 
-/* For each of sixteen inverse scales: sum(y q) and sum(q q). */
-TARGET static void correlate(const series *s, const float inverse[LANES], double yq[LANES], double qq[LANES]) {
+/* For each of sixteen inverse scales, or for `groups` times as many: sum(y q) and sum(q q). */
+TARGET static void correlate(const series *s, int groups, const float *inverse, double *yq, double *qq) {
     float y[CHUNK];
-    for (int k = 0; k < LANES; k++) yq[k] = qq[k] = 0;
+    for (int k = 0; k < groups * LANES; k++) yq[k] = qq[k] = 0;
     for (uint64_t at = 0, n; at < s->n; at += n) {
-        float a[LANES] = {0}, b[LANES] = {0};
         n = load_chunk(s, at, y);
-        for (uint64_t i = 0; i < n; i++)
-            for (int k = 0; k < LANES; k++) {
-                const float q = nearest(y[i] * inverse[k], s->lowest, s->highest);
-                a[k] += y[i] * q;
-                b[k] += q * q;
-            }
-        for (int k = 0; k < LANES; k++) yq[k] += (double)a[k], qq[k] += (double)b[k];
+        for (int g = 0; g < groups * LANES; g += LANES) {
+            float a[LANES] = {0}, b[LANES] = {0};
+            for (uint64_t i = 0; i < n; i++)
+                for (int k = 0; k < LANES; k++) {
+                    const float q = nearest(y[i] * inverse[g + k], s->lowest, s->highest);
+                    a[k] += y[i] * q;
+                    b[k] += q * q;
+                }
+            for (int k = 0; k < LANES; k++) yq[g + k] += (double)a[k], qq[g + k] += (double)b[k];
+        }
     }
 }
 
@@ -112,42 +121,48 @@ static inline float neighbour(float scale, int up, int scale_type) {
     return float_of_bits(up ? bits + 1 : bits - 1);
 }
 
-/* The first element of largest magnitude, with its sign. */
-TARGET static float extreme_of(const float *x, uint64_t n) {
-    uint32_t max = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        const uint32_t magnitude = bits_of_float(x[i]) & 0x7FFFFFFF;
-        max = magnitude > max ? magnitude : max;
+static inline uint32_t magnitude_of(float value) { return bits_of_float(value) & 0x7FFFFFFF; }
+
+/* The first element of largest magnitude, with its sign; 0 without elements. */
+TARGET static float extreme_of(const series *s) {
+    float y[CHUNK], extreme = 0;
+    for (uint64_t at = 0, n; at < s->n; at += n) {
+        uint32_t max = 0;
+        n = load_chunk(s, at, y);
+        for (uint64_t i = 0; i < n; i++) max = magnitude_of(y[i]) > max ? magnitude_of(y[i]) : max;
+        for (uint64_t i = 0; max > magnitude_of(extreme); i++)
+            if (magnitude_of(y[i]) == max) extreme = y[i];
     }
-    for (uint64_t i = 0; i < n; i++)
-        if ((bits_of_float(x[i]) & 0x7FFFFFFF) == max) return x[i];
-    return 0;
+    return extreme;
 }
 
-/* The stored scale of least error that the search finds for n finite elements, not all of them 0. */
-TARGET static float search_scale(const float *x, uint64_t n, float extreme, const float *codes, int bits, int scale_type) {
+/* The stored scale of least error that the search finds for n finite elements; 0 if all of them are 0. */
+TARGET static float search_scale(wm_window *from, uint64_t n, const wm_quantizing *w) {
+    const int bits = w->bits, scale_type = w->scale_type;
+    series all = {from, n, 1, 1, -(float)(1 << (bits - 1)), (float)((1 << (bits - 1)) - 1)};
+    const float extreme = extreme_of(&all);
+    if (extreme == 0) return 0;
     /* 2^(126 - exponent) brings the extreme element to between 1/2 and 1, or as near as a float does. */
     const int exponent = (int)(bits_of_float(extreme) >> 23 & 255), field = 253 - exponent;
     const float unit = float_of_bits((uint32_t)(field < 1 ? 1 : field > 254 ? 254 : field) << 23);
-    const series all = {x, n, 1, unit, -(float)(1 << (bits - 1)), (float)((1 << (bits - 1)) - 1)};
+    all.unit = unit;
     series some = all; /* the grid is tried on a sample */
     if (n > SAMPLE) some.stride = n / SAMPLE, some.n = n / some.stride;
 
     float grid[WM_GRID], inverse[LANES], scale[LANES], best = 0;
-    double yq[LANES], qq[LANES], gain[LANES], error[LANES], min = -1;
+    double yq[WM_GRID], qq[WM_GRID], gain[LANES], error[LANES], min = -1;
     for (int k = 0; k < LANES; k++) gain[k] = -1, inverse[k] = 0;
     const float of_one = 1 / (extreme * unit);
-    for (int k = 0; k < WM_GRID; k++) grid[k] = codes[k] * of_one;
-    for (int g = 0; g < GRID; g++) {
-        correlate(&some, grid + g * LANES, yq, qq);
-        for (int k = 0; k < LANES; k++) {
-            const double value = qq[k] > 0 ? yq[k] * yq[k] / qq[k] : 0;
-            if (value > gain[k]) gain[k] = value, inverse[k] = yq[k] != 0 ? (float)(qq[k] / yq[k]) : grid[g * LANES + k];
-        }
+    for (int k = 0; k < WM_GRID; k++) grid[k] = w->grid[k] * of_one;
+    correlate(&some, GRID, grid, yq, qq);
+    for (int g = 0; g < WM_GRID; g++) {
+        const int k = g % LANES;
+        const double value = qq[g] > 0 ? yq[g] * yq[g] / qq[g] : 0;
+        if (value > gain[k]) gain[k] = value, inverse[k] = yq[g] != 0 ? (float)(qq[g] / yq[g]) : grid[g];
     }
-    correlate(&all, inverse, yq, qq);
+    correlate(&all, 1, inverse, yq, qq);
     for (int k = 0; k < LANES; k++) inverse[k] = yq[k] != 0 ? (float)(qq[k] / yq[k]) : inverse[k];
-    correlate(&all, inverse, yq, qq);
+    correlate(&all, 1, inverse, yq, qq);
     for (int k = 0; k < LANES; k++) scale[k] = stored(qq[k] > 0 ? yq[k] / qq[k] / (double)unit : 0, scale_type);
 
     for (int round = 0; round < 2; round++) {
@@ -204,21 +219,24 @@ TARGET static void put_scale(uint8_t *out, float scale, int scale_type) {
 TARGET WM_INLINE void finish_block(const wm_quantizing *w, const float *x, uint64_t n, float scale, double sum, uint8_t *out,
                                    double *error) {
     if (scale == 0) {
-        const float extreme = extreme_of(x, n);
-        scale = extreme != 0 ? search_scale(x, n, extreme, w->grid, w->bits, w->scale_type) : 0;
+        wm_window all = {x, 0, n, NULL};
+        scale = search_scale(&all, n, w);
         sum = write_codes(x, n, scale, w->bits, out + scale_bytes(w->scale_type));
     }
     put_scale(out, scale, w->scale_type);
-    if (error) *error = sum;
+    *error = sum;
 }
 
 TARGET void NAME(const wm_quantizing *w, const float *x, const uint32_t *which, uint64_t blocks, uint64_t n, uint8_t *out,
                  double *errors) {
+    if (w->window) put_scale(out, search_scale(w->window, n, w), w->scale_type);
+    if (w->scale) *errors = write_codes(x, n, *w->scale, w->bits, out);
+    if (w->window || w->scale) return;
     const int lanes_fit = w->bits <= 5 && n % 8 == 0 && n <= MAX_BLOCK;
     uint64_t next = 0;
     for (; !lanes_fit && next < blocks; next++) {
         const uint64_t b = which ? which[next] : next;
-        finish_block(w, x + b * n, n, 0, 0, out + b * w->stride, errors ? errors + b : NULL);
+        finish_block(w, x + b * n, n, 0, 0, out + b * w->stride, errors + b);
     }
     sixteen s[GROUPS];
     search searches[GROUPS];
@@ -255,6 +273,6 @@ TARGET void NAME(const wm_quantizing *w, const float *x, const uint32_t *which, 
         }
         for (uint64_t k = 0; k < count; k++)
             finish_block(w, x + at[k] * n, n, scales[k / LANES][k % LANES], (double)sums[k / LANES][k % LANES],
-                         out + at[k] * w->stride, errors ? errors + at[k] : NULL);
+                         out + at[k] * w->stride, errors + at[k]);
     }
 }

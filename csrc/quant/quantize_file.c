@@ -1,4 +1,4 @@
-/* Quantises numbers from a file to a buffer that will be written to another, with no step that one thread does for all.
+/* Quantises numbers from a file to a buffer that will be written to another. Only the search for one scale is a step for one thread.
  *
  * The numbers are divided into pieces that stay in the second-level cache from the read to the encoded blocks. Each thread takes
  * the next piece until none is left. One of these jobs writes what was encoded by an earlier call.
@@ -21,10 +21,13 @@ enum {
     MIN_PIECE = 1 << 14, /* elements of a piece: a third of a millisecond */
     MAX_PIECE = 1 << 16, /* as float32 a quarter of the L2 cache of CPUs with a small one, such as Zen 4 */
     PIECES = 16,         /* rather so many pieces, so that threads end at almost the same time */
+    WINDOW = 256,        /* a whole tensor's pieces are multiples: see wm_window */
     LINE = 64
 };
 
 typedef struct {
+    wm_window window; /* first, so that both have one address */
+    uint64_t checked; /* by the search: elements that are known to be finite */
     const wm_numbers *in;
     const wm_blocks *as;
     wm_quantizing how;
@@ -45,14 +48,18 @@ static int divide(work *w) {
     const wm_numbers *in = w->in;
     const wm_blocks *as = w->as;
     if (in->kind < WM_FLOAT32 || in->kind > WM_BFLOAT16 || in->n > (uint64_t)1 << 56) return -1;
+    const uint64_t bytes = in->n * wm_kind_size(in->kind);
+    if (in->at > INT64_MAX || bytes > INT64_MAX - in->at) return -1;
+    if (in->memory && (in->at > in->size || bytes > in->size - in->at)) return -1;
     if (as->type >= 0) {
         w->unit = wm_ggml_encodes(as->type) ? (uint64_t)wm_ggml_elements(as->type) : 0;
         if (!w->unit || in->n % w->unit) return -1;
         w->unit_bytes = (uint64_t)wm_ggml_bytes(as->type);
     } else {
-        const int64_t size = as->block_size ? wm_blocks_size(as->bits, as->scale_type, as->block_size, 1) : -1;
+        const int64_t size = wm_blocks_size(as->bits, as->scale_type, as->block_size, 1);
         if (size < 0) return -1;
-        w->unit = as->block_size, w->unit_bytes = (uint64_t)size;
+        w->unit = as->block_size ? as->block_size : WINDOW;
+        w->unit_bytes = as->block_size ? (uint64_t)size : code_bytes(as->bits, WINDOW);
     }
     uint64_t piece = in->n / PIECES;
     piece = piece < MIN_PIECE ? MIN_PIECE : piece > MAX_PIECE ? MAX_PIECE : piece;
@@ -64,12 +71,18 @@ static int divide(work *w) {
     return 0;
 }
 
-uint64_t wm_quantize_room(const wm_numbers *in, const wm_blocks *as, uint64_t *pieces) {
+/* Begins the room with the sums of all pieces; returns how many threads fit behind them, at most one for each piece. */
+static uint64_t take_room(work *w, uint8_t *room, uint64_t size) {
+    const uint64_t skip = (0 - (uint64_t)(uintptr_t)room) % LINE + lines(16 * w->pieces);
+    w->room = room + skip, w->sums = (double *)(void *)(w->room - lines(16 * w->pieces));
+    return size < skip ? 0 : (size - skip) / w->room_each;
+}
+
+uint64_t wm_quantize_room(const wm_numbers *in, const wm_blocks *as, int threads) {
     work w = {.in = in, .as = as};
-    *pieces = 0;
     if (divide(&w)) return 0;
-    *pieces = w.pieces;
-    return w.room_each + LINE;
+    const uint64_t max = threads < 1 || !w.pieces ? 1 : (uint64_t)threads;
+    return LINE + lines(16 * w.pieces) + (max < w.pieces ? max : w.pieces) * w.room_each;
 }
 
 static int fail(wm_outcome *f, int what, uint64_t at, int error) {
@@ -145,7 +158,7 @@ static double sum_of(const double *values, uint64_t n) {
 
 static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f) {
     const uint64_t first = number * w->piece, remaining = w->in->n - first, n = remaining < w->piece ? remaining : w->piece;
-    const uint64_t blocks = ceil_div(n, w->unit);
+    const uint64_t blocks = w->how.scale ? 1 : ceil_div(n, w->unit); /* that errors are of */
     uint8_t *const out = w->out + first / w->unit * w->unit_bytes;
     double *const errors = (double *)(void *)(room + w->raw_room + lines(4 * w->piece));
     const float *const x = numbers_at(w, first, n, room, f);
@@ -155,7 +168,9 @@ static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f
         const int64_t bad = wm_first_not_finite(x, n);
         return fail(f, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
     }
-    if (w->as->type < 0) {
+    if (w->how.scale) {
+        wm_variants_in_use()->quantize(&w->how, x, NULL, 1, n, out, errors);
+    } else if (w->as->type < 0) {
         wm_quantize_finite(&w->how, w->unit, x, n, out, errors);
     } else { /* checks once more, which costs little of it */
         const int64_t bad = wm_ggml_encode(x, n, w->as->type, out, blocks * w->unit_bytes, errors, blocks, 1);
@@ -181,25 +196,48 @@ static int do_job(void *context, int thread, uint64_t job, uint64_t end) {
                         : quantize_piece(w, job - before, w->room + (uint64_t)thread * w->room_each, f);
 }
 
-void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out, uint64_t out_size, double *sums,
-                         uint64_t n_sums, uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads,
-                         wm_outcome *outcome) {
-    work w = {.in = in, .as = as, .out = out, .sums = sums, .earlier = earlier && earlier->size ? earlier : NULL};
-    const uint64_t skip = (0 - (uint64_t)(uintptr_t)room) % LINE;
+void wm_quantize_numbers(const wm_numbers *in, const wm_blocks *as, uint8_t *out, uint64_t out_size, double sums[2],
+                         uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads, wm_outcome *outcome) {
+    work w = {.in = in, .as = as, .out = out, .earlier = earlier && earlier->size ? earlier : NULL};
     *outcome = (wm_outcome){WM_UNFIT, 0, 0};
     if (divide(&w)) return;
-    const uint64_t size = ceil_div(in->n, w.unit) * w.unit_bytes, bytes = in->n * wm_kind_size(in->kind);
-    if (out_size != size || n_sums != 2 * w.pieces || in->at > INT64_MAX || bytes > INT64_MAX - in->at) return;
-    if (in->memory && (in->at > in->size || bytes > in->size - in->at)) return;
-    if (room_size < skip) return;
-    const uint64_t rooms = (room_size - skip) / w.room_each;
-    if (rooms == 0 && w.pieces) return;
+    const int is_whole = as->type < 0 && !as->block_size;
+    const uint64_t size = is_whole ? code_bytes(as->bits, in->n) : ceil_div(in->n, w.unit) * w.unit_bytes;
+    const uint64_t rooms = take_room(&w, room, room_size);
+    if (out_size != size || (rooms == 0 && w.pieces)) return;
     if (as->type < 0) w.how = wm_quantizing_of(as->bits, as->scale_type, w.unit, w.unit_bytes);
-    w.room = room + skip;
+    if (is_whole) w.how.scale = &as->scale;
     const uint64_t jobs = w.pieces + (w.earlier != NULL);
     uint64_t max = threads < 1 ? 1 : (uint64_t)threads;
-    max = max > w.pieces ? w.pieces : max;
     max = max > rooms ? rooms : max;
     const int failed = wm_run_pieces(do_job, &w, jobs, 1, (int)max);
     *outcome = failed < 0 ? (wm_outcome){WM_DONE, 0, 0} : w.failures[failed];
+    sums[0] = sums[1] = 0;
+    for (uint64_t i = 0; i < 2 * w.pieces && failed < 0; i++) sums[i % 2] += w.sums[i];
+}
+
+/* After a failure the search goes on with zeros: it ends, and its result is not used. */
+static void fill_window(wm_window *window, uint64_t at) {
+    work *const w = (work *)window;
+    wm_outcome *const f = &w->failures[0];
+    const uint64_t first = at / w->piece * w->piece, remaining = w->in->n - first;
+    const uint64_t n = remaining < w->piece ? remaining : w->piece;
+    const float *x = f->what == WM_DONE ? numbers_at(w, first, n, w->room, f) : NULL;
+    const int64_t bad = x && first == w->checked ? wm_first_not_finite(x, n) : -1; /* once: the first reading has it all */
+    if (bad >= 0) fail(f, WM_NOT_FINITE, first + (uint64_t)bad, 0);
+    if (first == w->checked) w->checked += n;
+    if (f->what != WM_DONE) x = memset(w->room + w->raw_room, 0, 4 * n);
+    *window = (wm_window){x, first, n, fill_window};
+}
+
+void wm_search_scale(const wm_numbers *in, wm_blocks *as, uint8_t *room, uint64_t room_size, wm_outcome *outcome) {
+    work w = {.window = {.fill = fill_window}, .in = in, .as = as};
+    uint8_t scale[4];
+    *outcome = (wm_outcome){WM_UNFIT, 0, 0};
+    if (as->type >= 0 || divide(&w) || (in->n && !take_room(&w, room, room_size))) return;
+    w.how = wm_quantizing_of(as->bits, as->scale_type, in->n, 0);
+    w.how.window = &w.window;
+    wm_variants_in_use()->quantize(&w.how, NULL, NULL, 1, in->n, scale, NULL);
+    as->scale = load_scale(scale, as->scale_type);
+    *outcome = w.failures[0];
 }

@@ -346,12 +346,29 @@ static void test_blocks(void) {
     free(data), free(to), free(halves), free(whole);
 }
 
+/* Quantises floats in memory to all the bytes of wm_blocks_size; returns whether that is done. */
+static int encode(const float *x, uint64_t n, wm_blocks blocks, uint8_t *out, uint64_t size, int threads) {
+    const wm_numbers numbers = {.memory = (const uint8_t *)x, .size = n * sizeof *x, .kind = WM_FLOAT32, .n = n};
+    const uint64_t room_size = wm_quantize_room(&numbers, &blocks, threads);
+    uint8_t *room = allocate_lines(room_size);
+    double sums[2];
+    wm_outcome outcome = {WM_DONE, 0, 0};
+    if (!blocks.block_size) {
+        wm_search_scale(&numbers, &blocks, room, room_size, &outcome);
+        const uint32_t scale = blocks.scale_type == WM_SCALE_FP16 ? narrow_float(blocks.scale) : bits_of_float(blocks.scale);
+        for (uint64_t i = 0; i < scale_bytes(blocks.scale_type); i++, size--) *out++ = (uint8_t)(scale >> 8 * i);
+    }
+    if (outcome.what == WM_DONE)
+        wm_quantize_numbers(&numbers, &blocks, out, size, sums, room, room_size, NULL, threads, &outcome);
+    free(room);
+    return outcome.what == WM_DONE;
+}
+
 /* Floats of many magnitudes, the same on every architecture, which therefore has to quantise them to the same bytes. */
 static void test_quantize(void) {
-    enum { N = 9001, SIZE = 40, BLOCKS = (N + SIZE - 1) / SIZE, CODES = BLOCKS * (4 + SIZE) };
+    enum { N = 9001, SIZE = 40 };
     uint32_t seed = 1, crc = 0;
     float *x = allocate(N * sizeof *x), *back = allocate(N * sizeof *back);
-    double errors[BLOCKS];
     for (int i = 0; i < N; i++) {
         seed = seed * 1664525u + 1013904223u;
         x[i] = (float)(int32_t)seed * 0x1p-30f * (i / 1000 % 3 == 1 ? 0x1p-120f : i / 1000 % 3 == 2 ? 0x1p100f : 1.0f);
@@ -361,8 +378,7 @@ static void test_quantize(void) {
             for (uint64_t size = 0; size <= SIZE; size += SIZE) {
                 const uint64_t bytes = (uint64_t)wm_blocks_size(bits, scale_type, size, N);
                 uint8_t *data = allocate(bytes);
-                check(wm_blocks_encode(x, N, bits, scale_type, size, data, bytes, errors, size ? BLOCKS : 1, 2) == -1, "encode",
-                      bytes);
+                check(encode(x, N, (wm_blocks){-1, bits, scale_type, size, 0}, data, bytes, 2), "encode", bytes);
                 check(wm_blocks_decode(data, bytes, bits, scale_type, size, N, 0, back, N, 0, 1) == 0, "decode", bytes);
                 crc = wm_crc32(crc, data, bytes, 1);
                 free(data);
@@ -677,25 +693,28 @@ static void test_files(void) {
     const uint64_t size = (uint64_t)wm_blocks_size(4, WM_SCALE_FP16, 32, N);
     uint8_t *const expected = allocate(size), *const out = allocate(size), *const late = random_bytes(LATE);
     uint8_t *const written = allocate(LATE);
-    check(wm_blocks_encode(x, N, 4, WM_SCALE_FP16, 32, expected, size, NULL, 0, 1) == -1, "from memory", 0);
+    const wm_blocks blocks = {-1, 4, WM_SCALE_FP16, 32, 0};
+    check(encode(x, N, blocks, expected, size, 1), "from memory", 0);
     const wm_numbers numbers = {.fd = fileno(a), .size = sizeof x, .kind = WM_FLOAT32, .n = N};
-    const wm_blocks blocks = {-1, 4, WM_SCALE_FP16, 32};
+    wm_blocks of_memory = {-1, 5, WM_SCALE_FP32, 0, 0}, of_file = of_memory;
+    const wm_numbers memory = {.memory = (const uint8_t *)x, .size = sizeof x, .kind = WM_FLOAT32, .n = N};
     const wm_pairs pairs = {fileno(a), fileno(b), WM_FLOAT32, from, from, counts, PIECES, EACH * sizeof *x};
-    uint64_t pieces;
-    const uint64_t each = wm_quantize_room(&numbers, &blocks, &pieces);
     for (int threads = 1; threads <= 4; threads++) {
         FILE *const target = file_of("", 0);
         const wm_unwritten earlier = {fileno(target), late, LATE, 0, threads % 2};
-        const uint64_t room_size = each * (uint64_t)threads;
+        const uint64_t room_size = wm_quantize_room(&numbers, &blocks, threads);
         uint8_t *const room = allocate_lines(room_size);
-        double *const sums = allocate(2 * pieces * sizeof *sums);
+        double sums[2];
         wm_outcome outcome;
         memset(out, 0, size);
-        wm_quantize_numbers(&numbers, &blocks, out, size, sums, 2 * pieces, room, room_size, &earlier, threads, &outcome);
+        wm_search_scale(&memory, &of_memory, room, room_size, &outcome);
+        wm_search_scale(&numbers, &of_file, room, room_size, &outcome);
+        check(outcome.what == WM_DONE && of_file.scale != 0 && of_file.scale == of_memory.scale, "a scale from a file", 0);
+        wm_quantize_numbers(&numbers, &blocks, out, size, sums, room, room_size, &earlier, threads, &outcome);
         check(outcome.what == WM_DONE && !memcmp(out, expected, size), "quantised from a file", (uint64_t)threads);
         rewind(target);
         check(fread(written, 1, LATE, target) == LATE && !memcmp(written, late, LATE), "written meanwhile", (uint64_t)threads);
-        free(room), free(sums);
+        free(room);
         fclose(target);
 
         static int64_t different[PIECES];

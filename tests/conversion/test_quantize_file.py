@@ -2,6 +2,8 @@
 
 import errno
 import math
+import os
+import zlib
 
 import numpy as np
 import pytest
@@ -46,6 +48,58 @@ def test_every_dtype_and_number_of_threads(put, tmp_path, block_size, threads):
         assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int5"])
+def test_one_scale_from_windows_of_a_file(put, tmp_path, scheme):
+    """One scale for a tensor of any size: the bytes and errors are those of the array as a whole."""
+    sizes = (0, 1, 255, 257, 40_001, 65_536, 65_537, 300_000)
+    model = {f"{dtype} {size}": make(size, dtype) for dtype in DTYPES for size in sizes}
+    source = put(st.build(model), "m.safetensors")
+    report = wm.convert(source, tmp_path / "q.amb", quantize=scheme)
+    for info in report.quantized:
+        values = np.asarray(model[info.name].array, np.float32)
+        expected = wm.quantize(values, scheme)
+        with wm.open(tmp_path / "q.amb") as file:
+            assert file[info.name].payload.tobytes() == expected.payload.tobytes(), info.name
+        if values.size:
+            error = expected.dequantize(np.float64) - values
+            assert info.rmse == pytest.approx(math.sqrt(np.square(error).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "crc"), [("int8", 1172180855), ("int4", 3895827149), ("int5", 3907218496), ("adaptive", 3144619099)]
+)
+def test_bytes_stay_what_they_were(put, tmp_path, scheme, crc):
+    source = put(st.build({"w": normal((1, 400_001), 7)}), "m.safetensors")
+    wm.convert(source, tmp_path / "q.amb", quantize=scheme)
+    with wm.open(tmp_path / "q.amb") as file:
+        assert zlib.crc32(file["w"].payload.tobytes()) == crc
+
+
+@pytest.mark.parametrize("method", ["search_scale", "__call__"])
+def test_one_scale_of_a_file_that_is_cut_off(put, tmp_path, monkeypatch, method):
+    """Whether the search or the writing of codes comes to the new end of the file."""
+    source = put(st.build({"w": normal((1, 300_000), 1)}), "m.safetensors")
+    how, before = wm.Quantize("int8"), getattr(BlockEncoder, method)
+
+    def cut(*arguments):
+        os.truncate(source, 500_000)
+        return before(*arguments)
+
+    monkeypatch.setattr(BlockEncoder, method, cut)
+    with pytest.raises(wm.TruncatedError, match="500000"):
+        wm.convert(source, tmp_path / "q.amb", quantize=how)
+
+
+@pytest.mark.parametrize("at", [0, 65_536, 299_999])
+def test_one_scale_of_numbers_that_are_not_finite(put, tmp_path, at):
+    values = np.zeros((1, 300_000), np.float32)
+    values[0, at] = np.inf
+    source = put(st.build({"w": tensor(values)}), "m.safetensors")
+    with pytest.raises(wm.QuantError, match=rf"'w'.*element {at} .*inf"):
+        wm.convert(source, tmp_path / "q.amb", quantize="int5")
+
+
 def test_a_full_disk_is_an_error_of_the_target(put, tmp_path, monkeypatch):
     source = put(st.build({"w": normal((64, 10_000), 1)}), "m.safetensors")
     (tmp_path / "q.amb").write_bytes(b"before")
@@ -53,8 +107,9 @@ def test_a_full_disk_is_an_error_of_the_target(put, tmp_path, monkeypatch):
     def fail(*_):
         raise Failed("write", 0, errno.ENOSPC)
 
+    how = wm.Quantize("int4_block")
     monkeypatch.setattr(BlockEncoder, "__call__", fail)
     with pytest.raises(OSError, match="No space left") as caught:
-        wm.convert(source, tmp_path / "q.amb", quantize="int4_block")
+        wm.convert(source, tmp_path / "q.amb", quantize=how)
     assert caught.value.filename == str(tmp_path / "q.amb")
     assert (tmp_path / "q.amb").read_bytes() == b"before"

@@ -90,6 +90,7 @@ CASES = {
     "cast": (dense, (1024, 1), "wm.convert(source, f'{out}.weights', dtype='float16')", 48),
     "quantise int4": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int4_block')", 48),
     "quantise int5": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int5_block')", 48),
+    "quantise int8": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int8')", 48),
     "by an executor": (shards, (1024, 1), EXECUTOR, 128 + 16),
     "int8 passes": (partial(quantised, code=amb.INT8), (2**15, 2**9), PASS, 24),
     "int4 passes": (partial(quantised, code=amb.INT4BLOCK), (2**15, 2**9), PASS, 24),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 # Elements to quantise at once: as float32, they fill half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
+# Elements whose codes are made together under one scale; whole bytes hold them.
+_TOGETHER = 256
 # Cached bytes of adaptive tensors, which planning quantises for their sizes. Beyond these, tensors are quantised again
 # when they are written, so that memory stays flat.
 _MAX_CACHED_BYTES = 64 << 20
@@ -212,7 +215,10 @@ def _regrouped(_: str, place: Row) -> Iterator[NDArray[np.uint8]]:
 
 
 class _Blocks(NamedTuple):
-    """A scheme of blocks that are quantised one by one: elements and bytes per block, and the encoder."""
+    """A scheme of blocks that are quantised one by one: elements and bytes per block, and the encoder.
+
+    A block of a scheme with one scale for all has codes alone.
+    """
 
     elements: int
     nbytes: int
@@ -312,13 +318,14 @@ class Quantizer:
             return Payload(name, SCHEMES[scheme], shape, 0, _nothing, name, place)
         blocks, block_size, write = self._blocks(scheme), self.block_size, self._whole
         if blocks is not None:
-            nbytes = -(-size // blocks.elements) * blocks.nbytes
-            arguments = self._by_blocks, name, place, scheme, blocks, nbytes
-            kind: dict[str, Any] = {"block_size": blocks.elements, "scale_type": scale_type}
-            return Filled(name, SCHEMES[scheme], shape, nbytes, *arguments, **kind)
-        if scheme in BITS:
-            nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
-        elif trial:
+            if scheme in BITS and scheme not in BLOCKED:
+                fill = self._by_one_scale
+                nbytes = quantised.blocks_size(size, bits=BITS[scheme], block_size=0, scale_type=scale_type)
+            else:
+                fill, block_size, nbytes = self._by_blocks, blocks.elements, -(-size // blocks.elements) * blocks.nbytes
+            kind: dict[str, Any] = {"block_size": block_size, "scale_type": scale_type}
+            return Filled(name, SCHEMES[scheme], shape, nbytes, fill, name, place, scheme, blocks, nbytes, **kind)
+        if trial:
             nbytes = -(-size * self._options["bits"] // 8)
         else:  # adaptive: the size depends on the kind of each block
             quantized = self._quantized(name, place)
@@ -330,17 +337,18 @@ class Quantizer:
         return Payload(name, SCHEMES[scheme], shape, nbytes, *chunks, block_size=block_size, scale_type=scale_type)
 
     def _blocks(self, scheme: str) -> _Blocks | None:
-        """Return the encoder of a scheme of independent blocks; None for a scheme that needs the whole tensor."""
+        """Return the encoder of a scheme; None for "adaptive", which chooses among all blocks of a tensor."""
         if scheme not in self._encoders:
             threads, scale_type = self._options["threads"], self._options["scale_type"]
             if scheme in GGML_SCHEMES:
                 kind = quantised.GGML_TYPES[scheme]
                 encoder = BlockEncoder(kind.number, threads=threads, room=room)
                 self._encoders[scheme] = _Blocks(kind.block_size, quantised.ggml_size(kind.block_size, scheme), encoder)
-            elif scheme in BLOCKED:
+            elif scheme in BITS:
                 how = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": scale_type}
                 encoder = BlockEncoder(-1, **how, threads=threads, room=room)
-                self._encoders[scheme] = _Blocks(self.block_size, quantised.blocks_size(1, **how), encoder)
+                nbytes = quantised.blocks_size(1, **how) if scheme in BLOCKED else _TOGETHER * BITS[scheme] // 8
+                self._encoders[scheme] = _Blocks(self.block_size or _TOGETHER, nbytes, encoder)
         return self._encoders.get(scheme)
 
     def _by_blocks(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
@@ -349,6 +357,17 @@ class Quantizer:
         for run in _runs(place, blocks.elements):
             size = -(-run.size // blocks.elements) * blocks.nbytes
             sink.fill(size, blocks.nbytes, functools.partial(_encode, name, place, run, blocks, sums))
+        self._note(name, scheme, place, nbytes, *sums)
+
+    def _by_one_scale(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
+        """Quantise a tensor as one run, which the search for its scale reads several times."""
+        sums, nothing = [0.0, 0.0], _Run(place.source, np.empty(0, np.uint8), 0, "float32", 0, 0)
+        run = next(_runs(place, max(math.prod(place.shape), 1)), nothing)
+        with _failing(name, place, run):
+            scale = blocks.encode.search_scale(run.source, run.begin, run.dtype, run.size)
+        sink.write(scale)
+        encode = functools.partial(_encode, name, place, run, blocks, sums)
+        sink.fill(nbytes - len(scale), blocks.nbytes, encode)
         self._note(name, scheme, place, nbytes, *sums)
 
     def _whole(
@@ -434,20 +453,27 @@ def _encode(
     earlier: Unwritten | None,
 ) -> None:
     """Fill `out` with blocks of a run from their byte `at` on; add up squared errors and squares."""
-    width = COMPARED[run.dtype][1]
     start = at // blocks.nbytes * blocks.elements
-    count = min(len(out) // blocks.nbytes * blocks.elements, run.size - start)
+    count = min(-(-len(out) // blocks.nbytes) * blocks.elements, run.size - start)
+    with _failing(name, place, run, start):
+        begin = run.begin + start * COMPARED[run.dtype][1]
+        error, square = blocks.encode(run.source, begin, run.dtype, count, out, earlier)
+    sums[0] += error
+    sums[1] += square
+
+
+@contextlib.contextmanager
+def _failing(name: str, place: Row, run: _Run, start: int = 0) -> Iterator[None]:
+    """Raise the error of a call that failed for numbers of a run, from number `start` on."""
     try:
-        error, square = blocks.encode(run.source, run.begin + start * width, run.dtype, count, out, earlier)
+        yield
     except Failed as failed:
         if failed.what == "write":
             raise OSError(failed.error, os.strerror(failed.error)) from None
         if failed.what == "read":
-            run.file.fail_reading(failed.at, run.begin + run.size * width, failed.error)
+            run.file.fail_reading(failed.at, run.begin + run.size * COMPARED[run.dtype][1], failed.error)
         bad = run.first + start + failed.at
         raise _not_finite(name, bad, _element(place, bad)) from None
-    sums[0] += error
-    sums[1] += square
 
 
 def _values(row: Row, count: int) -> Iterator[NDArray[np.float32]]:

@@ -19,9 +19,9 @@ from weightmap._kernels import ffi, lib
 FEW = (0, 1, 63, 64, 65, 200)
 LENGTHS = (*range(131), 191, 192, 193, 255, 256, 257, 319, 384, 511, 512, 513, 1023, 1024, 1025, 1152, 2047, 4095, 4097)
 VARIED = {
-    *("wm_crc32", "wm_fnv1a32_many", "wm_f16_to_f32", "wm_bf16_to_f32", "wm_blocks_decode", "wm_blocks_encode"),
+    *("wm_crc32", "wm_fnv1a32_many", "wm_f16_to_f32", "wm_bf16_to_f32", "wm_blocks_decode", "wm_search_scale"),
     *("wm_adaptive_decode", "wm_ggml_decode", "wm_ggml_encode", "wm_index_build", "wm_index_find_many"),
-    *("wm_columns_check", "wm_records_check", "wm_pq_decode"),
+    *("wm_columns_check", "wm_records_check", "wm_pq_decode", "wm_quantize_numbers"),
 }
 TIERS = kernels.available_isas()
 PAGES = [guard.Pages(1 << 18) for _ in range(110)]

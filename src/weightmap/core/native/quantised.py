@@ -311,14 +311,18 @@ def encode_blocks(
     >>> encode_blocks([1, -2, 127], bits=8, block_size=0, scale_type="fp32").tobytes()
     b'\x00\x00\x80?\x01\xfe\x7f'
     """
-    return encode(a, bits, block_size, scale_type, threads)[0]
-
-
-def encode_with_errors(
-    a: ArrayLike, *, bits: int, block_size: int, scale_type: str = "fp16", threads: int = 1
-) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Return the bytes of `encode_blocks`, and the sum of the squared errors of each block."""
-    return encode(a, bits, block_size, scale_type, threads)
+    array = real_numbers(a)
+    flat = flat_floats(array).astype("<f4", copy=False)
+    size = blocks_size(array.size, bits=bits, block_size=block_size, scale_type=scale_type)
+    encoder = BlockEncoder(-1, bits=bits, block_size=block_size, scale_type=scale_type, threads=threads)
+    data, numbers = np.empty(size, np.uint8), (flat, 0, "float32", array.size)
+    try:
+        scale = b"" if block_size else encoder.search_scale(*numbers)
+        data[: len(scale)] = np.frombuffer(scale, np.uint8)
+        encoder(*numbers, memoryview(data)[len(scale) :])
+    except access.Failed as failed:
+        raise not_finite(array, failed.at) from None
+    return data
 
 
 def real_numbers(a: ArrayLike) -> NDArray[Any]:
@@ -360,6 +364,8 @@ def floats(a: ArrayLike) -> NDArray[np.float32]:
 
 def flat_floats(array: NDArray[Any]) -> NDArray[np.float32]:
     """Return the elements as a flat array of float32, infinite where they are too large."""
+    if array.dtype == np.float32 and array.flags.c_contiguous and array.flags.aligned:
+        return array.reshape(-1)
     with np.errstate(over="ignore"):  # elements that overflow are reported as not finite
         return np.require(array, np.float32, ("C", "A")).reshape(-1)
 
@@ -369,28 +375,8 @@ def not_finite(array: NDArray[Any], index: int) -> QuantError:
     return QuantError(f"element {index}", actual=array.reshape(-1)[index], expected="a number finite in float32")
 
 
-def encode(
-    a: ArrayLike, bits: int, block_size: int, scale_type: str, threads: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Return the bytes of all blocks and the sum of the squared errors of each."""
-    array = real_numbers(a)
-    flat = flat_floats(array)
-    size = blocks_size(flat.size, bits=bits, block_size=block_size, scale_type=scale_type)
-    count = -(-flat.size // block_size) if block_size else 1
-    data, errors = np.empty(size, np.uint8), np.empty(count, np.float64)
-    source = access.as_items("float[]", flat) if flat.size else NULL
-    target, sums = access.as_output(data, "uint8_t[]"), access.as_output(errors, "double[]")
-    code, max_threads = scale_code(scale_type), access.thread_count(threads)
-    index = lib.wm_blocks_encode(source, flat.size, bits, code, block_size, target, size, sums, count, max_threads)
-    if index >= 0:
-        raise not_finite(array, index)
-    if index != -1:
-        raise AssertionError("sizes were checked")
-    return data, errors
-
-
 # ----------------------------------------------------------------------------------------------------
-# Quantising in C from a file to a buffer, while what was quantised before is written to another.
+# Quantising in C from a file or from memory to a buffer, while what was quantised before is written to a file.
 
 
 class Unwritten(NamedTuple):
@@ -408,9 +394,9 @@ class BlockEncoder:
     Parameters
     ----------
     ggml : int
-        The number of a type of ggml's blocks; -1 for blocks of integers:
+        The number of a type of ggml's blocks; -1 for integers:
     bits, block_size, scale_type
-        As for `encode_blocks`.
+        As for `encode_blocks`. With a block size of 0, `search_scale` comes before a call, which makes codes alone.
     threads : int
         At most this many share the work.
     room : callable
@@ -425,14 +411,13 @@ class BlockEncoder:
         block_size: int = 32,
         scale_type: str = "fp16",
         threads: int = 1,
-        room: Callable[[int], memoryview | bytearray] = bytearray,
+        room: Callable[[int], memoryview | bytearray] = access.new_buffer,
     ) -> None:
         self._make = room
         self._blocks = ffi.new("wm_blocks *", (ggml, bits, scale_code(scale_type), block_size))
         self._numbers, self._outcome = ffi.new("wm_numbers *"), ffi.new("wm_outcome *")
-        self._pieces = ffi.new("uint64_t *")
         self._threads = access.thread_count(threads)
-        self._room, self._sums = np.empty(0, np.uint8), np.empty(0, np.float64)
+        self._room, self._sums = ffi.new("uint8_t[0]"), ffi.new("double[2]")
 
     def __call__(
         self,
@@ -467,38 +452,35 @@ class BlockEncoder:
         ------
         Failed
         """
-        numbers, pieces = self._numbers, self._pieces
-        numbers.fd, memory, numbers.size = access.place_of(source)
-        numbers.memory, numbers.at = memory, at
-        numbers.kind, numbers.n = COMPARED[dtype][0], count
-        each = lib.wm_quantize_room(numbers, self._blocks, pieces)
-        n_blocks = min(self._threads, max(pieces[0], 1)) * each
-        if self._room.size < n_blocks:
-            self._room = np.frombuffer(self._make(n_blocks), np.uint8)
-        if self._sums.size < 2 * pieces[0]:
-            self._sums = np.empty(2 * pieces[0], np.float64)
-        sums, room = self._sums[: 2 * pieces[0]], self._room
+        room = self._take(source, at, dtype, count, self._threads)
         target: Any = access.as_output(np.frombuffer(out, np.uint8), "uint8_t[]") if len(out) else NULL
         before = NULL
         if earlier is not None:
             data = access.as_input(earlier.data)
             before = ffi.new("wm_unwritten *", (earlier.fd, data, len(data), earlier.offset, earlier.flush))
-        lib.wm_quantize_numbers(
-            numbers,
-            self._blocks,
-            target,
-            len(out),
-            access.as_output(sums, "double[]"),
-            sums.size,
-            access.as_output(room, "uint8_t[]"),
-            room.size,
-            before,
-            self._threads,
-            self._outcome,
-        )
+        arguments = self._blocks, target, len(out), self._sums, *room, before, self._threads, self._outcome
+        lib.wm_quantize_numbers(self._numbers, *arguments)
         access.check_outcome(self._outcome)
-        error, square = sums.reshape(-1, 2).sum(axis=0).tolist() if pieces[0] else (0.0, 0.0)
+        error, square = self._sums
         return error, square
+
+    def search_scale(self, source: int | NDArray[np.uint8], at: int, dtype: str, count: int) -> bytes:
+        """Return the one scale of all numbers, as it is stored. Reads them six times. Raises `Failed`."""
+        room = self._take(source, at, dtype, count, 1)
+        lib.wm_search_scale(self._numbers, self._blocks, *room, self._outcome)
+        access.check_outcome(self._outcome)
+        return np.array(self._blocks.scale, "<f2" if self._blocks.scale_type else "<f4").tobytes()
+
+    def _take(self, source: int | NDArray[np.uint8], at: int, dtype: str, count: int, threads: int) -> tuple[Any, int]:
+        """Tell C where the numbers lie; return room for threads, as C takes it."""
+        numbers = self._numbers
+        numbers.fd, memory, numbers.size = access.place_of(source)
+        numbers.memory, numbers.at = memory, at
+        numbers.kind, numbers.n = COMPARED[dtype][0], count
+        nbytes = lib.wm_quantize_room(numbers, self._blocks, threads)
+        if len(self._room) < nbytes:
+            self._room = access.as_output(np.frombuffer(self._make(nbytes), np.uint8), "uint8_t[]")
+        return self._room, len(self._room)
 
 
 # ----------------------------------------------------------------------------------------------------
