@@ -75,7 +75,7 @@ int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int pa
         return -2;
     const int runs = bits <= 4 && in_runs(group, columns);
     const int aligned = (uintptr_t)out % LINE == 0 && columns * bytes % LINE == 0;
-    const int streaming = runs && aligned && streams(words_size, out_size);
+    const int streaming = aligned && streams(words_size, out_size);
     static const float values[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     wm_grouped w = {words, group, scales, zeros, values, out, rows, columns, bits, packing, type, runs, streaming};
     const uint64_t rows_a_thread = ELEMENTS_A_THREAD / columns;

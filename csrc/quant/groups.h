@@ -6,7 +6,7 @@
  *
  * Where RUN columns after another are of one group and codes have at most 4 bits, an output has 16 values in that group, which are
  * computed once; and the codes of a tile are turned, so that RUN codes of an output lie together and are looked up like those of
- * lookup.h. Otherwise values are computed for a column, LANES outputs together, and halves are turned.
+ * lookup.h. Otherwise values are computed column by column, and squares of them are turned.
  *
  * A core writes to memory at its own pace, and waits when it has stored too many lines at once. So up to RUNS runs, a batch, are looked
  * up in STEPS steps, ROWS outputs each, and after each output some of the turning of the next batch is done, and its table is made:
@@ -28,7 +28,9 @@
 #include <emmintrin.h>
 typedef __m128i lane;
 WM_INLINE lane load_lane(const uint8_t *from) { return _mm_loadu_si128((const __m128i *)(const void *)from); }
-WM_INLINE void store_lane(uint8_t *to, lane a) { _mm_storeu_si128((__m128i *)(void *)to, a); }
+WM_INLINE void store_lane(uint8_t *to, lane a, int streaming) {
+    streaming ? _mm_stream_si128((__m128i *)(void *)to, a) : _mm_storeu_si128((__m128i *)(void *)to, a);
+}
 WM_INLINE lane interleave_lanes(lane a, lane b, int bytes, int upper) {
     switch (bytes) {
     case 1: return upper ? _mm_unpackhi_epi8(a, b) : _mm_unpacklo_epi8(a, b);
@@ -41,7 +43,7 @@ WM_INLINE lane interleave_lanes(lane a, lane b, int bytes, int upper) {
 #include <arm_neon.h>
 typedef uint8x16_t lane;
 WM_INLINE lane load_lane(const uint8_t *from) { return vld1q_u8(from); }
-WM_INLINE void store_lane(uint8_t *to, lane a) { vst1q_u8(to, a); }
+WM_INLINE void store_lane(uint8_t *to, lane a, int streaming) { vst1q_u8(to, a); }
 #define INTERLEAVED(a, b, upper, kind)                                                                        \
     vreinterpretq_u8_##kind(upper ? vzip2q_##kind(vreinterpretq_##kind##_u8(a), vreinterpretq_##kind##_u8(b)) \
                                   : vzip1q_##kind(vreinterpretq_##kind##_u8(a), vreinterpretq_##kind##_u8(b)))
@@ -62,7 +64,7 @@ WM_INLINE lane load_lane(const uint8_t *from) {
     memcpy(&a, from, sizeof a);
     return a;
 }
-WM_INLINE void store_lane(uint8_t *to, lane a) { memcpy(to, &a, sizeof a); }
+WM_INLINE void store_lane(uint8_t *to, lane a, int streaming) { memcpy(to, &a, sizeof a); }
 WM_INLINE lane interleave_lanes(lane a, lane b, int bytes, int upper) {
     lane result;
     for (int i = 0; i < 16; i++) result.byte[i] = (i / bytes % 2 ? b : a).byte[8 * upper + i / (2 * bytes) * bytes + i % bytes];
@@ -74,7 +76,7 @@ WM_INLINE lane interleave_lanes(lane a, lane b, int bytes, int upper) {
 #define TURNED 16
 typedef lane turned;
 WM_INLINE turned load_turned(const uint8_t *from) { return load_lane(from); }
-WM_INLINE void store_turned(uint8_t *to, turned a) { store_lane(to, a); }
+WM_INLINE void store_turned(uint8_t *to, turned a) { store_lane(to, a, 0); }
 WM_INLINE turned interleave(turned a, turned b, int bytes, int upper) { return interleave_lanes(a, b, bytes, upper); }
 /* The low halves of the bytes of both, or the high ones: those of a are low in the result. */
 WM_INLINE turned pair_nibbles(turned a, turned b, int high) {
@@ -269,67 +271,65 @@ TARGET WM_INLINE void decode_runs(const wm_grouped *grouped, uint64_t first, uin
     }
 }
 
-/* The values of one column, `first` on. */
+/* The values of one column, `first` on. The words of a column of the next run are prefetched, for no CPU foresees them. */
 TARGET WM_INLINE void decode_column(const wm_grouped *w, uint64_t first, uint64_t c, int type, uint8_t *to) {
     const uint64_t bit = c * (uint64_t)w->bits, bytes = coded_bytes(type), from = w->group[c] * w->rows + first;
     const float *s = w->scales + from, *z = w->zeros + from;
     const uint32_t mask = (1u << w->bits) - 1;
-    const unsigned shift = (unsigned)(bit % 32);
-    const uint8_t *words = w->words + 4 * (bit / 32 * w->rows + first);
-    for (int at = 0; at < TILE; at += LANES, words += 4 * LANES, to += bytes * LANES) {
-        uint32_t q[LANES];
-        float values[LANES];
-        for (int l = 0; l < LANES; l++) q[l] = load_le32(words + 4 * l) >> shift;
-        if (shift + (unsigned)w->bits > 32) /* the next word has the rest */
-            for (int l = 0; l < LANES; l++) q[l] |= load_le32(words + 4 * w->rows + 4 * l) << (32 - shift);
-        for (int l = 0; l < LANES; l++) values[l] = s[at + l] * ((float)(int32_t)(q[l] & mask) - z[at + l]);
-        round_lanes(values, type, to);
+    const unsigned shift = (unsigned)(bit % 32), spans = shift + (unsigned)w->bits > 32;
+    const uint8_t *words = w->words + 4 * (bit / 32 * w->rows + first), *upper = spans ? words + 4 * w->rows : words;
+    float values[TILE];
+    for (uint64_t at = 0; at < TILE; at += LANES) PREFETCH(words + 4 * (w->rows * (uint64_t)w->bits + at));
+    for (int l = 0; l < TILE; l++) { /* the next word has the rest; otherwise this one has bits above those of the code */
+        const uint32_t q = load_le32(words + 4 * l) >> shift | load_le32(upper + 4 * l) << (spans ? 32 - shift : 31);
+        values[l] = s[l] * ((float)(int32_t)(q & mask) - z[l]);
+    }
+    for (uint64_t at = 0; at < TILE; at += LANES) round_lanes(values + at, type, to + bytes * at);
+}
+
+/* Columns c to c + RUN of some outputs, from number `at` of a tile on, to their rows: squares, a lane wide, are turned in rounds of
+ * interleaving. */
+TARGET WM_INLINE void turn_squares(const wm_grouped *w, const uint8_t *tile, uint64_t first, uint64_t at, uint64_t c, int type,
+                                   int streaming) {
+    const uint64_t bytes = coded_bytes(type), side = sizeof(lane) / bytes, row_bytes = bytes * w->columns;
+    uint8_t *out = w->out + (first + at) * row_bytes + bytes * c;
+    for (uint64_t k = 0; k < RUN; k += side, out += sizeof(lane)) {
+        lane a[sizeof(lane) / 2], b[sizeof(lane) / 2];
+        for (uint64_t i = 0; i < side; i++) a[i] = load_lane(tile + bytes * (TILE * (k + i) + at));
+        for (uint64_t round = 1; round < side; round *= 2) {
+            for (uint64_t i = 0; i < side; i++) b[i] = interleave_lanes(a[i / 2], a[(i + side) / 2], (int)bytes, (int)(i % 2));
+            for (uint64_t i = 0; i < side; i++) a[i] = b[i];
+        }
+        for (uint64_t i = 0; i < side; i++) store_lane(out + i * row_bytes, a[i], streaming);
     }
 }
 
-/* A tile of values to the rows of the output, from column c on. */
-TARGET WM_INLINE void transpose_tile(const wm_grouped *w, const uint8_t *tile, uint64_t first, uint64_t c, int type) {
-    const uint64_t bytes = coded_bytes(type);
-    if (type != AS_FLOAT32) {
-        for (uint64_t at = 0; at < TILE; at += 8)
-            for (uint64_t k = 0; k < RUN; k += 8) {
-                lane a[8], b[8];
-                for (uint64_t i = 0; i < 8; i++) a[i] = load_lane(tile + 2 * (TILE * (k + i) + at));
-                for (int i = 0; i < 8; i++) b[i] = interleave_lanes(a[i / 2], a[i / 2 + 4], 2, i % 2);
-                for (int i = 0; i < 8; i++) a[i] = interleave_lanes(b[i / 2], b[i / 2 + 4], 2, i % 2);
-                for (int i = 0; i < 8; i++)
-                    store_lane(w->out + 2 * ((first + at + (uint64_t)i) * w->columns + c + k),
-                               interleave_lanes(a[i / 2], a[i / 2 + 4], 2, i % 2));
-            }
-        return;
-    }
-    for (uint64_t at = 0; at < TILE; at++) {
-        uint8_t *to = w->out + bytes * ((first + at) * w->columns + c);
-        for (uint64_t k = 0; k < RUN; k++) memcpy(to + bytes * k, tile + bytes * (TILE * k + at), bytes);
+/* Columns [0, end), whole runs, of a tile: while one run is decoded, the one before it is turned, since memory takes lines slowly. */
+TARGET WM_INLINE void decode_columns(const wm_grouped *w, uint64_t first, uint64_t end, int type, int streaming) {
+    const uint64_t bytes = coded_bytes(type), side = sizeof(lane) / bytes;
+    uint8_t tiles[2][4 * TILE * RUN];
+    for (uint64_t c = 0; end && c < end + RUN; c++) {
+        const uint64_t at = c % RUN * (TILE / RUN);
+        uint8_t *const tile = tiles[c / RUN % 2], *const before = tiles[(c / RUN + 1) % 2];
+        if (c < end) decode_column(w, first, c, type, tile + bytes * TILE * (c % RUN));
+        if (c >= RUN && at % side == 0) turn_squares(w, before, first, at, c / RUN * RUN - RUN, type, streaming);
     }
 }
 
-TARGET WM_INLINE void decode_rows(const wm_grouped *w, uint64_t begin, uint64_t end, int type) {
-    uint8_t tile[4 * TILE * RUN];
-    const uint64_t bytes = coded_bytes(type), whole = w->columns / RUN * RUN;
+TARGET WM_INLINE void decode_rows(const wm_grouped *grouped, uint64_t begin, uint64_t end, int type) {
+    const wm_grouped of = *grouped, *const w = &of; /* which no store changes */
+    const uint64_t whole = w->in_runs || w->packing == ALONG_COLUMNS ? w->columns / RUN * RUN : 0;
     uint64_t first = begin;
     for (; end - first >= TILE; first += TILE) {
-        uint64_t done = 0;
-        if (w->in_runs) {
-            if (w->packing == ALONG_ROWS)
-                w->streaming ? decode_runs(w, first, whole, ALONG_ROWS, type, 1)
-                             : decode_runs(w, first, whole, ALONG_ROWS, type, 0);
-            else
-                w->streaming ? decode_runs(w, first, whole, ALONG_COLUMNS, type, 1)
-                             : decode_runs(w, first, whole, ALONG_COLUMNS, type, 0);
-            done = whole;
-        } else if (w->packing == ALONG_COLUMNS) {
-            for (; done < whole; done += RUN) {
-                for (uint64_t k = 0; k < RUN; k++) decode_column(w, first, done + k, type, tile + bytes * TILE * k);
-                transpose_tile(w, tile, first, done, type);
-            }
-        }
-        wm_grouped_one_by_one(w, first, first + TILE, done);
+        if (!w->in_runs)
+            w->streaming ? decode_columns(w, first, whole, type, 1) : decode_columns(w, first, whole, type, 0);
+        else if (w->packing == ALONG_ROWS)
+            w->streaming ? decode_runs(w, first, whole, ALONG_ROWS, type, 1)
+                         : decode_runs(w, first, whole, ALONG_ROWS, type, 0);
+        else
+            w->streaming ? decode_runs(w, first, whole, ALONG_COLUMNS, type, 1)
+                         : decode_runs(w, first, whole, ALONG_COLUMNS, type, 0);
+        wm_grouped_one_by_one(w, first, first + TILE, whole);
     }
     wm_grouped_one_by_one(w, first, end, 0);
 }
