@@ -268,9 +268,10 @@ def _wm_ggml_decode(p, size):
 def _wm_lookup(p, size):
     rows, width, height, before = 3, 5, 2, 1
     cases = ((8, 1, False, True), (8, 0, True, False), (4, 2, True, True), (4, 0, False, False))
+    cases += ((3, 0, False, False), (5, 1, True, False), (6, 2, False, True), (7, 1, False, False))
     for bits, type_, numbered, zeroed in cases:
         columns = size // rows
-        row_bytes = columns if bits == 8 else -(-columns // 2)
+        row_bytes = -(-columns * bits // 8)
         codes = noise(rows * row_bytes)
         blocks = 2 * -(-columns // width)
         count = 7 if numbered else blocks

@@ -82,7 +82,7 @@ int wm_f32_to_f16(const float *in, uint8_t *out, uint64_t n);
  * Codes with scales of blocks of `height` rows and `width` columns:
  *   out[r][c] = (values[code of row r, column c] - zeros[b]) * scales[b] * factor + biases[b]
  * in float32, as type 0, or rounded once, ties to even, to float16 (type 1) or bfloat16 (type 2). Row r begins at codes + r *
- * row_bytes, with a byte for each code of 8 bits, or for two of 4 bits, the low half first or, with `high_first`, the high half.
+ * row_bytes, with codes of 1 to 8 bits end to end, lowest bits first; with `high_first`, codes of 4 bits, the high half first.
  * `values` has 2^bits numbers. Blocks at the edges may be smaller, and the first ones begin `before` rows earlier. b numbers the
  * blocks row by row; with `which`, it is which[number of the block], for at most 256 scales. `zeros` and `biases` may be NULL.
  * Uses up to `threads` threads, fewer for little work. Returns 0; -1 for sizes that do not fit together, or a block without a

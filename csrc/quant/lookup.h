@@ -44,11 +44,12 @@ TARGET WM_INLINE void look_up_nibbles(const wm_looked *w, const uint8_t *codes, 
     }
 }
 
-/* Codes of 8 bits. */
-TARGET WM_INLINE void look_up_bytes(const wm_looked *w, int bytes, int streaming) {
+/* Codes that are bytes. */
+TARGET WM_INLINE void look_up_bytes(const wm_looked *looked, int bytes, int streaming) {
+    const wm_looked of = *looked, *const w = &of; /* which no store changes */
     for (uint64_t b = 0, c = 0; c < w->n; b++, c += w->width) {
         const uint64_t n = w->n - c < w->width ? w->n - c : w->width;
-        const uint8_t *table = w->tables + table_of(w, b) * ((uint64_t)bytes << 8);
+        const uint8_t *table = w->tables + table_of(w, b) * ((uint64_t)bytes << w->bits);
         uint64_t i = 0;
 #if BYTES
         if (bytes == 2) i = look_bytes_2(w, b, table, c, n, streaming);
@@ -81,9 +82,7 @@ TARGET WM_INLINE void make_tables(const wm_tabled *w, int type) {
         const float s = w->scales[i * w->step], z = w->zeros ? w->zeros[i * w->step] : 0;
         for (unsigned q = 0; q < w->codes; q += LANES, out += LANES * coded_bytes(type)) {
             float values[LANES];
-            for (int l = 0; l < LANES; l++) values[l] = (w->values[q + (unsigned)l] - z) * s;
-            if (w->factor != 1)
-                for (int l = 0; l < LANES; l++) values[l] *= w->factor;
+            for (int l = 0; l < LANES; l++) values[l] = (w->values[q + (unsigned)l] - z) * s * w->factor;
             if (w->biases)
                 for (int l = 0; l < LANES; l++) values[l] += w->biases[i * w->step];
             round_lanes(values, type, out);

@@ -57,34 +57,39 @@ typedef struct {
     __m512i part[8];
 } bytes_2;
 
-TARGET WM_INLINE bytes_2 load_bytes_2(const uint8_t *table) {
+TARGET WM_INLINE bytes_2 load_bytes_2(const uint8_t *table, int bits) {
     bytes_2 t;
-    for (int i = 0; i < 8; i++) t.part[i] = _mm512_loadu_si512(table + LINE * i);
+    for (int i = 0; i < 1 << bits >> 5; i++) t.part[i] = _mm512_loadu_si512(table + LINE * i);
     return t;
 }
 
-TARGET WM_INLINE line look_32(const bytes_2 *t, const uint8_t *codes) {
+TARGET WM_INLINE line look_32(const bytes_2 *t, const uint8_t *codes, int bits) {
     const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)codes));
     __m512i quarter[4];
-    for (int i = 0; i < 4; i++) quarter[i] = _mm512_permutex2var_epi16(t->part[2 * i], at, t->part[2 * i + 1]);
+    for (int i = 0; i < 1 << bits >> 6; i++) quarter[i] = _mm512_permutex2var_epi16(t->part[2 * i], at, t->part[2 * i + 1]);
+    if (bits == 6) return quarter[0];
     const __mmask32 second = _mm512_movepi16_mask(_mm512_slli_epi16(at, 9)),
                     last = _mm512_movepi16_mask(_mm512_slli_epi16(at, 8));
     const __m512i low = _mm512_mask_blend_epi16(second, quarter[0], quarter[1]);
     return _mm512_mask_blend_epi16(last, low, _mm512_mask_blend_epi16(second, quarter[2], quarter[3]));
 }
 
-TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, uint64_t c, uint64_t n,
-                                       int streaming) {
+TARGET WM_INLINE void look_up_lines(const wm_looked *w, const uint8_t *table, uint64_t c, uint64_t n, int bits, int streaming) {
     const uint8_t *codes = w->codes + c;
     uint8_t *out = w->out + 2 * c;
-    if (n < 32) return 0;
-    const bytes_2 t = load_bytes_2(table);
+    const bytes_2 t = load_bytes_2(table, bits);
     const uint64_t ahead = ahead_of(w);
     for (uint64_t r = 0; r < w->rows; r++, codes += w->codes_apart, out += w->out_apart)
         for (uint64_t i = 0; i + 32 <= n; i += 32) {
             PREFETCH(codes + i + ahead);
-            store_line(look_32(&t, codes + i), out + 2 * i, streaming);
+            store_line(look_32(&t, codes + i, bits), out + 2 * i, streaming);
         }
+}
+
+TARGET WM_INLINE uint64_t look_bytes_2(const wm_looked *w, uint64_t b, const uint8_t *table, uint64_t c, uint64_t n,
+                                       int streaming) {
+    if (n < 32) return 0;
+    w->bits == 6 ? look_up_lines(w, table, c, n, 6, streaming) : look_up_lines(w, table, c, n, 8, streaming);
     return n / 32 * 32;
 }
 

@@ -464,16 +464,17 @@ static void test_lookup(const char *name, wm_lookup_fn *look_up) {
     static const uint64_t widths[] = {1, 2, 7, 16, 31, 32, 33, 64, 80, 200};
     for (size_t i = 0; i < sizeof widths / sizeof *widths * 16; i++) {
         const uint64_t width = widths[i / 16], n = 3 * width + i % 3 * width / 2 + 1, blocks = ceil_div(n, width);
-        const int bits = i & 1 ? 4 : 8, bytes = i & 2 ? 4 : 2, high_first = i & 1 && i & 8;
-        const uint64_t rows = 1 + i % 5 / 2, apart = bits == 8 ? n : (n + 1) / 2, out_apart = n * (uint64_t)bytes;
+        const int bits = i & 1 ? 4 : i / 16 % 2 ? 6 : 8, bytes = i & 2 ? 4 : 2, high_first = i & 1 && i & 8;
+        const uint64_t rows = 1 + i % 5 / 2, apart = bits == 4 ? (n + 1) / 2 : n, out_apart = n * (uint64_t)bytes;
         uint8_t *codes = random_bytes(rows * apart), *which = i & 4 ? random_bytes(blocks) : NULL;
         uint8_t *tables = random_bytes((uint64_t)bytes << bits << 8), *out = allocate(rows * out_apart);
         const wm_looked looked = {codes, tables, which,      out, n,    width, rows,           apart, out_apart,
                                   bits,  bytes,  high_first, 0,   NULL, NULL,  WM_ANY_NUMBERS, 0};
+        for (uint64_t at = 0; bits > 4 && at < rows * n; at++) codes[at] &= (1u << bits) - 1;
         look_up(&looked);
         for (uint64_t at = 0; at < rows * n; at++) {
             const uint64_t c = at % n, block = c / width, table = which ? which[block] : block;
-            uint64_t code = codes[at / n * apart + (bits == 8 ? c : c / 2)];
+            uint64_t code = codes[at / n * apart + (bits == 4 ? c / 2 : c)];
             if (bits == 4) code = (c % 2 == 1) != high_first ? code / 16 : code % 16;
             const uint8_t *wanted = tables + ((table << bits) + code) * (uint64_t)bytes;
             check(!memcmp(out + at * (uint64_t)bytes, wanted, (size_t)bytes), name, at);

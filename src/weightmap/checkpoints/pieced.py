@@ -283,7 +283,7 @@ class Coding:
     codes: str
     scales: str
     stated: str | None
-    direct: ClassVar[bool] = False
+    direct: ClassVar[bool] = True
     strided: ClassVar[bool] = False
 
     def __init__(

@@ -23,11 +23,13 @@ def definition(codes, values, scales, zeros, biases, which, blocks, dtype, facto
         return (found if biases is None else found + biases[numbers]).astype(dtype)
 
 
-def packed(codes, high_first):
-    """Lay two codes of 4 bits in a byte."""
-    whole = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
-    first, second = whole[:, ::2], whole[:, 1::2]
-    return (first << 4 | second if high_first else first | second << 4).astype(np.uint8)
+def packed(codes, bits, high_first):
+    """Lay the codes of each row end to end in bytes."""
+    if high_first:
+        codes = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).reshape(len(codes), -1, 2)[..., ::-1]
+        codes = codes.reshape(len(codes), -1)
+    single = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
+    return np.packbits(single.reshape(len(codes), codes.shape[1] * bits), axis=-1, bitorder="little")
 
 
 @pytest.mark.usefixtures("isa")
@@ -42,7 +44,7 @@ def test_values_are_those_of_numpy():
         before, across = height // 2, -(-columns // width)
         count = -(-(before + rows) // height) * across
         blocks = (np.arange(rows)[:, None] + before) // height * across + np.arange(columns) // width
-        for numbered, zeroed, biased, high_first in (
+        for numbered, zeroed, biased, turned in (
             (True, False, False, True),
             (False, True, False, False),
             (False, False, True, True),
@@ -54,9 +56,10 @@ def test_values_are_those_of_numpy():
             zeros = rng.integers(0, 9, scales.size).astype(np.float32) if zeroed else None
             biases = rng.normal(0, 2, scales.size).astype(np.float32) if biased else None
             which = rng.integers(0, 256, count).astype(np.uint8) if numbered else None
-            stored = codes if bits == 8 else packed(codes, high_first)
+            high_first = turned and bits == 4
+            stored = packed(codes, bits, high_first)
             stored = np.pad(stored, ((0, 0), (0, 3 * numbered)))
-            factor = 0.3 if high_first else 1
+            factor = 0.3 if biased else 1
             for dtype in DTYPES:
                 out = access.empty((rows, columns), dtype)  # of whole lines, so that large ones are streamed
                 scans.look_up(
@@ -76,8 +79,10 @@ def test_values_are_those_of_numpy():
 
     shapes = [(1, 1, 1, 1), (3, 7, 2, 3), (5, 64, 1, 32), (40, 33, 16, 5), (7, 9, 9, 100), (4, 0, 1, 1)]
     shapes += [(3, 96, 1, 16), (2, 1100, 1, 16), (1, 4099, 1, 64), (9, 300, 4, 128)]
-    cases = [(*shape, bits, 1) for shape in shapes for bits in (4, 8)]
+    cases = [(*shape, bits, 1) for shape in shapes for bits in range(1, 9)]
+    cases += [(10, 2100, 3, width, bits, 1) for bits in (1, 3, 5, 6, 7) for width in (64, 1500, 2100)]
     large = [(1200, 1024, 128, 128, 8, 4), (1200, 1024, 1, 32, 4, 4), (1, 1_100_001, 1, 64, 4, 4)]
+    large += [(1200, 1024, 1, 32, 6, 4), (1, 1_100_001, 1, 67, 5, 4)]
     each([*cases, *large], check)
 
 
@@ -122,7 +127,11 @@ def test_what_does_not_fit_is_refused():
         ((codes[:1], 8, every, scales, out), same),
         ((codes[:, :1].copy(), 4, nibbles, scales, out), same),
         ((codes, 4, every, scales, out), same),
-        ((codes, 5, every[:32], scales, out), same),
+        ((codes, 5, every[:31], scales, out), same),
+        ((codes[:, :2].copy(), 5, every[:32], scales, out), same),
+        ((codes, 0, every[:1], scales, out), same),
+        ((codes, 9, np.zeros(512, np.float32), scales, out), same),
+        ((codes, 8, every, scales, out), same | {"high_first": True}),
         ((codes, 8, every, scales[:1], out), same),
         ((codes, 8, every, scales, out), same | {"zeros": scales[:1]}),
         ((codes, 8, every, scales, out), same | {"which": which[:1]}),

@@ -44,7 +44,6 @@ class Scaled(pieced.Coding):
     width: int
     zeros: str | None
     integers: bool
-    direct: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -70,13 +69,6 @@ class Scaled(pieced.Coding):
         ranges = {self.codes: slice(first, last), self.scales: blocks}
         return ranges if self.zeros is None else ranges | {self.zeros: blocks}
 
-    def decode(self, pieces: pieced.Components, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        values = self.values(pieces[self.codes])
-        if self.zeros is not None:
-            values = values - self.each(pieces[self.zeros].astype(np.float32), first, last)
-        return values * self.each(self.scale(pieces), first, last)
-
     def counterpart(
         self, read: Callable[[str], NDArray[Any]], target_types: pieced.TargetTypes
     ) -> pieced.Layout | None:
@@ -95,26 +87,17 @@ class Scaled(pieced.Coding):
         """Implement `Coding.coded`."""
         del last
         codes, stored = pieces[self.codes], pieces[self.scales]
-        codes_ = pieced.Codes(codes, 8, self.values(_EVERY.view(codes.dtype)), stored, self.height, self.width)
+        every = _EVERY.view(codes.dtype).astype(np.float32)
+        codes_ = pieced.Codes(codes, 8, every, stored, self.height, self.width)
         if stored.dtype.itemsize == 1 and self.zeros is None:  # one of 256 scales
-            every = {**pieces, self.scales: _EVERY.view(stored.dtype)}
-            return codes_._replace(before=first % self.height, scales=self.scale(every), which=stored.view(np.uint8))
+            scales = self.scale({**pieces, self.scales: _EVERY.view(stored.dtype)})
+            return codes_._replace(before=first % self.height, scales=scales, which=stored.view(np.uint8))
         zeros = None if self.zeros is None else pieces[self.zeros]
         return codes_._replace(before=first % self.height, scales=self.scale(pieces), zeros=zeros)
-
-    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
-        """Return what the codes stand for."""
-        return codes.astype(np.float32)
 
     def scale(self, pieces: pieced.Components) -> NDArray[np.float32]:
         """Return the scales of blocks."""
         return pieced.to_float32(pieces[self.scales])
-
-    def each(self, blocks: NDArray[np.float32], first: int, last: int) -> NDArray[np.float32]:
-        """Return what each element of these rows has of a number for each block."""
-        rows = np.arange(first, last) // self.height - first // self.height
-        columns = np.arange(self.shape[1]) // self.width
-        return blocks.reshape(-1, blocks_of(self.shape[1], self.width))[rows][:, columns]
 
 
 class Fp4(Scaled):
@@ -174,10 +157,6 @@ class Fp4(Scaled):
         codes = pieces[self.codes].view(np.uint8)
         return super().coded({**pieces, self.codes: codes}, first, last)._replace(bits=4, values=pieced.E2M1)
 
-    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
-        """Implement `Scaled.values`."""
-        return pieced.E2M1[pieced.low_first(codes.view(np.uint8))]
-
     def scale(self, pieces: pieced.Components) -> NDArray[np.float32]:
         """Implement `Scaled.scale`."""
         scales = pieced.to_float32(pieces[self.scales])
@@ -210,6 +189,7 @@ class Experts(pieced.Coding):
     shared: str | None
     turned: bool
     lying: bool
+    direct: ClassVar[bool] = False
     strided: ClassVar[bool] = True
 
     def __init__(
@@ -296,7 +276,6 @@ class Transposed(pieced.Coding):
     bits: int
     groups: NDArray[np.int32] | None
     by_rows: bool
-    direct: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -54,7 +54,6 @@ class FourBits(Coding):
     nested: int
     offset: float
     packing: int
-    direct: ClassVar[bool] = True
 
     def __init__(
         self, scheme: str, shape: tuple[int, ...], blocksize: int, nested: int, offset: float, packing: int
@@ -76,16 +75,6 @@ class FourBits(Coding):
             ranges |= {_NESTED_ABSMAX: slice(start // each, blocks_of(stop, each)), _NESTED_MAP: None}
         return ranges
 
-    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        width = math.prod(self.shape[1:])
-        count = (last - first) * width
-        octets = np.ascontiguousarray(pieces["weight"]).reshape(-1).view(np.uint8)
-        codes = np.stack([octets >> 4, octets & 15], -1).reshape(-1)[:count]
-        values = pieces[_MAP][codes] * self.absmax(pieces)[np.arange(count) // self.blocksize]
-        decoded: NDArray[np.float32] = values.reshape(last - first, *self.shape[1:])
-        return decoded
-
     def coded(self, pieces: Components, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
         del first, last
@@ -95,11 +84,13 @@ class FourBits(Coding):
 
     def absmax(self, pieces: Components) -> NDArray[np.float32]:
         """Return the scale of each block."""
-        absmax: NDArray[np.float32] = pieces[_ABSMAX]
-        if self.nested:
-            outer = pieces[_NESTED_ABSMAX].repeat(self.nested)[: len(absmax)]
-            absmax = pieces[_NESTED_MAP][absmax] * outer + np.float32(self.offset)
-        return absmax
+        absmax, outer = pieces[_ABSMAX], pieces.get(_NESTED_ABSMAX)
+        if outer is None:
+            return absmax
+        offsets, scales = np.full(len(outer), self.offset, np.float32), np.empty(len(absmax), np.float32)
+        codes = Codes(absmax, 8, pieces[_NESTED_MAP], outer, 1, self.nested, biases=offsets, flat=True)
+        codes.decode(scales, threads=1)
+        return scales
 
 
 class EightBits(Scaled):
@@ -109,10 +100,6 @@ class EightBits(Scaled):
     """
 
     __slots__ = ()
-
-    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        return super().decode(pieces, first, last) * _ONE_127TH
 
     def coded(self, pieces: Components, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""

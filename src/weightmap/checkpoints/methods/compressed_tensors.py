@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
-# Bits of codes of which a byte has a whole number, and C looks up.
-_WHOLE = (4, 8)
-
 
 class PackedCoding(Coding):
     """``W[o, c] = s[o, g] * (q[o, c] - z[o, g])``, with ``g = c // group_size`` or ``g = weight_g_idx[c]``.
@@ -97,18 +94,8 @@ class PackedCoding(Coding):
 
     @property
     def direct(self) -> bool:  # type: ignore[override]
-        """Whether C decodes the codes."""
-        return self._looked_up or self._streams
-
-    @property
-    def _looked_up(self) -> bool:
-        """Whether codes are halves of bytes or bytes, with scales in the order of columns."""
-        return self.bits in _WHOLE and self.groups is None
-
-    @property
-    def _streams(self) -> bool:
-        """Whether the words, transposed, are those of `GptqCoding`."""
-        return self.spans and self.shape[1] * self.bits % 32 == 0
+        """Whether C decodes the codes: with an order of columns where the words, transposed, are those of GPTQ."""
+        return self.spans and (self.groups is None or self.shape[1] * self.bits % 32 == 0)
 
     def _grouped(self, pieces: Components, first: int, last: int) -> Grouped:
         words, count = _transposed(pieces["weight_packed"]), blocks_of(self.shape[1], self.block_size)
@@ -120,8 +107,10 @@ class PackedCoding(Coding):
 
     def coded(self, pieces: Components, first: int, last: int) -> Codes | Grouped | None:
         """Implement `Coding.coded`."""
-        if not self._looked_up:
-            return self._grouped(pieces, first, last) if self._streams else None
+        if not self.direct:
+            return None
+        if self.groups is not None:
+            return self._grouped(pieces, first, last)
         every = np.arange(1 << self.bits, dtype=np.float32)
         codes = np.ascontiguousarray(pieces["weight_packed"], "<i4").view(np.uint8)
         height = self.shape[0] if self.single else 1
@@ -209,21 +198,9 @@ class Fp6(Scaled):
 
     __slots__ = ()
 
-    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
-        """Implement `Coding.decode`."""
-        return super().decode(self._bytes(pieces), first, last)
-
     def coded(self, pieces: Components, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
-        return super().coded(self._bytes(pieces), first, last)
-
-    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
-        """Implement `Scaled.values`."""
-        return _E2M3.take(codes & 63)
-
-    def _bytes(self, pieces: Components) -> Components:
-        """Return the pieces with a byte for each code."""
-        return {**pieces, self.codes: unpacked(pieces[self.codes].view("<i4"), 6, self.shape[1])}
+        return super().coded(pieces, first, last)._replace(bits=6, values=_E2M3)
 
 
 class CompressedTensors(Method):

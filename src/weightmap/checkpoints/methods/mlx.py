@@ -8,7 +8,7 @@ import numpy as np
 
 from weightmap.checkpoints.methods import FLOATS, Group, Method, Settings
 from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled
-from weightmap.checkpoints.pieced import Codes, Coding, floats_fit, to_float32, unpacked
+from weightmap.checkpoints.pieced import Codes, Coding, floats_fit, to_float32
 from weightmap.core.dtypes import DTYPES, numpy_dtype
 
 if TYPE_CHECKING:
@@ -49,10 +49,6 @@ class Mxfp8(Scaled):
         """Implement `Coding.coded`."""
         return super().coded({**pieces, self.codes: pieces[self.codes].view(_E4M3)}, first, last)
 
-    def values(self, codes: NDArray[Any]) -> NDArray[np.float32]:
-        """Implement `Scaled.values`."""
-        return codes.view(_E4M3).astype(np.float32)
-
 
 class Affine(Coding):
     """``W[o, c] = s[o, g] * q[o, c] + b[o, g]``, with ``g = c // group_size``.
@@ -75,10 +71,8 @@ class Affine(Coding):
     def coded(self, pieces: Components, first: int, last: int) -> Codes:
         """Implement `Coding.coded`."""
         del first, last
-        words, bits = pieces["weight"], 4 if self.bits == 4 else 8
-        codes = words.view(np.uint8) if self.bits == bits else unpacked(words.view("<i4"), self.bits, self.shape[1])
-        values = np.arange(1 << bits, dtype=np.float32)
-        return Codes(codes, bits, values, pieces["scales"], 1, self.block_size, biases=pieces["biases"])
+        codes, values = pieces["weight"].view(np.uint8), np.arange(1 << self.bits, dtype=np.float32)
+        return Codes(codes, self.bits, values, pieces["scales"], 1, self.block_size, biases=pieces["biases"])
 
 
 class Mlx(Method):

@@ -1178,9 +1178,9 @@ def look_up(
     Parameters
     ----------
     codes : ndarray, shape (rows, bytes), C-contiguous
-        Of 8 bits, one to a byte; or of 4 bits, two to a byte. A row may have more bytes than its codes take.
+        End to end, lowest bits first. A row may have more bytes than its codes take.
     bits : int
-        8 or 4.
+        1 to 8.
     values : ndarray of float32, shape (2**bits,)
         What codes stand for.
     scales, zeros, biases : ndarray of float32, C-contiguous
@@ -1195,7 +1195,7 @@ def look_up(
     factor : float
         A number of float32.
     high_first : bool
-        Whether the first of two codes in a byte is its high half.
+        Whether the first of two codes in a byte is its high half: of 4 bits.
     threads : int
         At most this many threads share the work.
 
