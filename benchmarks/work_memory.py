@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from workflows.common import run
 
 LIMIT = 256  # MiB
-HOLDING = ("adaptive",)  # schemes that take a tensor as a whole: they may hold it twice more
 COLUMNS = 16384
 TARGETS = {
     "EMBD": ["o.weights"],
@@ -99,8 +98,7 @@ def work(folder: Path, gib: int, only: str) -> bool:
         drop(other)
         found = run(command)
         line, pages = f"{what}: {found['anonymous']:.0f} MiB, {found['seconds']:.1f} s", cached(large) + cached(other)
-        limit = LIMIT + (2 * (gib << 10) // 3 if what.endswith(HOLDING) else 0)
-        over = pages > 1 if "direct" in what else found["anonymous"] > limit
+        over = pages > 1 if "direct" in what else found["anonymous"] > LIMIT
         failed |= over
         sys.stdout.write(f"{line}, {pages:.0f} MiB of the sources in the page cache{', TOO MUCH' * over}\n")
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from tests.builders import normal, tensor
 from tests.builders import safetensors as st
 
 import weightmap as wm
-from weightmap.core.bytes import sink
+from weightmap.core.bytes import memory, sink
 from weightmap.core.native.access import Failed
 from weightmap.core.native.quantised import BlockEncoder
 
@@ -74,6 +74,33 @@ def test_bytes_stay_what_they_were(put, tmp_path, scheme, crc):
     wm.convert(source, tmp_path / "q.amb", quantize=scheme)
     with wm.open(tmp_path / "q.amb") as file:
         assert zlib.crc32(file["w"].payload.tobytes()) == crc
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "no room for a temporary file"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adaptive_in_a_temporary_file(put, tmp_path, monkeypatch, dtype, fails):
+    monkeypatch.setattr(memory, "_MAX_ANONYMOUS", 1000)
+    if fails:
+        monkeypatch.setattr(memory, "_temporary_file", no_room)
+    model = {str(size): make(size, dtype) for size in (0, 1, 40_001, 300_000)}
+    wm.convert(put(st.build(model), "m.safetensors"), tmp_path / "q.amb", quantize="adaptive")
+    with wm.open(tmp_path / "q.amb") as file:
+        for name, value in model.items():
+            expected = wm.quantize(np.asarray(value.array, np.float32), "adaptive")
+            assert file[name].payload.tobytes() == expected.payload.tobytes()
+
+
+@pytest.mark.parametrize("scheme", ["adaptive", "int8"])
+def test_the_first_number_that_is_not_finite(put, tmp_path, scheme):
+    values = np.zeros((1, 300_000), np.float32)
+    values[0, [150_000, 290_000]] = np.nan
+    source = put(st.build({"w": tensor(values)}), "m.safetensors")
+    with pytest.raises(wm.QuantError, match=r"'w'.*element 150000 "):
+        wm.convert(source, tmp_path / "q.amb", quantize=scheme)
 
 
 @pytest.mark.parametrize("method", ["search_scale", "__call__"])

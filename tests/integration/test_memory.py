@@ -91,6 +91,7 @@ CASES = {
     "quantise int4": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int4_block')", 48),
     "quantise int5": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int5_block')", 48),
     "quantise int8": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='int8')", 48),
+    "quantise adaptive": (dense, (1024, 1), "wm.convert(source, f'{out}.amb', quantize='adaptive')", 128),
     "by an executor": (shards, (1024, 1), EXECUTOR, 128 + 16),
     "int8 passes": (partial(quantised, code=amb.INT8), (2**15, 2**9), PASS, 24),
     "int4 passes": (partial(quantised, code=amb.INT4BLOCK), (2**15, 2**9), PASS, 24),

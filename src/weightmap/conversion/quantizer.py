@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 import re
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from weightmap._messages import counted
 from weightmap.core.arguments import Globs, as_float, as_globs, as_integer, matches
-from weightmap.core.bytes.memory import room
+from weightmap.core.bytes.memory import room, scratch
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype, scale_type_named
 from weightmap.core.formats import Filled, Payload, listed
 from weightmap.core.model.reports import QuantizedInfo
@@ -22,7 +21,7 @@ from weightmap.core.native import access, quantised
 from weightmap.core.native.access import Failed
 from weightmap.core.native.files import COMPARED
 from weightmap.core.native.quantised import BlockEncoder, Unwritten
-from weightmap.core.quant.blocks import decode_range
+from weightmap.core.quant.blocks import QuantizedTensor, decode_range
 from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, in_pieces, regroup
 from weightmap.core.quant.quantizing import folded, quantize, scheme_named
 from weightmap.core.quant.schemes import BITS, BLOCKED
@@ -65,7 +64,8 @@ class Quantize:
     scale_type : str or numpy.dtype
         "fp16" or "fp32", by any of their names.
     bits : float
-        For adaptive: bits per weight, 4.5 to 16.
+        For adaptive: bits per weight, 4.5 to 16. What it holds of a tensor, beyond 16 MiB, lies in a temporary file
+        (in ``TMPDIR``), with about 8 bytes for each element.
     include, exclude : glob or sequence of globs, optional
         Quantise floating-point tensors whose name matches an `include` and no `exclude`, whatever their shape; without
         `include`, tensors of two dimensions or more that are not embeddings (by their names). A glob that matches no
@@ -363,8 +363,10 @@ class Quantizer:
         """Quantise a tensor as one run, which the search for its scale reads several times."""
         sums, nothing = [0.0, 0.0], _Run(place.source, np.empty(0, np.uint8), 0, "float32", 0, 0)
         run = next(_runs(place, max(math.prod(place.shape), 1)), nothing)
-        with _failing(name, place, run):
+        try:
             scale = blocks.encode.search_scale(run.source, run.begin, run.dtype, run.size)
+        except Failed as failed:
+            _fail(failed, name, place, run)
         sink.write(scale)
         encode = functools.partial(_encode, name, place, run, blocks, sums)
         sink.fill(nbytes - len(scale), blocks.nbytes, encode)
@@ -380,11 +382,16 @@ class Quantizer:
 
     def _quantized(self, name: str, place: Row) -> tuple[NDArray[np.uint8], float, float]:
         """Quantise a whole tensor; return its bytes, and the sums of squared errors and of squares."""
-        values = next(_values(place, math.prod(place.shape)), np.empty(0, np.float32))
+        values, at = scratch(math.prod(place.shape), np.float32), 0
+        for piece in _values(place, _PIECE):
+            values[at : at + len(piece)] = piece
+            at += len(piece)
         try:
-            tensor = quantize(values, self.scheme, **self._options)
+            payload = quantised.quantize_adaptive(values, **self._options, empty=scratch)
         except QuantError as error:
             raise _named(error, name, values) from None
+        how = {"block_size": self.block_size, "scale_type": self._options["scale_type"]}
+        tensor = QuantizedTensor(self.scheme, values.shape, payload, **how)
         squared_error = 0.0
         for at in range(0, len(values), _PIECE):
             piece = values[at : at + _PIECE]
@@ -397,12 +404,11 @@ class Quantizer:
 
 def _named(error: QuantError, name: str, values: NDArray[np.float32]) -> QuantError:
     """Return the error with the tensor, and the index of the first element that is not finite."""
-    bad = np.flatnonzero(~np.isfinite(values))
-    if not len(bad):
-        error.what = f"tensor {name!r}: {error.what}"
-        return error
-    at = int(bad[0])
-    return _not_finite(name, at, values[at])
+    for begin in range(0, len(values), _PIECE):
+        for at in np.flatnonzero(~np.isfinite(values[begin : begin + _PIECE])).tolist():
+            return _not_finite(name, begin + at, values[begin + at])
+    error.what = f"tensor {name!r}: {error.what}"
+    return error
 
 
 def _not_finite(name: str, at: int, value: np.float32) -> QuantError:
@@ -455,25 +461,23 @@ def _encode(
     """Fill `out` with blocks of a run from their byte `at` on; add up squared errors and squares."""
     start = at // blocks.nbytes * blocks.elements
     count = min(-(-len(out) // blocks.nbytes) * blocks.elements, run.size - start)
-    with _failing(name, place, run, start):
-        begin = run.begin + start * COMPARED[run.dtype][1]
+    begin = run.begin + start * COMPARED[run.dtype][1]
+    try:
         error, square = blocks.encode(run.source, begin, run.dtype, count, out, earlier)
+    except Failed as failed:
+        _fail(failed, name, place, run, start)
     sums[0] += error
     sums[1] += square
 
 
-@contextlib.contextmanager
-def _failing(name: str, place: Row, run: _Run, start: int = 0) -> Iterator[None]:
+def _fail(failed: Failed, name: str, place: Row, run: _Run, start: int = 0) -> NoReturn:
     """Raise the error of a call that failed for numbers of a run, from number `start` on."""
-    try:
-        yield
-    except Failed as failed:
-        if failed.what == "write":
-            raise OSError(failed.error, os.strerror(failed.error)) from None
-        if failed.what == "read":
-            run.file.fail_reading(failed.at, run.begin + run.size * COMPARED[run.dtype][1], failed.error)
-        bad = run.first + start + failed.at
-        raise _not_finite(name, bad, _element(place, bad)) from None
+    if failed.what == "write":
+        raise OSError(failed.error, os.strerror(failed.error)) from None
+    if failed.what == "read":
+        run.file.fail_reading(failed.at, run.begin + run.size * COMPARED[run.dtype][1], failed.error)
+    bad = run.first + start + failed.at
+    raise _not_finite(name, bad, _element(place, bad)) from None
 
 
 def _values(row: Row, count: int) -> Iterator[NDArray[np.float32]]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from _thread import _local
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
+from weightmap.core.hooks import later
 from weightmap.core.native import access
 from weightmap.core.native.access import LINE, to_line
 from weightmap.errors import LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numpy.typing import DTypeLike, NDArray
 
 # Per-process objects.
 
@@ -247,3 +252,24 @@ def _is_free(buffer: bytearray) -> bool:
         return False
     buffer.pop()
     return True
+
+
+# ----------------------------------------------------------------------------------------------------
+# Arrays that grow with a tensor, for work that needs all of it.
+
+_temporary_file: Callable[..., Any] = later("tempfile", "TemporaryFile")
+# Bytes that stay in anonymous memory: a file takes longer to make than these take to fill.
+_MAX_ANONYMOUS = 16 << 20
+
+
+def scratch(count: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return an uninitialised array.
+
+    A large one lies in a temporary file, where there is room for that: the system writes it out when memory is short.
+    """
+    nbytes = count * np.dtype(dtype).itemsize
+    if nbytes > _MAX_ANONYMOUS and hasattr(os, "posix_fallocate"):
+        with contextlib.suppress(OSError), _temporary_file() as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # a disk that is full later would be SIGBUS
+            return np.memmap(file, dtype, "r+", shape=(count,)).view(np.ndarray)
+    return np.empty(count, dtype)

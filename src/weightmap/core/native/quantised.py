@@ -491,7 +491,13 @@ class BlockEncoder:
 
 
 def quantize_adaptive(
-    a: ArrayLike, block_size: int, *, scale_type: str = "fp16", bits: float = 5.0, threads: int = 1
+    a: ArrayLike,
+    block_size: int,
+    *,
+    scale_type: str = "fp16",
+    bits: float = 5.0,
+    threads: int = 1,
+    empty: Callable[[int, Any], NDArray[Any]] = np.empty,
 ) -> NDArray[np.uint8]:
     """Quantise to blocks of int4, int5 or float16, ``[mask][scales][codes]``.
 
@@ -510,6 +516,8 @@ def quantize_adaptive(
         Most bits per element for scales and codes. The mask takes ``2 / block_size`` more.
     threads : int
         At most this many threads share the work.
+    empty : callable
+        Makes the arrays to work in and to return, by their elements and dtype.
 
     Returns
     -------
@@ -540,14 +548,14 @@ def quantize_adaptive(
         expected = f"{min_bits:g}, which int4 blocks of {size} with {scale_type} scales take, to 16"
         raise QuantError("bits", actual=bits, expected=expected)
     budget = max(int(bits * count * size / 8), count * int4)
-    room = np.empty(lib.wm_adaptive_room(code, size, x.size), np.uint64)
+    room = empty(lib.wm_adaptive_room(code, size, x.size), np.uint64)
     source = access.as_items("float[]", x) if x.size else NULL
     arguments = source, x.size, code, size
     place = access.as_output(room, "uint64_t[]"), room.size
     length = lib.wm_adaptive_choose(*arguments, budget, *place, access.thread_count(threads))
     if length < 0:
         raise not_finite(array, -2 - length)
-    out = np.empty(length, np.uint8)
+    out = empty(length, np.uint8)
     if lib.wm_adaptive_encode(*arguments, *place, access.as_output(out, "uint8_t[]"), out.size):
         raise AssertionError("blocks of another size than their kind")
     return out
