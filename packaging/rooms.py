@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "weightmap"
 # The core, and the formats in it; then each part. Other modules at the top, such as `errors`, have none.
 BUDGETS = {
     "core": 15_000,
-    "core/formats": 6_600,
+    "core/formats": 6_605,
     "checkpoints": 2_620,
     "cli": 1_890,
-    "compat": 1_440,
+    "compat": 1_470,
     "conversion": 2_700,
     "dcp": 300,
     "deltas": 2_120,
