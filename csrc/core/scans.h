@@ -294,7 +294,7 @@ typedef struct {
     uint64_t count, n_tensors; /* of key-values and tensors, as the file says */
     uint32_t version;          /* in version 1 lengths, counts and dimensions take 4 bytes, else 8 */
     int32_t big;               /* not 0: big-endian */
-    int32_t lax;               /* not 0: tensors may have types that the caller does not know */
+    int32_t lax;               /* not 0: tensors may have types that the caller does not know, and more dimensions */
     /* found */
     uint64_t n_keys; /* key-values so far; 0 at first */
     uint64_t needed;
@@ -338,7 +338,8 @@ int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint3
  * dtype[i] is the data_type, 1 to 28. Alone, begin and end are the data in this file. With WM_ONNX_MADE, they are the fields of
  * numbers that wm_onnx_numbers makes the data of; with WM_ONNX_EXTERNAL, the data in another file, the last of `files` up to that
  * tensor. Initialisers of strings (data_type 8) are listed without data; with `lax`, unreadable ones too, as data_type 0. at[i] is
- * the beginning of tensor i, with bit WM_ONNX_NESTED_BIT if it lies in a node, a graph within another, a function or training_info.
+ * the beginning of tensor i, with bit WM_ONNX_NESTED_BIT if it lies in a node, a graph within another, a function or training_info,
+ * and WM_ONNX_FUNCTION_BIT in a function.
  * `kept` receives the fields of the model but the graph: 1 to 6, 8 and 14. Checks the structure, and the number of values against
  * the shape; see wm_columns_check for the rest.
  *
@@ -348,7 +349,7 @@ int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint3
  */
 enum { WM_ONNX_MADE = 32, WM_ONNX_EXTERNAL = 64, WM_ONNX_PATH = 4096 };
 enum { WM_ONNX_MODEL = 0, WM_ONNX_GRAPH = 1, WM_ONNX_TENSOR = 2, WM_ONNX_ENTRY = 3, WM_ONNX_NODE = 4 };
-enum { WM_ONNX_NESTED_BIT = 63 };
+enum { WM_ONNX_NESTED_BIT = 63, WM_ONNX_FUNCTION_BIT = 62 };
 /* From tensor `row` on, the name of the other file and its checksum lie here in this one. */
 typedef struct {
     uint64_t row, path, path_len, sum, sum_len;

@@ -15,7 +15,7 @@
 #include "core/utf8.h"
 
 enum { STRING = 8, ARRAY = 9, BOOL = 7, TYPES = 13 };
-enum { MIN_TENSOR = 20 }; /* bytes of an info, in any version */
+enum { MIN_TENSOR = 20, LAX_NDIM = 64 }; /* bytes of an info, in any version; dimensions that numpy has */
 enum { DONE = 0, MORE = 1, WRONG = -1 };
 /* Bytes of a value of each type; 0 for strings and arrays. */
 static const uint8_t SIZES[TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -242,7 +242,8 @@ static int tensor(reader *r, const wm_gguf_type *types, const wm_columns *c, wm_
     c->bounds[row + 1] = (uint32_t)g->names_len;
     uint64_t at = r->pos;
     if ((state = number(r, 4, &ndim))) return state;
-    if (ndim > WM_GGUF_NDIM) return wrong(r, WM_FAULT_TABLE_NDIM, at, ndim, WM_GGUF_NDIM);
+    const uint64_t max_ndim = g->lax ? LAX_NDIM : WM_GGUF_NDIM;
+    if (ndim > max_ndim) return wrong(r, WM_FAULT_TABLE_NDIM, at, ndim, max_ndim);
     if (ndim > c->dims_cap - g->n_dims) return wrong(r, WM_FAULT_CAPACITY, start, ndim, c->dims_cap - g->n_dims);
     uint64_t *dims = c->dims + g->n_dims;
     at = r->pos;

@@ -34,7 +34,7 @@ enum { OUTPUT = 2, OP_TYPE = 4, ATTRIBUTE = 5, DOMAIN = 7 };
 enum { ATTRIBUTE_NAME = 1, ONE_TENSOR = 5, ONE_GRAPH = 6, TENSORS = 10, GRAPHS = 11, SPARSE_TENSOR = 22, SPARSE_TENSORS = 23 };
 enum { FLOAT_VALUE = 2, STRING_VALUE = 4, FLOATS = 7, STRINGS = 9 };
 enum { MAX_GRAPHS = 64 }; /* graphs within graphs: protobuf reads half as many */
-static const uint64_t NESTED = (uint64_t)1 << WM_ONNX_NESTED_BIT;
+static const uint64_t NESTED = (uint64_t)1 << WM_ONNX_NESTED_BIT, IN_FUNCTION = (uint64_t)1 << WM_ONNX_FUNCTION_BIT;
 enum {
     DIMS = 1,
     DATA_TYPE = 2,
@@ -65,7 +65,7 @@ typedef struct {
     uint8_t last[WM_ONNX_PATH]; /* the location of the last tensor in another file */
     uint64_t last_len;
     uint64_t at, dims[MAX_DIMS]; /* start of the tensor being read, and its dimensions */
-    uint64_t nested;             /* NESTED in a node, a sub-graph, a function or training_info, else 0 */
+    uint64_t nested;             /* NESTED in a node, a sub-graph or training_info, in a function with IN_FUNCTION, else 0 */
 } walker;
 
 /* A field: its payload [begin, end) in the file, and for a varint its value, else 0. */
@@ -504,7 +504,7 @@ static int read_node(walker *w, const wm_columns *c, const field *message, int d
         if (f.number != DOMAIN || (is_standard = f.begin == f.end)) continue;
         if ((is_standard = is_text(w, &f, "ai.onnx")) < 0) return 0;
     }
-    w->nested = NESTED;
+    w->nested |= NESTED;
     for (pos = message->begin; attributes; attributes -= f.number == ATTRIBUTE) {
         w->out->message = WM_ONNX_NODE;
         if (!read_field(w, &pos, message->end, &f)) return 0;
@@ -534,7 +534,7 @@ static int read_others(walker *w, const wm_columns *c, const field *message) {
     uint64_t pos = message->begin;
     field f;
     int fine = 1;
-    w->nested = NESTED;
+    w->nested = message->number == FUNCTIONS ? NESTED | IN_FUNCTION : NESTED;
     while (fine && pos < message->end) {
         w->out->message = WM_ONNX_MODEL;
         if (!read_field(w, &pos, message->end, &f)) return 0;
@@ -581,7 +581,7 @@ int wm_onnx_scan(const wm_onnx_file *file, const wm_columns *columns, wm_onnx *o
     w.start = w.filled = w.last_len = w.at = w.nested = 0;
     *out = (wm_onnx){0};
     wm_fail(fault, WM_FAULT_NONE, 0, 0, 0, 0);
-    if (file->size > INT64_MAX || file->max_names >= UINT32_MAX || (file->fd < 0 && !file->read && !file->data))
+    if (file->size >= IN_FUNCTION || file->max_names >= UINT32_MAX || (file->fd < 0 && !file->read && !file->data))
         return wm_fail(fault, WM_FAULT_COLUMN, 0, 0, file->size, 0);
     if ((file->fd >= 0 || file->read) && !(w.buffer = malloc(ROOM))) return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, ROOM, 0);
     columns->bounds[0] = columns->dim_bounds[0] = 0;

@@ -38,7 +38,7 @@ def session_options(model: str | os.PathLike[str], weights: Model | None = None)
         An ONNX model. onnxruntime opens its external data too, also where none of it is used.
     weights : TensorFile, or anything that `weightmap.open` takes, optional
         The file, of any format, with tensors of the names, types and shapes of initialisers; the model itself by
-        default. Initialisers that it lacks are the model's own. A handle stays open.
+        default. Initialisers that it lacks are the model's own, and so are constants of functions. A handle stays open.
 
     Returns
     -------

@@ -110,6 +110,26 @@ def test_types_that_are_not_known_are_bytes_where_not_strict(tmp_path):
     assert list(wm.open(tmp_path / "u.gguf")) == ["a", "v"]
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_more_than_four_dimensions_are_for_lenient_reading(version):
+    """ComfyUI's tools add weights of convolutions of five dimensions to a file."""
+    shape, coder = (3, 1, 2, 2, 5), gguf.Coder(version)
+    infos = [gguf.Info("w", shape[::-1], gguf.CODES["float32"], 0), gguf.Info("v", (7,), gguf.CODES["float32"], 256)]
+    data = np.arange(64 + 7, dtype=np.float32)
+    head = gguf.header(infos, coder=coder)
+    raw = head + gguf.padding(len(head)) + data.tobytes()
+    refusal = r"tensor info 0: n_dimensions is 5, expected 0 to 4; open\(\.\.\., strict=False\) reads up to 64"
+    with pytest.raises(wm.FormatError, match=refusal):
+        wm.open(raw)
+    with wm.open(raw, strict=False) as f:
+        assert np.array_equal(f["w"], data[:60].reshape(shape))
+        assert f["v"].tolist() == data[64:].tolist()
+    head = gguf.header([gguf.Info("w", (1,) * 65, gguf.CODES["float32"], 0)], coder=coder)
+    with pytest.raises(wm.FormatError, match="n_dimensions is 65, expected 0 to 64") as caught:
+        wm.open(head + gguf.padding(len(head)) + bytes(4), strict=False)
+    assert caught.value.remedy is None
+
+
 def test_big_endian_files_have_numbers_and_no_blocks(tmp_path):
     tensors = {"n": normal((2, 3)), "h": noise("float16", (3,)), "b": noise("bfloat16", (2,))}
     tensors["q"] = Tensor("q8_0", (1, 32), bytes(34))

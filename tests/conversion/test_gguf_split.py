@@ -73,6 +73,15 @@ def _checked_parts(folder, count):
                 np.testing.assert_array_equal(f[name], array)
 
 
+def test_names_in_capitals(tmp_path):
+    """The other parts are looked for as the first one is written."""
+    values = {"general.architecture": "llama"}
+    wm.save(tmp_path / "m.gguf", {"a": np.ones(8), "b": np.ones(8)}, metadata=values, max_shard_size=64)
+    for path in tmp_path.glob("m-*.gguf"):
+        path.rename(tmp_path / path.name.upper())
+    assert list(wm.open(tmp_path / "M-00001-OF-00002.GGUF")) == ["a", "b"]
+
+
 def test_what_we_split_opens_by_its_first_part(tmp_path):
     wm.save(tmp_path / "m.gguf", SIX, metadata={"n": np.uint32(5)}, max_shard_size=300)
     _checked_parts(tmp_path, 3)

@@ -107,3 +107,24 @@ def test_names_that_graphs_share_stay_the_models_own(tmp_path):
         options = wm.onnxruntime.session_options(model)
         assert len(options.mapped) == 1
         np.testing.assert_array_equal(run(model, options), run(model))
+
+
+def test_constants_of_functions_stay_the_models_own(tmp_path):
+    """Their names hold within a function, and a session takes none of them."""
+    constant = helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(MATRIX, "k"))
+    body, opset = [constant, helper.make_node("Add", ["i", "k"], ["o"])], helper.make_opsetid("", 19)
+    function = helper.make_function("local", "F", ["i"], ["o"], body, [opset])
+    nodes = [helper.make_node("F", ["x"], ["z"], domain="local"), helper.make_node("Add", ["z", "w"], ["y"])]
+    path = write(tmp_path / "m.onnx", {"w": MATRIX}, nodes)
+    model = onnx.load(path)
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    onnx.save(model, path)
+    assert list(wm.open(path)) == ["w", "k"]
+    wm.save(tmp_path / "w.safetensors", {"w": MATRIX + 1, "k": MATRIX + 9})
+    options = wm.onnxruntime.session_options(path, tmp_path / "w.safetensors")
+    assert len(options.mapped) == 1
+    np.testing.assert_array_equal(run(path, options), (MATRIX + MATRIX) + (MATRIX + 1))
+    wm.save(tmp_path / "w.safetensors", {"k": MATRIX})
+    with pytest.raises(wm.TensorNotFoundError, match="no tensor is called"):
+        wm.onnxruntime.session_options(path, tmp_path / "w.safetensors")

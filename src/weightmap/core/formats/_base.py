@@ -90,7 +90,8 @@ class Content:
     folder : str or None
         The directory that was opened, of which this is the model.
     ambiguous : frozenset of str
-        Names that other tensors have too, which are left out: those of graphs within the graph.
+        Names that other tensors have too, which are left out: those of graphs within the graph. And names that hold
+        within a function alone.
     """
 
     # Class attributes, since few formats set them and each assignment makes opening slower.

@@ -276,7 +276,7 @@ def _walk(
 # The marks of a row of an ONNX model: see wm_onnx_scan in scans.h.
 ONNX_MADE: int = lib.WM_ONNX_MADE
 ONNX_EXTERNAL: int = lib.WM_ONNX_EXTERNAL
-_ONNX_NESTED = 1 << lib.WM_ONNX_NESTED_BIT
+_ONNX_NESTED, _ONNX_FUNCTION = 1 << lib.WM_ONNX_NESTED_BIT, 1 << lib.WM_ONNX_FUNCTION_BIT
 # Room for bytes of names, tensors, dimensions, other files and bytes of metadata; a larger model is scanned twice.
 _MODEL_ROOM = (16384, 512, 1024, 1, 4096)
 
@@ -291,6 +291,7 @@ class Initialisers:
         Where each begins.
     nested : ndarray of bool, shape (n,)
         Whether it lies in a node, in a graph within another, in a function or in training_info.
+    in_function : ndarray of bool, shape (n,)
     files : list of (int, int, int, int, int)
         Of those in other files: from which row on, where the name of the file lies, its bytes, and the same of a
         checksum.
@@ -299,7 +300,7 @@ class Initialisers:
     scan : wm_onnx
     """
 
-    __slots__ = ("at", "columns", "fields", "files", "nested", "scan")
+    __slots__ = ("at", "columns", "fields", "files", "in_function", "nested", "scan")
 
     def __init__(
         self,
@@ -310,8 +311,9 @@ class Initialisers:
         scan: Any,
     ) -> None:
         self.columns: Columns = columns
-        self.at: NDArray[np.uint64] = at & (_ONNX_NESTED - 1)
+        self.at: NDArray[np.uint64] = at & (_ONNX_FUNCTION - 1)
         self.nested: NDArray[np.bool_] = at >= _ONNX_NESTED
+        self.in_function: NDArray[np.bool_] = at & _ONNX_FUNCTION != 0
         self.files: list[tuple[int, int, int, int, int]] = files
         self.fields: bytes = fields
         self.scan: Any = scan
@@ -404,7 +406,7 @@ class GGUFHeader:
     count, n_tensors, version, big
         From the file: number of key-values and of tensors, version, whether it is big-endian.
     lax : bool
-        Whether tensors may have types that the caller does not know.
+        Whether tensors may have types that the caller does not know, and more than four dimensions.
 
     Attributes
     ----------
@@ -442,7 +444,8 @@ class GGUFHeader:
         native = self.native
         remaining = len(data) - native.pos
         count = min(native.n_tensors, remaining // MIN_GGUF_TENSOR + 1, max_tensors)
-        columns = Columns.scratch(remaining, count, _GGUF_DIMS * count)
+        # A dimension takes at least 4 bytes of the header.
+        columns = Columns.scratch(remaining, count, remaining // 4 if native.lax else _GGUF_DIMS * count)
         fault = ffi.new("wm_fault *")
         octets = from_buffer("uint8_t[]", data)
         state = lib.wm_gguf_tensors(octets, len(data), types, columns.native, native, fault)

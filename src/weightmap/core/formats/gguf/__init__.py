@@ -29,6 +29,8 @@ Our choices, where the specification is silent or implementations differ
 * ``comfy.gguf.orig_shape.NAME``, i32 or i64, is the shape of a tensor before ComfyUI's converter laid it out in rows of
   whole blocks: the tensor has this shape, and blocks may reach from one row into the next. A shape of another number of
   elements is refused; ``strict=False`` keeps the stored one. Blocks that do not divide rows are written so.
+* A tensor of more than four dimensions is refused, as llama.cpp does. ``strict=False`` reads up to 64, as gguf-py does:
+  ComfyUI adds weights of convolutions, of five, to files of video models.
 * A type that is not in the list is refused. ``strict=False`` shows such tensors, of up to 128 types, as bytes: those up
   to the next tensor or the end of the file. Their dtype is "gguf_" and the number of the type.
 * Arrays of big-endian files are big-endian. Looking up blocks there, or bfloat16, which has no byte order in numpy,
@@ -86,7 +88,11 @@ _numbered_part: Callable[..., NumberedPart] = later("weightmap.core.formats._wri
 
 # Turns faults of the GGUF scan into errors with a message.
 
-_LENIENT = Remedy("{} reads the other tensors, and shows the bytes of this one", "strict", value=False)
+# By kind of fault and what was expected: nothing where the file is read leniently already.
+_REMEDIES = {
+    ("TABLE_DTYPE", 0): Remedy("{} reads the other tensors, and shows the bytes of this one", "strict", value=False),
+    ("TABLE_NDIM", 4): Remedy("{} reads up to 64, and ComfyUI writes 5", "strict", value=False),
+}
 # For each kind of fault: the class of the error, what is wrong, its field (if any), and what was expected.
 _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
     "GGUF_KEY": (FormatError, "length of its key", "key", "at most {}"),
@@ -149,10 +155,9 @@ def _error(fault: access.Fault, label: str, size: int, types: str, field: str) -
     error = cls(f"{label}: {what}", field=its_field or field, offset=fault.at)
     if expected:
         error.actual, error.expected = fault.actual, expected.format(fault.expected, types=types)
+    error.remedy = _REMEDIES.get((fault.kind, fault.expected))
     if fault.kind == "TABLE_DTYPE" and fault.expected:  # not strict, and more types than a table tells apart
         error.expected = f"one of {types}, or of at most {fault.expected} others"
-    elif fault.kind == "TABLE_DTYPE":
-        error.remedy = _LENIENT
     return error
 
 
@@ -658,7 +663,7 @@ def _check_texts(key: str, value: Any) -> None:
 
 
 # Name of one of several files. A model of one part is whole.
-_PART = r"(?si)(.*)-([0-9]{5})-of-([0-9]{5})(\.gguf)"
+_PART = r"(?si)(.*)-([0-9]{5})(-of-([0-9]{5})\.gguf)"
 _FEWEST = 2
 
 
@@ -782,9 +787,9 @@ def _part(source: Source, header: Header) -> NumberedPart | None:
         return None
     match = re.fullmatch(_PART, called(source.path or ""))
     names: tuple[str, ...] = ()
-    if match is not None and int(match[3]) == count and (number == 0 or int(match[2]) == 1):
+    if match is not None and int(match[4]) == count and (number == 0 or int(match[2]) == 1):
         numbers = (i for i in range(1, count + 1) if i != int(match[2]))
-        names = tuple(f"{match[1]}-{i:05}-of-{match[3]}{match[4]}" for i in numbers)
+        names = tuple(f"{match[1]}-{i:05}{match[3]}" for i in numbers)
     keys = frozenset((SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS))
     return _numbered_part(number, count, integer(header, (SPLIT_TENSORS,)), names, keys)
 

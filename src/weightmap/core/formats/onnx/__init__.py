@@ -149,7 +149,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
         raise
     metadata = functools.partial(_metadata, model.fields, options)
     content = Content("onnx", table, metadata, functools.partial(verify, model, sides, metadata), warnings)
-    content.ambiguous = frozenset(model.columns.name(row).decode(errors="replace") for row in left_out)
+    local = np.flatnonzero(model.in_function).tolist() if scan_result.n_nested else []
+    content.ambiguous = frozenset(model.columns.name(row).decode(errors="replace") for row in [*left_out, *local])
     content.has_metadata = bool(model.fields)
     content.sources = tuple(side.source for side in sides.values())
     return content
