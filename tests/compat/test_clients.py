@@ -253,6 +253,8 @@ def test_a_converted_directory_is_loaded(sharded, tmp_path, format_):
         for name in ("b", "c", "back"):
             assert torch.equal(answer(tmp_path / name), logits)
             assert torch.equal(answer(tmp_path, subfolder=name), logits)
+        with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+            answer(tmp_path / "b", use_safetensors=False)
 
 
 @pytest.mark.parametrize("format_", WRITTEN)

@@ -91,6 +91,10 @@ def test_loading_from_bytes(tmp_path):
     (tmp_path / "m").write_bytes(content)
     with pytest.raises(TypeError):
         ours.load(str(tmp_path / "m"))
+    with pytest.raises(TypeError, match="metadata must be a mapping"):
+        ours.save(tensors, "x")
+    with pytest.raises(TypeError):
+        compat.TensorSpec(dtype="float32", shape=[2.5], data_ptr=0, data_len=8)
     with pytest.raises(compat.SafetensorError):
         ours.load(b"\xff" * 40)
 
@@ -139,6 +143,9 @@ def test_serialize_writes_memory_by_its_address(tmp_path):
         (np.s_[0, 0, 0], "too many indices"),
         (np.s_[[11]], "out of bounds"),
         (np.s_["a"], "only integers"),
+        (np.s_[10, np.arange(2)], "index 10 out of bounds for tensor dimension #0"),
+        (np.s_[::0], "step cannot be zero"),
+        (np.s_[2**63], "out of bounds"),
     ],
     ids=repr,
 )
@@ -260,6 +267,24 @@ except KeyError: pass
 assert safetensors.safe_open is theirs
 """
     run_child(code, tmp_path)
+
+
+def test_patched_blocks_that_overlap_hold_until_the_last_one_ends():
+    """As those of threads do."""
+    code = """
+import safetensors
+from weightmap import compat
+theirs = safetensors.safe_open
+for order in (1, -1):
+    blocks = [compat.patched(), compat.patched()]
+    for block in blocks:
+        block.__enter__()
+        assert safetensors.safe_open is compat.safe_open
+    for is_last, block in enumerate(blocks[::order]):
+        block.__exit__(None, None, None)
+        assert (safetensors.safe_open is theirs) == is_last
+"""
+    run_child(code)
 
 
 def test_patched_needs_what_it_patches():

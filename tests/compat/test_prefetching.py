@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
-from tests.support import each, in_one_item
+from tests.support import each, in_one_item, run_child
 
 import weightmap as wm
 from weightmap import compat
@@ -133,6 +133,8 @@ def test_rows_of_packed_tensors(tmp_path):
             with f.prefetch({"x": ([slice(1, 3)], [slice(0, 8)]), "y": None}) as loader:
                 assert loader.take("x").tolist() == list(range(4, 12))
                 assert loader.take("y").tolist() == [16, 17, 18]
+            with f.prefetch({"x": ()}) as loader:
+                assert loader.take("x").tolist() == list(range(16))
             for plan in ({"x": slice(0, 4, 2)}, {"x": (slice(None), slice(4))}, {"y": slice(1)}):
                 with pytest.raises(wm.UnsupportedError, match="whole bytes"):
                     f.prefetch(plan)
@@ -192,6 +194,29 @@ def test_closing_ends_the_threads_and_keeps_what_was_handed_out(tmp_path):
             f.prefetch(threads=0)
     with pytest.raises(wm.ClosedError):
         f.prefetch()
+
+
+def test_a_forked_child_has_no_threads_to_wait_for(tmp_path):
+    path, tensors = saved(tmp_path / "m.safetensors")
+    code = """
+import os, signal, sys
+from weightmap import compat
+with compat.safe_open(sys.argv[1], "np") as f:
+    loader = f.prefetch(threads=1, budget=0)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        said = []
+        for use in (list, lambda loader: loader.take("a")):
+            try:
+                use(loader)
+            except compat.PrefetchError as error:
+                said.append("of another process" in str(error))
+        loader.close()
+        os._exit(40 + len(list(f.prefetch())) if said == [True, True] else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(list(loader)))
+"""
+    assert run_child(code, path).stdout.split() == [str(40 + len(tensors)), str(len(tensors))]
 
 
 @pytest.mark.parametrize("framework", ["np", "pt"])

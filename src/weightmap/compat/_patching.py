@@ -9,6 +9,7 @@ import contextlib
 import inspect
 import os
 import sys
+from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +89,7 @@ def _looking_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
             arguments = inspect.signature(theirs).bind(*args, **kwargs).arguments
             subfolder = (arguments.get("download_kwargs") or {}).get("subfolder") or ""
             folder = os.path.join(str(arguments.get("pretrained_model_name_or_path")), subfolder)
-            if any(map(arguments.get, _CHOSEN)) or not os.path.isdir(folder):
+            if any(arguments.get(name) is not None for name in _CHOSEN) or not os.path.isdir(folder):
                 raise
             with contextlib.suppress(NotRegularFileError):  # there is none
                 return [find_model(folder)], None
@@ -123,11 +124,11 @@ def patched() -> Iterator[None]:
 
     Notes
     -----
-    It holds for the whole process, other threads included. Modules that imported `weightmap.compat` before the block
-    keep that; those imported within it do not. A module that was there before the block, and imports a name within it,
-    keeps ours, unless it is the script. `safe_open` and `SafetensorError` are replaced under these names alone, not as
-    the default of an argument, or where they were imported ``as`` something else. Import transformers before the block,
-    or it finds no directories of other formats.
+    It holds for the whole process, other threads included: where blocks overlap, until the last one ends. Modules that
+    imported `weightmap.compat` before the block keep that; those imported within it do not. A module that was there
+    before the block, and imports a name within it, keeps ours, unless it is the script. `safe_open` and
+    `SafetensorError` are replaced under these names alone, not as the default of an argument, or where they were
+    imported ``as`` something else. Import transformers before the block, or it finds no directories of other formats.
 
     Examples
     --------
@@ -136,26 +137,57 @@ def patched() -> Iterator[None]:
     ...     print(safetensors.safe_open.__module__)
     weightmap.compat._safe_open
     """
-    package = imported("safetensors", "safetensors")
+    _blocks.enter(imported("safetensors", "safetensors"))
+    try:
+        yield
+    finally:
+        _blocks.leave()
+
+
+class _Blocks:
+    """The blocks of the process: what they replace is restored when none is open."""
+
+    def __init__(self) -> None:
+        self._lock, self._count, self._restored = Lock(), 0, contextlib.ExitStack()
+
+    def enter(self, package: ModuleType) -> None:
+        with self._lock:
+            restore = _replaced(package)
+            if restore is not None:
+                self._restored.callback(restore)
+            self._count += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                self._restored.close()
+
+
+_blocks = _Blocks()
+
+
+def _replaced(package: ModuleType) -> Callable[[], None] | None:
+    """Replace names; return what restores them. None where nothing is left to replace."""
     swaps = {name: (getattr(package, name), new) for name, new in _PACKAGE.items() if hasattr(package, name)}
     for home, name, around in _WRAPPED:
         old = getattr(sys.modules.get(home), name, None)
         if old is not None:
             swaps[name] = (old, around(old))
     swaps = {name: pair for name, pair in swaps.items() if not _is_ours(pair[0])}
-    if not swaps:  # a block around this one did it: nothing looks at all modules, whose pages a fork shares
-        yield
-        return
+    if not swaps:  # another block did it: nothing looks at all modules, whose pages a fork shares
+        return None
     back = {name: (new, old) for name, (old, new) in swaps.items()}
     names, before = set(sys.modules), _importers(list(sys.modules.values()))
     ours = {id(module) for module in before if module.__dict__.get("safe_open") is _safe_open.safe_open}
     _replace(before, swaps)
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         # Those that are new: a look at all of them, thousands, takes milliseconds.
         late = _importers([sys.modules.get(name) for name in sys.modules.keys() - names])
         _replace([module for module in before + late if id(module) not in ours], back)
+
+    return restore
 
 
 def _importers(modules: list[Any]) -> list[ModuleType]:

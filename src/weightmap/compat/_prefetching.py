@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
@@ -97,7 +98,7 @@ class PrefetchLoader:
             self._budget = as_integer("budget", budget)
             if self._budget < 0:
                 raise ValueError(f"budget is {budget}, expected a number of bytes")
-        self._lock = Lock()
+        self._lock, self._process = Lock(), os.getpid()
         self._waiting = deque(self._entries)  # not read yet, or taken before their turn
         self._futures: dict[str, Future[None]] = {}  # being read, or read and not taken
         self._loaded: dict[str, Any] = {}  # those that were read
@@ -160,6 +161,7 @@ class PrefetchLoader:
         if name not in self._entries:
             what = f"tensor {quoted(name)} is not in the prefetch plan{suggestion(name, self._entries)}"
             raise TensorNotFoundError(what)
+        self._check_open()
         future = self._futures.get(name)
         if future is not None:
             wait((future,))  # an interrupt here leaves the tensor to be taken
@@ -220,6 +222,8 @@ class PrefetchLoader:
     def _check_open(self) -> None:
         if self._executor is None:
             raise PrefetchError("the loader is closed")
+        if self._process != os.getpid():
+            raise PrefetchError("the loader is of another process, which has its threads: make one after the fork")
 
     def _read_ahead(self) -> None:
         """Let the threads read the next tensors that the budget has room for."""

@@ -6,6 +6,7 @@ import math
 import mmap
 import weakref
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,7 +151,7 @@ def _runs_in(part: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 def packed_rows(name: str, dtype: DType, shape: tuple[int, ...], part: Any) -> range:
     """Return the rows that an index selects of a tensor packed below the byte: a slice of step 1, of whole bytes."""
-    first, *others = part if isinstance(part, tuple) else (part,)
+    first, *others = (part or (slice(None),)) if isinstance(part, tuple) else (part,)
     full = all(
         isinstance(item, slice) and item.indices(n) == (0, n, 1) for item, n in zip(others, shape[1:], strict=False)
     )
@@ -339,7 +340,9 @@ class OpenedFile:
             if _AHEAD <= array.nbytes < value.nbytes:
                 _read_ahead(row_of(file, name), array)
             return self.deliver(name, array)
-        except IndexError as error:
+        except TensorFileError:
+            raise
+        except (IndexError, OverflowError, ValueError) as error:
             raise SliceError.of(index, file.info(name).shape, error) from None
 
     def resident(self, name: str, part: Any) -> Any:
@@ -452,9 +455,9 @@ class SliceError(TensorFileError, IndexError):
     """A slice asks for more than the tensor has."""
 
     @classmethod
-    def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: IndexError) -> SliceError:
+    def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: Exception) -> SliceError:
         """Return the error for an index that numpy refused, in the words of safetensors where it has some."""
-        parts = index[: index.index(Ellipsis)] if Ellipsis in index[:-1] else index[:-1]
+        parts = list(takewhile(lambda part: part is not Ellipsis, index))
         for dim, (part, size) in enumerate(zip(parts, shape, strict=False)):
             if isinstance(part, int) and part < -size:
                 return cls(f"Invalid index {part} for dimension {dim} of size {size}")

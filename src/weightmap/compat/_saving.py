@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
@@ -66,9 +67,8 @@ def save_file(
         The file cannot be written.
     """
     # Not `wm.save`, which does not write beside an index of this name: transformers does, over its own older models.
-    path, tensors = as_path("filename", filename), _checked(tensor_dict)
-    check_mappings(tensors, metadata=metadata)
-    write_plan(path, _planned(path, tensors, metadata))
+    path = as_path("filename", filename)
+    write_plan(path, _planned(path, _checked(tensor_dict), metadata))
 
 
 def _checked(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -164,7 +164,7 @@ class TensorSpec:
         dtype_ = _STORABLE.get(dtype)
         if dtype_ is None:
             raise EncodeError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_STORABLE)}")
-        dims = [int(size) for size in shape]
+        dims = list(map(index, shape))
         if min(dims, default=0) < 0 or data_ptr < 0 or data_len < 0:
             raise EncodeError("shape, address and size of a tensor cannot be negative")
         if dtype_.packed and dims:
@@ -281,5 +281,6 @@ def _planned(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] 
 
 
 def _plan(path: str, payloads: list[Payload], metadata: Mapping[str, str] | None) -> WritePlan:
+    check_mappings({}, metadata=metadata)
     request = Request(Tensors(payloads), _FORMAT.layouts[0], metadata)
     return plan_request(path, _FORMAT, request, "give tensors of TYPE", "leave these out")
