@@ -4,7 +4,7 @@ Codes are packed one by one, as QUANTISED.md of the specification says; nothing 
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -124,8 +124,8 @@ def compressed(format_, weights, tensors, values, **own):
     return Checkpoint(format_, config | own, stored_as, values)
 
 
-def packed(bits, *, group=32, symmetric=True, old=False, order=False, plain=False, columns=96):
-    """pack-quantized; `old` for codes that do not span words, `order` for groups in another order.
+def packed(bits, *, group=32, symmetric=True, old=False, order=None, plain=False, columns=96):
+    """pack-quantized; `old` for codes that do not span words, `order`, the name of one, for groups in another order.
 
     `plain` for zero points as version 0.8.1 stored them: int8, of the shape of the scales.
     """
@@ -145,7 +145,7 @@ def packed(bits, *, group=32, symmetric=True, old=False, order=False, plain=Fals
     values = product(q - (0 if symmetric else z[:, g]), each[:, g])
     strategy = "tensor" if group == 0 else "channel" if group < 0 else "group"
     rules = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy}
-    rules |= {"group_size": group if group > 0 else None, "actorder": "group" if order else None}
+    rules |= {"group_size": group if group > 0 else None, "actorder": order}
     version = "0.8.1" if plain else "0.17.1" if old or order else "0.20.0"
     return compressed("pack-quantized", rules, tensors, values, version=version)
 
@@ -280,7 +280,10 @@ def fp8(scale, method="fp8"):
     config |= {"fmt": "e5m2"} if scale == "e5m2" else {}
     with np.errstate(over="ignore"):
         values = blocked(q.astype(np.float32), each, height, width)
-    return Checkpoint(f"{method} {scale}", config, {f"{MODULE}.weight": q, f"{MODULE}.{role}": s}, values)
+    tensors = {f"{MODULE}.weight": q, f"{MODULE}.{role}": s}
+    if scale == "tensor":  # of activations
+        tensors[f"{MODULE}.activation_scale"] = np.ones((), np.float32)
+    return Checkpoint(f"{method} {scale}", config, tensors, values)
 
 
 def experts():
@@ -328,7 +331,43 @@ def fp8_experts(*, blocks):
     values = np.stack([blocked(q[e].astype(np.float32), s[e], height, width) for e in range(count)])
     name = "model.layers.3.mlp.experts.down_proj"
     config = {"quant_method": "fp8", "weight_block_size": [height, width] if blocks else None}
-    return Checkpoint("fp8 experts", config, {name: q, f"{name}_scale_inv": s}, values, name)
+    tensors = {name: q, f"{name}_scale_inv": s}
+    if not blocks:
+        tensors[f"{name}_activation_scale"] = np.ones(count, np.float32)
+    return Checkpoint("fp8 experts", config, tensors, values, name)
+
+
+def stacked(matrix, count=3):
+    """Experts of a layer as one parameter: the pieces of a matrix with one more dimension, in each expert in turn.
+
+    Rows of an expert are those of the one before, one further; with zero points, which lie along rows, all are alike.
+    """
+    rows, alike = len(matrix.values), f"{MODULE}.weight_zero_point" in matrix.tensors
+    turns = [0] * count if alike else range(count)
+    tensors = {}
+    for name, array in matrix.tensors.items():
+        if name.endswith("weight_shape"):
+            tensors[name] = np.array([count, *array])
+        elif array.size == 1:
+            tensors[name] = array
+        else:
+            assert alike or len(array) == rows
+            tensors[name] = np.stack([np.roll(array, turn, 0) for turn in turns])
+    values = np.stack([np.roll(matrix.values, turn, 0) for turn in turns])
+    return replace(matrix, method=f"{matrix.method} experts", tensors=tensors, values=values)
+
+
+def fp8_experts_of(kind):
+    """FP8 checkpoints whose experts are one matrix behind the other: ``X.weight``, or e2m1 in X."""
+    if kind == "fp4":
+        matrix, name = stacked(fp4("experts")), "model.layers.3.mlp.experts.down_proj"
+        codes, s = matrix.tensors.values()
+        return replace(matrix, name=name, tensors={name: codes, f"{name}_scale_inv": s})
+    experts = fp8_experts(blocks=True)
+    codes, s = experts.tensors.values()
+    return replace(
+        experts, name=f"{MODULE}.weight", tensors={f"{MODULE}.weight": codes, f"{MODULE}.weight_scale_inv": s}
+    )
 
 
 def four_bits(kind, *, nested, shape=(7, 33), storage=np.uint8):
@@ -374,7 +413,7 @@ def stream(codes, bits):
 
 
 def mlx(bits, *, experts=0, layer=False):
-    """MLX: codes with a scale and a bias for each group; `layer` says bits and size for the module alone."""
+    """MLX: codes with a scale and a bias for each group; `layer` says bits for the module alone: all else is usual."""
     rows, columns, size = 6, 128, 64
     q = numbers(20, (max(experts, 1) * rows, columns), 1 << bits)
     s, b = scales(21, (len(q), columns // size), BF16), scales(22, (len(q), columns // size), BF16)
@@ -383,13 +422,14 @@ def mlx(bits, *, experts=0, layer=False):
     lead = (experts, rows) if experts else (rows,)
     tensors = {"weight": stream(q, bits), "scales": s, "biases": b}
     own = {"group_size": size, "bits": bits}
-    said = {"group_size": 32, "bits": 2, MODULE: own, "other.module": False} if layer else own
+    if layer:
+        own = {"group_size": 32, "bits": 4, "mode": "mxfp4", MODULE: {"bits": bits}, "other.module": False}
     return Checkpoint(
         "mlx",
         {},
         {f"{MODULE}.{k}": v.reshape(*lead, -1) for k, v in tensors.items()},
         values.reshape(*lead, columns),
-        extra={"quantization": said},
+        extra={"quantization": own},
     )
 
 
@@ -474,7 +514,8 @@ EXAMPLES = {
     "packed by channel": lambda: packed(4, group=-1, columns=43),
     "packed by channel, zeros": lambda: packed(4, group=-1, columns=43, symmetric=False),
     "packed by tensor": lambda: packed(4, group=0, columns=43),
-    "packed act-order": lambda: packed(4, order=True, symmetric=False),
+    "packed act-order": lambda: packed(4, order="group", symmetric=False),
+    "packed act-order by another name": lambda: packed(4, order="dynamic"),
     **{f"int8 {s}": (lambda s=s: whole("int", s)) for s in ("tensor", "channel", "group")},
     **{f"int8 {s}, zeros": (lambda s=s: whole("int", s, symmetric=False)) for s in ("tensor", "channel", "group")},
     **{f"float8 {s}": (lambda s=s: whole("float", s)) for s in ("tensor", "channel", "group", "block")},
@@ -489,6 +530,17 @@ EXAMPLES = {
     "Llama 4 FP8": lambda: llama4("FP8"),
     "fp8 experts": lambda: fp8_experts(blocks=True),
     "fp8 experts, a scale each": lambda: fp8_experts(blocks=False),
+    "fp8 experts with a weight": lambda: fp8_experts_of("weight"),
+    "fp8 experts of fp4": lambda: fp8_experts_of("fp4"),
+    "packed 4 experts": lambda: stacked(packed(4)),
+    "packed 3 experts by channel, zeros": lambda: stacked(packed(3, group=-1, columns=43, symmetric=False)),
+    "packed 8 experts by tensor": lambda: stacked(packed(8, group=0, columns=43)),
+    "int8 experts": lambda: stacked(whole("int", "channel")),
+    "float8 experts": lambda: stacked(whole("float", "group")),
+    "nvfp4 experts": lambda: stacked(fp4("nvfp4")),
+    "mxfp4 experts": lambda: stacked(fp4("mxfp4")),
+    "mxfp6 experts": lambda: stacked(mxfp6()),
+    "mxfp8 experts": lambda: stacked(mxfp8()),
     **{f"{k}, nested {n}": (lambda k=k, n=n: four_bits(k, nested=n)) for k in ("nf4", "fp4") for n in (False, True)},
     "nf4, one row of blocks": lambda: four_bits("nf4", nested=True, shape=(4, 128)),
     "nf4 in bfloat16": lambda: four_bits("nf4", nested=True, shape=(8, 64), storage=BF16),

@@ -381,6 +381,18 @@ def test_fused_experts_become_a_plain_model(tmp_path, name):
         assert g[example.name].tobytes() == example.values.astype(ml_dtypes.bfloat16).tobytes()
 
 
+def test_a_parameter_without_columns(tmp_path):
+    """Nothing is divided by the number of its groups."""
+    for name in ("gptq 4", "awq"):
+        example = EXAMPLES[name]()
+        example.tensors = {key: array[:0] for key, array in example.tensors.items()}
+        with wm.open(example.write(tmp_path / name)) as f:
+            assert f.weights[example.name].shape[1] == 0
+            for suffix in (".gguf", ".amb", ".safetensors"):
+                wm.convert(f.weights, tmp_path / f"x{suffix}")
+                assert wm.open(tmp_path / f"x{suffix}")[example.name].size == 0
+
+
 def test_what_is_not_exact_is_decoded_or_refused(tmp_path):
     """Without `quantize` it is decoded; asked for by `quantize` it is an EncodeError that names it."""
     for name in (

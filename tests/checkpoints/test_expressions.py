@@ -94,6 +94,22 @@ def test_any_expression_matches_as_with_re(number):
         agrees(text, "".join(rng.choice("aab1._ A\n") for _ in range(rng.randrange(1, 9))))
 
 
+def test_cases_of_several_characters():
+    """The capital of ß is two letters, and so is the small form of a dotted I: neither is one of a set."""
+    for name in ("groß", "İx", "ﬁ.q"):
+        for text in (r"(?i).*[.][a-z_]+$", r"(?i)[^a-z]", r"(?i)g[a-z]+", r"(?i).[X]"):
+            agrees(text, name)
+
+
+def test_thousands_of_names(monkeypatch):
+    """An expression whose beginning is no name's costs no walk along it."""
+    expressions = [Expression(rf"^model\.layers\.{i}\.mlp$") for i in range(2000)]
+    walked = []
+    monkeypatch.setattr(Expression, "_positions", lambda _, name: walked.append(name))
+    assert [e.fits("model.layers.1999.mlp") for e in expressions].index(True) == 1999
+    assert len(walked) <= 5  # layers 1, 19, 199 and 1999 among them
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -3,7 +3,9 @@
 `make quantised-test` runs this in an environment of its own.
 """
 
+import json
 import os
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,8 +17,14 @@ if not os.environ.get("WEIGHTMAP_QUANTISED"):
     pytest.skip("opt-in: make quantised-test", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
-from compressed_tensors.compressors import ModelCompressor  # noqa: E402 - nothing here makes sense without torch
-from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, disable_quantization  # noqa: E402
+from compressed_tensors.compressors import ModelCompressor, PackedQuantizationCompressor  # noqa: E402 - nothing here makes sense without torch
+from compressed_tensors.quantization import (  # noqa: E402
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    apply_quantization_config,
+    disable_quantization,
+)
 from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # noqa: E402
 from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear  # noqa: E402
 from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module  # noqa: E402
@@ -157,6 +165,30 @@ def test_compressed_tensors(tmp_path, preset):
     ).eval()
     reference.apply(disable_quantization)  # its layers would round weights and activations once more
     check(tmp_path, reference)
+
+
+@pytest.mark.parametrize(("bits", "columns"), [(4, 64), (3, 96), (8, 64)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_experts_of_compressed_tensors(tmp_path, bits, columns, symmetric):
+    """The library packs the experts of a layer one behind the other, and unpacks them to the same bits."""
+    rules = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": 32}
+    scheme, random = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**rules)), torch.Generator()
+    shape = 3, 32, columns // 32
+    tensors = {"weight": torch.randn(3, 32, columns, generator=random, dtype=torch.bfloat16)}
+    tensors["weight_scale"] = torch.rand(shape, generator=random).to(torch.bfloat16) + 0.1
+    if not symmetric:
+        zeros = torch.randint(-(1 << bits - 1), 1 << bits - 1, shape, generator=random)
+        tensors["weight_zero_point"] = zeros.to(torch.int8)
+    stored = PackedQuantizationCompressor.compress(tensors, scheme)
+    wanted = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    save_file({f"{name}.{role}": t.contiguous() for role, t in stored.items()}, tmp_path / "model.safetensors")
+    groups = {"group_0": {"targets": ["Linear"], "weights": rules}}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    config |= {"version": version("compressed-tensors")}
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "bfloat16", "quantization_config": config}))
+    weights, _ = decoded(tmp_path, torch.bfloat16)
+    same(weights[f"{name}.weight"], wanted)
 
 
 @pytest.mark.parametrize("scale_fmt", ["float", "ue8m0"])

@@ -54,6 +54,13 @@ UNEXPLAINED = {
     "torchao": {"a.weight_qdata": codes(np.uint8, 4, 8), "a.weight_scale": EXPONENTS},
     "behind the weight": {"a.qweight": codes(np.int32, 4, 8), "a.weight.absmax": ONE},
     "beside the module": {"a.weight": codes(F8, 4, 32), "a_scale_inv": ONE},
+    "Mistral": {"a.weight": codes(F8, 4, 32), "a.qscale_weight": ONE[0], "a.qscale_act": ONE[0]},
+    "TensorRT-LLM": {"a.weight": codes(F8, 4, 32), "a.weights_scaling_factor": ONE[0]},
+    "TensorRT-LLM, blocks": {"a.weight": codes(np.uint8, 4, 8), "a.weights_block_scaling_factor": codes(F8, 4, 1)},
+    "TensorRT-LLM, integers": {"a.weight": codes(np.int8, 4, 8), "a.per_channel_scale": ONE[:, 0].astype(np.float16)},
+    "EXL2": {"a.q_weight": codes(np.int32, 4, 8), "a.q_scale": codes(np.int32, 1, 1), "a.q_groups": codes(np.int16, 8)},
+    "msmodelslim": {"a.weight": codes(np.int8, 4, 8), "a.deq_scale": np.ones(4, np.int64)},
+    "vLLM": {"a.w13_qweight": codes(np.int32, 2, 4, 8), "a.w13_scales": np.ones((2, 1, 8), np.float16)},
     "wscales": {"a.qweight": codes(np.int8, 4, 8), "a.wscales": ONE},
     "at the top": {"weight": codes(F8, 4, 32), "weight_scale": ONE},
 }
@@ -271,6 +278,46 @@ def test_integers_without_scales(tmp_path, name, dtype):
     config["quantization_config"] |= LEFT_OUT[name]
     with wm.open(model(tmp_path / name, tensors, config)) as f:
         assert f.weights["up.weight"].tolist() == tensors["up.weight"].tolist()
+
+
+def test_only_the_cache_is_quantised(tmp_path):
+    """Of keys and values: every tensor is a parameter, and codes among them are refused."""
+    tensors = {"a.weight": ONE, "a.k_scale": ONE[0]}
+    config = {"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    with wm.open(model(tmp_path / "m", tensors, {"quantization_config": config})) as f:
+        assert {name: f.weights[name].tolist() for name in f.weights} == {n: a.tolist() for n, a in tensors.items()}
+    path = model(tmp_path / "m", {"a.weight": codes(F8, 4, 32)}, {"quantization_config": config})
+    with wm.open(path) as f, pytest.raises(wm.FormatError, match=r"a\.weight"):
+        f.weights["a.weight"]
+
+
+def test_codes_of_modules_that_mixed_precision_lacks(tmp_path):
+    """Their scales may lie in another shard: they are no values."""
+    layers = {"b": {"quant_algo": "FP8"}}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    for array in (codes(F8, 4, 32), codes(np.uint8, 4, 16)):
+        tensors = {"a.weight": array, "c.weight": ONE}
+        with wm.open(model(tmp_path / "m", tensors, {"quantization_config": config})) as f:
+            assert f.weights["c.weight"].tolist() == ONE.tolist()
+            with pytest.raises(wm.FormatError, match=r"'a\.weight' is .*scales are missing"):
+                f.weights["a.weight"]
+
+
+def test_a_part_of_a_model_of_comfyui(tmp_path):
+    """The mark of a file lies behind the name of the part that it is about; rotated weights are refused."""
+    example = EXAMPLES["comfyui"]()
+    tensors = {**example.tensors, "model.diffusion_model.scaled_fp8": codes(F8, 2)}
+    with wm.open(model(tmp_path / "m", tensors)) as f:
+        assert list(f.weights) == [example.name]
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+    header = {"_quantization_metadata": json.dumps({"layers": {"a": {"format": "float8_e4m3fn"}}}), "a": "b"}
+    wm.convert(wm.open(model(tmp_path / "h", example.tensors, **header)).weights, tmp_path / "plain.safetensors")
+    assert dict(wm.open(tmp_path / "plain.safetensors").metadata) == {"a": "b"}  # no words on how it was quantised
+    described = EXAMPLES["comfyui e5m2, described"]()
+    text = json.dumps({"format": "float8_e5m2", "convrot": True}).encode()
+    described.tensors[described.name.replace("weight", "comfy_quant")] = np.frombuffer(text, np.uint8)
+    with wm.open(model(tmp_path / "n", described.tensors)) as f, pytest.raises(wm.UnsupportedError, match="convrot"):
+        f.weights[described.name]
 
 
 @pytest.mark.parametrize("left_out", [False, True])

@@ -216,7 +216,12 @@ def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes
     except TensorFileError as error:
         raise error.located(path=source.name, format=file.format) from None
     table.belongs_to(source, file.format)
-    return type(file)(source, file.format, content.varied(table=table), options)
+
+    def load_metadata() -> dict[str, Any]:
+        return {key: value for key, value in content.load_metadata().items() if key != _COMFY}
+
+    changes = {"load_metadata": load_metadata} if settings.where == _COMFY else {}
+    return type(file)(source, file.format, content.varied(table=table, **changes), options)
 
 
 class Weight(NamedTuple):

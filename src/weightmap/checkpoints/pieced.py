@@ -569,13 +569,14 @@ def unpacked(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
     """Return `count` codes of each stream along the last axis: laid end to end in int32 words, lowest bits first."""
     octets = np.ascontiguousarray(words, "<i4").view(np.uint8)
     padding = np.zeros((*words.shape[:-1], -octets.shape[-1] % bits), np.uint8)
-    groups = np.concatenate([octets, padding], -1).reshape(*words.shape[:-1], -1, bits)  # eight codes each
+    every = np.concatenate([octets, padding], -1)
+    groups = every.reshape(*words.shape[:-1], every.shape[-1] // bits, bits)  # eight codes each
     codes = np.empty((*groups.shape[:-1], 8), np.uint8)
     for number in range(8):
         at, shift = divmod(number * bits, 8)
         upper = groups[..., at + 1] << (8 - shift) if shift + bits > 8 else 0
         codes[..., number] = (groups[..., at] >> shift | upper) & ((1 << bits) - 1)
-    return codes.reshape(*words.shape[:-1], -1)[..., :count]
+    return codes.reshape(*words.shape[:-1], groups.shape[-2] * 8)[..., :count]
 
 
 if TYPE_CHECKING:

@@ -251,7 +251,7 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
     texts, entries = list[str](), list[int | dict[str, int]]()
     grouped = set[str]()
     for number, (name, piece) in enumerate(zip(names, role_of, strict=True)):
-        if name in method.markers:
+        if name.rpartition(".")[2] in method.markers:
             continue
         group = groups.get(piece[0]) if piece is not None else None
         if group is None or piece is None:

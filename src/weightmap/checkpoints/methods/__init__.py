@@ -142,10 +142,13 @@ class Group:
         What their names begin with.
     names : dict of str to str
         Their names, by what they are called in their scheme; in file order.
+    experts : list of int
+        How many experts have such pieces, if these are those of the first one.
     """
 
     def __init__(self, module: str, rows: Mapping[str, tuple[str, Row]]) -> None:
         self.module = module
+        self.experts: list[int] = []
         self.names: dict[str, str] = {role: name for role, (name, _) in rows.items()}
         self._rows: dict[str, Row] = {role: row for role, (_, row) in rows.items()}
 
@@ -207,6 +210,18 @@ class Group:
                 msg = f"tensor {quoted(self.names[role])} does not go with {others}"
                 raise FormatError(msg, field="quantization_config")
 
+    def expert(self, count: int, shared: Collection[str]) -> Group:
+        """Return the pieces of the first of some experts, the first axis of every piece that they do not share."""
+        rows = {}
+        for role, row in self._rows.items():
+            if role not in shared and row.shape[:1] != (count,):
+                self.refuse("shape", role, actual=list(row.shape), expected=f"{count} experts first")
+            part = row.dense._replace(shape=row.shape[1:], nbytes=row.nbytes // max(count, 1))
+            rows[role] = self.names[role], row if role in shared else part
+        first = Group(self.module, rows)
+        first.experts = [count]
+        return first
+
     def read(self, role: str) -> NDArray[Any]:
         """Read a small piece into private memory."""
         row = self.row(role).dense
@@ -243,6 +258,9 @@ class Method:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        for key in ("transform_config", "rotation_config", "rotation"):
+            if settings.values.get(key):
+                settings.unsupported(key, "nothing: rotated weights are not turned back")
         self._left_out = [entry for key in self.lists for entry in settings.texts(key)]
 
     def belongs(self, roles: Collection[str], row: Any) -> bool:  # noqa: ARG002 - for methods with ambiguous names

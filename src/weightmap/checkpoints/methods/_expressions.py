@@ -8,6 +8,7 @@ at once: a finite automaton, whose states are made when a name first needs them.
 from __future__ import annotations
 
 import re
+from itertools import dropwhile, takewhile
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any
@@ -72,9 +73,14 @@ class Expression:
         self._bounded = False
         self._budget = len(text) + _MAX_ADDED_NODES
         self._automaton = self._compiled(parsed, parsed.state.flags)
+        # What every match begins with: most expressions of long lists are told apart by it.
+        items = dropwhile(lambda item: item[0] is op.AT, () if parsed.state.flags & re.IGNORECASE else parsed)
+        self._prefix = "".join(chr(value) for _, value in takewhile(lambda item: item[0] is op.LITERAL, items))
 
     def fits(self, name: str) -> bool:
         """Say whether the beginning of a name matches, as `re.match` does."""
+        if not name.startswith(self._prefix):
+            return False
         positions = self._positions(name)
         if positions is None:  # no assertion but at the ends
             if not name:
@@ -184,8 +190,13 @@ def _test(kind: Any, value: Any, flags: int) -> Callable[[str], bool]:
     if not flags & re.IGNORECASE or kind is op.ANY:
         return plain
     if kind is op.NOT_LITERAL or (kind is op.IN and value[0][0] is op.NEGATE):  # not one of these in any case
-        return lambda c: plain(c) and plain(c.lower()) and plain(c.upper())
-    return lambda c: plain(c) or plain(c.lower()) or plain(c.upper())
+        return lambda c: all(map(plain, _cases(c)))
+    return lambda c: any(map(plain, _cases(c)))
+
+
+def _cases(character: str) -> list[str]:
+    """Return a character in each case, as `re` has them: the small form of one is one, a capital of several is none."""
+    return [character, character.lower()[0], *(character.upper() if len(character.upper()) == 1 else "")]
 
 
 def _plain_test(kind: Any, value: Any, flags: int) -> Callable[[str], bool]:

@@ -22,8 +22,9 @@ class ComfyUI(Method):
     """``W = q * s``: ``weight`` float8 (out, in), and one number ``scale_weight``, or ``weight_scale``, float32.
 
     ``comfy_quant`` is JSON in bytes, ``{"format": "float8_e4m3fn"}``; ``_quantization_metadata`` of the header has such
-    an object for each module, in ``layers``. Older files have a tensor ``scaled_fp8``, which marks them. A weight
-    without a scale is not quantised. ``input_scale`` and ``scale_input`` are of activations: not decoded.
+    an object for each module, in ``layers``. Older files have a tensor ``scaled_fp8``, which marks them, perhaps behind
+    the name of a part of the model. A weight of another type is not quantised; float8 without a scale is refused, since
+    nothing tells it from one whose scale is missing (ours). ``input_scale`` and ``scale_input`` are not decoded.
     """
 
     endings: ClassVar[tuple[str, ...]] = (
@@ -43,6 +44,8 @@ class ComfyUI(Method):
         """Refuse another format than float8 with one scale."""
         if settings.text("format", FLOAT8[0]) not in FLOAT8:
             settings.unsupported("format", " or ".join(FLOAT8))
+        if settings.flag("convrot"):
+            settings.unsupported("convrot", "false: rotated weights are not turned back")
 
     def belongs(self, roles: Any, row: Any) -> bool:
         """Say whether a weight is codes: ``weight_scale`` may be a parameter of its own."""

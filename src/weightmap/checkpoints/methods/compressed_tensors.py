@@ -10,10 +10,10 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
-from weightmap.checkpoints.methods._codings import Scaled, fp4, scaled
+from weightmap.checkpoints.methods._codings import Experts, Scaled, fp4, scaled
 from weightmap.checkpoints.methods.gptq import checked_groups
 from weightmap.checkpoints.pieced import Codes, Coding, Grouped, integer_blocks, integers_fit, unpacked
-from weightmap.errors import FormatError
+from weightmap.errors import FormatError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from weightmap.checkpoints.pieced import Components, Layout, TargetTypes
 
+# Scales that may be one for all experts.
+_ONE = ("weight_scale", "weight_global_scale")
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 
 
@@ -170,7 +172,7 @@ class _Weights:
         self.strategy: str = rules.text("strategy", "group" if size > 0 else "tensor")
         self.size = size
         order = rules.values.get("actorder")
-        self.ordered: bool = order is True or (isinstance(order, str) and order.lower() == "group")
+        self.ordered: bool = order is True or (isinstance(order, str) and order.lower() in {"group", "dynamic"})
         self.block: tuple[int, int] | None = rules.sizes("block_structure") if self.strategy == "block" else None
 
     def blocks(self) -> tuple[int, int]:
@@ -217,6 +219,8 @@ class CompressedTensors(Method):
     mxfp6-pack-quantized    the same: `Fp6`
     mxfp8-quantized         `weight` float8_e4m3fn, `weight_scale` exponents for 32 columns: `Scaled`
     ======================  ===================================================================================
+
+    Experts of a layer that are one parameter have pieces with one more dimension, the first.
     """
 
     endings: ClassVar[tuple[str, ...]] = (
@@ -233,8 +237,6 @@ class CompressedTensors(Method):
         whole = settings.text("format", "dense")
         if whole not in {*_FORMATS, "dense", "mixed-precision"}:
             settings.unsupported("format", f"one of {', '.join(_FORMATS)}")
-        if settings.section("transform_config").values:
-            settings.unsupported("transform_config", "an empty object: rotated weights are not turned back")
         sparsity = settings.section("sparsity_config")
         if sparsity.text("format", "dense") != "dense":
             sparsity.unsupported("format", "'dense'")
@@ -281,7 +283,20 @@ class CompressedTensors(Method):
         make = _FORMATS.get(weights.format)
         if make is None:
             group.refuse(f"the format {weights.format!r} of the configuration contradicts the pieces")
-        return make(self, group, weights)
+        shape = group.row("weight_packed" if "weight_packed" in group else "weight").shape
+        return make(self, group, weights) if len(shape) < 3 else self._experts(make, group, weights, shape[0])
+
+    def _experts(
+        self, make: Callable[[Any, Group, _Weights], Coding], group: Group, weights: _Weights, count: int
+    ) -> Coding:
+        """Return the coding of matrices that lie one behind the other."""
+        if "weight_g_idx" in group:
+            what, expected = "order of columns", "none, for experts"
+            group.refuse(what, "weight_g_idx", actual="stored", expected=expected, kind=UnsupportedError)
+        alone = [role for role in group.names if role == "weight_shape" or role.startswith("input_")]
+        one = [role for role in _ONE if role in group and math.prod(group.row(role).shape) == 1][:1]
+        matrix = make(self, group.expert(count, [*one, *alone]), weights)
+        return Experts(matrix, count, shared=one[0] if one else None)
 
     def packed(self, group: Group, weights: _Weights) -> Coding:
         """Return the coding of pack-quantized weights."""
@@ -291,10 +306,11 @@ class CompressedTensors(Method):
         if not 1 <= bits <= 8 or weights.kind != "int":
             weights.settings.unsupported("num_bits", "1 to 8 bits of type 'int'")
         rows, words = group.check("weight_packed", ("int32",), (None, None))
-        group.check("weight_shape", ("int64", "int32"), (2,))
-        shape = out, columns = tuple(group.read("weight_shape").tolist())
-        if out != rows or columns < 0:
-            group.refuse("shape", "weight_shape", actual=list(shape), expected=f"{rows} rows")
+        group.check("weight_shape", ("int64", "int32"), (2 + len(group.experts),))
+        *before, columns = group.read("weight_shape").tolist()
+        if before != [*group.experts, rows] or columns < 0:
+            group.refuse("shape", "weight_shape", actual=[*before, columns], expected=[*group.experts, rows, "columns"])
+        shape = rows, columns
         spans = self._spans(group, bits, columns, words)
         high, size = weights.blocks()
         width = size or max(columns, 1)

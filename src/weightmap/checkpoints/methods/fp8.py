@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
-from weightmap.checkpoints.methods._codings import Experts, Scaled, fp4, scaled
+from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled, fp4, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,17 +23,19 @@ class Fp8(Method):
     ``weight_scale_inv``  shape (ceil(out / bh), ceil(in / bw)), with ``weight_block_size: [bh, bw]``; DeepSeek's own
                         repositories call it ``scale``. float32, bfloat16, or E8M0 exponents as bytes
     ``weight_scale``    one number of these types, without ``weight_block_size``; or called ``weight_scale_inv``
-    ``input_scale``     of static activations: not decoded
+    ``input_scale``     of static activations, also called ``activation_scale``: not decoded
     ==================  ===========================================================================================
 
     With ``expert_dtype: "fp4"`` an int8 weight, shape (out, in / 2), is e2m1 codes with exponents for 32 columns.
 
     Experts of a layer that are one parameter X: ``X`` (E, out, in), ``X_scale_inv`` (E, ceil(out / bh), ceil(in / bw)),
-    or (E, 1, 1) without ``weight_block_size``.
+    or (E, 1, 1) without ``weight_block_size``; or ``X.weight`` and ``X.weight_scale_inv``.
     """
 
-    endings: ClassVar[tuple[str, ...]] = (".weight", ".weight_scale_inv", ".weight_scale", ".scale", ".input_scale")
-    fused: ClassVar[tuple[str, ...]] = ("_scale_inv",)
+    endings: ClassVar[tuple[str, ...]] = (
+        *(".weight", ".weight_scale_inv", ".weight_scale", ".scale", ".input_scale", ".activation_scale"),
+    )
+    fused: ClassVar[tuple[str, ...]] = ("_scale_inv", "_activation_scale")
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -48,17 +50,21 @@ class Fp8(Method):
     def belongs(self, roles: Collection[str], row: Any) -> bool:
         """Return False if `scale` is itself a parameter: then its sibling weight is not coded."""
         if set(roles) <= {"weight", "scale"} and "scale" in roles:
-            return "weight" in roles and row("weight").dtype.name in self.coded
+            codes = "weight" in roles and row("weight").dtype.name in self.coded
+            return codes or row("scale").dtype.name == EXPONENTS[1]
         return True
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
         if group.fused:
-            return self._experts(group)
+            group.only("weight", "scale_inv", "activation_scale")
+            return self._experts(group, "scale_inv")
         scales = next((role for role in _SCALES if role in group), None)
         if scales is None:
             group.missing("weight_scale_inv" if self.block else "weight_scale")
-        group.only("weight", scales, "input_scale")
+        group.only("weight", scales, "input_scale", "activation_scale")
+        if len(group.row("weight").shape) > 2:
+            return self._experts(group, scales)
         if self.fp4 and group.row("weight").dtype.name == "int8":
             return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
         kinds = (*FLOATS, *EXPONENTS)
@@ -66,12 +72,18 @@ class Fp8(Method):
             return scaled(group, "fp8", "weight", scales, (self.stored,), 0, 0, kinds=kinds)
         return scaled(group, "fp8 blocks", "weight", scales, (self.stored,), *self.block, kinds=kinds)
 
-    def _experts(self, group: Group) -> Coding:
+    def _experts(self, group: Group, scales: str) -> Coding:
+        if self.fp4 and group.row("weight").dtype.name == "int8":
+            count, rows, half = group.check("weight", ("int8",), (None, None, None))
+            group.check(scales, EXPONENTS, (count, rows, half // 16))
+            if half % 16:
+                group.refuse("columns", "weight", actual=2 * half, expected="a multiple of 32")
+            return Experts(Fp4("fp8 fp4 experts", (rows, 2 * half), "weight", scales, width=32), count)
         count, rows, columns = group.check("weight", (self.stored,), (None, None, None))
         high, wide = (min(size, n) or 1 for size, n in zip(self.block or (rows, columns), (rows, columns), strict=True))
         shape = count, blocks_of(rows, high), blocks_of(columns, wide)
-        group.check("scale_inv", (*FLOATS, *EXPONENTS), shape)
-        return Experts(Scaled("fp8 experts", (rows, columns), "weight", "scale_inv", height=high, width=wide), count)
+        group.check(scales, (*FLOATS, *EXPONENTS), shape)
+        return Experts(Scaled("fp8 experts", (rows, columns), "weight", scales, height=high, width=wide), count)
 
 
 METHOD = Fp8

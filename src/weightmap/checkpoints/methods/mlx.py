@@ -80,8 +80,8 @@ class Mlx(Method):
 
     The others have ``weight`` uint32 (out, in * bits / 32) and ``scales`` uint8 (out, in / group_size): ``mxfp4`` is
     `Fp4` and ``mxfp8`` `Mxfp8`, both with exponents for 32 columns, ``nvfp4`` is `Nvfp4` with scales for 16. The name
-    of a module, as a key, has these three for it alone, or false: it is not quantised. Experts of a layer have pieces
-    with one more dimension, the first.
+    of a module, as a key, has these three for it alone, by default those of MLX, or false: it is not quantised. Experts
+    of a layer have pieces with one more dimension, the first.
     """
 
     endings: ClassVar[tuple[str, ...]] = (".weight", ".scales", ".biases")
@@ -92,14 +92,13 @@ class Mlx(Method):
         for module in ["", *(key for key, value in settings.values.items() if isinstance(value, dict))]:
             self._mode(module)
 
-    def _stated(self, module: str, key: str) -> Settings:
-        """Return the object that states a key for a module: its own before that of all."""
-        values = self.settings.values.get(module)
-        return self.settings.section(module) if isinstance(values, dict) and key in values else self.settings
+    def _stated(self, module: str) -> Settings:
+        """Return the object that says how a module is quantised: its own, which replaces that of all."""
+        return self.settings.section(module) if isinstance(self.settings.values.get(module), dict) else self.settings
 
     def _mode(self, module: str) -> str:
         """Return the mode of a module. Raises `UnsupportedError` for one that is not decoded."""
-        settings = self._stated(module, "mode")
+        settings = self._stated(module)
         mode = settings.text("mode", "affine")
         if mode not in _MODES:
             settings.unsupported("mode", " or ".join(map(repr, _MODES)))
@@ -115,15 +114,12 @@ class Mlx(Method):
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
-        mode, in_bits = self._mode(group.module), self._stated(group.module, "bits")
+        mode, settings = self._mode(group.module), self._stated(group.module)
         group.only("weight", "scales", *(["biases"] if mode == "affine" else []))
         possible, usual_size, usual_bits = _MODES[mode]
-        bits = in_bits.integer("bits", usual_bits)
-        size = self._stated(group.module, "group_size").integer("group_size", usual_size)
+        bits, size = settings.integer("bits", usual_bits), settings.integer("group_size", usual_size)
         if bits not in possible:
-            in_bits.unsupported(
-                "bits", f"one of {', '.join(map(str, possible))}" if mode == "affine" else str(usual_bits)
-            )
+            settings.unsupported("bits", " or ".join(map(str, possible)))
         *experts, rows, words = group.check("weight", ("uint32",), (None, None), (None, None, None))
         columns, remainder = divmod(words * 32, bits)
         if remainder or size < 1 or columns % size:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _NVFP4 = ("NVFP4", "W4A16_NVFP4")
 _ALGORITHMS = (*_NVFP4, "FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
 _MIXED = "MIXED_PRECISION"
+# Keys that say how the cache of keys and values is quantised, perhaps alone.
+_CACHE = {"kv_cache_scheme", "kv_cache_quant_algo"}
 # Rows and columns with one scale in FP8_PB_WO, and columns in MXFP8.
 _BLOCK, _WIDTH = 128, 32
 
@@ -36,7 +38,9 @@ class ModelOpt(Method):
     one float32. FP8: ``X`` float8_e4m3fn (E, in, out), ``X_weight_scale`` one float32.
     """
 
-    endings: ClassVar[tuple[str, ...]] = (".weight", ".weight_scale", ".weight_scale_2", ".input_scale")
+    endings: ClassVar[tuple[str, ...]] = (
+        *(".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale"),
+    )
     fused: ClassVar[tuple[str, ...]] = ("_weight_scale", "_weight_scale_2", "_input_scale")
     coded: ClassVar[tuple[str, ...]] = (*FLOAT8, "uint8")
     lists: ClassVar[tuple[str, ...]] = ("ignore", "exclude_modules")
@@ -44,7 +48,8 @@ class ModelOpt(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.layers: Settings | None = None
-        if settings.text("quant_algo", "").upper() == _MIXED:
+        only_cache = settings.values.get("quant_algo") is None and _CACHE & settings.values.keys()
+        if only_cache or settings.text("quant_algo", "").upper() == _MIXED:
             self.layers = settings.section("quantized_layers")
             for module in self.layers.values:
                 self._algorithm(self.layers.section(module))
@@ -61,10 +66,6 @@ class ModelOpt(Method):
             settings.refuse("group_size", "16")
         return algorithm
 
-    def leaves_out(self, module: str) -> bool:
-        """Implement `Method.leaves_out`: of mixed precision, modules that are not among the quantised ones."""
-        return super().leaves_out(module) or (self.layers is not None and module not in self.layers.values)
-
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
         settings = self.settings
@@ -74,8 +75,7 @@ class ModelOpt(Method):
                 group.refuse(what, actual="missing", expected="the algorithm of the module")
             settings = self.layers.section(group.module)
         algorithm = self._algorithm(settings)
-        if algorithm not in _NVFP4:
-            group.only("weight", "weight_scale", "input_scale")
+        group.only("weight", "weight_scale", "input_scale", *(["weight_scale_2"] if algorithm in _NVFP4 else []))
         if group.fused:
             return self._experts(group, algorithm)
         if algorithm in _NVFP4:

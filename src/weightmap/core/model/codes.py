@@ -27,12 +27,13 @@ SMALL_FLOATS = _FLOAT8 | _PACKED
 _CODES = SMALL_FLOATS | set(INTEGERS)
 # Types in which bitsandbytes may store bytes of codes.
 _VIEWED = frozenset({"float16", "bfloat16", "float32"})
-_SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "float8_e8m0fnu"})
+_SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "int32", "int64", "float8_e8m0fnu"})
 # Names of scales: in the module of their codes, and as endings of the name of the codes.
 _IN_MODULE = (
     *("scale", "scales", "_scale", "scale_inv", "scale_weight", "weight_scale", "weight_scales", "weight_scale_inv"),
     *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "q_scale", "qscales", "w_scale"),
-    *("wscale", "wscales"),
+    *("wscale", "wscales", "qscale_weight", "per_channel_scale", "deq_scale"),
+    *("weights_scaling_factor", "weights_block_scaling_factor"),
 )
 _BEHIND = (
     *("_scale", "_scales", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_inv", "_global_scale", "_absmax"),
@@ -40,7 +41,7 @@ _BEHIND = (
     *(".wscale", ":scale"),
 )
 # Endings of names of codes, which an ending of `_BEHIND` may replace.
-_ENDINGS = r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8)|_q)$"
+_ENDINGS = r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8|qweight)|_q)$"
 # Names of a quantised parameter's other tensors: zero points, orders, shapes, counters, scales.
 _OTHER = (
     r"(?:^|[._:])(?:q?zeros?|zp|zero_?points?|g_?idx|idx|index|indices|ids?|masks?|shape|format|(?:inv_?)?perm|steps?"
@@ -48,7 +49,7 @@ _OTHER = (
 )
 # Tensors that mark a file as quantised.
 _MARKS = ("scaled_fp8", "comfy_quant")
-_SCALES_OR_MARKS = (b"scale", b"absmax", b"SCB", b"comfy_quant")
+_SCALES_OR_MARKS = (b"scal", b"absmax", b"SCB", b"comfy_quant")
 # Programs by their names for scales.
 _WRITERS = {
     "scales": "GPTQ, AWQ and MLX",
