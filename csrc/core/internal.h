@@ -241,10 +241,10 @@ typedef struct {
 } wm_grouped;
 typedef void wm_groups_fn(const wm_grouped *w, uint64_t begin, uint64_t end);
 
-/* Looks up n codes of `rows` rows, in blocks of `width`: see lookup.h. Codes have 4, 6 or 8 bits; the last two are bytes. Block b uses table which[b], or b if `which` is NULL; a value
- * has `bytes` bytes. Rows of codes lie `codes_apart` bytes apart, rows of values `out_apart`. Output may be streamed if its lines
- * and blocks are aligned to 64 bytes. With `numbers` other than WM_ANY_NUMBERS a value is (number - zeros[table]) * scales[table],
- * rounded; `zeros` may be NULL. */
+/* Looks up n codes of `rows` rows, in blocks of `width`: see lookup.h. Codes have 4, 6 or 8 bits; the last two are bytes. Block b
+ * uses table which[b], or b if `which` is NULL; a value has `bytes` bytes. Rows of codes lie `codes_apart` bytes apart, rows of
+ * values `out_apart`. Output may be streamed if its lines and blocks are aligned to 64 bytes. With `numbers` other than
+ * WM_ANY_NUMBERS a value is (number - zeros[table]) * scales[table], rounded; `zeros` may be NULL. */
 enum { WM_ANY_NUMBERS, WM_INTEGERS, WM_E4M3 };
 typedef struct {
     const uint8_t *codes, *tables, *which;
