@@ -133,6 +133,8 @@ _FUSED = re.compile(r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<part
 # llama.cpp's LLAMA_MAX_LAYERS; the package gguf makes 500 names for each layer.
 _MAX_LAYERS = 512
 _SUFFIXES = (".weight", ".bias", ".scale")
+# Norms as long as the hidden state, as the package gguf calls them.
+_NORMS = ("ATTN_NORM", "ATTN_POST_NORM", "FFN_NORM", "FFN_PRE_NORM", "FFN_POST_NORM", "OUTPUT_NORM")
 
 
 def stays_float32(name: str, shape: Sequence[int]) -> bool:
@@ -161,6 +163,7 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
         "ATTN_OUT": (hidden, rows),
         "ATTN_Q_NORM": (head,),
         "ATTN_K_NORM": (head,),
+        **dict.fromkeys(_NORMS, (hidden,)),
         **attention,
     }
     if architecture.permuted:
@@ -179,16 +182,13 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
         shapes |= dense
     if architecture.dense_biases:
         biased |= {"ATTN_OUT", *dense}
-    experts = {"FFN_GATE_INP", "FFN_GATE_EXP", "FFN_UP_EXP", "FFN_DOWN_EXP"}
-    elsewhere = {"ROPE_FREQS", "ATTN_ROT_EMBD", *dense, *experts}
     optional = {"ROPE_FREQS", "OUTPUT"} if config.get("tie_word_embeddings") else {"ROPE_FREQS"}
     expected = {}
     for tensor in gguf.MODEL_TENSORS[_number(architecture, gguf)]:
-        kind = tensor.name
-        if kind not in shapes and kind in elsewhere:  # of other models of this architecture
+        kind, name = tensor.name, gguf.TENSOR_NAMES[tensor]
+        shape = shapes.get(kind)
+        if shape is None:  # the package lists what a model may have: q, k and v as one, say
             continue
-        shape = shapes.get(kind, (hidden,))  # norms
-        name = gguf.TENSOR_NAMES[tensor]
         for layer in range(config.count("num_hidden_layers")) if "{bid}" in name else range(1):
             base = name.format(bid=layer)
             expected[f"{base}.weight"] = ExpectedTensor(shape, kind in optional)
