@@ -91,6 +91,17 @@ def test_tensors_of_every_architecture(tmp_path, name, shards):
         assert len(f.vocab) == models.VOCAB
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_package_gguf_that_lists_more_tensors(tmp_path, monkeypatch, name):
+    gguf = pytest.importorskip("gguf")
+    number = next(number for number, title in gguf.MODEL_ARCH_NAMES.items() if title == models.ARCHITECTURE[name])
+    more = [gguf.MODEL_TENSOR.ATTN_QKV, gguf.MODEL_TENSOR.ATTN_SINKS, gguf.MODEL_TENSOR.ATTN_NORM_2]
+    monkeypatch.setitem(gguf.MODEL_TENSORS, number, [*gguf.MODEL_TENSORS[number], *more])
+    source = write(tmp_path / "model", config_of(name), tensors_of(name), files=files_of(name))
+    wm.convert(source, tmp_path / "x.gguf")
+    assert set(wm.open(tmp_path / "x.gguf")) == set(expected(name, tensors_of(name)))
+
+
 def test_names_that_are_kept_and_those_that_are_not_known(tmp_path, capsys):
     source = write(tmp_path / "model", config_of("Qwen3ForCausalLM"), tensors_of("Qwen3ForCausalLM"))
     wm.convert(source, tmp_path / "kept.gguf", names="keep")
@@ -250,6 +261,58 @@ def test_tokens_types_and_ids(tmp_path):
         assert list(f.metadata["tokenizer.ggml.merges"]) == ["h e", "l l", "he ll"]
         assert f.metadata["tokenizer.chat_template"] == "{{ messages }}"
         assert f.metadata["tokenizer.ggml.pre"] == "llama-bpe"
+
+
+def _message(number, *fields):
+    """A message of protobuf within another one, by its number: its own fields are numbers below 128."""
+    content = b"".join(
+        bytes([key << 3, value] if key < 16 else [key << 3 & 127 | 128, key >> 4, value]) for key, value in fields
+    )
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def test_a_model_of_sentencepiece_without_a_blank_in_front(tmp_path):
+    # Messages that come twice are one: what is behind counts.
+    for adds, expected_ in ((1, None), (0, False)):
+        files = {"tokenizer.model": GEMMA_MODEL + _message(3, (3, adds))}
+        source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files)
+        wm.convert(source, tmp_path / "x.gguf")
+        assert wm.open(tmp_path / "x.gguf").metadata.get("tokenizer.ggml.add_space_prefix") is expected_
+
+
+@pytest.mark.parametrize(
+    ("addition", "said"),
+    [
+        (_message(2, (3, 1)), "tokenizer.model has the model_type UNIGRAM, expected BPE"),
+        (_message(2, (3, 3)), "tokenizer.model has the model_type WORD, expected BPE"),
+        (_message(2, (24, 1)), "tokenizer.model has the treat_whitespace_as_suffix True, expected False"),
+        (_message(3, (4, 1)), "tokenizer.model has the remove_extra_whitespaces True, expected False"),
+        (_message(3, (5, 0)), "tokenizer.model has the escape_whitespaces False, expected True"),
+        (None, "tokenizer.model has the normalization_rule_name 'nmt_nfkc' with a table, expected identity"),
+    ],
+)
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_what_sentencepiece_does_with_a_text_and_llama_cpp_does_not(tmp_path, name, addition, said):
+    if addition is None:
+        normalizer = pytest.importorskip("sentencepiece").SentencePieceNormalizer(rule_name="nmt_nfkc")
+        addition = normalizer.serialized_model_proto() + _message(3, (3, 0), (4, 0))
+    files = {"tokenizer.model": GEMMA_MODEL + addition}
+    source = write(tmp_path / "model", config_of(name), tensors_of(name), files=files)
+    with pytest.raises(wm.EncodeError, match=said):
+        wm.convert(source, tmp_path / "x.gguf")
+
+
+def test_a_tokenizer_that_cannot_fall_back_to_bytes(tmp_path):
+    tokens = models.fallback()
+    tokens["model"]["vocab"]["<0x7f>"] = tokens["model"]["vocab"].pop("<0x7F>")
+    # Pieces of control instead: no bytes.
+    raw = GEMMA_MODEL.replace(b"<0x7F>", b"<0y7F>").replace(b"\x18\x06", b"\x18\x03")
+    for files in ({"tokenizer.json": tokens}, {"tokenizer.model": raw + _message(2, (35, 0))}):
+        source = write(
+            tmp_path / next(iter(files)), config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files
+        )
+        with pytest.raises(wm.EncodeError, match=f"{next(iter(files))} has no token <0x7F> to fall back to"):
+            wm.convert(source, tmp_path / "x.gguf")
 
 
 LLAMA, QWEN, MOE, GEMMA2 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3MoeForCausalLM", "Gemma2ForCausalLM"

@@ -20,12 +20,12 @@ Ids of special tokens, merges and chat templates: see `special`.
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
+from weightmap.core.formats import varint
 from weightmap.errors import FormatError, MissingDependencyError
 from weightmap.llama.architectures import KEEP, refusal
 
@@ -259,6 +259,9 @@ _BLANK = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ADDED, _PADDING = -1000.0, -10000.0
 _LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
+# Types of models of sentencepiece, and the bytes of fields of protobuf by kind: numbers of fixed width, and groups.
+_MODEL_TYPES = {1: "UNIGRAM", 2: "BPE", 3: "WORD", 4: "CHAR"}
+_WIDTHS = {1: 8, 3: 0, 4: 0, 5: 4}
 _OF_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -366,28 +369,19 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
         processor.LoadFromSerializedProto(raw)
     except (RuntimeError, ValueError):  # UnicodeDecodeError, of a message that repeats a piece
         raise FormatError(f"{MODEL} is not a model of sentencepiece", field=MODEL) from None
+    adds_space = _adds_dummy_prefix(raw)
     size = processor.GetPieceSize()
     if size > count:
         raise refusal(f"{MODEL} has {size} tokens, and the model {count}")
     tokens, types, scores = _padding(count)
+    kinds = {_UNKNOWN: processor.IsUnknown, _CONTROL: processor.IsControl}
+    kinds |= {_UNUSED: processor.IsUnused, _BYTE: processor.IsByte}
     for i in range(size):
         try:
             tokens[i], scores[i] = processor.IdToPiece(i), processor.GetScore(i)
         except UnicodeDecodeError as error:
             raise FormatError(f"piece {i} of {MODEL} is not UTF-8 ({error.reason})", field=MODEL) from None
-        types[i] = next(
-            (
-                type_
-                for type_, method in (
-                    (_UNKNOWN, processor.IsUnknown),
-                    (_CONTROL, processor.IsControl),
-                    (_UNUSED, processor.IsUnused),
-                    (_BYTE, processor.IsByte),
-                )
-                if method(i)
-            ),
-            _NORMAL,
-        )
+        types[i] = next((type_ for type_, is_of in kinds.items() if is_of(i)), _NORMAL)
     for token, i in (files.json("added_tokens.json") or {}).items():
         at = _id(i, count, "added_tokens.json")
         tokens[at], types[at], scores[at] = token, _USER_DEFINED, _ADDED
@@ -395,7 +389,48 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
         at = _id(int(key) if key.isdecimal() and len(key) < 11 else key, count, "added_tokens_decoder")
         tokens[at], types[at] = _added(entry)
         scores[at] = _ADDED
-    return Vocab("llama", "default", tokens, types, scores)
+    _check_bytes(tokens, MODEL)
+    return Vocab("llama", "default", tokens, types, scores, None if adds_space else False)
+
+
+def _check_bytes(tokens: list[str], name: str) -> None:
+    """Raise `EncodeError` unless there is a token for each byte: llama.cpp ends the process where it needs another."""
+    missing = {f"<0x{byte:02X}>" for byte in range(256)} - set(tokens)
+    if missing:
+        raise refusal(f"{name} has no token {min(missing)} to fall back to (byte_fallback)")
+
+
+def _adds_dummy_prefix(raw: bytes) -> bool:
+    """Say whether a text gets a blank in front. Raises `EncodeError` for what llama.cpp does not do, or always does."""
+    specs = {2: b"", 3: b""}  # trainer_spec and normalizer_spec
+    for number, value in _fields(raw):
+        if number in specs and isinstance(value, bytes):
+            specs[number] += value
+    trainer, normalizer = (dict(_fields(spec)) for spec in specs.values())
+    rule = normalizer.get(1)
+    rule = rule.decode(errors="replace") if isinstance(rule, bytes) else "none"
+    for field, value, expected in (
+        ("model_type", _MODEL_TYPES.get(trainer.get(3, 1)), ("BPE", "CHAR")),
+        ("treat_whitespace_as_suffix", bool(trainer.get(24)), (False,)),
+        ("normalization_rule_name", f"{rule!r} with a table" if normalizer.get(2) else "identity", ("identity",)),
+        ("remove_extra_whitespaces", bool(normalizer.get(4, True)), (False,)),
+        ("escape_whitespaces", bool(normalizer.get(5, True)), (True,)),
+    ):
+        if value not in expected:
+            raise refusal(f"{MODEL} has the {field} {str(value)[:60]}, expected {expected[0]}")
+    return bool(normalizer.get(3, True))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the fields of a message of protobuf that sentencepiece has read: numbers, and the bytes of all else."""
+    at = 0
+    while at < len(message):
+        tag, at = varint(message, at)
+        kind = tag & 7
+        value, at = (_WIDTHS[kind], at) if kind in _WIDTHS else varint(message, at)
+        if kind:
+            value, at = message[at : at + value], at + value
+        yield tag >> 3, value
 
 
 def _padding(count: int) -> tuple[list[str], list[int], list[float]]:
@@ -467,12 +502,13 @@ def _by_fallback(tokenizer: Mapping[str, Any], _: Files, count: int) -> Vocab:
             types[i] = _BYTE
         ranked = i not in added and type_ == _NORMAL and token in ranks
         scores.append(-ranks[token] - 1.0 if ranked else _PADDING if type_ == _UNUSED else _ADDED)
+    _check_bytes(tokens, TOKENIZER)
     return Vocab("llama", "default", tokens, types, scores, _adds_space(tokenizer))
 
 
 def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
     """Say whether a text gets a blank in front. Raises `EncodeError` for anything else that is done to it."""
-    steps = list(itertools.chain(_steps(tokenizer.get("normalizer")), _steps(tokenizer.get("pre_tokenizer"))))
+    steps = [*_steps(tokenizer.get("normalizer")), *_steps(tokenizer.get("pre_tokenizer"))]
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
     prepended = {"type": "Prepend", "prepend": _BLANK}
     adds = False
