@@ -70,10 +70,17 @@ def fasttext_hash(ngram: str) -> int:
 
 
 def averaged(words: Sequence[str], rows: Any, buckets: int, shortest: int = 3, longest: int = 6) -> Any:
-    """The mean of the row of each word and those of its n-grams, in double precision."""
+    """The mean of the row of each word and those of its n-grams, in double precision.
+
+    fastText leaves out its first and its last n-gram of one character (Dictionary::computeSubwords).
+    """
     wide = np.asarray(rows, np.float64)
     out = []
     for i, word in enumerate(words):
-        places = [len(words) + fasttext_hash(ngram) % buckets for ngram in ngrams(word, shortest, longest)]
+        some = ngrams(word, shortest, longest)
+        if shortest == 1:
+            some.remove("<")
+            some = some[:-1]
+        places = [len(words) + fasttext_hash(ngram) % buckets for ngram in some]
         out.append(wide[[i, *places]].mean(axis=0))
     return np.array(out)

@@ -98,6 +98,27 @@ def test_fasttext_words_are_means(put, tmp_path):
         np.testing.assert_allclose(f.embeddings["newword"], expected / np.linalg.norm(expected), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("longest", [1, 2, 4])
+def test_fasttext_of_single_characters(put, tmp_path, longest):
+    """Brackets alone are no n-grams of fastText: known words are its own, and a list of n-grams has none of them."""
+    words = ["东京", "a", "b>c", "三"]
+    rows = wb.matrix(4 + 37, 5, 3)
+    source = put(wb.fasttext(words, rows, 37, minn=1, maxn=longest))
+    wanted = wb.averaged(words, rows, 37, 1, longest)
+    report = convert_words(source, tmp_path / "out.fifu", normalize=False)
+    assert any("min_n is 1" in warning for warning in report.warnings)
+    with wm.open(tmp_path / "out.fifu") as f:
+        np.testing.assert_allclose(f["embeddings"][:4], wanted, rtol=2e-5, atol=1e-6)
+    convert_words(tmp_path / "out.fifu", tmp_path / "back.bin", normalize=False, format="fasttext")
+    convert_words(tmp_path / "back.bin", tmp_path / "again.fifu", normalize=False)
+    convert_words(source, tmp_path / "listed.fifu", normalize=False, subwords="explicit")
+    for name in ("again.fifu", "listed.fifu"):
+        with wm.open(tmp_path / name) as f:
+            np.testing.assert_allclose(f["embeddings"][:4], wanted, rtol=2e-4, atol=1e-5)
+    with wm.open(tmp_path / "listed.fifu") as f:
+        assert not {"<", ">"} & set(f.vocab.subwords.ngrams()[0])
+
+
 DAMAGED = wb.word2vec(["ok", b"z\xffz"], [[1, 2], [3, 4]])
 
 

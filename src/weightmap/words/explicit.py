@@ -111,7 +111,9 @@ def _listed(
             # Every n-gram has a bucket, so there are as many rows as n-grams.
             done = 0
             for ngrams in _some(some[at : at + len(bounds) - 1], subwords):
-                distinct.add(ngrams, rows[done : done + len(ngrams)])
+                # fastText has no n-grams of one character at the ends of a word.
+                listed = [i for i, text in enumerate(ngrams) if subwords.kind != "fasttext" or text not in {"<", ">"}]
+                distinct.add([ngrams[i] for i in listed], rows[done : done + len(ngrams)][listed])
                 done += len(ngrams)
             assert done == len(rows)  # noqa: S101 - see above
     return distinct.result()

@@ -65,8 +65,6 @@ def torch_info(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
         The tensor is sparse or quantised, has no data, or is of a dtype that files lack.
     """
     name, shape = _dense(tensor), tuple(tensor.shape)
-    if tensor.device.type == "meta":
-        raise EncodeError("a torch tensor on the device meta has no data")
     if name == PAIRS and shape:
         name, shape = "float4_e2m1fn", (*shape[:-1], 2 * shape[-1])
     dtype = DTYPES.get(name)
@@ -84,7 +82,7 @@ def torch_elements(tensor: Any) -> NDArray[Any]:
 
 def check_module(name: str, value: Any) -> None:
     """Raise TypeError for an argument that does not work like a module of torch."""
-    if isinstance(value, type) or not hasattr(value, "load_state_dict"):
+    if isinstance(value, type) or not hasattr(value, "load_state_dict") or hasattr(value, "param_groups"):
         raise mistyped(name, value, "a torch.nn.Module")
 
 
@@ -127,13 +125,15 @@ def from_torch(tensor: Any) -> NDArray[Any]:
 
 
 def _dense(tensor: Any) -> str:
-    """Return the name of a tensor's dtype. Raises `EncodeError` when the tensor is not dense."""
+    """Return the name of a tensor's dtype. Raises `EncodeError` when the tensor is not dense, or has no data."""
     try:
         tensor.shape  # noqa: B018 - nested tensors and uninitialised parameters have none
     except RuntimeError:
         raise EncodeError("a torch tensor that is nested or not initialised cannot be written") from None
     if tensor.layout is not sys.modules["torch"].strided or tensor.is_quantized:
         raise EncodeError("a sparse or quantised torch tensor cannot be written")
+    if tensor.device.type == "meta":
+        raise EncodeError("a torch tensor on the device meta has no data")
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -70,6 +70,9 @@ def read(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
             expected = f"{entries + buckets}: {entries} words and {buckets} buckets"
             raise LayoutError("number of rows", field="rows", offset=end + 1, actual=rows, expected=expected)
         subwords = Subwords("fasttext", entries, min_n, max_n, buckets)
+        if min_n == 1:
+            counted_there = "finalfusion counts '<' and '>' among the n-grams of unknown words, fastText does not"
+            left_out += (f"min_n is 1: {counted_there} (subwords='explicit' lists neither)",)
     elif rows < entries:
         raise LayoutError("number of rows", field="rows", offset=end + 1, actual=rows, expected=f"at least {entries}")
     model = _Model(source, table, dims, data, subwords)
@@ -244,10 +247,27 @@ def ngram_sums(
     counts = np.zeros(len(words), np.float32)
     for first, rows, bounds in subwords.parts(words):
         last = first + len(bounds) - 1
-        counts[first:last] = np.diff(bounds.astype(np.int64))
+        inner, ends = _without_brackets(rows.astype(np.int64), bounds.astype(np.int64), words[first:last], subwords)
+        counts[first:last] = np.diff(ends)
         with np.errstate(over="ignore", invalid="ignore"):  # the check for finite numbers that follows finds them
-            _add_up(rows.astype(np.int64), bounds.astype(np.int64), gather, sums[first:last])
+            _add_up(inner, ends, gather, sums[first:last])
     return sums, counts
+
+
+def _without_brackets(
+    rows: NDArray[np.int64], bounds: NDArray[np.int64], words: list[str], subwords: Subwords
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows and bounds of n-grams without those of one character at both ends of a word.
+
+    fastText has none of them (Dictionary::computeSubwords). They are the last n-gram at the first character of a word,
+    and its last one.
+    """
+    if subwords.min_n > 1:
+        return rows, bounds
+    inner = np.ones(len(rows), np.bool_)
+    inner[bounds[:-1] + [min(len(word) + 2, subwords.max_n) - 1 for word in words]] = False
+    inner[bounds[1:] - 1] = False
+    return rows[inner], bounds - 2 * np.arange(len(bounds))
 
 
 def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sums: NDArray[np.float32]) -> None:
