@@ -220,6 +220,61 @@ def test_code_goes_along_with_its_configuration(directory, tmp_path):
     assert set(copied) == ALONG.keys() - {"config.json", "modeling_own.py"}
 
 
+def test_links_out_of_a_strangers_directory(directory, tmp_path):
+    """What they lead to is not copied to where it may be published; links within the directory are files."""
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    (tmp_path / "home" / ".ssh" / "config.json").write_text("secret")
+    (directory / "terms").write_text("Apache")
+    (directory / "NOTICE").symlink_to("terms")
+    wm.convert(directory, f"{tmp_path}/out/", format="safetensors")
+    assert (tmp_path / "out" / "NOTICE").read_text() == "Apache"
+    for name, target in (("LICENSE.md", "../home/.ssh/config.json"), ("3_Normalize", "../home/.ssh")):
+        (directory / name).symlink_to(target)
+        with pytest.raises(wm.FormatError, match=rf"source/{name}.*: where the link leads, expected a file below"):
+            wm.convert(directory, tmp_path / "refused", format="safetensors")
+        assert not (tmp_path / "refused").exists()
+        (directory / name).unlink()
+
+
+def test_hidden_companions(directory, tmp_path):
+    """A folder such as .git is trusted by programs: it is refused as a module's, and hidden files stay."""
+    for name in ("1_Pooling/.DS_Store", "additional_chat_templates/.x.jinja", "2_Routes/.git/config"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("x")
+    modules = '[{"path": "1_Pooling"}, {"path": "./1_Pooling/"}, {"path": "2_Routes"}, {"path": "2_Routes/one"}]'
+    (directory / "modules.json").write_text(modules)
+    assert sorted(wm.convert(directory, f"{tmp_path}/out/", format="safetensors").copied) == sorted(ALONG)
+    for path in (".git", "1_Pooling/.git", "./.ssh", ".."):
+        (directory / "modules.json").write_text(json.dumps([{"path": path}]))
+        with pytest.raises(wm.FormatError, match="expected a folder in this directory that is not hidden"):
+            wm.convert(directory, tmp_path / "refused", format="safetensors")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_shards_do_not_write_through_links(directory, tmp_path):
+    """Their names are made up here: a link of such a name would lead to a file that nobody named."""
+    out, precious = tmp_path / "out", tmp_path / "precious"
+    out.mkdir()
+    for name, there in (("model-00002-of-00002.safetensors", True), ("model-00001-of-00002.safetensors", False)):
+        if there:
+            precious.write_text("mine")
+        (out / name).symlink_to(precious)
+        for write in (
+            lambda: wm.convert(directory, out, format="safetensors"),
+            lambda: wm.save(out / "model.safetensors", TENSORS, max_shard_size=1 << 11),
+        ):
+            with pytest.raises(wm.TargetError, match=rf"out/{name}: this is a link"):
+                write()
+        assert listing(out) == [name]
+        assert [path.read_text() for path in [precious] if path.exists()] == ["mine"] * there
+        (out / name).unlink()
+        precious.unlink(missing_ok=True)
+    (out / "SHA256SUMS").symlink_to(precious)
+    with pytest.raises(wm.TrustError, match="SHA256SUMS: this is a link"):
+        wm.save(out / "a.safetensors", TENSORS, output=wm.Output(sha256sums=True))
+    assert not precious.exists()
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_what_lies_there_already(directory, tmp_path, *, overwrite):
     """A file of other content is refused before a shard is written; one of the same stays, or a link to it."""

@@ -254,6 +254,27 @@ def test_a_full_version_does_not_write_through_a_link(world, tmp_path):
     assert digests(wm.load(folder)) == digests(states[3])
 
 
+def test_a_full_version_has_no_hidden_files(world):
+    """What programs trust below names such as .git is nobody's to bring: the folder is refused, a file left behind."""
+    folder, source, _, states = world
+    full = write_model(source / "weight_v000004", states[3])
+    for name in (".git", ".weight_sync", "1_Pooling"):
+        (full / name).mkdir()
+        (full / name / "config").write_text("a stranger's")
+    before = contents(folder)
+    for path in (".git", ".weight_sync", "1_Pooling/.git"):
+        (full / "modules.json").write_text(f'[{{"path": "1_Pooling"}}, {{"path": "{path}"}}]')
+        with pytest.raises(wm.FormatError, match="not hidden"):
+            deltas.pull(folder, source, base=folder)
+        assert {n: b for n, b in contents(folder).items() if n[-4:] != "lock"} == before
+    (full / "modules.json").write_text('[{"path": "1_Pooling"}, {"path": "1_Pooling"}]')
+    (full / "1_Pooling" / ".DS_Store").write_text("x")
+    deltas.pull(folder, source, base=folder)
+    assert sorted(path.name for path in (folder / "1_Pooling").iterdir()) == ["config"]
+    assert deltas.pull(folder, source).version == 4
+    assert digests(wm.load(folder)) == digests(states[3])
+
+
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_each_bit_of_an_index(tmp_path, encoding):
     """However one is flipped, what is pulled is the new model, or nothing: frames never become weights."""

@@ -437,8 +437,8 @@ class Local:
             if now.get(name) != change.before.get(name, MISSING):
                 raise self._changed(name)
         for _, name in change.renamed():
-            if not self._root.takes(name):
-                msg = "this name is that of a folder, or lies behind a link: remove it"
+            if not (_is_name(name) and self._root.takes(name)):
+                msg = "this name is hidden, that of a folder, or lies behind a link: remove it"
                 raise TargetError(msg, path=os.path.join(self.folder, name))
         if not self._next.is_at(self.staged("")):
             msg = "another program replaced this folder meanwhile: pull again"

@@ -133,7 +133,8 @@ class CompanionFiles:
     TargetError
         For a file that exists with other content.
     FormatError
-        For a ``modules.json`` that is damaged, or names a folder elsewhere, and for a damaged ``config.json``.
+        For a ``modules.json`` that is damaged, or names a folder elsewhere or a hidden one, for a damaged
+        ``config.json``, and for a file that a link leads to elsewhere: the copy may be published.
     NotRegularFileError
         For a FIFO, socket or device, and for a loop of links.
     """
@@ -142,6 +143,7 @@ class CompanionFiles:
         self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
     ) -> None:
         self._source_folder, self._folder, self._replace = open_source.folder_of(model), folder, replace
+        self._model = model
         self._names = tuple(name for name in companions(self._source_folder) if not (decoded and name in SIDECARS))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
@@ -158,6 +160,9 @@ class CompanionFiles:
             except (FileNotFoundError, IsADirectoryError):
                 continue
             with contextlib.closing(source):
+                if source.store is None and not open_source.is_near(source.name, self._model):
+                    expected = "a file below its directory, or of the same repository in a cache: copy it there"
+                    raise FormatError("where the link leads", path=source.name, expected=expected)
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(target)
                     if source.identity[:2] == (status.st_dev, status.st_ino):
@@ -186,26 +191,32 @@ class CompanionFiles:
 
 
 def companions(folder: str) -> Iterator[str]:
-    """Yield the names in a directory that are copied with a model; some may be no files."""
+    """Yield the names in a directory that are copied with a model, none of them hidden; some may be no files."""
     there = open_source.names_in(folder, COMPANIONS)
     yield from (name for name in COMPANIONS if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's
         yield from sorted(name for name in there if name.endswith(".py"))
     yield from _chat_templates(folder)
-    for inner in _folders(folder) if _MODULES in there else ():
-        yield from _below(folder, inner)
+    inner_folders = _folders(folder) if _MODULES in there else []
+    yield from dict.fromkeys(name for inner in inner_folders for name in _below(folder, inner))
 
 
 def _chat_templates(folder: str) -> list[str]:
     """Return the names of a directory's chat templates beside the usual one; none where its store cannot list."""
     within = open_source.inside(folder, f"{TEMPLATES}/")
     names = open_source.names_in(within, ()) if open_source.is_directory(within) else ()
-    return sorted(f"{TEMPLATES}/{name}" for name in names if name.endswith(".jinja"))
+    return sorted(f"{TEMPLATES}/{name}" for name in names if name.endswith(".jinja") and not _is_hidden(name))
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a part of a name begins with a dot: programs such as git trust what they find below these."""
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _below(folder: str, inner: str) -> Iterator[str]:
     """Yield the names of the files in a folder of a directory."""
-    for name in sorted(open_source.names_in(open_source.inside(folder, f"{inner}/"), _OF_MODULES)):
+    names = open_source.names_in(open_source.inside(folder, f"{inner}/"), _OF_MODULES)
+    for name in sorted(name for name in names if not _is_hidden(name)):
         path = f"{inner}/{name}"
         if path.count("/") < _DEEPEST and open_source.is_directory(open_source.inside(folder, path)):
             yield from _below(folder, path)
@@ -227,11 +238,12 @@ def _folders(folder: str) -> list[str]:
         raise error.located(path=path) from None
     folders: list[str] = []
     for name in paths:
-        if not isinstance(name, str) or (name and not open_source.stays_inside(name.rstrip("/"))):
+        inner = open_source.plain(name.removeprefix("./")) if isinstance(name, str) else ".."
+        if inner and (not open_source.stays_inside(inner) or _is_hidden(inner)):
             actual = quoted(name) if isinstance(name, str) else strict_json.kind_of(name)
-            expected = "a folder in this directory"
+            expected = "a folder in this directory that is not hidden"
             raise FormatError("path of a module", path=path, field="path", actual=actual, expected=expected)
-        folders.append(name.rstrip("/"))
+        folders.append(inner)
     # The model itself has no folder, and modules without files may lack theirs.
     return [name for name in folders if name and open_source.is_directory(open_source.inside(folder, f"{name}/"))]
 

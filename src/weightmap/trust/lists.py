@@ -282,6 +282,8 @@ def write_sums(path: str) -> None:
         listing = strict_json.loads(Path(folder, index).read_bytes(), index)
         names = sorted({index, *map(str, listing["weight_map"].values())})
     target = os.path.join(folder, SUMS)
+    if os.path.islink(target):
+        raise TrustError("this is a link, and would be written through: remove it", path=target)
     raw = read_list(target) if filename else None
     digests = {} if raw is None else of_sums(raw, target)
     for name in names:

@@ -322,7 +322,7 @@ def open_beside(source: Source, name: str) -> Source:
     if path is None:
         raise UnsupportedError(f"tensors lie in {quoted(name)}, beside this file: open it by its path")
     target = sibling_path(path, plain(name))
-    if not stays_inside(plain(name)) or (type(path) is str and not _is_near(target, path)):
+    if not stays_inside(plain(name)) or (type(path) is str and not is_near(target, path)):
         expected = "a file in the same directory"
         raise LayoutError("a file with tensors", field="location", actual=quoted(name), expected=expected)
     try:
@@ -356,7 +356,7 @@ def open_all_beside(source: Source, names: Collection[str]) -> list[Source]:
     return siblings
 
 
-def _is_near(path: str, other: str) -> bool:
+def is_near(path: str, other: str) -> bool:
     """Whether a file really lies below the directory of another file, or of that file's link target.
 
     Files of one repository in the Hub's cache are near, wherever the cache keeps them.

@@ -24,7 +24,7 @@ if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 # Longest index that `open` reads by default.
@@ -51,8 +51,10 @@ class ShardTarget(NamedTuple):
         return os.path.join(self.folder, self.index_name)
 
     def names(self, count: int) -> list[str]:
-        """Return the file names of `count` shards."""
-        return [f"{self.stem}-{i:05}-of-{count:05}{self.suffix}" for i in range(1, count + 1)]
+        """Return the file names of `count` shards. Raises `TargetError` for a link, which nobody named as a target."""
+        names = [f"{self.stem}-{i:05}-of-{count:05}{self.suffix}" for i in range(1, count + 1)]
+        refuse_links(self.folder, names)
+        return names
 
     def check_free(self) -> None:
         """Raise `TargetError` if there is an index already: writing its shards would change a model that is in use.
@@ -68,6 +70,13 @@ class ShardTarget(NamedTuple):
         if self.single and os.path.lexists(self.single):  # nobody would know which of the two models to open
             msg = "this file exists, and the new model takes several: remove it, or choose another target"
             raise TargetError(msg, path=self.single)
+
+
+def refuse_links(folder: str, names: Iterable[str]) -> None:
+    """Raise `TargetError` if one of these names in a directory is a link: a file elsewhere would be written."""
+    for path in (os.path.join(folder, name) for name in names):
+        if os.path.islink(path):
+            raise TargetError("this is a link, and would be written through: remove it", path=path)
 
 
 def is_folder(path: str) -> bool:
