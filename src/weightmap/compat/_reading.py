@@ -6,7 +6,6 @@ import math
 import mmap
 import weakref
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -457,7 +456,7 @@ class SliceError(TensorFileError, IndexError):
     @classmethod
     def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: Exception) -> SliceError:
         """Return the error for an index that numpy refused, in the words of safetensors where it has some."""
-        parts = list(takewhile(lambda part: part is not Ellipsis, index))
+        parts = index[: next(axis for axis, part in enumerate(index) if part is Ellipsis)]
         for dim, (part, size) in enumerate(zip(parts, shape, strict=False)):
             if isinstance(part, int) and part < -size:
                 return cls(f"Invalid index {part} for dimension {dim} of size {size}")

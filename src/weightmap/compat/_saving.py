@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from operator import index
 from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap._messages import quoted
 from weightmap.compat._reading import code_of, dtype_of
 from weightmap.compat._safe_open import safe_open
-from weightmap.core.arguments import as_path
+from weightmap.core.arguments import as_integer, as_path
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan, to_bytes
 from weightmap.core.dtypes import DTYPES
@@ -164,7 +163,7 @@ class TensorSpec:
         dtype_ = _STORABLE.get(dtype)
         if dtype_ is None:
             raise EncodeError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_STORABLE)}")
-        dims = list(map(index, shape))
+        dims = [as_integer("shape", size) for size in shape]
         if min(dims, default=0) < 0 or data_ptr < 0 or data_len < 0:
             raise EncodeError("shape, address and size of a tensor cannot be negative")
         if dtype_.packed and dims:
