@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from . import models
 from .models import config_of, tensors_of, write
 
 LLAMA, GEMMA2 = "LlamaForCausalLM", "Gemma2ForCausalLM"
+GEMMA_MODEL = (Path(models.__file__).parent / "groundtruth" / "gemma2" / "tokenizer.model").read_bytes()
 NO_CONFIG = "there is no config.json beside the model"
 
 
@@ -178,6 +180,29 @@ def test_what_cannot_be_read_about_a_model_is_left_out_by_name(converted, case):
     assert len(warnings) == 1
     with pytest.raises(wm.EncodeError, match=said):
         raise wm.EncodeError(warnings[0])
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "MixtralForCausalLM"])
+def test_a_sliding_window_that_llama_cpp_does_not_have(converted, name):
+    assert converted(name=name, sliding_window=None)[1] == ()
+    said = "config.json has the sliding_window 64: llama.cpp attends to all tokens"
+    assert converted(name=name, sliding_window=64)[1] == (said,)
+    assert converted(name=LLAMA, sliding_window=64)[1] == ()
+
+
+def test_added_tokens_that_the_model_does_not_have(converted):
+    settings = {"added_tokens_decoder": {"384": {"content": "<pad>", "special": True}, "383": {"content": "<x>"}}}
+    files = {"tokenizer.model": GEMMA_MODEL, "tokenizer_config.json": settings, "added_tokens.json": {"<y>": 400}}
+    metadata, warnings = converted(files)
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    assert (len(tokens), tokens[383]) == (models.VOCAB, "<x>")
+    said = [f"the added token {token!r} has the id {i}, and the model" for token, i in (("<y>", 400), ("<pad>", 384))]
+    assert [line for line in warnings if line.startswith(tuple(said))] == [
+        f"{one} 384 tokens: left out" for one in said
+    ]
+    settings["added_tokens_decoder"]["-1"] = {"content": "<z>"}
+    with pytest.raises(wm.EncodeError, match="added_tokens_decoder has the id '-1', expected one below"):
+        converted(files)
 
 
 @pytest.mark.parametrize(

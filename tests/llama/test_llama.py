@@ -324,10 +324,40 @@ def _without(name, *parts):
 
 _MODEL = models.tokenizer()["model"]
 _BIAS = {"model.layers.0.self_attn.o_proj.bias": np.zeros(64, np.float32)}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_WIDE = {"model.embed_tokens.weight": np.zeros((models.VOCAB, models.HIDDEN), np.float64)}
+_WHOLE = {"model.layers.1.mlp.up_proj.weight": np.zeros((models.INNER, models.HIDDEN), np.int32)}
 # Of each case: architecture, changes of the configuration, tensors, tokenizer (None for the usual ones), message.
 REFUSED = {
     "rope": (LLAMA, {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, None, None, "rope type 'longrope'"),
     "rope of another": (QWEN, {"rope_scaling": {"type": "llama3", "factor": 8.0}}, None, None, "rope type llama3"),
+    "yarn's factor": (
+        LLAMA,
+        {"rope_scaling": {**_YARN, "attention_factor": 1.0}},
+        None,
+        None,
+        "1.0 .* expected 1.13863",
+    ),
+    "yarn's betas": (QWEN, {"rope_scaling": {**_YARN, "beta_fast": 16}}, None, None, "beta_fast 16.0 .* expected 32"),
+    "yarn's steps": (LLAMA, {"rope_scaling": {**_YARN, "truncate": False}}, None, None, "truncate False"),
+    "yarn's scale": (
+        LLAMA,
+        {"rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        None,
+        None,
+        "mscale_all",
+    ),
+    "no cap": (GEMMA2, {"attn_logit_softcapping": None}, None, None, "attn_logit_softcapping null, expected a number"),
+    "no last cap": (GEMMA2, {"final_logit_softcapping": None}, None, None, "final_logit_softcapping null"),
+    "wide": (
+        LLAMA,
+        {},
+        tensors_of(LLAMA) | _WIDE,
+        None,
+        "token_embd.weight is of type float64, expected one of float32",
+    ),
+    "whole": (LLAMA, {}, tensors_of(LLAMA) | _WHOLE, None, "blk.1.ffn_up.weight is of type int32"),
+    "no merges": (LLAMA, {}, None, models.tokenizer(model=_MODEL | {"merges": []}), "the tokenizer has no merges"),
     "activation": (LLAMA, {"hidden_act": "gelu"}, None, None, "hidden_act 'gelu', expected 'silu'"),
     "window": (QWEN, {"use_sliding_window": True}, None, None, "use_sliding_window True"),
     "routing": (MOE, {"norm_topk_prob": False}, None, None, "norm_topk_prob False, expected True"),
@@ -355,6 +385,51 @@ REFUSED = {
     "twice": (LLAMA, {}, None, models.tokenizer(added_tokens=[{"id": 380, "content": "he"}]), "the token 'he' twice"),
     "only sentencepiece": (GEMMA2, {}, None, models.tokenizer(), "no tokenizer beside the model, expected tokenizer.m"),
 }
+
+
+def test_yarn_with_what_llama_cpp_takes_without_a_key(tmp_path):
+    usual = {
+        "attention_factor": 0.1 * np.log(4) + 1,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "truncate": True,
+        "mscale": 0.707,
+    }
+    source = write(tmp_path / "model", config_of(LLAMA, rope_scaling=_YARN | usual), tensors_of(LLAMA))
+    wm.convert(source, tmp_path / "x.gguf")
+    assert wm.open(tmp_path / "x.gguf").metadata["llama.rope.scaling.yarn_beta_fast"] == 32
+
+
+def test_matrices_of_float64_that_become_another_type(tmp_path):
+    source = write(tmp_path / "model", config_of(LLAMA), tensors_of(LLAMA) | _WIDE)
+    wm.convert(source, tmp_path / "x.gguf", dtype="fp16")
+    assert wm.open(tmp_path / "x.gguf").info("token_embd.weight").dtype == "float16"
+    for options in ({"dtype": "fp64"}, {"quantize": "q8_0"}):
+        with pytest.raises(wm.EncodeError, match="is of type float64"):
+            wm.convert(source, tmp_path / "y.gguf", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, 32),
+        ({"dtype": "fp16"}, 1),
+        ({"dtype": "fp32"}, 0),
+        ({"quantize": "q8_0"}, 7),
+        ({"quantize": "q4_k_m"}, 15),
+        ({"quantize": "q5_1", "max_shard_size": 30_000}, 9),
+    ],
+)
+def test_the_type_of_a_file_that_was_gguf_before(tmp_path, options, kind):
+    source = write(tmp_path / "model", config_of(LLAMA), tensors_of(LLAMA))
+    wm.convert(source, tmp_path / "full.gguf")
+    kinds = []
+    for name, model in (("one", source), ("two", tmp_path / "full.gguf")):
+        wm.convert(model, tmp_path / f"{name}.gguf", **options)
+        first = next(iter(sorted(tmp_path.glob(f"{name}*.gguf"))))
+        assert wm.open(first).metadata["general.file_type"] == kind, name
+        kinds.append(types(first)["general.file_type"])
+    assert kinds[0] == kinds[1]
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -28,7 +28,7 @@ from weightmap.core.quant.blocks import decode_chunks
 from weightmap.core.quant.ggml import in_pieces
 from weightmap.core.table.table import Row
 from weightmap.errors import TensorFileError
-from weightmap.llama.tensors import stays_float32
+from weightmap.llama.tensors import FILE_TYPES, stays_float32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -468,6 +468,9 @@ class Preparer:
         metadata = metadata_of(file, directory, target_format)
         for key, value in target_format.usual_metadata.items() if spec.configured else ():
             metadata.setdefault(key, value)
+        kind = (spec.dtype if spec.quantize is None else spec.quantize.scheme) or ""
+        if kind in FILE_TYPES and "general.file_type" in metadata:
+            metadata["general.file_type"] = np.uint32(FILE_TYPES[kind])
         left_out = []
         nested = file.format in FORMATS and FORMATS[file.format].nested  # shards may be of several formats
         if nested and not (spec.include is None and not spec.exclude):

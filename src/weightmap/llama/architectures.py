@@ -114,6 +114,8 @@ class Architecture:
         Whether llama.cpp knows biases of all projections, not of q, k and v alone.
     experts : bool
         Whether the layers are mixtures of experts.
+    windowed : bool
+        Whether transformers has a sliding window for all layers, which llama.cpp has not.
     keys : callable
         ``keys(writer, config, rope)`` adds the keys that not all architectures have, and refuses what llama.cpp does
         not compute.
@@ -129,6 +131,7 @@ class Architecture:
     has_head_dim: bool = False
     dense_biases: bool = False
     experts: bool = False
+    windowed: bool = False
     keys: Callable[[Any, Config, Config], None]
     tokenizers: tuple[str, ...] = ("sentencepiece", "bytes")
 
@@ -177,6 +180,8 @@ def _add_rope(writer: Any, rope: Config, gguf: Any) -> None:
     if kind == "linear":
         return
     writer.add_rope_scaling_orig_ctx_len(rope.count("original_max_position_embeddings"))
+    # What llama.cpp computes of these architectures, whatever the keys say.
+    usual = {"attention_factor": 1 + 0.1 * np.log(max(rope.number("factor"), 1)), "beta_fast": 32, "beta_slow": 1}
     for name, add in (
         ("extrapolation_factor", writer.add_rope_scaling_yarn_ext_factor),
         ("attention_factor", writer.add_rope_scaling_yarn_attn_factor),
@@ -184,7 +189,13 @@ def _add_rope(writer: Any, rope: Config, gguf: Any) -> None:
         ("beta_slow", writer.add_rope_scaling_yarn_beta_slow),
     ):
         if rope.get(name) is not None:
-            add(rope.number(name))
+            value = rope.number(name)
+            if not np.isclose(value, usual.get(name, value), rtol=1e-4):
+                raise refusal(f"config.json has {name} {value} for the rope type yarn, expected {usual[name]:.6g}")
+            add(value)
+    rope.check("truncate", (None, True))
+    if rope.get("attention_factor") is None and rope.get("mscale"):  # which counts together with the other one
+        rope.check("mscale_all_dim", (None, 0, 0.0))
 
 
 def rope_freqs(rope: Config, head_dim: int) -> NDArray[np.float32] | None:
@@ -274,6 +285,9 @@ def _gemma2_keys(writer: Any, config: Config, rope: Config) -> None:
     _gemma_keys(writer, config, period=2, large=46, head_dim=GEMMA2.head_dim(config))
     if rope.get("rope_type") != "default" or rope.number("rope_theta") != 10_000:
         raise refusal("config.json has other rotary embeddings than gemma2's, which are not written down there")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.values.get(name, "") is None:
+            raise refusal(f"config.json has {name} null, expected a number")
     writer.add_attn_logit_softcapping(config.number("attn_logit_softcapping"))
     writer.add_final_logit_softcapping(config.number("final_logit_softcapping"))
 
@@ -342,11 +356,12 @@ GEMMA3 = Architecture(
     has_head_dim=True,
     keys=_gemma3_keys,
 )
+MISTRAL = replace(LLAMA, defaults=_MISTRAL, windowed=True)
 # The names of `architectures` in a configuration.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": replace(LLAMA, defaults=_MISTRAL),
-    "MixtralForCausalLM": replace(LLAMA, defaults=_MISTRAL | _MIXTRAL, experts=True, dense_biases=False),
+    "MistralForCausalLM": MISTRAL,
+    "MixtralForCausalLM": replace(MISTRAL, defaults=_MISTRAL | _MIXTRAL, experts=True, dense_biases=False),
     "Qwen2ForCausalLM": Architecture("qwen2", defaults=_QWEN, keys=_qwen_keys),
     "Qwen3ForCausalLM": Architecture("qwen3", defaults=_QWEN | {"head_dim": 128}, has_head_dim=True, keys=_qwen_keys),
     "Qwen3MoeForCausalLM": Architecture("qwen3moe", defaults=_QWEN | _QWEN3MOE, experts=True, keys=_qwen3moe_keys),

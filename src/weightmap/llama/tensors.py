@@ -34,16 +34,13 @@ if TYPE_CHECKING:
 # matrix the same type, and leaves embeddings dense.) Rows that are not whole blocks get the type that `convert` gives
 # them anywhere: llama.cpp has Q4_0 where it has IQ4_NL.
 
-# The type of most tensors.
-MIXTURES: Mapping[str, str] = {
-    "q3_k_s": "q3_k",
-    "q3_k_m": "q3_k",
-    "q3_k_l": "q3_k",
-    "q4_k_s": "q4_k",
-    "q4_k_m": "q4_k",
-    "q5_k_s": "q5_k",
-    "q5_k_m": "q5_k",
-}
+# What `general.file_type` says of mixtures, and the type of most tensors of each.
+_TYPES = {"q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17}
+MIXTURES: Mapping[str, str] = {mixture: mixture[:4] for mixture in _TYPES}
+# What it says of types and plain schemes.
+_TYPES |= {"float32": 0, "float16": 1, "bfloat16": 32, "q1_0": 40, "iq4_nl": 25, "mxfp4": 38, "nvfp4": 39, "q4_0": 2}
+_TYPES |= {"q4_1": 3, "q5_0": 8, "q5_1": 9, "q8_0": 7, "q2_k": 10, "q3_k": 11, "q4_k": 14, "q5_k": 16, "q6_k": 18}
+FILE_TYPES: Mapping[str, int] = _TYPES
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.")
 # Mixtral's number of experts, for which llama.cpp has rules of its own.
 _MIXTRAL_EXPERTS = 8
@@ -133,6 +130,7 @@ _FUSED = re.compile(r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<part
 # llama.cpp's LLAMA_MAX_LAYERS; the package gguf makes 500 names for each layer.
 _MAX_LAYERS = 512
 _SUFFIXES = (".weight", ".bias", ".scale")
+_COMPUTED = ("float32", "float16", "bfloat16")
 # Norms as long as the hidden state, as the package gguf calls them.
 _NORMS = ("ATTN_NORM", "ATTN_POST_NORM", "FFN_NORM", "FFN_PRE_NORM", "FFN_POST_NORM", "OUTPUT_NORM")
 
@@ -338,6 +336,13 @@ class Translated(ViewTable):
                 shape = " x ".join(map(str, row.shape))
                 expected = " x ".join(map(str, target.shape))
                 raise refusal(f"{name} is {shape}, and by config.json it is {expected}")
+
+    def check_types(self, dtype: str | None) -> None:
+        """Raise `EncodeError` for a tensor of a type that llama.cpp does not compute with, once it became `dtype`."""
+        for name, row in zip(self.names, self._rows, strict=True):
+            kind = dtype if row.dtype.name in FLOATING and dtype in FLOATING else row.dtype.name
+            if not row.dtype.quantized and kind not in _COMPUTED:
+                raise refusal(f"{name} is of type {kind}, expected one of {', '.join(_COMPUTED)} (dtype)")
 
     @property
     def expected(self) -> Mapping[str, ExpectedTensor]:

@@ -197,8 +197,6 @@ def merges_of_model(files: Files, notes: list[str]) -> list[str]:
     whole = [" ".join(parts) for parts in split if len(parts) == 2]
     if len(whole) < len(split):
         notes.append(f"{_MERGES} has {len(split) - len(whole)} lines that are no pairs, which are left out")
-    if not whole:
-        notes.append("the tokenizer has no merges: llama.cpp splits every text into single bytes")
     return whole
 
 
@@ -327,17 +325,18 @@ class Files:
             raise FormatError(f"{name} is not UTF-8 ({error.reason})", field=name, offset=error.start) from None
 
 
-def vocab_of(files: Files, kinds: tuple[str, ...], count: int) -> Vocab:
+def vocab_of(files: Files, kinds: tuple[str, ...], count: int, notes: list[str]) -> Vocab:
     """Return the vocabulary of a model of `count` tokens, by the first of these kinds that is there.
 
-    Raises `EncodeError` where there is none of them, and for one that llama.cpp does not have.
+    `notes` gain a line for each added token that is left out. Raises `EncodeError` where there is none of them, and for
+    one that llama.cpp does not have.
     """
     if count > _MAX_TOKENS:
         raise refusal(f"config.json has vocab_size {count}, expected at most {_MAX_TOKENS}")
     tokenizer = files.json(TOKENIZER)
     for kind in kinds:
         if kind == "sentencepiece" and (raw := files.read(MODEL)) is not None:
-            return _by_sentencepiece(raw, files, count)
+            return _by_sentencepiece(raw, files, count, notes)
         if tokenizer is None or kind == "sentencepiece":
             continue
         model = tokenizer.get("model")
@@ -358,7 +357,7 @@ def _shown(value: Any) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- sentencepiece
-def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
+def _by_sentencepiece(raw: bytes, files: Files, count: int, notes: list[str]) -> Vocab:
     try:
         from sentencepiece import SentencePieceProcessor  # noqa: PLC0415 - it may be missing
     except ImportError:
@@ -382,13 +381,17 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int) -> Vocab:
         except UnicodeDecodeError as error:
             raise FormatError(f"piece {i} of {MODEL} is not UTF-8 ({error.reason})", field=MODEL) from None
         types[i] = next((type_ for type_, is_of in kinds.items() if is_of(i)), _NORMAL)
-    for token, i in (files.json("added_tokens.json") or {}).items():
-        at = _id(i, count, "added_tokens.json")
-        tokens[at], types[at], scores[at] = token, _USER_DEFINED, _ADDED
+    added: dict[int, tuple[str, int]] = {}
+    for token, number in (files.json("added_tokens.json") or {}).items():
+        added[_id(number, _MAX_TOKENS, "added_tokens.json")] = token, _USER_DEFINED
     for key, entry in _object((files.json(SETTINGS) or {}).get("added_tokens_decoder"), "added_tokens_decoder").items():
-        at = _id(int(key) if key.isdecimal() and len(key) < 11 else key, count, "added_tokens_decoder")
-        tokens[at], types[at] = _added(entry)
-        scores[at] = _ADDED
+        at = _id(int(key) if key.isdecimal() and len(key) < 11 else key, _MAX_TOKENS, "added_tokens_decoder")
+        added[at] = _added(entry)
+    for at, (token, type_) in added.items():
+        if at < count:
+            tokens[at], types[at], scores[at] = token, type_, _ADDED
+        else:
+            notes.append(f"the added token {quoted(token)} has the id {at}, and the model {count} tokens: left out")
     _check_bytes(tokens, MODEL)
     return Vocab("llama", "default", tokens, types, scores, None if adds_space else False)
 
@@ -428,9 +431,11 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         tag, at = varint(message, at)
         kind = tag & 7
         value, at = (_WIDTHS[kind], at) if kind in _WIDTHS else varint(message, at)
-        if kind:
-            value, at = message[at : at + value], at + value
-        yield tag >> 3, value
+        if not kind:
+            yield tag >> 3, value
+            continue
+        yield tag >> 3, message[at : at + value]
+        at += value
 
 
 def _padding(count: int) -> tuple[list[str], list[int], list[float]]:
@@ -440,7 +445,7 @@ def _padding(count: int) -> tuple[list[str], list[int], list[float]]:
 
 def _id(value: Any, count: int, where: str) -> int:
     if type(value) is not int or not 0 <= value < count:
-        raise refusal(f"{where} has the id {_shown(value)}, and the model {count} tokens")
+        raise refusal(f"{where} has the id {_shown(value)}, expected one below {count}")
     return value
 
 

@@ -17,7 +17,7 @@ from weightmap.errors import EncodeError, MissingDependencyError, Remedy, Tensor
 from weightmap.huggingface.companion_files import TEMPLATES, companions
 from weightmap.llama import tokenizers
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, Architecture, Config, add_keys, architecture_of, refusal
-from weightmap.llama.tensors import Shape, Translated, check_complete
+from weightmap.llama.tensors import FILE_TYPES, Shape, Translated, check_complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -125,16 +125,6 @@ def sampling_of(files: tokenizers.Files, notes: list[str]) -> Mapping[str, Any]:
     return sampling
 
 
-# What `general.file_type` says of models whose types are not these of a scheme's name.
-_FILE_TYPES = {
-    "float32": "ALL_F32",
-    "float16": "MOSTLY_F16",
-    "bfloat16": "MOSTLY_BF16",
-    "q3_k": "MOSTLY_Q3_K_S",
-    "q4_k": "MOSTLY_Q4_K_S",
-    "q5_k": "MOSTLY_Q5_K_S",
-    "mxfp4": "MOSTLY_MXFP4_MOE",
-}
 # Files of directories without a config.json: what these are, and what helps.
 _OTHERS = {
     "adapter_config.json": "an adapter such as LoRA, which convert_lora_to_gguf.py of llama.cpp converts",
@@ -228,6 +218,7 @@ def as_llama(
         decoded = None if plain is None else lambda: parts_of(plain())[1].table
         table = Translated(content.table, architecture, config, gguf, decoded)
         table.belongs_to(source, file.format)
+        table.check_types(file_type)
         metadata: dict[str, Any] = {}
         notes: list[str] = []
         if with_keys:
@@ -244,6 +235,8 @@ def as_llama(
             writer.add_type(gguf.GGUFType.MODEL)
             _add_about(gguf, writer, table, config, files, model, notes)
             _add_values(gguf, writer, architecture, config, table, file_type)
+            if architecture.windowed and (window := values.get("sliding_window")) is not None:
+                notes.append(f"config.json has the sliding_window {str(window)[:20]}: llama.cpp attends to all tokens")
             _add_tokenizer(writer, architecture, config, files, templates, notes)
             unused.pop("config.json", None)
             notes += [f"GGUF has no place for {', '.join(map(quoted, unused))}"] if unused else []
@@ -304,8 +297,7 @@ def _add_values(
 ) -> None:
     """Add the keys of the architecture, and of the types of tensors."""
     add_keys(writer, architecture, config, gguf)
-    kind = file_type or _usual_type(table)
-    stated = getattr(gguf.LlamaFileType, _FILE_TYPES.get(kind, f"MOSTLY_{kind.upper()}"), None)
+    stated = FILE_TYPES.get(file_type or _usual_type(table))
     if stated is not None:
         writer.add_file_type(stated)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -321,10 +313,13 @@ def _add_tokenizer(
 ) -> None:
     """Add the tokenizer, its special tokens and its chat templates."""
     count = config.count("vocab_size")
-    vocab = tokenizers.vocab_of(files, architecture.tokenizers, count)
+    vocab = tokenizers.vocab_of(files, architecture.tokenizers, count, notes)
     tokenizers.check_text(vocab.tokens)
     tokenizers.add_vocab(writer, vocab)
-    if vocab.scores is None and (merges := tokenizers.merges_of_model(files, notes)):
+    if vocab.scores is None:
+        merges = tokenizers.merges_of_model(files, notes)
+        if not merges:
+            raise refusal("the tokenizer has no merges (model.merges of tokenizer.json, or merges.txt)")
         writer.add_token_merges(merges)
     tokenizers.Special(files, config.values, count, notes).add_to(writer)
     if (template := tokenizers.chat_template(files, templates, notes)) is not None:
