@@ -1,5 +1,6 @@
 """A Hub for tests: repositories of files by commit, which it redirects to a second server; faults on demand."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -52,7 +53,8 @@ class Hub:
         self.together: threading.Barrier | None = None  # for the first requests for bytes of large files
         self.held_from: int | None = None  # requests for bytes of large files from there on wait for `released`
         self.released = threading.Event()
-        self.listings: dict[str, bytes] = {}  # by repository: the answer in place of the list of its files
+        # By repository: the answer in place of the list of its files; or a function that returns its pieces.
+        self.listings: dict[str, object] = {}
         self.signed = 0  # how often addresses expired
         self.etags: dict[str, str] = {}  # other digests for files than their own
         self.spoilt: set[str] = set()  # digests of files whose bytes are wrong
@@ -191,8 +193,17 @@ class _Front(_Handler):
             return
         if self._refuses(name):
             return
-        if name in self.hub.listings:
-            self.answer(200, self.hub.listings[name], Content_Type="application/json")
+        listing = self.hub.listings.get(name)
+        if callable(listing):
+            self.send_response(200)
+            self.end_headers()
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                for piece in listing():
+                    self.wfile.write(piece)
+            return
+        if listing is not None:
+            self.answer(200, listing, Content_Type="application/json")
             return
         found = self.hub.commit(name, revision)
         if found is None:

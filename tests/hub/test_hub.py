@@ -512,6 +512,31 @@ def test_answers_that_are_no_listing(case, hub):
     assert not Path(hub_library.constants.HF_HUB_CACHE).exists()
 
 
+@pytest.mark.parametrize(("wait", "words"), [(0.01, "took too long"), (0, "more than 1,000,000 bytes")])
+def test_a_listing_that_does_not_end(wait, words, hub, monkeypatch):
+    """A byte now and then prolongs no request, and no number of bytes fills the memory."""
+
+    def pieces():
+        while not hub.released.wait(wait):
+            yield b" " * (1 if wait else 1 << 16)
+
+    monkeypatch.setattr("weightmap.remote.hub._MAX_LISTING_BYTES", 1_000_000)
+    hub.listings[NAME] = pieces
+    deadline = 0.1 if wait else 60
+    with pytest.raises(RemoteError, match=words):
+        wm.open(f"hf://{NAME}", remote=wm.Remote(deadline=deadline))
+    with pytest.raises(RemoteError, match=words):
+        weightmap.hub.download(f"hf://{NAME}", deadline=deadline)
+    assert wait or hub.count("api") == 2
+
+
+def test_a_listing_that_is_cut_is_asked_for_again(hub):
+    """Fewer bytes than the answer states are not the list."""
+    hub.faults["api"] += [(200, {"Content-Length": "1000", "Connection": "close"})]
+    assert equal(wm.load(f"hf://{NAME}"))
+    assert hub.count("api") == 2
+
+
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../x", ".", "", "a//x", "\ud800", "%2e%2e/x", "x\0y", "C:x"])
 def test_names_that_are_no_plain_paths(name, hub):
     """No file is downloaded under such a name, and none of the system is taken for it; others open."""

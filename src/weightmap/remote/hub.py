@@ -1,15 +1,17 @@
 """Repositories of the Hugging Face Hub as stores: ``hf://owner/name[@revision][/path]``.
 
-huggingface_hub, the extra ``[hub]``, has endpoint, token, offline switch and cache, and resolves a revision to a
-commit: one request lists all files of it with their digests. Bytes come by ranges of that commit, over our own client.
-The Hub redirects requests for large files to signed addresses of other hosts, which get no token; the next ranges of a
-file go there at once.
+huggingface_hub, the extra ``[hub]``, has endpoint, token, offline switch and cache. Our own client, which has
+deadlines, sends the requests: one resolves a revision to a commit, and lists all files of it with their digests; bytes
+come by ranges of that commit. The Hub redirects requests for large files to signed addresses of other hosts, which get
+no token; the next ranges of a file go there at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http
+import datetime as dt
+import http.client
+import json
 import os
 import re
 import time
@@ -27,7 +29,6 @@ from weightmap.remote.location import Location
 from weightmap.remote.web import WebStore, login_of
 
 if TYPE_CHECKING:
-    import datetime as dt
     from collections.abc import Iterator, Mapping
 
 
@@ -37,7 +38,8 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 # Digests as the Hub states them: SHA-256, or git's of a small file.
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _MAX_FILE_BYTES = 1 << 63
-_CLIENTS = frozenset({"httpx", "httpx2", "httpcore", "requests"})
+# As `Limits.max_header_bytes`.
+_MAX_LISTING_BYTES = 100_000_000
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -71,19 +73,20 @@ class _Snapshot(NamedTuple):
 
     @classmethod
     def of(cls, listing: Any, commit: str | None) -> _Snapshot:
-        """Return what huggingface_hub read from the Hub's answer about a revision, or about a commit.
+        """Return what the Hub's answer about a revision, or about a commit, says.
 
-        Raises ValueError for any other answer.
+        Raises an exception of any class for another answer.
         """
-        sha, modified = listing.sha, listing.last_modified
+        sha, modified = listing["sha"], listing.get("lastModified")
         if not isinstance(sha, str) or _COMMIT.fullmatch(sha) is None or commit not in (None, sha):
             raise ValueError("commit")
         if modified is not None:
+            modified = dt.datetime.fromisoformat(modified)
             modified.timestamp()
         files: dict[str, Entry] = {}
-        for entry in listing.siblings or ():
-            name, size = entry.rfilename, entry.size
-            digest = entry.lfs.sha256 if entry.lfs else entry.blob_id
+        for entry in listing.get("siblings") or ():
+            name, size, lfs = entry["rfilename"], entry.get("size"), entry.get("lfs")
+            digest = lfs["sha256"] if lfs else entry.get("blobId")
             if not isinstance(name, str):
                 raise ValueError("name")  # noqa: TRY004 - all are one fault
             if type(size) not in (int, type(None)) or not 0 <= (size or 0) < _MAX_FILE_BYTES:
@@ -135,30 +138,34 @@ class HubStore:
             return self._snapshot
 
     def _requested(self) -> _Snapshot:
-        hub, failed, api = self._hub, 0, self._hub.HfApi(library_name="weightmap", **self._login)
-        query: dict[str, Any] = {"revision": self.revision, "repo_type": self.kind, "files_metadata": True}
+        if self._hub.is_offline_mode():
+            return self._offline("the Hub is switched off by HF_HUB_OFFLINE")
+        failed, path = 0, f"api/{self.kind}s/{self.name}"
+        if self.revision is not None:
+            path += f"/revision/{quote(self.revision, safe='')}"
         while True:
             try:
-                info = api.repo_info(self.name, timeout=self._deadline, **query)
-            except hub.errors.OfflineModeIsEnabled:
-                return self._offline("the Hub is switched off by HF_HUB_OFFLINE")
-            except hub.errors.HfHubHTTPError as error:
-                fault = self._words.fault(error.response.status_code, error.response.headers)
+                listing = json.loads(self._client().whole(f"{path}?blobs=true", _MAX_LISTING_BYTES))
+                return _Snapshot.of(listing, self.revision if self._names_commit else None)
             except MemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - what the library raises while it reads the answer
+            except Exception as error:  # noqa: BLE001 - what comes of an answer of any bytes
                 fault = _fault_of_listing(error)
-            else:
-                try:
-                    return _Snapshot.of(info, self.revision if self._names_commit else None)
-                except Exception as error:  # noqa: BLE001 - the library keeps whatever types the answer has
-                    fault = _fault_of_listing(error)
             failed += 1
             if fault.kind != "again" or failed >= ATTEMPTS:
                 if fault.kind == "again" and fault.words.startswith("the Hub"):
                     return self._offline(fault.words, fault.remedy)
                 raise fault from None
             time.sleep(pause(failed, fault.after))
+
+    def _client(self) -> WebStore:
+        """Return the client for the endpoint of the Hub, with the token."""
+        if self._web is None:
+            headers = self._hub.utils.build_hf_headers(library_name="weightmap", **self._login)
+            headers = {name.lower(): value for name, value in headers.items()}
+            base = f"{self._hub.constants.ENDPOINT}/"
+            self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=self._words.fault)
+        return self._web
 
     def _offline(self, why: str, remedy: Remedy | None = None) -> _Snapshot:
         """Return what the cache holds of the revision; raise `StoreError` where it does not know that."""
@@ -277,11 +284,7 @@ class HubStore:
             raise StoreError("beyond", "there are no such bytes")
         base = f"{self._hub.constants.ENDPOINT}/"
         with self._lock:
-            if self._web is None:
-                headers = self._hub.utils.build_hf_headers(library_name="weightmap", **self._login)
-                headers = {name.lower(): value for name, value in headers.items()}
-                self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=self._words.fault)
-            web = self._web
+            web = self._client()
         address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=snapshot.commit)
         answer = web.get(address.removeprefix(base), options={"range": options["range"]})
         tag = (answer.meta["e_tag"] or "").removeprefix("W/").strip('"')
@@ -302,13 +305,12 @@ class HubStore:
 
 
 def _fault_of_listing(error: Exception) -> StoreError:
-    """Return the error for an exception of huggingface_hub: of its client, or about what the Hub answered."""
-    timed_out = isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower()
-    if timed_out:
+    """Return the error for an exception of the client, or about what the Hub answered."""
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, TimeoutError):
         return StoreError("again", f"the Hub {TOO_LONG}", remedy=MORE_TIME)
-    if isinstance(error, ImportError):  # of a proxy that its client cannot use
-        return StoreError("refused", f"huggingface_hub lacks a package: {error}")
-    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _CLIENTS:
+    if isinstance(error, OSError | http.client.HTTPException):
         return StoreError("again", "the Hub cannot be reached")
     return StoreError("refused", "the Hub did not answer with the files of a repository: is HF_ENDPOINT a Hub?")
 
@@ -379,7 +381,7 @@ def location(address: str, concurrency: int | None, deadline: float) -> Location
     hub = _library()
     try:
         hub.utils.validate_repo_id(f"{owner}/{name}")
-    except hub.errors.HFValidationError:
+    except hub.utils.HFValidationError:
         raise AddressError(f"no repository of the Hub has such an owner and name, expected {_FORM}") from None
     store = HubStore(kind, f"{owner}/{name}", revision or None, deadline)
     at = f"@{quote(revision, safe='')}" if revision else ""
@@ -398,8 +400,7 @@ def _is_text(name: str) -> bool:
 def _library() -> Any:
     """Return huggingface_hub."""
     try:
-        import huggingface_hub.errors  # noqa: PLC0415 - an extra, and 60 ms
-        import huggingface_hub.utils  # noqa: PLC0415 - as above
+        import huggingface_hub.utils  # noqa: PLC0415 - an extra, and 60 ms
     except ImportError:
         _fail_missing()
     return huggingface_hub

@@ -165,15 +165,17 @@ class _Answer:
 class _Timed(io.RawIOBase):
     """The bytes of a socket, with a deadline: a server that drips single bytes would hold a thread for ever."""
 
-    def __init__(self, raw: io.RawIOBase, until: float) -> None:
-        self._raw, self._until = raw, until
+    def __init__(self, sock: Any, raw: io.RawIOBase, until: float) -> None:
+        self._sock, self._raw, self._until = sock, raw, until
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        if monotonic() > self._until:
+        remaining = self._until - monotonic()
+        if remaining <= 0:
             raise TimeoutError
+        self._sock.settimeout(remaining)
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
@@ -187,7 +189,7 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, until: float, sock: Any, **options: Any) -> None:
         super().__init__(sock, **options)
         self._sock = sock
-        self.fp = io.BufferedReader(_Timed(self.fp.detach(), until))
+        self.fp = io.BufferedReader(_Timed(sock, self.fp.detach(), until))
 
     def receive(self, room: memoryview) -> int:
         """Do what `read1` does, into memory."""
@@ -306,7 +308,7 @@ class WebStore:
 
         The path is percent-encoded.
         """
-        headers = {"Accept-Encoding": "identity", "User-Agent": "weightmap"}
+        headers = {}
         span = Range(*options["range"]) if options.get("range") else None
         if span is not None:
             headers["Range"] = f"bytes={span.begin}-{span.end - 1}"
@@ -314,12 +316,48 @@ class WebStore:
             headers["If-Match"] = options["if_match"]
         first = self._base + quote(path, safe=_SAFE) + (f"?{self._query}" if self._query else "")
         until = monotonic() + self._timeout + (0 if span is None else span.nbytes / SLOWEST)
+        method = "HEAD" if span is None else "GET"
+        host, connection, response, address, tag = self._request(method, path, first, headers, until)
+        try:
+            answer = self._answer(host, connection, response, span)
+        except BaseException:
+            _close(connection, response)
+            raise
+        if self._private is not None and tag is not None:
+            answer.meta["e_tag"], answer.linked = tag, True
+            if address != first:
+                self._moved[path] = address, tag
+        return answer
+
+    def whole(self, path: str, limit: int) -> bytes:
+        """Return the bytes of an object, whose quoted path may have a query. More than `limit` are a `StoreError`."""
+        until = monotonic() + self._timeout
+        _, connection, response, *_ = self._request("GET", path, self._base + path, {}, until)
+        content, room = bytearray(), memoryview(bytearray(_CHUNK))
+        try:
+            if response.status != _OK:
+                raise self._fault(response.status, response.headers)
+            while count := response.receive(room):
+                content += room[:count]
+                if len(content) > limit:
+                    raise StoreError("refused", f"the answer has more than {limit:,} bytes")
+            if response.length:
+                raise http.client.IncompleteRead(b"")
+        finally:
+            _close(connection, response)
+        return bytes(content)
+
+    def _request(
+        self, method: str, path: str, first: str, headers: dict[str, str], until: float
+    ) -> tuple[_Host, http.client.HTTPConnection, _Response, str, str | None]:
+        """Follow redirects; return who answered, and the address and the tag of the object."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "weightmap", **headers}
         address, tag = self._moved.get(path, (first, None))
         for _ in range(_MAX_REDIRECTS if self._redirects else 1):
             host = _Host.of(address)
             sent = headers if self._private is None or host != self._home else {**headers, **self._private}
             sent = sent if "authorization" in sent else {**sent, **self._login(host)}
-            connection, response = self._ask(host, "HEAD" if span is None else "GET", address, sent, until)
+            connection, response = self._ask(host, method, address, sent, until)
             expired = path in self._moved and response.status in _EXPIRED
             if not expired and response.status not in _REDIRECTS:
                 break
@@ -332,17 +370,7 @@ class WebStore:
                 address = self._followed(address, response.getheader("Location"))
         else:
             raise StoreError("refused", "the server redirects in a circle")
-        try:
-            answer = self._answer(host, connection, response, span)
-        except BaseException:
-            _close(connection, response)
-            raise
-        tag = tag or response.getheader("X-Linked-Etag")
-        if self._private is not None and tag is not None:
-            answer.meta["e_tag"], answer.linked = tag, True
-            if address != first:
-                self._moved[path] = address, tag
-        return answer
+        return host, connection, response, address, tag or response.getheader("X-Linked-Etag")
 
     def _login(self, host: _Host) -> dict[str, str]:
         if host.name not in self._logins:
