@@ -310,7 +310,7 @@ def test_parts_of_a_mapped_tensor_are_read_ahead(tmp_path, monkeypatch):
         asked.append((offset, size))
 
     monkeypatch.setattr(access, "will_need", will_need)
-    monkeypatch.setattr(_reading, "cached_pages", lambda *_: -1)  # as where the system does not tell
+    monkeypatch.setattr(_reading, "is_cached", lambda *_: False)  # as where the system does not tell
 
     def check(kind):
         asked.clear()

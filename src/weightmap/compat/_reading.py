@@ -20,9 +20,10 @@ from weightmap.core.hooks import later
 from weightmap.core.model.internals import check_copied, dense_row, is_remote, parts_of, row_of, suggestion
 from weightmap.core.model.opening import open_stored
 from weightmap.core.native import access
-from weightmap.core.native.files import cached_pages, drop_pages
+from weightmap.core.native.files import drop_pages
 from weightmap.errors import PlanError, TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.plans.delivery import PartReader, Runs
+from weightmap.plans.pages import is_cached
 from weightmap.plans.places import Heads
 from weightmap.plans.residency import spans_of
 from weightmap.plans.wants import Axis, axes_of, runs_of
@@ -107,7 +108,10 @@ class _Pages(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 def _pages_of(row: Row) -> NDArray[Any]:
-    """Return an array over the mapping whose pages are in memory, and leave this process with its last user."""
+    """Return an array over the mapping whose pages are in memory, and leave this process with its last user.
+
+    Those that lie in the page cache are mapped as they are touched: threads that map them get in each other's way.
+    """
     source, begin = row.source, row.offset
     source.check_unchanged()
     memory = source.octets.base if source.has_pages and row.nbytes else None
@@ -115,6 +119,8 @@ def _pages_of(row: Row) -> NDArray[Any]:
         return np.asarray(row.array())
     for at in range(begin, begin + row.nbytes, _CHUNK):
         nbytes = min(_CHUNK, begin + row.nbytes - at)
+        if is_cached(source, Range(at, at + nbytes)):
+            continue
         error = access.populate(memory, at, nbytes)
         if error:
             source.check_unchanged()
@@ -128,13 +134,12 @@ def _pages_of(row: Row) -> NDArray[Any]:
 
 def _read_ahead(row: Row, part: NDArray[Any]) -> None:
     """Let the system read the bytes of a mapped part, and no others: page faults read around each page."""
-    octets, page = row.source.octets, mmap.PAGESIZE
+    octets = row.source.octets
     start = octets.ctypes.data
     for begin, end in _runs_in(part) if row.source.has_pages and part.nbytes else ():
-        first, last = begin - start, end - start
-        # Where the system does not tell what is cached, it is asked to read.
-        if cached_pages(row.source.descriptor, first, last - first) != -(-last // page) - first // page:
-            access.will_need(octets, first, last - first)
+        run = Range(begin - start, end - start)
+        if not is_cached(row.source, run):
+            access.will_need(octets, run.begin, run.nbytes)
 
 
 def _runs_in(part: NDArray[Any]) -> Iterator[tuple[int, int]]:

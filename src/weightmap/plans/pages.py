@@ -325,12 +325,15 @@ class Ahead:
 
 def ask_for(source: Source, part: Range) -> None:
     """Ask the system to read bytes of a file into the page cache; returns at once."""
-    begin, end = part
-    if end <= begin or not source.has_pages or not hasattr(os, "posix_fadvise"):
-        return
-    file, page = source.descriptor, files.page_size()
-    if files.cached_pages(file, begin, end - begin) != -(-end // page) - begin // page:
-        os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
+    if part.nbytes > 0 and source.has_pages and hasattr(os, "posix_fadvise") and not is_cached(source, part):
+        os.posix_fadvise(source.descriptor, part.begin, part.nbytes, os.POSIX_FADV_WILLNEED)
+
+
+def is_cached(source: Source, part: Range) -> bool:
+    """Whether all bytes of a range of a file are in the page cache; False where the system does not tell."""
+    page = files.page_size()
+    pages = -(-part.end // page) - part.begin // page
+    return files.cached_pages(source.descriptor, part.begin, part.nbytes) == pages
 
 
 def reads_ahead(source: Source) -> bool:
