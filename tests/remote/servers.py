@@ -154,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.server.objects.stuck()
             self.server.objects.released.wait(HANG)
+        elif fault.startswith("chunk of "):
+            self.wfile.write(f"{fault.removeprefix('chunk of ')}\r\n".encode() + body)
         else:
             self.wfile.write(body)
 

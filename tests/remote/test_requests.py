@@ -224,6 +224,17 @@ def test_odd_headers_are_one_error(case, objects):
                 pytest.fail("other bytes")
 
 
+@pytest.mark.parametrize("size", ["-1", "-5", "-ffffffffffffffffffff"])
+def test_a_chunk_of_negative_size_is_one_error(size, objects):
+    with Server(objects) as server:
+        file = wm.open(server.url + "m")
+        objects.headers, objects.always = {"Transfer-Encoding": "chunked"}, f"chunk of {size}"
+        for read in (lambda: wm.open(server.url + "m"), lambda: file["w"]):
+            # Newer versions of http.client refuse the size themselves.
+            with pytest.raises(RemoteError, match=r"chunk of negative size|ended early"):
+                read()
+
+
 @pytest.mark.parametrize("length", [None, "many", "-5", "1_0", "9" * 5000, "\N{SUPERSCRIPT TWO}"])
 def test_an_object_without_bytes_has_a_length(length, objects):
     """An answer that calls the range too far, but does not state the object's length, is refused."""

@@ -283,10 +283,8 @@ class HubStore:
         if options["range"][0] >= entry.size:
             raise StoreError("beyond", "there are no such bytes")
         base = f"{self._hub.constants.ENDPOINT}/"
-        with self._lock:
-            web = self._client()
         address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=snapshot.commit)
-        answer = web.get(address.removeprefix(base), options={"range": options["range"]})
+        answer = self._client().get(address.removeprefix(base), options={"range": options["range"]})
         tag = (answer.meta["e_tag"] or "").removeprefix("W/").strip('"')
         # A signed address answers with its own tag; the Hub's redirect has the file's.
         if answer.meta["size"] != entry.size or (answer.linked and entry.digest and tag != entry.digest):

@@ -194,7 +194,10 @@ class _Response(http.client.HTTPResponse):
     def receive(self, room: memoryview) -> int:
         """Do what `read1` does, into memory."""
         if self.fp is None or self.chunked:
-            piece = self.read1(len(room))
+            with contextlib.suppress(OverflowError):  # of a size that is as wrong
+                piece = self.read1(len(room))
+            if self.chunked and (self.chunk_left or 0) < 0:  # the piece may be larger than the room
+                raise StoreError("refused", "the answer has a chunk of negative size")
             room[: len(piece)] = piece
             return len(piece)
         count: int = self.fp.readinto1(room if self.length is None else room[: self.length])
