@@ -16,10 +16,12 @@ import pytest
 from tests.builders import safetensors as safe
 from tests.builders import tensor
 from tests.remote.servers import Objects, Server
+from tests.support import HANG
 
 import weightmap as wm
 from weightmap.cli import main
 from weightmap.remote import fetching
+from weightmap.remote.web import WebStore
 
 W = np.arange(6, dtype=np.float32)
 LOGIN = "Basic " + base64.b64encode(b"me:SEC RET").decode()
@@ -147,6 +149,17 @@ def secured(objects, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with server:
         yield int(server.host.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("scheme", ["HTTPS", "Https"])
+def test_https_in_capitals_is_https(scheme, objects, certificate, monkeypatch):
+    """Of a redirect and of a base: neither a signature nor a token goes out in plain HTTP."""
+    elsewhere = Objects({})
+    with secured(objects, certificate, monkeypatch) as port, Server(elsewhere) as server:
+        base = f"{scheme}://127.0.0.1:{port}/"
+        elsewhere.always, elsewhere.redirect = "302", f"{base}m?signature=SECRET"
+        assert len(wm.load(f"{server.url}m", remote=wm.Remote(redirects=True))) == 1
+        WebStore(base, HANG, private={"authorization": "SECRET"}).get("m", options={"range": (0, 1)}).close()
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])

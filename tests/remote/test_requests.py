@@ -392,6 +392,8 @@ def test_redirects_lead_to_no_unprotected_address(target):
     store = WebStore("https://host/", 1, redirects=True)
     with pytest.raises(StoreError, match="not protected"):
         store._followed("https://host/m", target)
+    with pytest.raises(StoreError, match="not protected"):
+        store._followed("HTTPS://host/m", target)
     assert store._followed("https://host/m", "https://other/m") == "https://other/m"
 
 

@@ -219,13 +219,12 @@ class _Host(NamedTuple):
     @classmethod
     def of(cls, address: str) -> _Host:
         """Return the host of an address. Raises ValueError, without a part of the address, where there is none."""
-        secure = address.startswith("https:")
         try:
             parts = urlsplit(address)
-            name, port = parts.hostname or "", parts.port
+            secure, name, port = parts.scheme == "https", parts.hostname or "", parts.port
             name.encode("idna")
         except ValueError:  # a missing bracket, a port that is not a number, a label that is too long
-            name, port = "", None
+            secure, name, port = False, "", None
         if _HOST.fullmatch(name) is None:
             raise ValueError("names no host that a request can go to")
         usual = http.client.HTTPS_PORT if secure else http.client.HTTP_PORT
@@ -401,7 +400,7 @@ class WebStore:
             where = f" to {parts.hostname}" if parts.hostname else ""
             remedy = Remedy("{} follows it", "redirects", switch=True)
             raise StoreError("refused", f"the server redirects{where}", remedy=remedy)
-        if parts.scheme not in ("http", "https") or (parts.scheme == "http" and address.startswith("https:")):
+        if parts.scheme not in ("http", "https") or (parts.scheme == "http" and _Host.of(address).secure):
             raise StoreError("refused", "the server redirects to an address that is not protected")
         try:
             _Host.of(following)
