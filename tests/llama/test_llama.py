@@ -357,7 +357,6 @@ REFUSED = {
         "token_embd.weight is of type float64, expected one of float32",
     ),
     "whole": (LLAMA, {}, tensors_of(LLAMA) | _WHOLE, None, "blk.1.ffn_up.weight is of type int32"),
-    "no merges": (LLAMA, {}, None, models.tokenizer(model=_MODEL | {"merges": []}), "the tokenizer has no merges"),
     "activation": (LLAMA, {"hidden_act": "gelu"}, None, None, "hidden_act 'gelu', expected 'silu'"),
     "window": (QWEN, {"use_sliding_window": True}, None, None, "use_sliding_window True"),
     "routing": (MOE, {"norm_topk_prob": False}, None, None, "norm_topk_prob False, expected True"),
@@ -444,6 +443,13 @@ def test_what_llama_cpp_could_not_run_is_refused(tmp_path, case, names):
     assert str(source) in str(caught.value)
     assert not (tmp_path / "x.gguf").exists()
     wm.convert(source, tmp_path / "x.gguf", names="keep")
+
+
+def test_a_tokenizer_without_merges_is_named(tmp_path):
+    files = {"tokenizer.json": models.tokenizer(model=_MODEL | {"merges": []})}
+    source = write(tmp_path / "model", config_of(LLAMA), tensors_of(LLAMA), files=files)
+    warnings = wm.convert(source, tmp_path / "x.gguf").warnings
+    assert any("has no merges: llama.cpp does not load such a file" in warning for warning in warnings)
 
 
 def test_damaged_files_are_refused_by_errors_of_ours(tmp_path):

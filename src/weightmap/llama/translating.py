@@ -317,10 +317,10 @@ def _add_tokenizer(
     tokenizers.check_text(vocab.tokens)
     tokenizers.add_vocab(writer, vocab)
     if vocab.scores is None:
-        merges = tokenizers.merges_of_model(files, notes)
-        if not merges:
-            raise refusal("the tokenizer has no merges (model.merges of tokenizer.json, or merges.txt)")
-        writer.add_token_merges(merges)
+        if merges := tokenizers.merges_of_model(files, notes):
+            writer.add_token_merges(merges)
+        else:
+            notes.append("the tokenizer has no merges: llama.cpp does not load such a file")
     tokenizers.Special(files, config.values, count, notes).add_to(writer)
     if (template := tokenizers.chat_template(files, templates, notes)) is not None:
         writer.add_chat_template(template)
