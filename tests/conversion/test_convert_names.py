@@ -238,7 +238,7 @@ def test_links_out_of_a_strangers_directory(directory, tmp_path):
 
 def test_hidden_companions(directory, tmp_path):
     """A folder such as .git is trusted by programs: it is refused as a module's, and hidden files stay."""
-    for name in ("1_Pooling/.DS_Store", "additional_chat_templates/.x.jinja", "2_Routes/.git/config"):
+    for name in (".own.py", "1_Pooling/.DS_Store", "additional_chat_templates/.x.jinja", "2_Routes/.git/config"):
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text("x")
     modules = '[{"path": "1_Pooling"}, {"path": "./1_Pooling/"}, {"path": "2_Routes"}, {"path": "2_Routes/one"}]'

@@ -72,7 +72,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.core.arguments import Limits
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import leftovers, reserve
-from weightmap.core.bytes.open_source import read_small, stays_inside
+from weightmap.core.bytes.open_source import is_hidden, read_small, stays_inside
 from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access, files
@@ -673,7 +673,7 @@ def _number(value: Any, smallest: int = 0) -> int:
 
 def _is_name(name: Any) -> bool:
     """Whether this is the name of a file that a model may have: below its directory, and not hidden."""
-    return isinstance(name, str) and stays_inside(name) and not any(part.startswith(".") for part in name.split("/"))
+    return isinstance(name, str) and stays_inside(name) and not is_hidden(name)
 
 
 def clone(new: Descriptor, old: Descriptor) -> None:

@@ -192,7 +192,7 @@ class CompanionFiles:
 
 def companions(folder: str) -> Iterator[str]:
     """Yield the names in a directory that are copied with a model, none of them hidden; some may be no files."""
-    there = open_source.names_in(folder, COMPANIONS)
+    there = _names_in(folder, COMPANIONS)
     yield from (name for name in COMPANIONS if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's
         yield from sorted(name for name in there if name.endswith(".py"))
@@ -204,19 +204,18 @@ def companions(folder: str) -> Iterator[str]:
 def _chat_templates(folder: str) -> list[str]:
     """Return the names of a directory's chat templates beside the usual one; none where its store cannot list."""
     within = open_source.inside(folder, f"{TEMPLATES}/")
-    names = open_source.names_in(within, ()) if open_source.is_directory(within) else ()
-    return sorted(f"{TEMPLATES}/{name}" for name in names if name.endswith(".jinja") and not _is_hidden(name))
+    names = _names_in(within, ()) if open_source.is_directory(within) else ()
+    return sorted(f"{TEMPLATES}/{name}" for name in names if name.endswith(".jinja"))
 
 
-def _is_hidden(name: str) -> bool:
-    """Whether a part of a name begins with a dot: programs such as git trust what they find below these."""
-    return any(part.startswith(".") for part in name.split("/"))
+def _names_in(folder: str, others: Sequence[str]) -> list[str]:
+    """Return the names in a directory, or those of `others` where no store lists it, without hidden ones."""
+    return [name for name in open_source.names_in(folder, others) if not open_source.is_hidden(name)]
 
 
 def _below(folder: str, inner: str) -> Iterator[str]:
     """Yield the names of the files in a folder of a directory."""
-    names = open_source.names_in(open_source.inside(folder, f"{inner}/"), _OF_MODULES)
-    for name in sorted(name for name in names if not _is_hidden(name)):
+    for name in sorted(_names_in(open_source.inside(folder, f"{inner}/"), _OF_MODULES)):
         path = f"{inner}/{name}"
         if path.count("/") < _DEEPEST and open_source.is_directory(open_source.inside(folder, path)):
             yield from _below(folder, path)
@@ -239,7 +238,7 @@ def _folders(folder: str) -> list[str]:
     folders: list[str] = []
     for name in paths:
         inner = open_source.plain(name.removeprefix("./")) if isinstance(name, str) else ".."
-        if inner and (not open_source.stays_inside(inner) or _is_hidden(inner)):
+        if inner and (not open_source.stays_inside(inner) or open_source.is_hidden(inner)):
             actual = quoted(name) if isinstance(name, str) else strict_json.kind_of(name)
             expected = "a folder in this directory that is not hidden"
             raise FormatError("path of a module", path=path, field="path", actual=actual, expected=expected)

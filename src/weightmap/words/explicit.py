@@ -111,10 +111,13 @@ def _listed(
             # Every n-gram has a bucket, so there are as many rows as n-grams.
             done = 0
             for ngrams in _some(some[at : at + len(bounds) - 1], subwords):
-                # fastText has no n-grams of one character at the ends of a word.
-                listed = [i for i, text in enumerate(ngrams) if subwords.kind != "fasttext" or text not in {"<", ">"}]
-                distinct.add([ngrams[i] for i in listed], rows[done : done + len(ngrams)][listed])
+                some_rows = rows[done : done + len(ngrams)]
                 done += len(ngrams)
+                if subwords.kind == "fasttext" and subwords.min_n == 1:  # it has no bracket alone
+                    listed = [i for i, text in enumerate(ngrams) if text not in {"<", ">"}]
+                    distinct.add([ngrams[i] for i in listed], some_rows[listed])
+                else:
+                    distinct.add(ngrams, some_rows)
             assert done == len(rows)  # noqa: S101 - see above
     return distinct.result()
 

@@ -248,6 +248,11 @@ def stays_inside(name: str) -> bool:
     return not bad and not any(re.search(_UPWARDS, spelling) for spelling in _spellings(name))
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a part of a name begins with a dot: programs such as git trust what they find below these."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
 def plain(name: str) -> str:
     """Return a relative path without the parts that say nothing, such as ``./``, by its text alone.
 
