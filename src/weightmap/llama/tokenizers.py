@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import quoted
 from weightmap.core.bytes import strict_json
-from weightmap.core.formats import varint
+from weightmap.core.formats import fields
 from weightmap.errors import FormatError, MissingDependencyError
 from weightmap.llama.architectures import KEEP, refusal
 
@@ -257,9 +257,8 @@ _BLANK = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ADDED, _PADDING = -1000.0, -10000.0
 _LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
-# Types of models of sentencepiece, and the bytes of fields of protobuf by kind: numbers of fixed width, and groups.
+# Types of models of sentencepiece.
 _MODEL_TYPES = {1: "UNIGRAM", 2: "BPE", 3: "WORD", 4: "CHAR"}
-_WIDTHS = {1: 8, 3: 0, 4: 0, 5: 4}
 _OF_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -406,10 +405,10 @@ def _check_bytes(tokens: list[str], name: str) -> None:
 def _adds_dummy_prefix(raw: bytes) -> bool:
     """Say whether a text gets a blank in front. Raises `EncodeError` for what llama.cpp does not do, or always does."""
     specs = {2: b"", 3: b""}  # trainer_spec and normalizer_spec
-    for number, value in _fields(raw):
+    for number, value in fields(raw, MODEL):
         if number in specs and isinstance(value, bytes):
             specs[number] += value
-    trainer, normalizer = (dict(_fields(spec)) for spec in specs.values())
+    trainer, normalizer = (dict[int, Any](fields(spec, MODEL)) for spec in specs.values())
     rule = normalizer.get(1)
     rule = rule.decode(errors="replace") if isinstance(rule, bytes) else "none"
     for field, value, expected in (
@@ -422,20 +421,6 @@ def _adds_dummy_prefix(raw: bytes) -> bool:
         if value not in expected:
             raise refusal(f"{MODEL} has the {field} {str(value)[:60]}, expected {expected[0]}")
     return bool(normalizer.get(3, True))
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message of protobuf that sentencepiece has read: numbers, and the bytes of all else."""
-    at = 0
-    while at < len(message):
-        tag, at = varint(message, at)
-        kind = tag & 7
-        value, at = (_WIDTHS[kind], at) if kind in _WIDTHS else varint(message, at)
-        if not kind:
-            yield tag >> 3, value
-            continue
-        yield tag >> 3, message[at : at + value]
-        at += value
 
 
 def _padding(count: int) -> tuple[list[str], list[int], list[float]]:

@@ -244,7 +244,7 @@ def is_torch(head: bytes, _size: int) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------- ONNX
 # The wire types of protobuf, and by the fields of a model before its graph the one that each has.
-_VARINT, _BYTES, _VARINT_BITS = 0, 2, 64
+_VARINT, _BYTES, _FIXED, _VARINT_BITS = 0, 2, {1: 8, 5: 4}, 64
 _ONNX_FIELDS = {1: _VARINT, 2: _BYTES, 3: _BYTES, 4: _BYTES, 5: _VARINT, 6: _BYTES, 8: _BYTES}
 _IR_VERSION, _DOC_STRING, _GRAPH = 1, 6, 7
 _MAX_IR_VERSION = 255
@@ -260,6 +260,29 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & (1 << _VARINT_BITS) - 1, at
     raise IndexError
+
+
+def fields(data: bytes, what: str, field: str | None = None) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the fields of a message of protobuf by number: varints, and the bytes of texts and messages.
+
+    Raises `FormatError`, at its end, where `what` is no message.
+    """
+    at = 0
+    try:
+        while at < len(data):
+            tag, at = varint(data, at)
+            kind = tag & 7
+            value, at = (_FIXED[kind], at) if kind in _FIXED else varint(data, at)
+            if kind == _VARINT:
+                yield tag >> 3, value
+                continue
+            at += value
+            if kind == _BYTES and at <= len(data):
+                yield tag >> 3, data[at - value : at]
+    except IndexError:
+        at = len(data) + 1
+    if at > len(data):
+        raise FormatError(f"{what} is no message of protobuf", field=field)
 
 
 def is_onnx(head: bytes, _size: int) -> bool:

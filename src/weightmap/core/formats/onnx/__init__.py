@@ -64,7 +64,7 @@ from weightmap._messages import counted, quoted
 from weightmap.core.bytes.geometry import Geometry, Reencoded
 from weightmap.core.dtypes import DECLARED, DTYPES, DType
 from weightmap.core.faults import cut_off, shrank
-from weightmap.core.formats import is_onnx, varint
+from weightmap.core.formats import fields, is_onnx
 from weightmap.core.formats._base import Content, Format
 from weightmap.core.hooks import later
 from weightmap.core.native import scans
@@ -353,16 +353,18 @@ SCALARS = {
     6: "doc_string",
 }
 OPSET, PROPS = 8, 14
+# What is no message where these are damaged, and its field.
+_RECORDS = "opset_import or metadata_props", "metadata_props"
 
 
 def _metadata(records: bytes, options: Options) -> dict[str, str]:
     """Return the metadata of these fields."""
     metadata, opsets, props = dict[str, str](), dict[str, str](), dict[str, str]()
-    for number, value in _fields(records):
+    for number, value in fields(records, *_RECORDS):
         if number in SCALARS:
             metadata[SCALARS[number]] = _shown(value, SCALARS[number])
             continue
-        pair = dict(_fields(value if isinstance(value, bytes) else b""))
+        pair = dict(fields(value if isinstance(value, bytes) else b"", *_RECORDS))
         key = _shown(pair.get(1, b""), "domain" if number == OPSET else "key")
         if number == OPSET:
             _add(opsets, f"opset_import.{key}" if key else "opset_import", _shown(pair.get(2, 0), "version"), options)
@@ -390,31 +392,6 @@ def _text(data: bytes, field: str, at: int | None = None) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise errors.FormatError(f"{field} is not UTF-8 ({error.reason})", field=field, offset=at) from None
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a message by number: varints, and the bytes of texts and messages."""
-    at = 0
-    try:
-        while at < len(data):
-            tag, at = varint(data, at)
-            kind = tag & 7
-            value, at = (_FIXED[kind], at) if kind in _FIXED else varint(data, at)
-            if kind == _VARINT:
-                yield tag >> 3, value
-                continue
-            at += value
-            if kind == _BYTES and at <= len(data):
-                yield tag >> 3, data[at - value : at]
-    except IndexError:
-        at = len(data) + 1
-    if at > len(data):
-        what = "opset_import or metadata_props is no message of protobuf"
-        raise errors.FormatError(what, field="metadata_props")
-
-
-_MORE, _BITS, _U64 = 0x80, 64, (1 << 64) - 1
-_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 # ----------------------------------------------------------------------------------------------------
