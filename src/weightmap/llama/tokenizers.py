@@ -405,9 +405,9 @@ def _check_bytes(tokens: list[str], name: str) -> None:
 def _adds_dummy_prefix(raw: bytes) -> bool:
     """Say whether a text gets a blank in front. Raises `EncodeError` for what llama.cpp does not do, or always does."""
     specs = {2: b"", 3: b""}  # trainer_spec and normalizer_spec
-    for number, value in fields(raw, MODEL):
-        if number in specs and isinstance(value, bytes):
-            specs[number] += value
+    for number, content in fields(raw, MODEL):
+        if number in specs and isinstance(content, bytes):
+            specs[number] += content
     trainer, normalizer = (dict[int, Any](fields(spec, MODEL)) for spec in specs.values())
     rule = normalizer.get(1)
     rule = rule.decode(errors="replace") if isinstance(rule, bytes) else "none"
