@@ -116,6 +116,14 @@ def test_the_newest_finished_version_is_pulled(chain, tmp_path):
     assert digests(wm.load(folder)) == digests(states[6])
 
 
+def test_without_a_finished_version_no_directory_is_made(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for source, error in (("empty", wm.DeltaError), ("missing", FileNotFoundError)):
+        with pytest.raises(error):
+            deltas.pull(tmp_path / "local", tmp_path / source)
+    assert not (tmp_path / "local").exists()
+
+
 def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
     """The checksums decide: of the base the chain goes on, of anything else nothing changes."""
     base, source, states = chain

@@ -359,6 +359,8 @@ REFUSED = {
     "whole": (LLAMA, {}, tensors_of(LLAMA) | _WHOLE, None, "blk.1.ffn_up.weight is of type int32"),
     "activation": (LLAMA, {"hidden_act": "gelu"}, None, None, "hidden_act 'gelu', expected 'silu'"),
     "window": (QWEN, {"use_sliding_window": True}, None, None, "use_sliding_window True"),
+    "dense": (MOE, {"mlp_only_layers": [1]}, None, None, r"mlp_only_layers \[1\], expected no value or \[\]"),
+    "a layer of two": (MOE, {"decoder_sparse_step": 2}, None, None, "decoder_sparse_step 2, expected no value or 1"),
     "routing": (MOE, {"norm_topk_prob": False}, None, None, "norm_topk_prob False, expected True"),
     "scale": (GEMMA2, {"query_pre_attn_scalar": 17}, None, None, "query_pre_attn_scalar 17, expected 16"),
     "layer types": (GEMMA2, {"layer_types": ["full_attention"] * 2}, None, None, "layer_types"),

@@ -187,9 +187,9 @@ def pull(
     with contextlib.suppress(OSError, TypeError, ValueError):
         if base is not None and os.path.samefile(base, place.folder):  # type: ignore[arg-type]  # suppressed
             base = None
+    target = versions.newest_in(published) if number is None else number
     with place.holding():
         at = place.version()
-        target = versions.newest_in(published) if number is None else number
         if at is not None and (at == target or (number is None and at > target)):
             return _unchanged(place, at, started)
         path = _find_path(place, published, target, at, base)

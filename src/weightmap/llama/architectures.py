@@ -259,6 +259,8 @@ def _qwen_keys(writer: Any, config: Config, rope: Config) -> None:
 def _qwen3moe_keys(writer: Any, config: Config, rope: Config) -> None:
     _qwen_keys(writer, config, rope)
     config.check("norm_topk_prob", (True,))  # transformers' default is False, and llama.cpp always normalises
+    config.check("mlp_only_layers", (None, []))  # llama.cpp has no layers without experts there
+    config.check("decoder_sparse_step", (None, 1))
     writer.add_expert_feed_forward_length(config.count("moe_intermediate_size"))
 
 
