@@ -58,6 +58,7 @@ PLANS = {
     "another dimension": ("a", (slice(None), slice(1, 3), 0)),
     "an integer": ("a", 2),
     "a list": ("a", [0, 3]),
+    "a mask and a list": ("a", (np.array([1, 0, 0, 1, 0], bool), [2, 3])),
     "all": ("b", None),
     "nothing": ("d", slice(0, 0)),
 }
@@ -120,6 +121,52 @@ def test_memory_is_the_budget_and_a_tensor(tmp_path, framework):
                 del tensor
         assert most < 6.5 * size  # the budget, a tensor, and the one whose view is kept: 4.3 here
     assert set(kept[0].tolist()) == {7 if framework == "pt" else 0}
+
+
+def test_the_file_of_the_handle_is_read(tmp_path, monkeypatch):
+    """Whatever its path, or the number of its descriptor, has become since."""
+    wm.save(tmp_path / "m.safetensors", {"a": np.zeros(4)})
+    wm.save(tmp_path / "other.safetensors", {"a": np.ones(4)})
+    monkeypatch.chdir(tmp_path)
+    with open("m.safetensors", "rb") as file:
+        from_descriptor = compat._safe_open_handle(file, "np")
+    handles = [from_descriptor, safe_open("m.safetensors", "np"), safe_open("m.safetensors", "np", backend="pread")]
+    with open("other.safetensors", "rb"):
+        wm.save("m.safetensors", {"a": np.ones(4)})
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for handle in handles:
+            with handle.prefetch() as loader:
+                assert loader.take("a").tolist() == [0] * 4
+
+
+def test_what_is_written_to_a_tensor_stays_there(tmp_path):
+    """A loader gives back the pages of its own tensors alone."""
+    pytest.importorskip("torch")
+    wm.save(tmp_path / "m.safetensors", {"a": np.zeros(1 << 16, np.uint8)})
+    with safe_open(tmp_path / "m.safetensors", "pt") as f:
+        tensor = f.get_tensor("a")
+        tensor[:] = 7
+        with f.prefetch() as loader:
+            assert not loader.take("a").any()
+        gc.collect()
+        assert (tensor == 7).all()
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_deflated_and_strided_tensors(tmp_path, framework):
+    """Whole and in parts, large ones too, by `prefetch` and by slices."""
+    if framework == "pt":
+        pytest.importorskip("torch")
+    array = np.arange(1 << 19, dtype=np.float32).reshape(1024, 512)
+    np.savez(tmp_path / "strided.npz", a=array.T.copy().T)
+    np.savez_compressed(tmp_path / "deflated.npz", a=array)
+    for name in ("strided", "deflated"):
+        with safe_open(tmp_path / f"{name}.npz", framework) as f:
+            for index in (..., slice(100, 900), (slice(None), slice(0, 500, 3))):
+                np.testing.assert_array_equal(f.get_slice("a")[index], array[index])
+                with f.prefetch({"a": None if index is ... else index}) as loader:
+                    np.testing.assert_array_equal(loader.take("a"), array[index])
 
 
 def test_rows_of_packed_tensors(tmp_path):

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from weightmap.core.model.reports import Residency, VerifyReport
-    from weightmap.core.model.typing import Pool
     from weightmap.core.table.table import Table, TensorInfo
 
 # Types that parameters are decoded to.
@@ -114,10 +113,6 @@ class Weights(TensorFile):
         """Return the names of the stored tensors of a parameter."""
         pieces = row_of(self, name).geometry
         return [piece for piece, _ in pieces.rows.values()] if isinstance(pieces, Components) else [name]
-
-    def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Pool:
-        """Return a pool of the model, which takes names of parameters too: see `TensorFile.pool`."""
-        return self.stored.pool(budget, direct=direct, threads=threads)
 
     def close(self) -> None:
         """Release the files, also for the handle that has these weights."""

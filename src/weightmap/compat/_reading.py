@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import mmap
 import weakref
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row, TensorInfo
 
@@ -107,16 +109,12 @@ class _Pages(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a mapping. Arrays over them keep this object, and no array over it replaces it by the mapping."""
 
 
-def _pages_of(row: Row) -> NDArray[Any]:
-    """Return an array over the mapping whose pages are in memory, and leave this process with its last user.
+def _pages_of(row: Row, memory: Any) -> NDArray[Any]:
+    """Return an array over a mapping of a row's file whose pages are in memory, and leave it with the array's last user.
 
     Those that lie in the page cache are mapped as they are touched: threads that map them get in each other's way.
     """
     source, begin = row.source, row.offset
-    source.check_unchanged()
-    memory = source.octets.base if source.has_pages and row.nbytes else None
-    if memory is None:
-        return np.asarray(row.array())
     for at in range(begin, begin + row.nbytes, _CHUNK):
         nbytes = min(_CHUNK, begin + row.nbytes - at)
         if is_cached(source, Range(at, at + nbytes)):
@@ -136,7 +134,7 @@ def _read_ahead(row: Row, part: NDArray[Any]) -> None:
     """Let the system read the bytes of a mapped part, and no others: page faults read around each page."""
     octets = row.source.octets
     start = octets.ctypes.data
-    for begin, end in _runs_in(part) if row.source.has_pages and part.nbytes else ():
+    for begin, end in _runs_in(part) if row.source.has_pages and row.geometry is None and part.nbytes else ():
         run = Range(begin - start, end - start)
         if not is_cached(row.source, run):
             access.will_need(octets, run.begin, run.nbytes)
@@ -171,7 +169,7 @@ def is_region(part: Any) -> bool:
     """Whether an index has slices alone, and for some axes lists of them: what these select, joined along the axis."""
     lists = [item for item in part if isinstance(item, list)] if isinstance(part, tuple) else []
     return bool(lists) and all(
-        isinstance(item, slice) for items in part for item in (items if items and isinstance(items, list) else [items])
+        isinstance(item, slice) for items in part for item in (items if isinstance(items, list) and items else [items])
     )
 
 
@@ -251,25 +249,33 @@ class OpenedFile:
     """
 
     def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool, trust: Any = None) -> None:
-        self.device: Any = None
-        self._away = False  # whether tensors go to a device other than the CPU
-        mode = framework.mode()
-        if framework.devices:
-            from weightmap.torch._tensors import torch_device
-
-            self.device = torch_device("cpu" if device is None else device, here=False)  # loading asks for it
-            self._away = self.device.type != "cpu"
-            if self._away:  # what is copied there is never written to here
-                mode = None
-        elif device not in {None, "cpu"}:
-            raise UnsupportedError("device", expected=f"cpu, for {framework.name}", actual=repr(device))
+        self._framework, self._mode = framework, framework.mode()
+        self._aim(device)
         try:
-            self.file: TensorFile = open_stored(filename, mode=None if pread else mode, private=pread, trust=trust)
+            self.file: TensorFile = open_stored(filename, mode=None if pread else self._mode, private=pread, trust=trust)
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
         self._remote = is_remote(self.file)
         self.pread: bool = pread and not self._remote
         self._convert = framework.deliver
+
+    def _aim(self, device: Any) -> None:
+        """Note where tensors go."""
+        self.device: Any = None
+        if self._framework.devices:
+            from weightmap.torch._tensors import torch_device
+
+            self.device = torch_device("cpu" if device is None else device, here=False)  # loading asks for it
+        elif device not in {None, "cpu"}:
+            raise UnsupportedError("device", expected=f"cpu, for {self._framework.name}", actual=repr(device))
+        self._away = self.device is not None and self.device.type != "cpu"
+        self._memories: dict[Source, Any] = {}  # mappings of this reader alone
+
+    def aimed(self, device: Any) -> OpenedFile:
+        """Return a reader of the same file for a device, by default for the same."""
+        reader = copy.copy(self)
+        reader._aim(self.device if device is None else device)
+        return reader
 
     def check(self, name: str) -> None:
         """Raise the error for a name that no tensor has, in the words of safetensors."""
@@ -351,7 +357,7 @@ class OpenedFile:
 
     def resident(self, name: str, part: Any) -> Any:
         """Return a tensor, or part of one, whose bytes are in memory; pages of the mapping where they are one run."""
-        row = dense_row(self.file, name)
+        row = row_of(self.file, name)
         if is_region(part):
             if self._away:
                 return over_region(part, partial(self.part, name), imported("torch", "torch").cat)
@@ -370,9 +376,21 @@ class OpenedFile:
                 itemsize = 1 if whole else numpy_dtype(row.dtype).itemsize
                 shape = row.shape if whole else tuple(axis.size for axis in axes if axis.stays)
                 run = row._replace(shape=shape, offset=row.offset + int(starts[0]) * itemsize, nbytes=length * itemsize)
-                return self._tensor(name, _pages_of(run), whole=part is None)
+                memory = self._memory_of(run.source) if run.nbytes else None
+                array = np.asarray(run.array()) if memory is None else _pages_of(run, memory)
+                return self._tensor(name, array, whole=part is None)
         array = read_whole(self.file, name) if part is None else read_part(self.file, name, _with_ellipsis(key))
         return self._tensor(name, array, whole=part is None)
+
+    def _memory_of(self, source: Source) -> Any:
+        """Return a mapping of a file whose pages nobody else has, so that they can be dropped; None where it has none."""
+        source.check_unchanged()
+        if source not in self._memories and source.has_pages:
+            try:
+                self._memories[source] = access.map_file(source.descriptor, source.size, self._mode or "mmap", None)[1]
+            except OSError:  # the file system maps no files
+                return None
+        return self._memories.get(source)
 
     def _tensor(self, name: str, array: NDArray[Any], *, whole: bool) -> Any:
         """Return an array of a tensor, or of part of one, as the framework has it."""

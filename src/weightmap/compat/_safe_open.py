@@ -62,7 +62,6 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
             filename, framework_, device, pread=backend == "pread", trust=trust
         )
         self._path = self._reader.file.path
-        self._arguments = filename, framework, device, backend, trust
 
     def __enter__(self) -> Self:
         """Return the handle itself."""
@@ -129,11 +128,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         """
         from weightmap.compat._prefetching import PrefetchLoader
 
-        self._open()
-        filename, framework, own_device, backend, trust = self._arguments
-        device = own_device if device is None else device
-        reader = OpenedFile(filename, framework_named(framework), device, pread=backend == "pread", trust=trust)
-        return PrefetchLoader(reader, plan, threads, budget)
+        return PrefetchLoader(self._open().aimed(device), plan, threads, budget)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Return the entry of a tensor in the header: type, shape, and where its bytes lie in the data section.
