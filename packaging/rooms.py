@@ -31,7 +31,7 @@ BUDGETS = {
     "pool": 750,
     "remote": 1_870,
     "report": 1_370,
-    "torch": 970,
+    "torch": 985,
     "trust": 640,
     "vllm": 340,
     "words": 2_120,
