@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.builders import Tensor, gguf
+from tests.places import ROOT
 from tests.support import HANG, peak_of, run_child
 
 import weightmap as wm
@@ -19,6 +20,7 @@ from weightmap.plans.direct import ALIGN
 SIZE = 4 * ALIGN
 NAMES = [f"expert.{number}" for number in range(8)]
 WAYS = [True, False]
+CHECKPOINTS = ROOT / "tests" / "checkpoints" / "groundtruth"
 
 
 def rows(name):
@@ -177,6 +179,57 @@ def test_arrays_are_aligned_and_joined(model, tmp_path):
     wm.convert(tmp_path / "m.gguf", tmp_path / "q.gguf", quantize="q4_0")
     with wm.open(tmp_path / "q.gguf") as file, file.pool(1 << 20) as pool, pool.hold(("a", "b")) as found:
         np.testing.assert_array_equal(found, np.concatenate([file[name].dequantize() for name in "ab"]))
+
+
+JOINED = """with wm.open(source) as f, f.pool(320 << 20) as pool, pool.hold(("a", "b")) as found:
+        assert found.nbytes <= pool.stats.resident_nbytes
+        assert found.ctypes.data % 64 == 0"""
+
+
+def test_quantised_tensors_are_joined_in_the_memory_that_they_take(tmp_path):
+    """No decoded piece lies beside: 64 MiB of float32, and 18 MiB of blocks."""
+    for name, size in (("big", 2048), ("small", 32)):
+        tensor = wm.quantize(np.ones((size, 4096), np.float32), "q8_0")
+        wm.save(tmp_path / f"{name}.gguf", {"a": tensor, "b": tensor})
+    assert peak_of(JOINED, tmp_path / "big.gguf", tmp_path / "small.gguf", tmp_path) < 96 << 20
+
+
+def test_decoded_entries_are_aligned(tmp_path):
+    """And strided ones: products with them are the same to the last bit."""
+    rows_ = np.arange(8 * 33, dtype=np.float32).reshape(8, 33)
+    wm.save(tmp_path / "m.amb", {"w": wm.quantize(rows_, "int4")})
+    np.savez(tmp_path / "m.npz", w=rows_.T.copy().T)
+    for name in ("m.amb", "m.npz"):
+        with wm.open(tmp_path / name) as file, file.pool(1 << 20) as pool:
+            for index in (*range(8), None):
+                with pool.hold("w", index) as found:
+                    if isinstance(found, wm.QuantizedTensor):
+                        continue
+                    assert found.ctypes.data % 64 == 0
+                    np.testing.assert_array_equal(found, file.read("w") if index is None else file.read("w")[index])
+
+
+def values_of(held):
+    return held.dequantize() if isinstance(held, wm.QuantizedTensor) else held
+
+
+@pytest.mark.parametrize("name", ["fp8_block_ragged", "fp8_ue8m0_u8", "modelopt_nvfp4", "gptq4_v1"])
+def test_parameters_are_held_and_no_codes(name):
+    """A pool of `f.weights` has parameters under their names, alone and joined, and nothing else."""
+    with wm.open(CHECKPOINTS / name) as file, file.weights.pool(64 << 20) as pool:
+        for parameter, values in file.weights.items():
+            expected = values_of(values)
+            with pool.hold(parameter) as held:
+                assert isinstance(held, type(values))
+                np.testing.assert_array_equal(values_of(held), expected)
+            if expected.ndim:
+                with pool.hold((parameter, parameter)) as held:
+                    np.testing.assert_array_equal(held, np.concatenate([expected] * 2))
+                with pool.hold(parameter, -1) as held:
+                    np.testing.assert_array_equal(held, expected[-1])
+        for stored in set(file) - set(file.weights):
+            with pytest.raises(wm.TensorNotFoundError):
+                pool.hold(stored)
 
 
 def test_one_read_for_many_threads(model, monkeypatch):

@@ -364,3 +364,39 @@ def test_handles_stay_open(model):
             assert file["float32"].shape == (3, 4)
     with pytest.raises(wm.ClosedError):
         wm.torch.load_file(file)
+
+
+def test_experts_are_served_from_parameters_and_not_from_codes(tmp_path):
+    """A pool of the file has float8 codes under the name of a parameter; one of its weights has the parameter."""
+    name = "mlp.experts.0.gate_proj.weight"
+    codes = np.ones((128, 128), ml_dtypes.float8_e4m3fn)
+    wm.save(tmp_path / "model.safetensors", {name: codes, f"{name}_scale_inv": np.full((1, 1), 0.25, np.float32)})
+    config = {"torch_dtype": "float32", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def model():
+        expert = torch.nn.ModuleDict({"gate_proj": torch.nn.Linear(128, 128, bias=False)})
+        return torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"experts": torch.nn.ModuleList([expert])})})
+
+    with wm.open(tmp_path) as file:
+        with file.pool(1 << 20) as pool, pytest.raises(wm.UnsupportedError, match=r"1 tensor such as .* f\.weights"):
+            wm.torch.serve_experts(model(), pool)
+        with file.weights.pool(1 << 20) as pool:
+            served = model()
+            wm.torch.serve_experts(served, pool)
+            with torch.no_grad():
+                assert (served.mlp.experts[0].gate_proj(torch.ones(1, 128)) == 32).all()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "float64"])
+def test_values_of_parameters_are_rounded_once(kind, verify):
+    """To the type asked for, and not to the model's before; by `load_file` and into a module."""
+    weights = wm.open(CHECKPOINTS / "awq_gemm").weights
+    expected = {name: torch.from_numpy(weights.read(name, np.float32)).to(getattr(torch, kind)) for name in weights}
+    found = wm.torch.load_file(weights, dtype=getattr(torch, kind), verify=verify)
+    module = _Holding(expected)
+    wm.torch.load_into(module, weights)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+        assert torch.equal(module.state_dict()[name], tensor), name

@@ -37,6 +37,7 @@ from weightmap.core.bytes.memory import PerProcess, headroom
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.internals import check_open, name_of, row_of, sources_of
 from weightmap.core.model.typing import PoolStats
+from weightmap.core.native import access
 from weightmap.core.native.quantised import GGML_TYPES
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError
 from weightmap.plans.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
@@ -763,15 +764,35 @@ def _joined(rows: list[Row], readings: list[_Reading], names: tuple[str, ...]) -
         )
         return _Reading(ranges, lambda parts: whole.over(parts[0]), joined=True)
     ends = list(accumulate(len(reading.ranges) for reading in readings))
+    views = [(np.dtype(np.float32), row.shape) if row.dtype.quantized else row.viewed for row in rows]
+    dtype, (_, *inner) = views[0]
+    bounds = [0, *accumulate(shape[0] for _, shape in views)]
 
     def concatenated(parts: list[NDArray[np.uint8]]) -> Any:
-        groups = [parts[end - len(reading.ranges) : end] for reading, end in zip(readings, ends, strict=True)]
-        values = [reading.build(group) for reading, group in zip(readings, groups, strict=True)]
-        return np.concatenate([value if isinstance(value, np.ndarray) else value.dequantize() for value in values])
+        whole = _aligned((bounds[-1], *inner), dtype)
+        for reading, end, span in zip(readings, ends, map(slice, bounds, bounds[1:]), strict=True):
+            value = reading.build(parts[end - len(reading.ranges) : end])
+            if isinstance(value, np.ndarray):
+                whole[span] = value
+            else:
+                value.dequantize(out=whole[span])
+        return whole
 
-    itemsize = 4 if first.dtype.quantized else first.viewed[0].itemsize
-    nbytes = sum(row.nbytes if row.dtype.packed else prod(row.shape) * itemsize for row in rows)
+    nbytes = bounds[-1] * prod(inner) * dtype.itemsize
     return _Reading(ranges, concatenated, nbytes + sum(reading.nbytes or 0 for reading in readings))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an uninitialised array that begins at a multiple of `_ALIGN_BYTES`."""
+    octets = access.empty(prod(shape) * dtype.itemsize + _ALIGN_BYTES, np.uint8)
+    return np.ndarray(shape, dtype, octets, -octets.ctypes.data % _ALIGN_BYTES)
+
+
+def _copied(values: Any) -> NDArray[Any]:
+    """Return a copy of decoded values, as aligned as what lies in a slot."""
+    copy = _aligned(values.shape, values.dtype)
+    copy[...] = values
+    return copy
 
 
 def _of_row(row: Row, index: int | None) -> _Reading:
@@ -784,12 +805,8 @@ def _of_row(row: Row, index: int | None) -> _Reading:
     elif len(row.shape) > 1 and (ggml := GGML_TYPES.get(row.dtype.name)) and not prod(row.shape[1:]) % ggml.block_size:
         each = row.nbytes // row.shape[0]
     else:
-        inner = row.shape[1:]
-
-        def decoded(parts: list[NDArray[np.uint8]]) -> Any:
-            return np.ascontiguousarray(row.over(parts[0])[index])
-
-        return _Reading([(row.source, row.offset, row.offset + row.nbytes)], decoded, 4 * prod(inner))
+        whole = [(row.source, row.offset, row.offset + row.nbytes)]
+        return _Reading(whole, lambda parts: _copied(row.over(parts[0])[index]), 4 * prod(row.shape[1:]))
     one = row._replace(shape=row.viewed[1][1:] if row.dtype.packed else row.shape[1:], nbytes=each)
     begin = row.offset + index * each
     return _Reading([(row.source, begin, begin + each)], lambda parts: one.over(parts[0]))
@@ -808,7 +825,7 @@ def _of_geometry(row: Row, index: int | None) -> _Reading:
     nbytes = prod(shape) * dtype.itemsize
 
     def selected(parts: list[NDArray[np.uint8]]) -> Any:
-        return np.array(geometry.part(row, axes, parts[0])).reshape(shape)
+        return _copied(geometry.part(row, axes, parts[0])).reshape(shape)
 
     return _Reading([(row.source, begin, end)], selected, nbytes)
 
@@ -841,12 +858,8 @@ def _of_pieces(row: Row, pieces: Components, index: int | None) -> _Reading:
         if isinstance(part, slice) and part.step is None and shape:
             first, last, _ = part.indices(shape[0])
             each = size // shape[0]
-            begin, size, shape, selection = (
-                begin + first * each,
-                (last - first) * each,
-                (last - first, *shape[1:]),
-                None,
-            )
+            begin, size = begin + first * each, (last - first) * each
+            shape, selection = (last - first, *shape[1:]), None
         ranges.append((piece.source, begin, begin + size))
         shapes.append((role, piece, shape, selection))
 
@@ -855,6 +868,6 @@ def _of_pieces(row: Row, pieces: Components, index: int | None) -> _Reading:
         for (role, piece, shape, selection), octets in zip(shapes, parts, strict=True):
             array = piece._replace(shape=shape, nbytes=len(octets)).over(octets)
             arrays[role] = array if selection is None else array[selection]
-        return np.array(coding.rows(arrays, low, high, numpy_dtype(pieces.model_dtype))[index - low])
+        return _copied(coding.rows(arrays, low, high, numpy_dtype(pieces.model_dtype))[index - low])
 
     return _Reading(ranges, decoded, prod(row.shape[1:]) * numpy_dtype(pieces.model_dtype).itemsize)

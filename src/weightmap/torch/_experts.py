@@ -10,6 +10,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.arguments import mistyped
+from weightmap.core.model.codes import check_computable
 from weightmap.core.model.saving import check_module
 from weightmap.errors import TensorNotFoundError, UnsupportedError
 from weightmap.pool.pool import Pool
@@ -43,9 +44,9 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
         Its experts are stacked in parameters such as ``experts.gate_up_proj``, as in transformers 5, or a
         ``torch.nn.ModuleList`` of modules of ``torch.nn.Linear``, as in transformers 4.
     pool : Pool
-        Of the model's files: see `TensorFile.pool`. Their experts may be stacked too, or lie apart under the names of
-        Mixtral or Qwen; then matrices that the model wants as one are joined in the pool. Quantised ones are decoded
-        at each use. Values take the type of the parameter that they replace.
+        Of the model's files, or of ``f.weights``: see `TensorFile.pool`. Their experts may be stacked too, or lie apart
+        under the names of Mixtral or Qwen; then matrices that the model wants as one are joined in the pool. Quantised
+        ones are decoded at each use. Values take the type of the parameter that they replace.
     name : callable, optional
         Takes the name of a parameter, and returns what the files call it.
 
@@ -56,7 +57,8 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
     StateError
         A tensor has another shape than the parameter. As for the others, the module is unchanged.
     UnsupportedError
-        There are no experts, or they have parameters of other modules than these.
+        There are no experts, or they have parameters of other modules than these; the pool has codes under the name of
+        a parameter, as in FP8: ``f.weights.pool`` has the parameter.
     """
     check_module("module", module)
     if not isinstance(pool, Pool):
@@ -85,6 +87,9 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
         raise UnsupportedError(
             "module", expected="modules called experts with parameters", actual=type(module).__name__
         )
+    keys = [key for _, _, served, _ in replaced for one in served.values() for key in one.keys]
+    names = {name for key, _ in keys for name in ([key] if isinstance(key, str) else key)}
+    check_computable(pool._file, names.__contains__, "serve_experts")  # noqa: SLF001 - of this package
     experts: dict[str, list[_Served]] = {}
     for path, inner, served, stacked in replaced:
         for key, one in served.items():

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.checkpoints.handle import Weights
+from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_copied, is_remote
 from weightmap.core.model.opening import Model, as_handle
+from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.plans.planning import ParameterPlan, ReadPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
@@ -51,8 +52,8 @@ def load_file(
     verify : bool
         Check the checksums of the file, where it has any, before returning a tensor.
     dtype : torch.dtype, optional
-        The type of floating-point and quantised tensors. Default: the file's type, and float32 for quantised ones.
-        Devices other than the CPU do the conversion.
+        The type of floating-point and quantised tensors; values of parameters are rounded once, to it. Default: the
+        file's type, and float32 for quantised ones. Devices other than the CPU do the conversion.
 
     Returns
     -------
@@ -91,7 +92,7 @@ def load_file(
         _check_cast(file, () if weights else file, dtype)
         if not weights and where.type != "cpu":
             return load_tensors(file, list(file), where, verify=verify, dtype=dtype)
-        tensors = _decoded(file, where, verify=verify)
+        tensors = _decoded(file, where, None if dtype is None else str(dtype).removeprefix("torch."), verify=verify)
         if dtype is None:
             return tensors
         return {name: _cast(file, name, tensor, dtype) for name, tensor in tensors.items()}
@@ -103,14 +104,21 @@ def _check_cast(file: TensorFile, names: Iterable[str], dtype: Any) -> None:
         check_computable(file, set(names).__contains__, "dtype=")
 
 
-def _decoded(model: TensorFile, device: Any, *, verify: bool) -> dict[str, Any]:
-    """Return the tensors of a model, decoded by the CPU, on a device."""
-    if not verify and device.type == "cpu":
-        return shared(model)
-    tensors = dict(make_plan(model).run("map", verify=True)) if verify else model
-    if device.type != "cpu":
-        return {name: to_device(tensors[name], device) for name in model}
-    return {name: read_tensor(model, name, tensors[name]) for name in model}
+def _decoded(model: TensorFile, device: Any, dtype: str | None, *, verify: bool) -> dict[str, Any]:
+    """Return the tensors of a model, decoded by the CPU, on a device: see `shared`."""
+    if verify:
+        for _ in make_plan(stored_model(model)).run("map", verify=True):
+            pass
+    if device.type == "cpu":
+        return shared(model, dtype=dtype)
+    return {name: to_device(_for_type(model[name], dtype), device) for name in model}
+
+
+def _for_type(array: Any, dtype: str | None) -> Any:
+    """Return a parameter that becomes another type in float32, in which it is computed, so that it is rounded once."""
+    if dtype is None or not isinstance(array, QuantizedTensor) or array.dtype == dtype:
+        return array
+    return array.dequantize(np.float32)
 
 
 def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
@@ -122,13 +130,17 @@ def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
     return tensor.to(dtype)
 
 
-def shared(file: TensorFile, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return tensors, by default all, of a file opened in `writable_mode`, on the CPU, as `read_tensor` returns one."""
+def shared(file: TensorFile, names: Iterable[str] | None = None, dtype: str | None = None) -> dict[str, Any]:
+    """Return tensors, by default all, of a file opened in `writable_mode`, on the CPU, as `read_tensor` returns one.
+
+    Where they will be converted to `dtype`, the parameters of a quantised checkpoint are float32.
+    """
     tensors, remote = {}, is_remote(file)
     for name, array in file.items() if names is None else ((name, file[name]) for name in names):
+        value = _for_type(array, dtype)
         # Only an array of numbers determines the tensor: bytes may be pairs of float4.
-        alone = type(array) is np.ndarray and array.dtype != _OCTET
-        tensors[name] = to_torch(array) if alone else read_tensor(file, name, array if remote else None)
+        alone = type(value) is np.ndarray and value.dtype != _OCTET
+        tensors[name] = to_torch(value) if alone else read_tensor(file, name, value if remote else None)
     return tensors
 
 

@@ -104,7 +104,8 @@ def load_into(
             for name, row in named_rows(file):
                 if (target := targets.get(chosen.get(name, ""))) is not None:
                     check_cast(file, name, row, str(target.dtype).removeprefix("torch."))
-        stored = shared(file, chosen)
+        types = {str(target.dtype).removeprefix("torch.") for target in targets.values() if target.is_floating_point()}
+        stored = shared(file, chosen, None if assign else types.pop() if len(types) == 1 else "float32")
         file_path = file.path
     state = {chosen[name]: tensor for name, tensor in stored.items()}
     names = _names_of(stored)
