@@ -128,10 +128,10 @@ def test_the_file_of_the_handle_is_read(tmp_path, monkeypatch):
     wm.save(tmp_path / "m.safetensors", {"a": np.zeros(4)})
     wm.save(tmp_path / "other.safetensors", {"a": np.ones(4)})
     monkeypatch.chdir(tmp_path)
-    with open("m.safetensors", "rb") as file:
+    with Path("m.safetensors").open("rb") as file:
         from_descriptor = compat._safe_open_handle(file, "np")
     handles = [from_descriptor, safe_open("m.safetensors", "np"), safe_open("m.safetensors", "np", backend="pread")]
-    with open("other.safetensors", "rb"):
+    with Path("other.safetensors").open("rb"):
         wm.save("m.safetensors", {"a": np.ones(4)})
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")

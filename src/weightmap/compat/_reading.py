@@ -110,7 +110,7 @@ class _Pages(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 def _pages_of(row: Row, memory: Any) -> NDArray[Any]:
-    """Return an array over a mapping of a row's file whose pages are in memory, and leave it with the array's last user.
+    """Return an array over a mapping of a file whose pages are in memory, and leave it with its last user.
 
     Those that lie in the page cache are mapped as they are touched: threads that map them get in each other's way.
     """
@@ -252,7 +252,8 @@ class OpenedFile:
         self._framework, self._mode = framework, framework.mode()
         self._aim(device)
         try:
-            self.file: TensorFile = open_stored(filename, mode=None if pread else self._mode, private=pread, trust=trust)
+            mode = None if pread else self._mode
+            self.file: TensorFile = open_stored(filename, mode=mode, private=pread, trust=trust)
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
         self._remote = is_remote(self.file)
@@ -274,7 +275,7 @@ class OpenedFile:
     def aimed(self, device: Any) -> OpenedFile:
         """Return a reader of the same file for a device, by default for the same."""
         reader = copy.copy(self)
-        reader._aim(self.device if device is None else device)
+        reader._aim(self.device if device is None else device)  # noqa: SLF001 - of this class
         return reader
 
     def check(self, name: str) -> None:
@@ -383,7 +384,7 @@ class OpenedFile:
         return self._tensor(name, array, whole=part is None)
 
     def _memory_of(self, source: Source) -> Any:
-        """Return a mapping of a file whose pages nobody else has, so that they can be dropped; None where it has none."""
+        """Return a mapping of a file of which nobody else has pages, or would lose them; None where there is none."""
         source.check_unchanged()
         if source not in self._memories and source.has_pages:
             try:
