@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row, TensorInfo
 
@@ -249,11 +248,10 @@ class OpenedFile:
     """
 
     def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool, trust: Any = None) -> None:
-        self._framework, self._mode = framework, framework.mode()
+        self._framework, self._mode = framework, None if pread else framework.mode()
         self._aim(device)
         try:
-            mode = None if pread else self._mode
-            self.file: TensorFile = open_stored(filename, mode=mode, private=pread, trust=trust)
+            self.file: TensorFile = open_stored(filename, mode=self._mode, private=pread, trust=trust)
         except FileNotFoundError as error:
             raise MissingFileError(error.errno, error.strerror, error.filename) from None
         self._remote = is_remote(self.file)
@@ -270,7 +268,7 @@ class OpenedFile:
         elif device not in {None, "cpu"}:
             raise UnsupportedError("device", expected=f"cpu, for {self._framework.name}", actual=repr(device))
         self._away = self.device is not None and self.device.type != "cpu"
-        self._memories: dict[Source, Any] = {}  # mappings of this reader alone
+        self._memories: dict[Any, Any] = {}  # mappings of this reader alone
 
     def aimed(self, device: Any) -> OpenedFile:
         """Return a reader of the same file for a device, by default for the same."""
@@ -377,14 +375,15 @@ class OpenedFile:
                 itemsize = 1 if whole else numpy_dtype(row.dtype).itemsize
                 shape = row.shape if whole else tuple(axis.size for axis in axes if axis.stays)
                 run = row._replace(shape=shape, offset=row.offset + int(starts[0]) * itemsize, nbytes=length * itemsize)
-                memory = self._memory_of(run.source) if run.nbytes else None
+                memory = self._memory_of(run) if run.nbytes else None
                 array = np.asarray(run.array()) if memory is None else _pages_of(run, memory)
                 return self._tensor(name, array, whole=part is None)
         array = read_whole(self.file, name) if part is None else read_part(self.file, name, _with_ellipsis(key))
         return self._tensor(name, array, whole=part is None)
 
-    def _memory_of(self, source: Source) -> Any:
-        """Return a mapping of a file of which nobody else has pages, or would lose them; None where there is none."""
+    def _memory_of(self, row: Row) -> Any:
+        """Return a mapping of a row's file that nobody else has, who would lose pages; None where there is none."""
+        source = row.source
         source.check_unchanged()
         if source not in self._memories and source.has_pages:
             try:
