@@ -23,7 +23,7 @@ from weightmap.core.bytes.atomic import Folder, place
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
 from weightmap.core.native import access
 from weightmap.core.native import files as native_files
-from weightmap.core.native.access import Descriptor, Temporary, take_ownership
+from weightmap.core.native.access import Descriptor, take_ownership
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.errors import DeltaError, NotRegularFileError, TargetError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
+    from weightmap.core.native.access import Temporary
     from weightmap.core.table.table import Row
 
 # Errors of opening a link, or anything but a directory, as a directory

@@ -70,7 +70,7 @@ from weightmap.core.hooks import later
 from weightmap.core.native import scans
 from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.table import Row, Run, Table
+from weightmap.core.table.table import Row, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault
+    from weightmap.core.table.table import Run
 
 # For models with data in other files
 _open_all_beside = later("weightmap.core.bytes.open_source", "open_all_beside")
