@@ -70,10 +70,10 @@ def session_options(model: str | os.PathLike[str], weights: Model | None = None)
             if name not in source or name in ambiguous or dtype not in _CODES:
                 continue
             array: Any = source[name]
-            stored = source.info(name)
-            if (stored.dtype, stored.shape) != (dtype, shape):
+            kind = source.info(name).dtype if isinstance(array, np.ndarray) else f"blocks of {source.info(name).dtype}"
+            if (kind, array.shape) != (dtype, shape):
                 expected = f"{dtype} {list(shape)}, as in {quoted(name_of(described))}"
-                actual = f"{stored.dtype} {list(stored.shape)}"
+                actual = f"{kind} {list(array.shape)}"
                 raise LayoutError(f"tensor {quoted(name)}", path=name_of(source), actual=actual, expected=expected)
             array = np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
             bits = array.view(f"u{array.itemsize}")

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import weightmap as wm
 from weightmap import compat
 
 LIBRARIES = {
@@ -57,3 +58,12 @@ def test_mlx_reads_bfloat16(tmp_path):
     loaded = compat.mlx.load_file(tmp_path / "m")["b"]
     assert loaded.dtype == mlx.bfloat16
     assert loaded.astype(mlx.float32).tolist() == values.astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize(("framework", "module"), [("mlx", "mlx.core"), ("tf", "tensorflow")])
+def test_types_that_a_library_lacks_are_named(tmp_path, framework, module):
+    pytest.importorskip(module)
+    compat.save_file({"b": np.ones(3, ml_dtypes.float8_e4m3fnuz)}, tmp_path / "m")
+    with compat.safe_open(tmp_path / "m", framework) as file:
+        with pytest.raises(wm.UnsupportedError, match="data type is float8_e4m3fnuz, expected one that"):
+            file.get_tensor("b")

@@ -92,6 +92,15 @@ def test_tensors_that_do_not_fit(tmp_path):
         wm.onnxruntime.session_options(5)
 
 
+def test_blocks_of_int8_are_no_int8(tmp_path):
+    """A scheme of AMB has the name of a type."""
+    nodes = [helper.make_node("Cast", ["w"], ["c"], to=1), helper.make_node("Add", ["x", "c"], ["y"])]
+    model = write(tmp_path / "m.onnx", {"w": np.ones((2, 3), np.int8)}, nodes)
+    wm.save(tmp_path / "w.amb", {"w": wm.quantize(np.ones((2, 3), np.float32), "int8")})
+    with pytest.raises(wm.LayoutError, match=r"'w' is blocks of int8 \[2, 3\], expected int8 \[2, 3\]"):
+        wm.onnxruntime.session_options(model, weights=tmp_path / "w.amb")
+
+
 def test_names_that_graphs_share_stay_the_models_own(tmp_path):
     """Both branches have a "w", of different shapes: a session gets values by name alone."""
     value = helper.make_tensor_value_info("y", 1, None)

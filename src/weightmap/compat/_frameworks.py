@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 def imported(module: str, package: str) -> Any:
     """Import an optional library. Raises `MissingDependencyError` without it."""
-    module_ = sys.modules.get(module)
-    if module_ is not None:
+    if module_ := sys.modules.get(module):
         return module_
     try:
         return import_module(module)
@@ -40,15 +39,15 @@ class Framework(NamedTuple):
         Whether its tensors can be written to, so that they may not lie on a read-only mapping.
     deliver : callable or None
         ``deliver(array)`` returns a tensor on the CPU, without a copy where the library allows it. None for numpy.
-    check : callable
-        ``check()`` raises `MissingDependencyError` when the library is not installed.
+    module : str
+        What to import.
     """
 
     name: str
     devices: bool
     writable: bool
     deliver: Callable[[Any], Any] | None
-    check: Callable[[], Any]
+    module: str
 
     def mode(self) -> Mode | None:
         """Return the mode to open files in; None for the default."""
@@ -68,26 +67,30 @@ def _to_jax(array: Any) -> Any:
 
 
 def _to_tensorflow(array: Any) -> Any:
-    return imported("tensorflow", "tensorflow").convert_to_tensor(array)
+    return _made_of(array, imported("tensorflow", "tensorflow").convert_to_tensor, "TensorFlow")
 
 
 def _to_mlx(array: Any) -> Any:
     mlx = imported("mlx.core", "mlx")
     array = array if array.flags.c_contiguous else array.copy()  # it takes no negative strides
-    return mlx.array(array.view("u2")).view(mlx.bfloat16) if array.dtype.name == "bfloat16" else mlx.array(array)
+    if array.dtype.name == "bfloat16":
+        return mlx.array(array.view("u2")).view(mlx.bfloat16)
+    return _made_of(array, mlx.array, "mlx")
 
 
-_NUMPY = Framework("numpy", devices=False, writable=False, deliver=None, check=lambda: None)
-_TORCH = Framework("PyTorch", devices=True, writable=True, deliver=_to_torch, check=lambda: imported("torch", "torch"))
-_JAX = Framework("jax", devices=False, writable=False, deliver=_to_jax, check=lambda: imported("jax", "jax"))
-_TENSORFLOW = Framework(
-    "TensorFlow",
-    devices=False,
-    writable=False,
-    deliver=_to_tensorflow,
-    check=lambda: imported("tensorflow", "tensorflow"),
-)
-_MLX = Framework("mlx", devices=False, writable=False, deliver=_to_mlx, check=lambda: imported("mlx.core", "mlx"))
+def _made_of(array: Any, make: Callable[[Any], Any], library: str) -> Any:
+    """Return the tensor that a library makes of an array."""
+    try:
+        return make(array)
+    except (RuntimeError, TypeError, ValueError):
+        raise UnsupportedError("data type", expected=f"one that {library} has", actual=array.dtype.name) from None
+
+
+_NUMPY = Framework("numpy", devices=False, writable=False, deliver=None, module="numpy")
+_TORCH = Framework("PyTorch", devices=True, writable=True, deliver=_to_torch, module="torch")
+_JAX = Framework("jax", devices=False, writable=False, deliver=_to_jax, module="jax")
+_TENSORFLOW = Framework("TensorFlow", devices=False, writable=False, deliver=_to_tensorflow, module="tensorflow")
+_MLX = Framework("mlx", devices=False, writable=False, deliver=_to_mlx, module="mlx.core")
 
 _NAMED = {
     "np": _NUMPY,
@@ -116,5 +119,5 @@ def framework_named(name: str) -> Framework:
     framework = _NAMED.get(name) if isinstance(name, str) else None
     if framework is None:
         raise UnsupportedError("framework", expected="np, pt, flax, jax, tf or mlx", actual=repr(name))
-    framework.check()
+    imported(framework.module, framework.module.partition(".")[0])
     return framework

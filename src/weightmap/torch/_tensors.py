@@ -85,6 +85,10 @@ def in_pairs(tensor: Any, row: Row) -> Any:
     return tensor.view(pairs).reshape(*row.shape[:-1], row.shape[-1] // 2)
 
 
+class DeviceError(UnsupportedError, RuntimeError):
+    """A device that is not here; PyTorch and safetensors raise RuntimeError for one."""
+
+
 def torch_device(device: str | int, *, here: bool = True) -> Any:
     """Return a ``torch.device``, which torch must have `here` if that is set.
 
@@ -105,7 +109,7 @@ def torch_device(device: str | int, *, here: bool = True) -> Any:
             torch.empty(0, device=where)
         except (AssertionError, RuntimeError) as error:
             why = str(error).partition("\n")[0]
-            raise UnsupportedError("device", expected="one that torch has here", actual=f"'{where}' ({why})") from None
+            raise DeviceError("device", expected="one that torch has here", actual=f"'{where}' ({why})") from None
     return where
 
 
