@@ -343,6 +343,7 @@ def add_export(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("file", metavar="FILE", help="a tensor file, a model directory or an *.index.json")
     sub.add_argument("name", metavar="NAME", type=text, help="the name of the tensor")
     sub.add_argument("out", metavar="OUT", help="the file to write, whose name ends in .npy")
+    add_weights(sub, "export one of")
     add_lenient(sub)
 
 

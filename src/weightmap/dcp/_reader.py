@@ -19,7 +19,7 @@ from weightmap.core.model.codes import check_cast
 from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.opening import open as open_model
 from weightmap.core.model.saving import PAIRS
-from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
+from weightmap.errors import Remedy, TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.plans.planning import ReadPlan, reads_of
 from weightmap.plans.planning import plan as make_plan
 from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of
@@ -302,7 +302,11 @@ class Work:
         if part is not None and not torch.can_cast(part.kind.dtype, target.dtype):
             raise StateError(f"{what} is {target.dtype}, which cannot hold {part.kind.dtype} of the file")
         if part is not None and target.dtype != part.kind.dtype:
-            check_cast(self._file, part.name, row_of(self._file, part.name), str(target.dtype).removeprefix("torch."))
+            try:
+                check_cast(self._file, part.name, row_of(self._file, part.name), str(target.dtype).removeprefix("torch."))
+            except UnsupportedError as error:
+                error.remedy = Remedy("{} writes a model of parameters", "weights", python="wm.convert(f.weights, path)")
+                raise
         return target
 
 

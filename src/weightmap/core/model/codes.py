@@ -210,7 +210,7 @@ def check_cast(file: Any, name: str, row: Row, target: str) -> None:
 
     how = _known_codes(file, name, row, find)
     if how is not None:
-        expected = f"{row.dtype.name}: f.weights has the parameter, and f[name] the codes"
+        remedy = Remedy("{} has the parameter", "weights", switch=True)
         what = f"tensor {quoted(name)} is {row.dtype.name}, {how}: dtype"
-        error = UnsupportedError(what, field="dtype", actual=target, expected=expected)
+        error = UnsupportedError(what, field="dtype", actual=target, expected=row.dtype.name, remedy=remedy)
         raise error.located(path=row.source.name, format=file.format)
