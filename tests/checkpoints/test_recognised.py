@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.builders import safetensors as st
 from tests.checkpoints.checkpoints import BF16, EXAMPLES, F8, stored
+from tests.places import ROOT
 from tests.support import each, in_one_item
 
 import weightmap as wm
@@ -73,6 +74,8 @@ def test_codes_that_nothing_explains(tmp_path, name):
     first, array = next(iter(tensors.items()))
     path = model(tmp_path / "model", {"norm.weight": np.ones(4, np.float32), **tensors})
     casts = (("x.safetensors", {"dtype": "bfloat16"}), ("x.gguf", {"quantize": "q8_0"}))
+    values = tmp_path / "values.safetensors"
+    wm.save(values, {first: np.ones(array.shape, np.float64)})
     with wm.open(path) as f:
         for use, words in (
             (lambda: f.weights, ""),
@@ -81,7 +84,9 @@ def test_codes_that_nothing_explains(tmp_path, name):
             (lambda: wm.convert(f.weights, tmp_path / "x.gguf"), ""),
             (lambda: wm.convert(f, tmp_path / casts[0][0], **casts[0][1]), r".*; f\.weights takes"),
             (lambda: wm.convert(f, tmp_path / casts[1][0], **casts[1][1]), r".*; f\.weights takes"),
-            (lambda: f.read(first), r".*f\.weights"),
+            (lambda: wm.diff(f, values, by_value=True), r".*; f\.weights takes"),
+            (lambda: wm.diff(values, f, rtol=1), r".*; f\.weights takes"),
+            (lambda: f.read(first), r".*; f\.weights has the parameter"),
             (lambda: f.read(first, "float32"), r".*f\.weights"),
             (lambda: f.read(first, out=np.zeros(array.shape, np.float64)), r".*f\.weights"),
         ):
@@ -96,10 +101,14 @@ def test_codes_that_nothing_explains(tmp_path, name):
 
 
 def test_commands_name_their_option(tmp_path, capsys):
-    """`convert --dtype` names --weights; `inspect --weights` and `verify --weights` refuse; `doctor` says so."""
-    path = str(model(tmp_path / "model", UNEXPLAINED["float8"]))
+    """`convert --dtype`, `export` and `diff --by-value` name --weights, which all commands refuse; `doctor` says so."""
+    path, values = str(model(tmp_path / "model", UNEXPLAINED["float8"])), str(tmp_path / "values.safetensors")
+    wm.save(values, {"a.weight": np.ones((4, 32), np.float32)})
     for command in (
         ["convert", "--dtype", "bfloat16", path, str(tmp_path / "x.safetensors")],
+        ["diff", "--by-value", path, values],
+        ["export", path, "a.weight", str(tmp_path / "x.npy")],
+        ["export", "--weights", path, "a.weight", str(tmp_path / "x.npy")],
         ["convert", "--weights", path, str(tmp_path / "x.safetensors")],
         ["inspect", "--weights", path],
         ["verify", "--weights", path],
@@ -108,7 +117,7 @@ def test_commands_name_their_option(tmp_path, capsys):
         assert main(command) == 3
         said = "".join(capsys.readouterr())
         assert "a.weight" in said
-        assert ("--weights" in said) is ("--dtype" in command)
+        assert ("--weights" in said) is ("--weights" not in command)
     assert main(["doctor", path]) == 0
     assert "codes whose scales are" in capsys.readouterr().out
 
@@ -373,3 +382,15 @@ def test_codes_without_scales_under_a_configuration(tmp_path, name, kind):
         assert f[lone].tobytes() == array.tobytes()
         with pytest.raises(wm.FormatError, match=lone):
             dict(view)
+
+
+@pytest.mark.parametrize("name", ["awq_gemm", "fp8_block_ragged"])
+def test_a_parameter_is_exported(tmp_path, name):
+    """In float16 where that is the model's type, else in float32, which numpy has."""
+    path, out = ROOT / "tests" / "checkpoints" / "groundtruth" / name, tmp_path / "x.npy"
+    with wm.open(path) as file:
+        for parameter, value in file.weights.items():
+            if isinstance(value, wm.QuantizedTensor):
+                assert main(["export", "--weights", str(path), parameter, str(out)]) == 0
+                found = np.load(out)
+                np.testing.assert_array_equal(found, value.dequantize(found.dtype))

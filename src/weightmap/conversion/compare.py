@@ -13,7 +13,8 @@ from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_ro
 from weightmap.conversion.tensors import dropped_because, file_metadata, token_keys
 from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
-from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of
+from weightmap.core.model.codes import check_computable
+from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of, row_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharded import equal
 from weightmap.huggingface import directory as hub
@@ -96,6 +97,8 @@ def diff(
     ------
     ValueError
         For a tolerance that is negative or not finite.
+    UnsupportedError
+        By value, for codes of a quantised checkpoint beside a tensor of another type: ``f.weights`` has the parameters.
 
     Examples
     --------
@@ -195,6 +198,8 @@ class _Side:
 def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None) -> DiffReport:
     notes: list[str] = []
     only_in_a, only_in_b = _only_in(a, b, "A", notes), _only_in(b, a, "B", notes)
+    for side in (a, b) if tolerance is not None else ():
+        check_computable(side.file, functools.partial(_differ_in_type, a, b), "comparing by value")
     common = read_at_all(a.file, b.file, (name for name in a.file if name in b))
     changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
     if tolerance is not None:
@@ -208,6 +213,11 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
         if not within:
             vocab = _vocabularies(a.vocabulary(b), b.vocabulary(a))
     return DiffReport(name_of(a.file), name_of(b.file), only_in_a, only_in_b, changed, metadata, vocab, tuple(notes))
+
+
+def _differ_in_type(a: _Side, b: _Side, name: str) -> bool:
+    """Whether both sides have a tensor, of different types."""
+    return name in a and name in b and row_of(a.file, name).dtype != row_of(b.file, name).dtype
 
 
 def _only_in(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:

@@ -303,9 +303,13 @@ class Work:
             raise StateError(f"{what} is {target.dtype}, which cannot hold {part.kind.dtype} of the file")
         if part is not None and target.dtype != part.kind.dtype:
             try:
-                check_cast(self._file, part.name, row_of(self._file, part.name), str(target.dtype).removeprefix("torch."))
+                check_cast(
+                    self._file, part.name, row_of(self._file, part.name), str(target.dtype).removeprefix("torch.")
+                )
             except UnsupportedError as error:
-                error.remedy = Remedy("{} writes a model of parameters", "weights", python="wm.convert(f.weights, path)")
+                error.remedy = Remedy(
+                    "{} writes a model of parameters", "weights", python="wm.convert(f.weights, path)"
+                )
                 raise
         return target
 

@@ -250,7 +250,7 @@ def stays_inside(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Whether a part of a name begins with a dot: programs such as git trust what they find below these."""
-    return any(part.startswith(".") for part in name.split("/"))
+    return "/." in f"/{name}"
 
 
 def plain(name: str) -> str:
