@@ -62,7 +62,7 @@ def test_targets_of_any_layout_and_type(tmp_path):
     with pytest.raises(StateError, match=r"is torch\.int64, which cannot hold torch\.float32 of the file"):
         load({"a": torch.zeros(8, 6, dtype=torch.int64)}, path)
     wm.save(path, {"a.weight": np.ones((4, 8), np.int8), "a.weight_scale": np.ones((4, 1), np.float32)})
-    said = r"'a\.weight' is int8, codes .* dtype is bfloat16, .*; wm\.convert\(f\.weights, path\) writes a model of"
+    said = r"'a\.weight' is int8, codes .* dtype is bfloat16, .*; wm\.convert\(f\.weights, path\) writes the parameters"
     with pytest.raises(wm.UnsupportedError, match=said):
         load({"a.weight": torch.zeros(4, 8, dtype=torch.bfloat16)}, path)
 

@@ -307,9 +307,7 @@ class Work:
                     self._file, part.name, row_of(self._file, part.name), str(target.dtype).removeprefix("torch.")
                 )
             except UnsupportedError as error:
-                error.remedy = Remedy(
-                    "{} writes a model of parameters", "weights", python="wm.convert(f.weights, path)"
-                )
+                error.remedy = Remedy("{} writes the parameters", "weights", python="wm.convert(f.weights, path)")
                 raise
         return target
 
