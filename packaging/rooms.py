@@ -29,7 +29,7 @@ BUDGETS = {
     "onnxruntime": 50,
     "plans": 2_170,
     "pool": 750,
-    "remote": 1_870,
+    "remote": 1_887,
     "report": 1_370,
     "torch": 985,
     "trust": 640,
