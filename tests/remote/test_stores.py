@@ -5,13 +5,15 @@ import logging
 import pickle
 import struct
 import sys
+import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tests import attacks, builders
 from tests.builders import safetensors as safe
-from tests.remote.servers import AsyncStore, Objects, Server, Stored, Virtual
+from tests.remote.servers import AsyncStore, GenericError, Objects, Server, Stored, Virtual
 from tests.support import in_one_item
 
 import weightmap as wm
@@ -238,6 +240,52 @@ def test_names_are_what_they_are(name, objects, url, tmp_path):
     assert {request.target.partition("?")[2] for request in objects.requests} == {"token=1%202"}
 
 
+class Choosy(Stored):
+    """A store that refuses names with control characters as obstore does."""
+
+    def get(self, path, *, options):
+        if not path.isprintable():
+            raise ValueError(f"Could not parse path: secret {path}")
+        return super().get(path, options=options)
+
+
+@pytest.mark.parametrize("location", ["x\x1b.data", "x\n.data", "x\x7f.data"])
+def test_names_that_a_store_refuses(location, objects):
+    """Of a stranger's file: an error of the tree, without the store's text."""
+    objects.objects["m/a.index.json"] = json.dumps({"weight_map": {"w": location}}).encode()
+    objects.objects[f"m/{location}"] = b""
+    with pytest.raises(wm.RemoteError, match="the store takes no such name") as caught:
+        wm.open("m/a.index.json", remote=wm.Remote(Choosy(objects)))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("scheme", "prefix"), [("s3", "AWS_"), ("gs", "GOOGLE_"), ("az", "AZURE_")])
+def test_a_store_that_its_environment_does_not_make(scheme, prefix, monkeypatch, capsys):
+    def make(*_, **__):
+        raise GenericError("failed to parse SECRET as boolean")
+
+    stores = SimpleNamespace(S3Store=make, GCSStore=make, AzureStore=make)
+    monkeypatch.setitem(sys.modules, "obstore", SimpleNamespace(store=stores))
+    with pytest.raises(wm.RemoteError, match=f"^{scheme}://b/m: .*variables that begin with {prefix}$") as caught:
+        wm.open(f"{scheme}://b/m")
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+    assert main(["inspect", f"{scheme}://b/m"]) == 4
+    assert "SECRET" not in "".join(capsys.readouterr())
+
+
+def test_a_store_that_panics(objects):
+    """obstore's exception where a request cannot be made, as of a line break in a password."""
+    panic = type("RustPanic", (Exception,), {})
+
+    class Panicking(Stored):
+        def get(self, path, *, options):
+            raise panic("secret")
+
+    with pytest.raises(wm.RemoteError, match="no request can be made of this address") as caught:
+        wm.open("m", remote=wm.Remote(Panicking(objects)))
+    assert "secret" not in str(caught.value)
+
+
 def test_limits_hold_before_bytes_come(objects, url, tmp_path):
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     with wm.open(url + "m", limits=wm.Limits(max_copy_bytes=1000)) as file, pytest.raises(LimitError):
@@ -259,6 +307,7 @@ def test_a_missing_obstore_is_named_with_its_extra(scheme, monkeypatch):
 NO_ADDRESSES = ["user:SECRET@host/m", "user:SECRET@ho\N{ACCOUNT OF}st/m", "/m", "[::1/m?SECRET", "host:99999/m?SECRET"]
 NO_ADDRESSES += ["host:SECRET/m", f"{'a' * 64}/m", "a..b/m"]
 NO_ADDRESSES = [*(f"https://{rest}" for rest in NO_ADDRESSES), "s3://KEY:SECRET@bucket/m", "s3:///m"]
+NO_ADDRESSES += ["s3://b SECRET/m", "s3://b//m", "s3://b/./m", "s3://b/a/../m", "gs://b/a//m", "az://b/m//"]
 NO_BOUNDS = [{"concurrency": 0}, {"deadline": 0}, {"deadline": float("inf")}]
 
 

@@ -64,6 +64,7 @@ def test_what_is_there_is_kept(store, tmp_path):
     right(one)
     wm.save(shards, TENSORS, max_shard_size=8000)
     wm.save(tmp_path / "m.safetensors", {"new": np.ones(3)})
+    by_key = wm.Remote(store)
     before = dict(store.objects)
     refused = [
         lambda: wm.save(shards, {"new": np.ones(3)}),
@@ -73,10 +74,18 @@ def test_what_is_there_is_kept(store, tmp_path):
         lambda: wm.convert(one, one),
         lambda: wm.convert(at(store, "b/"), at(store, f"b/{SHARDS[0]}")),
         lambda: wm.convert(at(store, f"b/{INDEX}"), at(store, "b/x.gguf")),
+        lambda: wm.convert(wm.open("a/m.weights", remote=by_key), one, dtype="float16"),
+        lambda: wm.convert(wm.open("a/m.weights", remote=by_key).weights, one, dtype="float16"),
+        lambda: wm.convert(wm.open(f"b/{INDEX}", remote=by_key), at(store, f"b/{SHARDS[0]}"), dtype="float16"),
     ]
     for call in refused:
         with pytest.raises(wm.TargetError, match="s3://bucket/"):
             call()
+    for key in ("/a/m.weights", "a//m.weights", "a/./m.weights", "a/../a/m.weights", "a/m.weights//"):
+        with pytest.raises(wm.errors.AddressError, match="names no object"):
+            at(store, key)
+    wm.convert(wm.open("a/m.weights", remote=by_key), at(store, "f/m.weights"), dtype="float16")
+    del store.objects["f/m.weights"]
     with pytest.raises(ValueError, match="run deals"):
         wm.convert(one, at(store, "x/"), run=wm.Run(world_size=2))
     with pytest.raises(wm.EncodeError) as caught:

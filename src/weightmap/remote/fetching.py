@@ -158,6 +158,7 @@ _KINDS = {
     "NotModifiedError": ("changed", "the object is another one"),
     "NotSupportedError": ("refused", "the store ignores ranges"),
     "InvalidPathError": ("refused", "the store takes no such name"),
+    "RustPanic": ("refused", "no request can be made of this address and the credentials and endpoint of its store"),
 }
 TOO_LONG = "took too long"
 MORE_TIME = Remedy("{} gives it more time", "deadline")
@@ -188,7 +189,8 @@ def _fault_of(error: Exception) -> StoreError | None:
         return StoreError(*kind_and_words)
     of_store = type(error).__module__.partition(".")[0] == "obstore"
     if not of_store and not isinstance(error, (OSError, EOFError, http.client.HTTPException)):
-        return None
+        # obstore's error for a name is a ValueError.
+        return StoreError(*_KINDS["InvalidPathError"]) if isinstance(error, ValueError) else None
     text = f"{type(error).__name__} {error}".replace("retry_timeout", "")
     status = re.search(r"status code: (\d{3})", text)
     if status is not None:

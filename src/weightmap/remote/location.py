@@ -14,7 +14,7 @@ from weightmap.errors import FileChangedError, Remedy, RemoteError
 from weightmap.remote.fetching import Access, Call, Pieces, Pin, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Coroutine, Iterable, Iterator
 
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
@@ -91,7 +91,7 @@ class Location(str):
     @property
     def has_names(self) -> bool:
         """Whether objects lie below it; if the store cannot list, whether it is marked as a folder."""
-        return self.is_folder or bool(self._listed(self.key))
+        return self.is_folder or bool(self._answer(self.access.names(self.key)))
 
     @property
     def takes_objects(self) -> bool:
@@ -143,10 +143,16 @@ class Location(str):
     def of_store(self, what: str) -> Any:
         """Return what a method of the store says of the object; None where the store has no such method."""
         find = getattr(self.access.store, what, None)
+        return None if find is None else self._answer(self.access.call(find, self.key))
+
+    @property
+    def state(self) -> Pin | None:
+        """The state of the object; None where there is none, or the store does not tell its version."""
         try:
-            return None if find is None else self.access.run(self.access.call(find, self.key))
-        except StoreError as fault:
-            fail(fault, str(self))
+            pin: Pin = self.access.run(self.access.look(self.key))
+        except StoreError:
+            return None
+        return pin if pin.is_versioned else None
 
     @property
     def modified(self) -> float:
@@ -156,21 +162,21 @@ class Location(str):
     def neighbours(self) -> list[str] | None:
         """Return the names in its folder; None where the store cannot list, or does not allow it."""
         try:
-            listed = self._listed(self.key.rpartition("/")[0])
+            listed: Iterable[str] | None = self._answer(self.access.names(self.key.rpartition("/")[0]))
         except PermissionError:
             return None
         return None if listed is None else list(listed)
 
-    def _listed(self, prefix: str) -> Iterable[str] | None:
+    def _answer(self, question: Coroutine[Any, Any, Any]) -> Any:
+        """Return the store's answer."""
         try:
-            names: Iterable[str] | None = self.access.run(self.access.names(prefix))
+            return self.access.run(question)
         except StoreError as fault:
             fail(fault, str(self))
-        return names
 
     def names(self, usual: Iterable[str]) -> list[str]:
         """Return the names in a folder; if the store cannot list, the `usual` ones that exist."""
-        names = self._listed(self.key.rstrip("/"))
+        names = self._answer(self.access.names(self.key.rstrip("/")))
         if not names and not self.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
         return list(self._existing(usual) if names is None else names)

@@ -9,10 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 from weightmap.core.arguments import as_float, as_integer
 from weightmap.core.model.typing import Remote
-from weightmap.errors import AddressError, MissingDependencyError
+from weightmap.errors import AddressError, MissingDependencyError, RemoteError
 from weightmap.remote.fetching import Access
 from weightmap.remote.location import Location
-from weightmap.remote.web import WebStore
+from weightmap.remote.web import HOST, WebStore
 
 DEADLINE = 60.0
 # Class, meaning of the first part of an address, and prefix of the environment variables
@@ -31,7 +31,7 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
     Raises
     ------
     AddressError
-        For an address with credentials or without a host.
+        For an address with credentials, without a host, or with a key that is no plain path.
     MissingDependencyError
     """
     scheme, separator, after = path.partition("://")
@@ -46,6 +46,7 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
 
         return location(path, count, timeout)
     if not separator:
+        _check_key(path.lstrip("/"))
         return Location(path.lstrip("/"), Access(store, count, timeout, unversioned=unversioned), "", encoded=False)
     host, _, key = after.partition("/")
     query, encoded = "", store is None and scheme not in _OF_OBSTORE
@@ -54,10 +55,12 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
         key = key if encoded else unquote(key)
     if "@" in host:
         raise AddressError(f"the {scheme} address has a name or a password in it: {_credentials(scheme)}")
+    if not encoded:
+        _check_key(key)
     base = f"{scheme}://{host}/"
     if store is not None:
         base += _prefix_of(store, key)
-    elif not host:
+    elif HOST.fullmatch(host) is None:
         raise _no_host(scheme)
     elif encoded:
         store = _web(scheme, base, timeout, redirects=remote.redirects, query=query)
@@ -80,6 +83,13 @@ def _parts_of(address: str, scheme: str) -> tuple[str, str, str]:
 def _no_host(scheme: str) -> AddressError:
     kind = _OF_OBSTORE[scheme][1] if scheme in _OF_OBSTORE else "host"
     return AddressError(f"the {scheme} address names no {kind} that a request can go to")
+
+
+def _check_key(key: str) -> None:
+    """Raise `AddressError` for a key with an empty part or dots: stores refuse it, or take it for another one."""
+    if key and not {"", ".", ".."}.isdisjoint(key.removesuffix("/").split("/")):
+        what = "the address names no object: its path has an empty part (two slashes in a row), '.' or '..'"
+        raise AddressError(what)
 
 
 def _credentials(scheme: str) -> str:
@@ -131,4 +141,8 @@ def _obstore(address: str) -> Any:
     plain = os.environ.get(f"{prefix}_ALLOW_HTTP", "").lower() in {"true", "1", "yes", "on"}
     client = {"timeout": "1d", "connect_timeout": "10s", "allow_http": plain}
     store_class: Any = getattr(stores, kind)
-    return store_class(after.partition("/")[0], retry_config={"max_retries": 0}, client_options=client)
+    try:
+        return store_class(after.partition("/")[0], retry_config={"max_retries": 0}, client_options=client)
+    except Exception:  # noqa: BLE001 - of any class, and its text may repeat a variable
+        msg = f"its store cannot be used: check the environment variables that begin with {prefix}_"
+        raise RemoteError(msg, path=address) from None

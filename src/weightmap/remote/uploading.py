@@ -45,9 +45,7 @@ def write_to_address(
     """
     if run is not None and (run.executor, run.manifest, run.world_size) != (None, None, 1):
         raise ValueError(f"run deals shards out in a file system, and {address} is an address")
-    if source is not None:
-        _check_source(source, address)
-    with _filled(address, overwrite=overwrite) as path:
+    with _filled(address, source, overwrite=overwrite) as path:
         result = write(path)
         if hasattr(result, "dst"):
             result = result._replace(dst=_at(address, path, os.path.abspath(result.dst)))
@@ -55,10 +53,11 @@ def write_to_address(
 
 
 @contextlib.contextmanager
-def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
+def _filled(address: Location, source: Any, *, overwrite: bool) -> Iterator[str]:
     """Yield a path; what is there in the end, and what was made beside it, is written to the address."""
     if not address.takes_objects:
         raise EncodeError("files are written to folders and to stores, and this address is for reading", path=address)
+    _check_source(source, address)
     from weightmap.core.bytes.atomic import scratch_folder  # noqa: PLC0415
     from weightmap.core.bytes.open_source import read_small  # noqa: PLC0415 - for addresses alone, with all that these import
 
@@ -88,6 +87,8 @@ def _filled(address: Location, *, overwrite: bool) -> Iterator[str]:
         written = [name for name in names if at == path or name != _SUMS]
         if len(written) > 1:
             _check_free(folder, written)
+        else:
+            _check_source(source, folder.inside(written[0]))
         last = next((name for name in written if name.endswith(INDEX_SUFFIX)), written[0])
         try:
             upload(
@@ -157,11 +158,16 @@ def _check_free(folder: Location, names: Iterable[str]) -> None:
 
 
 def _check_source(source: Any, address: Location) -> None:
-    """Raise `TargetError` for the source's own address, or one in its folder."""
+    """Raise `TargetError` for the source's own address, one in its folder, or one of an object that it has opened.
+
+    A store may be a source by another name than that of its address: its objects are known by size, tag and time.
+    """
     name = path_of(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "path", None)
-    path = str(name).rstrip("/")
+    path = "" if name is None else str(name).rstrip("/")
     path = path.rpartition("/")[0] if path.endswith(INDEX_SUFFIX) else path
-    if path and f"{address.rstrip('/')}/".startswith(f"{path}/"):
+    opened = {one.identity for one in getattr(source, "_sources", ()) if one.store is not None}
+    is_same = path and f"{address.rstrip('/')}/".startswith(f"{path}/")
+    if is_same or (opened and not address.is_folder and address.state in opened):
         raise TargetError("the target is the source, or lies in its folder", path=address)
 
 

@@ -112,7 +112,7 @@ _SAFE = "/%:@!$&'()*+,;=~-._"
 _RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _LENGTH = re.compile("[0-9]{1,18}")
 _TAG = re.compile(r"[^\x00-\x1f\x7f]*")
-_HOST = re.compile(r"[^\x00-\x20\x7f]+")
+HOST = re.compile(r"[^\x00-\x20\x7f]+")
 
 
 class _Answer:
@@ -225,7 +225,7 @@ class _Host(NamedTuple):
             name.encode("idna")
         except ValueError:  # a missing bracket, a port that is not a number, a label that is too long
             secure, name, port = False, "", None
-        if _HOST.fullmatch(name) is None:
+        if HOST.fullmatch(name) is None:
             raise ValueError("names no host that a request can go to")
         usual = http.client.HTTPS_PORT if secure else http.client.HTTP_PORT
         return cls(secure, name, usual if port is None else port)
