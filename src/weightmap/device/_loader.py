@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from functools import partial
 from itertools import chain
@@ -488,7 +487,7 @@ class Group:
     def fill(self, loader: Loader) -> None:
         """Read the tensors, or the part of this rank, and let the device copy them."""
         exchange = self._exchange
-        first, last = 0, math.inf
+        first, last = 0, np.inf
         if exchange is not None:
             first, last = self._bounds(exchange.world_size)[exchange.rank :][:2]
         parts = []

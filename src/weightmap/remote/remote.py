@@ -7,7 +7,6 @@ each, or by the joined requests of a plan, several at a time.
 from __future__ import annotations
 
 import copy
-import math
 import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -268,7 +267,7 @@ class RemoteSource(Source):
     def _disjoint(self, arrays: Iterable[Range]) -> Iterator[Range]:
         """Yield, in file order, the ranges that are large enough for memory of their own and share no byte."""
         limit = None if self._limits is None else self._limits.max_copy_bytes
-        max_nbytes, reached = math.inf if limit is None else limit, 0
+        max_nbytes, reached = np.inf if limit is None else limit, 0
         for begin, end in sorted(arrays):
             if reached <= begin <= end - _MIN_ARRAY_BYTES and end - begin <= max_nbytes and end <= self.size:
                 reached = end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
@@ -276,5 +275,5 @@ class Remote:
             raise mistyped("store", self.store, "an object store with the methods of obstore's")
         if self.concurrency is not None and as_integer("concurrency", self.concurrency) < 1:
             raise ValueError(f"concurrency is {self.concurrency}, expected at least 1")
-        if self.deadline is not None and not 0 < as_float("deadline", self.deadline) < math.inf:
+        if self.deadline is not None and not 0 < as_float("deadline", self.deadline) < float("inf"):
             raise ValueError(f"deadline is {self.deadline}, expected a positive number of seconds")
