@@ -354,3 +354,35 @@ def test_the_command_line_takes_addresses(objects, url, tmp_path, capsys):
     assert main(["diff", address, str(target)]) == 0
     assert main(["doctor", address]) == 0
     assert main(["inspect", url + "nothing"]) == 4
+
+
+def test_commands_print_no_signature(objects, url, tmp_path, capsys):
+    """The query of an address is in nothing that a command prints, whether it works or fails."""
+    objects.objects["m.safetensors"] = saved(".safetensors", tmp=tmp_path)
+    out, page = str(tmp_path / "out.amb"), str(tmp_path / "out.html")
+    for name in ("m.safetensors", "missing", ""):
+        source = f"{url}{name}?X-Amz-Signature=SECRET"
+        for command in (
+            ["inspect", source],
+            ["inspect", source, source],
+            ["verify", source],
+            ["verify", source, source],
+            ["doctor", source],
+            ["diff", source, source],
+            ["convert", source, out],
+            ["quantize", source, out, "--scheme", "int8"],
+            ["export", source, "layer.6.w", str(tmp_path / "w.npy")],
+            ["report", source, page],
+            ["sign", source, "--key", "key.pem"],
+            ["cache", "show", source],
+            ["cache", "warm", source],
+            ["cache", "evict", source],
+            ["words", "lookup", source, "word"],
+            ["delta", "apply", str(tmp_path), source],
+            ["delta", "apply", source, str(tmp_path)],
+            ["delta", "pull", str(tmp_path / "local"), source],
+            ["delta", "publish", source, source, str(tmp_path / "published"), "--version", "1"],
+        ):
+            for as_json in ([], ["--json"] if command[0] not in {"export", "sign"} else []):
+                main([*command, *as_json])
+                assert "SECRET" not in "".join(capsys.readouterr()), command

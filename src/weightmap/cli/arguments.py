@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import weightmap as wm
 from weightmap.cli.outcome import UsageError
+from weightmap.core.model.opening import located
 from weightmap.errors import AddressError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Arguments that may be addresses to read
-_SOURCES = frozenset({"files", "file", "src", "a", "b", "other", "base", "new", "source"})
+_SOURCES = frozenset({"files", "file", "src", "a", "b", "other", "base", "new", "source", "delta"})
 
 
 class Offered(tuple[str, ...]):
@@ -79,21 +80,23 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
 
 
 def locate(args: argparse.Namespace) -> None:
-    """Give the addresses among the arguments these options. Raises `UsageError` for an impossible one."""
+    """Give the addresses among the arguments these options. Raises `UsageError` for an impossible one.
+
+    They become locations, whose text has no query: that may be a signature, which no command prints.
+    """
     how: dict[str, Any] = {name: getattr(args, name, None) for name in ("redirects", "unversioned", "deadline")}
-    how = {name: value for name, value in how.items() if value is not None}
-    if all(value is False for value in how.values()):
-        return
-    from weightmap.core.model.typing import Remote
-    from weightmap.remote.stores import location_of  # for addresses alone
+
+    def location(value: str) -> Any:
+        return located(value, remote) if "://" in value else value
 
     try:
-        remote = Remote(**how)
-        for name, value in vars(args).items():
-            if name in _SOURCES and isinstance(value, str):
-                setattr(args, name, location_of(value, remote))
-            elif name in _SOURCES and value:
-                setattr(args, name, [location_of(one, remote) for one in value])
+        remote = wm.Remote(**{name: value for name, value in how.items() if value is not None})
+        for name in _SOURCES & vars(args).keys():
+            value = getattr(args, name)
+            if isinstance(value, str):
+                setattr(args, name, location(value))
+            elif value:
+                setattr(args, name, [location(one) for one in value])
     except AddressError:
         raise
     except ValueError as error:

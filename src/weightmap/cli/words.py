@@ -82,7 +82,7 @@ def add_words_analogy(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``words analogy``."""
     sub.add_argument("file", metavar="FILE", help="a file with a vocabulary and a matrix of embeddings")
     for name, about in (("a", "for example Paris"), ("b", "then France"), ("c", "then Berlin, of Germany")):
-        sub.add_argument(name, metavar=name.upper(), type=text, nargs="?", help=about)
+        sub.add_argument(f"word_{name}", metavar=name.upper(), type=text, nargs="?", help=about)
     for name, what in (("positive", "add"), ("negative", "subtract")):
         about = f"{what} the vector of a word (repeatable)"
         sub.add_argument(f"--{name}", metavar="WORD", type=text, action="append", help=about)
@@ -91,7 +91,7 @@ def add_words_analogy(sub: argparse.ArgumentParser) -> None:
 
 def words_analogy(args: argparse.Namespace) -> int:
     """Print the words that are to C as B is to A; 1 if one of them has no embedding."""
-    three = [word for word in (args.a, args.b, args.c) if word is not None]
+    three = [word for word in (args.word_a, args.word_b, args.word_c) if word is not None]
     more = {"positive": args.positive or [], "negative": args.negative or []}
 
     def search(embeddings: Embeddings, query: dict[str, Any]) -> list[tuple[str, float]]:
