@@ -15,13 +15,13 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from weightmap._messages import quoted
 from weightmap.core.arguments import as_globs, check_progress, takes
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.model.typing import Remote
-from weightmap.errors import AddressError, ChecksumError, RemoteError
+from weightmap.errors import AddressError, ChecksumError, NotRegularFileError, RemoteError
 from weightmap.remote.hub import Entry, HubStore
 from weightmap.remote.location import Location
 from weightmap.remote.remote import RemoteSource
@@ -197,7 +197,7 @@ class _Download:
     def _filled(self, name: str, entry: Entry, partial: str) -> tuple[int, str | None]:
         """Fetch what a partial file lacks; return how much it had, and its digest: None if another file has failed."""
         digest, resumed = _digest_of(entry), 0
-        with open(partial, "a+b") as file:
+        with _opened(partial) as file:
             if file.tell() > entry.size:
                 file.truncate(0)
             file.seek(0)
@@ -216,6 +216,17 @@ class _Download:
             file.flush()
             os.fsync(file.fileno())
         return resumed, digest.hexdigest()
+
+
+def _opened(partial: str) -> IO[bytes]:
+    """Open a partial file to go on with it; a link there would lead to another file."""
+    no_link = getattr(os, "O_NOFOLLOW", 0)
+    try:
+        return open(partial, "a+b", opener=lambda path, flags: os.open(path, flags | no_link, 0o666))
+    except OSError:
+        if not os.path.islink(partial):
+            raise
+    raise NotRegularFileError("no download is written through a symbolic link: remove it", path=partial)
 
 
 def _digest_of(entry: Entry) -> Any:

@@ -24,7 +24,14 @@ import weightmap.hub
 from weightmap import compat
 from weightmap.cli import main
 from weightmap.core.model.internals import sources_of
-from weightmap.errors import AddressError, ChecksumError, FileChangedError, MissingDependencyError, RemoteError
+from weightmap.errors import (
+    AddressError,
+    ChecksumError,
+    FileChangedError,
+    MissingDependencyError,
+    NotRegularFileError,
+    RemoteError,
+)
 from weightmap.remote import fetching
 
 hub_library = pytest.importorskip("huggingface_hub")
@@ -103,6 +110,7 @@ def test_every_form_of_an_address(path, hub):
         *("", "owner", "owner/", "owner/@main", "owner/name@", "owner/name/../x", "owner/name/a//x"),
         *("owner/name@../../x", "owner/name@%2Fetc", "owner/name@a%00b", "owner/name/a\0b", "owner/name/\ud800"),
         *("ow ner/name", "owner/na--me", "owner/name.git"),
+        *("owner/name/a:b.gguf", "owner/name@main/C:/x.gguf", "owner/name/a\\..\\b.gguf", "owner/name/a%2F..%2Fb"),
     ],
 )
 def test_other_addresses_are_refused(name, capsys):
@@ -195,6 +203,9 @@ def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
         wm.open(f"hf://{NAME}/model-00002-of-00003.safetensors")
     with pytest.raises(RemoteError, match="no revision 'v2' of owner/model"):
         wm.open(f"hf://{NAME}@v2/{first}")
+    (Path(constants.HF_HUB_CACHE) / "models--owner--model" / "refs" / "main").write_bytes(b"\xff")
+    with pytest.raises(RemoteError, match="no revision 'main' of owner/model"):
+        wm.open(f"hf://{NAME}/{first}")
     assert not hub.asked
 
 
@@ -238,7 +249,7 @@ def test_a_token_that_is_refused(what, fault, hub, monkeypatch):
     assert hub.count(what) == 1
 
 
-def test_what_is_not_there_is_named(hub):
+def test_what_is_not_there_is_named(hub, monkeypatch):
     """A repository, a revision, a file: the message names it, and what to do."""
     with pytest.raises(FileNotFoundError, match="no repository owner/other, or a private one: check the name"):
         wm.open("hf://owner/other")
@@ -255,6 +266,10 @@ def test_what_is_not_there_is_named(hub):
         hub.faults["api"] += [(status, {"X-Error-Code": "GatedRepo"})]
         with pytest.raises(PermissionError, match="owner/model is gated"):
             wm.open(f"hf://{NAME}")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url.replace("//", "//bob:PASSWORD@"))
+    hub.faults["api"] += [(403, {"X-Error-Code": "GatedRepo"})]
+    with pytest.raises(PermissionError, match=rf"owner/model is gated: accept its conditions at {hub.url}/{NAME}"):
+        wm.open(f"hf://{NAME}")
     assert not blobs()
 
 
@@ -419,6 +434,20 @@ from weightmap.remote import ahead
 ahead.REQUEST_BYTES = 1 << 18
 weightmap.hub.download(f"hf://{sys.argv[1]}")
 """
+
+
+def test_a_download_follows_no_link(hub, tmp_path):
+    """A link in the place of a partial file leads to a file of somebody else."""
+    from huggingface_hub import constants
+
+    hub.repositories[NAME] = {"main": {"m.bin": b"theirs"}}
+    victim, partial = tmp_path / "victim", Path(constants.HF_HUB_CACHE) / "models--owner--model" / "incomplete"
+    victim.write_bytes(b"ours")
+    partial.mkdir(parents=True)
+    (partial / git_hash(b"theirs")).symlink_to(victim)
+    with pytest.raises(NotRegularFileError, match="no download is written through a symbolic link"):
+        weightmap.hub.download(f"hf://{NAME}")
+    assert victim.read_bytes() == b"ours"
 
 
 def test_a_download_that_was_killed_goes_on_where_it_ended(hub):

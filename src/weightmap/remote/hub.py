@@ -173,7 +173,7 @@ class HubStore:
         try:
             with open(os.path.join(folder, "refs", revision), encoding="utf-8") as file:
                 commit = file.read().strip()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             commit = revision
         root = os.path.join(folder, "snapshots", commit)
         if _COMMIT.fullmatch(commit) is None or not os.path.isdir(root):
@@ -324,7 +324,8 @@ class _Words:
         """Return the error for an answer, in words that say what to do."""
         fault, code, name = fault_of_status(status, headers), headers.get("X-Error-Code"), self._name
         if code == "GatedRepo":
-            page = f"{self._hub.constants.ENDPOINT}/{self._prefix}{name}"
+            endpoint = re.sub("//.*@", "//", self._hub.constants.ENDPOINT)  # which may have a password
+            page = f"{endpoint}/{self._prefix}{name}"
             return StoreError("denied", f"{name} is gated: accept its conditions at {page}, and {_LOG_IN}")
         if code == "RevisionNotFound":
             return StoreError("missing", f"{name} has no revision {self._revision!r}", specific=True)
@@ -374,7 +375,7 @@ def location(address: str, concurrency: int | None, deadline: float) -> Location
     key = "/".join(path)
     if separator and not (_is_text(revision) and stays_inside(revision)):
         raise AddressError(f"the hf address has an empty revision or one that Git refuses, expected {_FORM}")
-    if key and (not _is_text(key) or {"", ".", ".."} & set(key.removesuffix("/").split("/"))):
+    if key and not (_is_text(key) and stays_inside(key.removesuffix("/"))):
         raise AddressError(f"the hf address has no plain path, expected {_FORM}")
     hub = _library()
     try:
