@@ -314,8 +314,8 @@ def test_a_reader_between_two_files(chain, tmp_path, monkeypatch, way, moment):
     pulled = []
 
     def meanwhile(function):
-        def run(*args):
-            result = function(*args)
+        def run(*args, **options):
+            result = function(*args, **options)
             if not pulled:
                 pulled.append(True)
                 deltas.pull(folder, source, base=base, version=way[1])

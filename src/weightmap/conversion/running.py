@@ -53,7 +53,8 @@ class Run:
         a `manifest`: each rank writes its own, and the last rank to finish writes the index.
     keep_going : bool
         After an error in a shard, go on with the others, and raise all errors together. By default, no more shards
-        begin, and the first error is raised. `convert` writes no index in either case.
+        begin, the first error is raised, and `convert` removes its shards unless a `manifest` records them. It writes
+        no index in either case.
 
     Raises
     ------

@@ -23,7 +23,7 @@ from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_o
 from weightmap.core.model.opening import open_with
 from weightmap.core.model.reports import ConvertReport, QuantizedInfo
 from weightmap.core.model.sharded import equal
-from weightmap.core.model.sharding import ShardTarget, encode_index, holding, tensor_bytes, write_index
+from weightmap.core.model.sharding import ShardTarget, encode_index, holding, removing_new, tensor_bytes, write_index
 from weightmap.core.model.single import is_index, open_file
 from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError
 from weightmap.huggingface.companion_files import CompanionFiles, check_not_read, is_whole
@@ -454,8 +454,9 @@ def convert_model(
             companions = CompanionFiles(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
         if not spec.output.overwrite:
             work.check_free()
-        work.run()
-        nbytes, warnings = work.finish(companions)
+        with removing_new(target, () if run.manifest or run.keep_going else set(plan.where.values())):
+            work.run()
+            nbytes, warnings = work.finish(companions)
     return ConvertReport(
         name_of(file),
         target.path,
@@ -498,7 +499,7 @@ class _Conversion:
         self._plan, self._target, self._spec, self._run, self._progress = plan, target, spec, run, progress
         manifests = self._manifests()
         if len(self._recorded(manifests)) < len(plan.tasks):
-            target.check_free()
+            target.check_free(() if manifests else set(plan.where.values()))
         self._manifest = manifests[0] if manifests else None
         self._done = self._recorded(manifests[:1])
         self.resumes = bool(self._done)

@@ -107,8 +107,20 @@ def test_a_directory_without_its_index(index):
     (index.parent / "training_args.bin").write_bytes(b"")
     with pytest.raises(wm.UnknownFormatError, match=r"their index is missing: 'model\.safetensors\.index\.json'"):
         wm.open(index.parent)
-    for path in index.parent.glob("*.safetensors"):
-        path.unlink()
+    (index.parent / "training_args.bin").unlink()
+    (index.parent / TWO).unlink()
+    with pytest.raises(wm.UnknownFormatError, match=r"their index is missing: 'model\.safetensors\.index\.json'"):
+        wm.open(index.parent)
+    with pytest.warns(
+        wm.ModelWarning, match="this directory has shards of a model, and their index is missing"
+    ) as said:
+        f = wm.open(index.parent, strict=False)
+    assert list(f) == list(FIRST)
+    assert any(str(said[0].message).endswith(line) for line in f.verify().warnings)
+    assert list(wm.open(index.parent / ONE)) == list(FIRST)
+    (index.parent / ONE).rename(index.parent / "model-00001-of-00001.safetensors")
+    assert list(wm.open(index.parent)) == list(FIRST)
+    (index.parent / "model-00001-of-00001.safetensors").unlink()
     wm.save(index.parent / "x.gguf", {"a": np.ones(3), "b": np.ones(3)}, max_shard_size=1)
     (index.parent / "x.gguf.index.json").unlink()
     with pytest.raises(wm.UnknownFormatError, match=r"several model files; .*'x-00001-of-00002\.gguf'"):

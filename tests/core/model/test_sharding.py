@@ -113,3 +113,60 @@ def test_an_index_that_opening_refuses_is_not_written(tmp_path, monkeypatch):
     with pytest.raises(wm.EncodeError, match=r"size of the index is \d+, expected at most 100 bytes"):
         write(target_of(f"{tmp_path}/x/", "safetensors"))
     assert not there(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
+@pytest.mark.parametrize("convert", [False, True])
+def test_a_run_that_fails_leaves_no_shard_of_its_own(tmp_path, suffix, *, convert):
+    """One shard alone would open as a whole model. Shards that were there before stay, whoever wrote them."""
+    shards = [f"m-0000{i}-of-00003{suffix}" for i in (1, 2, 3)]
+    tensors = {name: np.ones(3, np.float32) for name in "abc"}
+    wm.save(tmp_path / "source.bt", tensors)
+
+    def write(folder, **options):
+        if convert:
+            wm.convert(tmp_path / "source.bt", folder / f"m{suffix}", max_shard_size=1, **options)
+        else:
+            wm.save(folder / f"m{suffix}", tensors, max_shard_size=1, **options)
+
+    def stop(done, total):
+        if (folder / shards[1]).exists():
+            raise KeyboardInterrupt
+
+    for before in ([], [shards[0]], [shards[2], "other.txt"]):
+        folder = tmp_path / f"{len(before)}{before[:1]}"
+        folder.mkdir()
+        for name in before:
+            (folder / name).touch()
+        with pytest.raises(KeyboardInterrupt):
+            write(folder, progress=stop)
+        assert there(folder) == sorted(before)
+    write(folder)
+    assert wm.load(folder / f"m{suffix}.index.json").keys() == tensors.keys()
+    assert {*there(folder)} == {*shards, f"m{suffix}.index.json", "other.txt"}
+    (folder / f"m{suffix}.index.json").unlink()  # GGUF needs none
+    with pytest.raises(
+        wm.TargetError, match=r"this model exists already, and a sharded model is not replaced"
+    ) as caught:
+        write(folder)
+    assert caught.value.path == str(folder / shards[0])
+
+
+def test_shards_that_an_index_joins_stay(tmp_path, monkeypatch):
+    """The index is in place, and then the folder cannot be flushed, say."""
+
+    def fail(*_):
+        raise OSError
+
+    target = target_of(tmp_path, "safetensors")
+    monkeypatch.setattr(atomic, "_flush_folder", fail)
+    names = target.names(2)
+    with pytest.raises(OSError), sharding.removing_new(target, names):  # noqa: PT011 - that of `fail`
+        write(target)
+    monkeypatch.undo()
+    assert not there(tmp_path)
+    write_index = sharding.write_index
+    monkeypatch.setattr(sharding, "write_index", lambda *args, **kwargs: (write_index(*args, **kwargs), fail()))
+    with pytest.raises(OSError):  # noqa: PT011
+        write(target)
+    assert wm.load(tmp_path).keys() == {"a", "b", "c"}

@@ -569,7 +569,7 @@ def save(
     MissingDependencyError
         When new metadata of a finalfusion file need the package tomli_w (the extra ``[fifu]``).
     OSError
-        As the system reports it; the old file is intact and no temporary file remains.
+        As the system reports it; the old file is intact, and neither temporary files nor new shards remain.
     TargetError
         When a sharded model, or its index, is there already, or another run is writing it; when the directory that it
         goes to has another model under a usual name, such as ``model.safetensors``. When the file exists, with

@@ -262,8 +262,8 @@ def warn_of(file: Any, lines: Sequence[str], options: Options) -> None:
     warnings.warn(escape(text), errors.ModelWarning, stacklevel=level)
 
 
-# The name of a shard: the index has the same one without its numbers.
-_NUMBERED = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)", re.DOTALL)
+# The name of one of several shards: the index has the same one without its numbers.
+_NUMBERED = re.compile(r"(.+)-\d{5}-of-(?!00001)\d{5}(\.\w+)", re.DOTALL)
 
 
 def find_model(folder: str) -> str:
@@ -271,8 +271,10 @@ def find_model(folder: str) -> str:
     return look_in(folder)[0]
 
 
-def look_in(folder: str) -> tuple[str, list[str]]:
+def look_in(folder: str, *, strict: bool = True) -> tuple[str, list[str]]:
     """Return the path of the one model, or index of shards, in a directory; and lines about what is beside a file.
+
+    Without `strict`, the one shard of a model whose index is missing is its file.
 
     Raises
     ------
@@ -302,17 +304,19 @@ def look_in(folder: str) -> tuple[str, list[str]]:
         if inner:
             what += f"; its folders hold models, open one of them: {', '.join(map(quoted, inner))}"
         raise errors.NotRegularFileError(what, path=folder)
-    if len(candidates) > 1:
-        # Those of ranks ("shard-00001-model-00001-of-00002") have no index.
-        unlisted = () if indexes else (name for name in candidates if not name.startswith("shard-"))
-        shards = [match for name in unlisted if (match := _NUMBERED.fullmatch(name))]
-        if shards and not by_suffix(shards[0][0]).numbered:
-            index = f"{shards[0][1]}{shards[0][2]}{single.INDEX_SUFFIX}"
-            msg = f"this directory has shards of a model, and their index is missing: {quoted(index)}"
-            raise errors.UnknownFormatError(msg, path=folder)
+    # Those of ranks ("shard-00001-model-00001-of-00002") have no index.
+    unlisted = () if indexes else (name for name in candidates if not name.startswith("shard-"))
+    shards = [match for name in unlisted if (match := _NUMBERED.fullmatch(name))]
+    msg = ""
+    if shards and not by_suffix(shards[0][0]).numbered:
+        index = f"{shards[0][1]}{shards[0][2]}{single.INDEX_SUFFIX}"
+        msg = f"this directory has shards of a model, and their index is missing: {quoted(index)}"
+    elif len(candidates) > 1:
         msg = f"this directory has several model files; open one of them: {', '.join(map(repr, candidates[:10]))}"
+    if msg and (strict or len(candidates) > 1):
         raise errors.UnknownFormatError(msg, path=folder)
-    return _whole_beside(folder, candidates[0], names)
+    path, others = _whole_beside(folder, candidates[0], names)
+    return path, [msg, *others] if msg else others
 
 
 def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, list[str]]:
@@ -421,11 +425,11 @@ def open_directory(path: str, options: Options) -> TensorFile:
     """Open the one model in a directory, with the options of `weightmap.open`."""
     single.mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the directory
     while True:
-        model_path, odd = look_in(path)
+        model_path, odd = look_in(path, strict=options.strict)
         try:
             if not single.is_index(model_path):
                 file = single.open_file(model_path, model_path, options)
-                stale = [line for line in odd if line.startswith("index")]
+                stale = [line for line in odd if not line.startswith("file")]
                 if type(file) is not TensorFile:  # the words of an importer
                     return file
                 file = open_parts(model_path, file, options) if parts_of(file)[1].part is not None else file
@@ -433,7 +437,7 @@ def open_directory(path: str, options: Options) -> TensorFile:
             else:
                 file = _open_index(open_source.from_path(model_path, "copy"), model_path, options, whole=True)
         except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
-            if type(path) is not str or find_model(path) == model_path:
+            if type(path) is not str or look_in(path, strict=options.strict)[0] == model_path:
                 raise
         except IsADirectoryError:
             what = "the model file of this directory is a directory"

@@ -16,7 +16,7 @@ from weightmap.core.bytes.atomic import no_directory, remove_leftovers, write_pl
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import FORMATS, Format, Payload, Tensors, check_names
 from weightmap.core.model.internals import dense_rows
-from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, open_file
+from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES, check_replaceable, exists_already, open_file
 from weightmap.core.native.access import Descriptor, refuse_loop, take_ownership
 from weightmap.errors import EncodeError, Remedy, TargetError
 
@@ -24,7 +24,7 @@ if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 
 # Longest index that `open` reads by default.
@@ -56,12 +56,15 @@ class ShardTarget(NamedTuple):
         refuse_links(self.folder, names)
         return names
 
-    def check_free(self) -> None:
+    def check_free(self, shards: Collection[str] = ()) -> None:
         """Raise `TargetError` if there is an index already: writing its shards would change a model that is in use.
 
-        Nor may the directory have another model under a usual name, which programs would open instead.
+        Nor may all `shards` be there, which are a model without an index too in GGUF; nor may the directory have
+        another model under a usual name, which programs would open instead.
         """
         check_replaceable(self.path.removesuffix(INDEX_SUFFIX))
+        if shards and all(os.path.lexists(os.path.join(self.folder, name)) for name in shards):
+            raise exists_already(os.path.join(self.folder, min(shards)))
         others = {*USUAL_NAMES, f"{self.stem}{self.suffix}"} - {self.index_name} if self.whole else ()
         for other in (os.path.join(self.folder, name) for name in sorted(others)):
             if os.path.lexists(other):
@@ -171,14 +174,29 @@ def write_shards(
     encode_index(target, where, 2**63, metadata or {})
     total, done, nbytes = sum(plan.size for plan, _ in shards), 0, 0
     with holding(target):
-        target.check_free()
-        for name, (plan, _) in zip(names, shards, strict=True):
-            path = os.path.join(target.folder, name)
-            done += write_plan(path, plan, progress=within(progress, done, plan.size, total), durable=durable)
-            nbytes += tensor_bytes(path)
-        done += write_index(target, where, nbytes, metadata or {}, durable=durable)
+        target.check_free(names)
+        with removing_new(target, names):
+            for name, (plan, _) in zip(names, shards, strict=True):
+                path = os.path.join(target.folder, name)
+                done += write_plan(path, plan, progress=within(progress, done, plan.size, total), durable=durable)
+                nbytes += tensor_bytes(path)
+            done += write_index(target, where, nbytes, metadata or {}, durable=durable)
         remove_leftovers(target.folder, [*names, target.index_name])
     return done
+
+
+@contextlib.contextmanager
+def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
+    """After an error, remove the shards of these names that were not there before, unless the index joins them."""
+    paths = [os.path.join(target.folder, name) for name in names]
+    new = [path for path in paths if not os.path.lexists(path)]
+    try:
+        yield
+    except BaseException:
+        for path in () if os.path.lexists(target.path) else new:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        raise
 
 
 def within(

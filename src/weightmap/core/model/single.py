@@ -62,8 +62,13 @@ def check_replaceable(path: str) -> None:
         refuse_loop(error, path)
         error.filename = path
         raise
+    raise exists_already(index)
+
+
+def exists_already(path: str) -> TargetError:
+    """Return the error for a sharded model that a new one would replace."""
     msg = "this model exists already, and a sharded model is not replaced: remove it, or choose another target"
-    raise TargetError(msg, path=index)
+    return TargetError(msg, path=path)
 
 
 def mode_of(mode: str | None, *, private: bool = False) -> str:
