@@ -12,6 +12,7 @@ from tests.remote.servers import Objects, Server
 
 import weightmap as wm
 from weightmap import deltas
+from weightmap.cli import main
 from weightmap.deltas import local as places
 
 GOOD, BAD = EXPECTED["good"], EXPECTED["bad"]
@@ -140,7 +141,7 @@ def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
         deltas.pull(tmp_path / "nothing", source, version=2)
 
 
-def test_gaps_and_wrong_bases_are_refused(chain, tmp_path):
+def test_gaps_and_wrong_bases_are_refused(chain, tmp_path, capsys):
     """The numbers tell, for the sums of tensors that did not change are nowhere."""
     base, source, _ = chain
     folder = tmp_path / "local"
@@ -158,8 +159,23 @@ def test_gaps_and_wrong_bases_are_refused(chain, tmp_path):
     with pytest.raises(wm.DeltaError, match="give base="):
         deltas.pull(folder, source, version=2)
     (folder / ".weight_sync" / "state.json").write_text('{"version": "x"}', encoding="utf-8")
-    with pytest.raises(wm.DeltaError, match="version is 'x'"):
+    with pytest.raises(wm.DeltaError, match=r"damaged: version is 'x', .*digits; remove it and pull with base=$"):
         deltas.pull(folder, source)
+    assert main(["delta", "pull", str(folder), str(source)]) == 3
+    assert capsys.readouterr().err.endswith("digits; remove it and pull with --base\n")
+
+
+def test_a_journal_needs_a_directory(chain, tmp_path, capsys):
+    """A file on its own is refused in the words of the caller; one that does not exist is missing."""
+    base, source, _ = chain
+    alone, delta = tmp_path / "alone.safetensors", source / "weight_v000001"
+    with pytest.raises(FileNotFoundError, match=r"alone\.safetensors"):
+        deltas.apply(alone, delta, in_place=True)
+    wm.convert(base, alone)
+    with pytest.raises(wm.TargetError, match="has no journal; give its directory for in_place=True"):
+        deltas.apply(alone, delta, in_place=True)
+    assert main(["delta", "apply", str(alone), str(delta), "--in-place"]) == 2
+    assert capsys.readouterr().err.endswith("has no journal; give its directory for --in-place\n")
 
 
 def test_a_base_of_any_format_and_a_single_file(tmp_path):

@@ -319,6 +319,7 @@ ELSEWHERE = {
     "deadline": "remote/test_requests.py",
     "base_version": "deltas/test_publish.py",
     "base": "deltas/test_pull.py",
+    "in_place": "deltas/test_pull.py",
     "allow_symlinks": "trust/test_signing.py",
 }
 

@@ -77,7 +77,7 @@ from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access, files
 from weightmap.deltas.writing import MISSING, Tree, make_changes
-from weightmap.errors import DeltaError, FormatError, NotRegularFileError, TargetError, TensorFileError
+from weightmap.errors import DeltaError, FormatError, NotRegularFileError, Remedy, TargetError, TensorFileError
 from weightmap.plans.pages import numbered
 
 if TYPE_CHECKING:
@@ -230,9 +230,8 @@ class Local:
 
     def _damaged(self, what: str, **more: Any) -> DeltaError:
         path = os.path.join(self.folder, _SYNC, _STATE)
-        return DeltaError(
-            f"the record of the version is damaged, remove it and pull with base=: {what}", path=path, **more
-        )
+        remedy = Remedy("remove it and pull with {}", "base")
+        return DeltaError(f"the record of the version is damaged: {what}", path=path, remedy=remedy, **more)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:

@@ -102,7 +102,9 @@ def apply(
     try:
         if folder is None:
             if in_place:
-                raise TargetError("a file on its own has no journal: give its directory for in_place=True", path=path)
+                os.stat(path)  # a file that is not there
+                remedy = Remedy("give its directory for {}", "in_place", switch=True)
+                raise TargetError("a file on its own has no journal", path=path, remedy=remedy)
             return _apply_to_file(path, step, work, started)
         local = Local(folder, work.threads)
         with local.holding():
