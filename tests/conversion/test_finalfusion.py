@@ -2,12 +2,17 @@
 
 import sys
 
+import numpy as np
 import pytest
 from tests.builders import finalfusion as ff
 from tests.core.formats.finalfusion.test_finalfusion import BASE, FINE, OF_PYTHON, TRUTH
 from tests.support import listing
 
 import weightmap as wm
+from weightmap.core.table import StringTable
+from weightmap.core.table.vocabulary import Subwords, Vocabulary
+
+NGRAMS = StringTable.of(["<on", "two"], "n-gram"), np.arange(2, dtype=np.uint64)
 
 
 @pytest.mark.parametrize("name", OF_PYTHON)
@@ -41,3 +46,28 @@ def test_new_metadata_without_tomli_w_names_the_missing_package(tmp_path, monkey
     with wm.open(ff.build([ff.metadata("a = 1 # one"), *BASE])) as f:
         wm.save(tmp_path / "t.fifu", dict(f), vocab=f.vocab, metadata=f.metadata)
     assert b"a = 1 # one" in (tmp_path / "t.fifu").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "subwords",
+    [
+        Subwords("bucket", 2, 3, 3, 8),
+        Subwords("fasttext", 2, 3, 6, 5),
+        Subwords("explicit", 2, 3, 3, 2, lambda: NGRAMS),
+    ],
+    ids=lambda subwords: subwords.kind,
+)
+@pytest.mark.parametrize("target", ["t.weights", "t.gguf"])
+def test_subwords_are_not_lost_silently(tmp_path, subwords, target):
+    """Unknown words have vectors by them. `convert` names what it leaves behind, `save` refuses it."""
+    matrix = {"embeddings": np.ones((2 + subwords.size, 3), np.float32)}
+    vocab = Vocabulary.of(["one", "two"], subwords=subwords)
+    wm.save(tmp_path / "s.fifu", matrix, vocab=vocab)
+    assert wm.convert(tmp_path / "s.fifu", tmp_path / "again.fifu").warnings == ()
+    said = f"has no place for the {subwords.kind} subwords of {subwords.size} rows"
+    assert said in wm.convert(tmp_path / "s.fifu", tmp_path / target).warnings[-1]
+    assert list(wm.open(tmp_path / target).vocab) == ["one", "two"]
+    for given in (vocab, wm.open(tmp_path / "s.fifu").vocab):
+        with pytest.raises(wm.EncodeError, match=r"has no place for subwords: list\(vocab\) leaves them behind"):
+            wm.save(tmp_path / target, matrix, vocab=given)
+    wm.save(tmp_path / target, matrix, vocab=list(vocab))

@@ -310,6 +310,11 @@ def extras_of(
     if vocab is not None and "vocab" not in carried:
         tokens = not token_keys(file) & metadata.keys() if vocab is file_vocab else not copies_vocab
         lost += [f"the vocabulary of {counted(len(vocab), 'token')}"] if tokens else []
+    subwords = getattr(vocab, "subwords", None)
+    if subwords is not None and "subwords" not in carried:
+        lost.append(
+            f"the {subwords.kind} subwords of {counted(subwords.size, 'row')}, which make unknown words' vectors"
+        )
     expected = target_format.expected_keys.items() if file.format != target_format.name else ()
     notes += [
         f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())

@@ -606,6 +606,9 @@ def save(
         target_format = choose(chosen_by, format, how.layout)
         payloads = from_arrays(tensors)
         layout = choose_layout(target_format, how.layout, metadata)
+        carried = target_format.carries[layout]
+        if getattr(vocab, "subwords", None) and "vocab" in carried and "subwords" not in carried:
+            raise EncodeError(f"{target_format.title} has no place for subwords: list(vocab) leaves them behind")
     except TensorFileError as error:
         if limit is None and os.path.isdir(name):
             raise directory_given(name, _SHARDS_INSTEAD) from None
