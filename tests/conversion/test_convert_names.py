@@ -248,6 +248,11 @@ def test_hidden_companions(directory, tmp_path):
         (directory / "modules.json").write_text(json.dumps([{"path": path}]))
         with pytest.raises(wm.FormatError, match="expected a folder in this directory that is not hidden"):
             wm.convert(directory, tmp_path / "refused", format="safetensors")
+    for text, at in (("[" * 200 + "]" * 200, 0), ('[{"path": "a", "path": "b"}]', 0), ('[{"path": }]', 10)):
+        (directory / "modules.json").write_text(text)
+        with pytest.raises(wm.FormatError, match=r"modules\.json: .*(deep|twice|valid JSON)") as caught:
+            wm.convert(directory, tmp_path / "refused", format="safetensors")
+        assert caught.value.offset == at
     assert not (tmp_path / "refused").exists()
 
 

@@ -412,6 +412,7 @@ def test_hosts_that_are_not_there(objects):
         ("Server returned non-2xx status code: 503 Slow Down: <Key>secret</Key>", "again", "503 Service Unavailable"),
         ("error sending request ... 169.254.169.254/latest/api/token", "again", "no credentials were found"),
         ("UnexpectedRange { expected: 1..2 }", "refused", "other bytes"),
+        ("Received non-partial response when range requested: NotPartial", "refused", "ignores ranges"),
         ("source: TimedOut", "again", "took too long"),
         ("kind: ConnectionRefused", "again", "refused"),
         ("invalid peer certificate: UnknownIssuer", "refused", "certificate"),

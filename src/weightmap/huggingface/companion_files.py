@@ -228,12 +228,12 @@ def _folders(folder: str) -> list[str]:
     path = open_source.inside(folder, _MODULES)
     opening = b'{"modules": '  # the parser takes objects, and this is an array of them
     try:
-        modules = strict_json.loads(
-            opening + (open_source.read_small(path) or b"") + b"}", _MODULES, offset=-len(opening)
-        )["modules"]
+        content = opening + (open_source.read_small(path) or b"") + b"}"
+        modules = strict_json.loads(content, _MODULES, offset=-len(opening))["modules"]
         modules = modules if isinstance(modules, list) else [modules]
         paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
     except TensorFileError as error:
+        error.offset = None if error.offset is None else max(error.offset, 0)  # of the whole, it is that of `opening`
         raise error.located(path=path) from None
     folders: list[str] = []
     for name in paths:

@@ -156,7 +156,7 @@ _KINDS = {
     "AlreadyExistsError": ("exists", "there is such an object"),
     "PreconditionError": ("changed", "the object is another one"),
     "NotModifiedError": ("changed", "the object is another one"),
-    "NotSupportedError": ("refused", "the store ignores ranges"),
+    "NotSupportedError": ("refused", "the store does not support this request"),
     "InvalidPathError": ("refused", "the store takes no such name"),
     "RustPanic": ("refused", "no request can be made of this address and the credentials and endpoint of its store"),
 }
@@ -168,6 +168,7 @@ _WORDS = (
     (r"Tunnel connection failed: 4", "refused", "the proxy refuses to connect to the host"),
     (r"Tunnel connection failed", "again", "the proxy cannot connect to the host"),
     (r"169\.254\.169\.254|metadata\.google", "again", "no credentials were found"),
+    (r"NotPartial", "refused", "the store ignores ranges: download the object, and open that"),
     (r"StartTooLarge", "beyond", "there are no such bytes"),
     (r"UnexpectedRange|Requested \d+\.\.\d+, got", "refused", "the answer has other bytes than requested"),
     (r"(?i)tim(ed? ?out|eout)", "again", f"the request {TOO_LONG}"),

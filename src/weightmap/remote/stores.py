@@ -140,9 +140,8 @@ def _obstore(address: str) -> Any:
     kind, _, prefix = _OF_OBSTORE[scheme]
     plain = os.environ.get(f"{prefix}_ALLOW_HTTP", "").lower() in {"true", "1", "yes", "on"}
     client = {"timeout": "1d", "connect_timeout": "10s", "allow_http": plain}
-    store_class: Any = getattr(stores, kind)
     try:
-        return store_class(after.partition("/")[0], retry_config={"max_retries": 0}, client_options=client)
+        return getattr(stores, kind)(after.partition("/")[0], retry_config={"max_retries": 0}, client_options=client)
     except Exception:  # noqa: BLE001 - of any class, and its text may repeat a variable
         msg = f"its store cannot be used: check the environment variables that begin with {prefix}_"
         raise RemoteError(msg, path=address) from None
