@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights
 from weightmap.conversion.tensor_diffs import TensorDiff, Tolerance, both, by_rows, read_at_all, tensor_diffs
-from weightmap.conversion.tensors import dropped_because, file_metadata, token_keys
+from weightmap.conversion.tensors import dropped_because, file_metadata, vocab_keys
 from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.codes import check_computable
@@ -156,7 +156,7 @@ class _Side:
 
     def holds_tokens(self, other: _Side) -> bool:
         """Say whether the metadata hold the tokens of the other side's vocabulary, and the file has no vocabulary."""
-        keys = token_keys(other.file) & other.stored_metadata.keys()
+        keys = vocab_keys(other.file) & other.stored_metadata.keys()
         return self.file.vocab is None and bool(keys) and keys <= self.stored_metadata.keys()
 
     def metadata(self, also: Iterable[str], without: Iterable[str]) -> dict[str, Any]:

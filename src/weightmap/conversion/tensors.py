@@ -203,10 +203,10 @@ def file_metadata(file: TensorFile) -> dict[str, Any]:
     return typed(metadata)
 
 
-def token_keys(file: TensorFile) -> set[str]:
-    """Return the keys of the metadata that hold the tokens of a file's vocabulary."""
+def vocab_keys(file: TensorFile, part: str | None = None) -> set[str]:
+    """Return the keys of the metadata that hold the tokens of a file's vocabulary, or this special id."""
     keys = FORMATS[file.format].vocab_keys if file.format in FORMATS else {}
-    return {key for key, name in keys.items() if name is None}
+    return {key for key, name in keys.items() if name == part}
 
 
 def metadata_of(file: TensorFile, directory: ModelDirectory | None, target_format: Format) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def metadata_of(file: TensorFile, directory: ModelDirectory | None, target_forma
     metadata = file_metadata(file)
     carried = target_format.carries[target_format.layouts[0]]
     if file.format != target_format.name and file.vocab is not None and "vocab" in carried:
-        for key in token_keys(file):  # they are in the vocabulary; keys of special ids stay, with their types
+        for key in vocab_keys(file):  # they are in the vocabulary; keys of special ids stay, with their types
             metadata.pop(key, None)
     if directory is None:
         return metadata
@@ -272,8 +272,6 @@ def extras_of(
     tokenizer: TokenizerLike | Mapping[str, Any] | None = file.tokenizer
     vocab: Sequence[str] | None = file_vocab
     special_ids = None if file_vocab is None else file_vocab.special_ids
-    if special_ids is not None and file.format != target_format.name:
-        special_ids = {name: i for name, i in special_ids.items() if name in target_format.special_ids}
     if directory is not None:
         if directory.vocab is not None:
             vocab, special_ids = directory.vocab, directory.special_ids
@@ -288,7 +286,8 @@ def extras_of(
     available: dict[str, Any] = {
         "metadata": metadata if metadata or file.has_metadata else None,
         "vocab": vocab,
-        "special_ids": special_ids,
+        "special_ids": special_ids
+        and {name: i for name, i in special_ids.items() if name in target_format.special_ids},
         "config": config,
         "tokenizer": tokenizer,
     }
@@ -307,19 +306,25 @@ def extras_of(
         lost.append("the configuration")
     if tokenizer is not None and "tokenizer" not in carried:
         lost.append("the tokenizer")
-    if vocab is not None and "vocab" not in carried:
-        tokens = not token_keys(file) & metadata.keys() if vocab is file_vocab else not copies_vocab
-        lost += [f"the vocabulary of {counted(len(vocab), 'token')}"] if tokens else []
-    subwords = getattr(vocab, "subwords", None)
-    if subwords is not None and "subwords" not in carried:
-        lost.append(
-            f"the {subwords.kind} subwords of {counted(subwords.size, 'row')}, which make unknown words' vectors"
-        )
+    if vocab is not None and not (vocab_keys(file) & metadata.keys() if vocab is file_vocab else copies_vocab):
+        ids = (special_ids or {}).keys() - extras.get("special_ids", {}).keys()
+        lost += _lost_of(vocab, carried, [name for name in ids if not vocab_keys(file, name) & metadata.keys()])
     expected = target_format.expected_keys.items() if file.format != target_format.name else ()
     notes += [
         f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())
     ]
     return extras, notes + [f"{title} has no place for {what}: left behind" for what in lost]
+
+
+def _lost_of(vocab: Sequence[str], carried: frozenset[str], ids: Sequence[str]) -> Iterator[str]:
+    """Yield what a target loses of a vocabulary; `ids` are the special ids that it does not hold."""
+    if "vocab" not in carried:
+        yield f"the vocabulary of {counted(len(vocab), 'token')}"
+    elif ids:
+        yield f"the special ids {', '.join(sorted(ids))}"
+    subwords = getattr(vocab, "subwords", None)
+    if subwords is not None and "subwords" not in carried:
+        yield f"the {subwords.kind} subwords of {counted(subwords.size, 'row')}, vectors of unknown words"
 
 
 def dropped_because(name: str, row: Row, format_: Format, layout: str) -> str | None:

@@ -241,7 +241,9 @@ def from_file(
     table = strings_of(vocab) if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
     metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     make = functools.partial(_rows, place)
-    return Words((parts_of(file)[0],), file.format, table, height, dims, make, gather, norms, subwords, metadata)
+    ids = ", ".join(getattr(vocab, "special_ids", ()))
+    odd = (f"words have no special ids: {ids} left behind",) if ids else ()
+    return Words((parts_of(file)[0],), file.format, table, height, dims, make, gather, norms, subwords, metadata, odd)
 
 
 def convert_words(

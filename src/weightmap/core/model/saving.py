@@ -544,7 +544,8 @@ def save(
         Tokens by id. finalfusion files need one; an attribute ``subwords`` makes it a subword vocabulary: a
         `Vocabulary` of such a file has it, as has ``Vocabulary.of(words, subwords=Subwords(...))``.
     special_ids : mapping of str to int, optional
-        Ids of pad, unk, cls, sep and mask; by default the ids of the tokens ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
+        Ids of pad, unk, cls, sep and mask; by default those of a file's `vocab`, else the ids of the tokens ``[PAD]
+        [UNK] [CLS] [SEP] [MASK]``.
     config : mapping, optional
         Model configuration, for formats that have a place for it: AMB.
     tokenizer : mapping or object, optional
@@ -607,8 +608,10 @@ def save(
         payloads = from_arrays(tensors)
         layout = choose_layout(target_format, how.layout, metadata)
         carried = target_format.carries[layout]
-        if getattr(vocab, "subwords", None) and "vocab" in carried and "subwords" not in carried:
-            raise EncodeError(f"{target_format.title} has no place for subwords: list(vocab) leaves them behind")
+        for part in ("subwords", "special_ids") if "vocab" in carried else ():
+            if part not in carried and getattr(vocab, part, None):
+                raise EncodeError(f"{target_format.title} has no place for {part}: list(vocab) leaves them behind")
+        special_ids = (getattr(vocab, "special_ids", None) or None) if special_ids is None else special_ids
     except TensorFileError as error:
         if limit is None and os.path.isdir(name):
             raise directory_given(name, _SHARDS_INSTEAD) from None
