@@ -241,3 +241,31 @@ def test_a_damaged_mask_is_an_error_with_file_and_place(tmp_path):
             with pytest.raises(wm.QuantError, match="kind of block 0 is 3") as caught:
                 use()
             assert (caught.value.path, caught.value.offset) == (str(bad), at)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "int5", "int4_block", "int5_block", "adaptive"])
+def test_values_beyond_the_scales_are_named(tmp_path, scheme):
+    """A float16 holds no scale of 65504 or more, and tiny ones become 0: the file would hold other numbers silently."""
+    usual = np.linspace(-1, 1, 256, dtype=np.float32).reshape(4, 64)
+    tensors = {"huge": 1e9 * usual, "tiny": 1e-8 * usual, "usual": usual, "zero": 0 * usual, "empty": usual[:0]}
+    wm.save(tmp_path / "t.bt", tensors)
+    for target in ("t.amb", "shards/"):
+        report = wm.convert(
+            tmp_path / "t.bt", f"{tmp_path}/{target}", format="amb", quantize=scheme, max_shard_size=900
+        )
+        (line,) = report.warnings
+        assert line.startswith("2 tensors lost values that scales of float16 do not hold ('huge', 'tiny'): ")
+        assert line.endswith("Quantize(scale_type='fp32') (--scale-type fp32) holds them")
+        assert {info.name for info in report.quantized if info.out_of_range} == {"huge", "tiny"}
+    report = wm.convert(tmp_path / "t.bt", tmp_path / "u.amb", quantize=wm.Quantize(scheme, scale_type="fp32"))
+    assert report.warnings == ()
+    for name in ("huge", "tiny"):
+        with pytest.raises(
+            wm.QuantError, match=r"largest scale .* in float16; quantize\(scale_type='fp32'\) takes any"
+        ):
+            wm.quantize(tensors[name], scheme)
+        values = wm.quantize(tensors[name], scheme, scale_type="fp32").dequantize()
+        assert np.abs(values - tensors[name]).max() < 0.15 * np.abs(tensors[name]).max()
+    assert not wm.quantize(tensors["zero"], scheme).dequantize().any()
+    for largest in (2e-4, 450_000):
+        wm.quantize(np.float32(largest) * usual, scheme)

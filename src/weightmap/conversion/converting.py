@@ -18,7 +18,7 @@ from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, una
 from weightmap.core.arguments import as_globs, as_path, as_threads, check_progress, names_moved
 from weightmap.core.bytes.atomic import file_exists, write_plan
 from weightmap.core.bytes.open_source import path_of, takes_addresses
-from weightmap.core.formats import FORMATS, Format
+from weightmap.core.formats import FORMATS, Format, listed
 from weightmap.core.model import internals
 from weightmap.core.model.codes import codes_among
 from weightmap.core.model.file import TensorFile
@@ -350,6 +350,9 @@ def _convert_tensors(
         report = convert_model(file, model, shards, spec, renamed, run, progress)
     warnings += _not_copied(others, directory, report)
     warnings += (*(f"dropped {quoted(name)}: {why}" for name, why in report.dropped), *report.warnings)
+    if clipped := [info.name for info in report.quantized if info.out_of_range]:
+        what = f"{counted(len(clipped), 'tensor')} lost values that scales of float16 do not hold ({listed(clipped)})"
+        warnings.append(f"{what}: Quantize(scale_type='fp32') (--scale-type fp32) holds them")
     if spec.weights:
         warnings += _decoded(file, spec)
     elif shards is None or not shards.whole or directory is None or target.record.program == PROGRAM:

@@ -23,7 +23,7 @@ from weightmap.core.native.files import COMPARED
 from weightmap.core.native.quantised import BlockEncoder, Unwritten
 from weightmap.core.quant.blocks import QuantizedTensor, decode_range
 from weightmap.core.quant.ggml import COUNTERPARTS, GGML_BLOCK, check_counterpart, in_pieces, regroup
-from weightmap.core.quant.quantizing import folded, quantize, scheme_named
+from weightmap.core.quant.quantizing import folded, is_out_of_range, largest_scale, quantize, scheme_named
 from weightmap.core.quant.schemes import BITS, BLOCKED
 from weightmap.errors import QuantError
 from weightmap.llama.tensors import MIXTURES, Shape, stays_float32, type_in
@@ -217,12 +217,13 @@ def _regrouped(_: str, place: Row) -> Iterator[NDArray[np.uint8]]:
 class _Blocks(NamedTuple):
     """A scheme of blocks that are quantised one by one: elements and bytes per block, and the encoder.
 
-    A block of a scheme with one scale for all has codes alone.
+    A block of a scheme with one scale for all has codes alone, any other of integers begins with its scale.
     """
 
     elements: int
     nbytes: int
     encode: BlockEncoder
+    has_scale: bool
 
 
 class _Run(NamedTuple):
@@ -326,7 +327,7 @@ class Quantizer:
             kind: dict[str, Any] = {"block_size": block_size, "scale_type": scale_type}
             return Filled(name, SCHEMES[scheme], shape, nbytes, fill, name, place, scheme, blocks, nbytes, **kind)
         if trial:
-            nbytes = -(-size * self._options["bits"] // 8)
+            nbytes = math.ceil(size * self._options["bits"] / 8)
         else:  # adaptive: the size depends on the kind of each block
             quantized = self._quantized(name, place)
             nbytes = len(quantized[0])
@@ -343,17 +344,19 @@ class Quantizer:
             if scheme in GGML_SCHEMES:
                 kind = quantised.GGML_TYPES[scheme]
                 encoder = BlockEncoder(kind.number, threads=threads, room=room)
-                self._encoders[scheme] = _Blocks(kind.block_size, quantised.ggml_size(kind.block_size, scheme), encoder)
+                nbytes = quantised.ggml_size(kind.block_size, scheme)
+                self._encoders[scheme] = _Blocks(kind.block_size, nbytes, encoder, has_scale=False)
             elif scheme in BITS:
                 how = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": scale_type}
                 encoder = BlockEncoder(-1, **how, threads=threads, room=room)
                 nbytes = quantised.blocks_size(1, **how) if scheme in BLOCKED else _TOGETHER * BITS[scheme] // 8
-                self._encoders[scheme] = _Blocks(self.block_size or _TOGETHER, nbytes, encoder)
+                elements = self.block_size or _TOGETHER
+                self._encoders[scheme] = _Blocks(elements, nbytes, encoder, has_scale=scheme in BLOCKED)
         return self._encoders.get(scheme)
 
     def _by_blocks(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
         """Quantise a tensor, run by run, into the memory that the sink writes."""
-        sums = [0.0, 0.0]
+        sums = [0.0, 0.0, 0.0]
         for run in _runs(place, blocks.elements):
             size = -(-run.size // blocks.elements) * blocks.nbytes
             sink.fill(size, blocks.nbytes, functools.partial(_encode, name, place, run, blocks, sums))
@@ -361,7 +364,7 @@ class Quantizer:
 
     def _by_one_scale(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
         """Quantise a tensor as one run, which the search for its scale reads several times."""
-        sums, nothing = [0.0, 0.0], _Run(place.source, np.empty(0, np.uint8), 0, "float32", 0, 0)
+        sums, nothing = [0.0, 0.0, 0.0], _Run(place.source, np.empty(0, np.uint8), 0, "float32", 0, 0)
         run = next(_runs(place, max(math.prod(place.shape), 1)), nothing)
         try:
             scale = blocks.encode.search_scale(run.source, run.begin, run.dtype, run.size)
@@ -370,18 +373,19 @@ class Quantizer:
         sink.write(scale)
         encode = functools.partial(_encode, name, place, run, blocks, sums)
         sink.fill(nbytes - len(scale), blocks.nbytes, encode)
+        sums[2] = largest_scale(np.frombuffer(scale, "<f2"))
         self._note(name, scheme, place, nbytes, *sums)
 
     def _whole(
-        self, name: str, place: Row, nbytes: int, *, quantized: tuple[NDArray[np.uint8], float, float] | None = None
+        self, name: str, place: Row, nbytes: int, *, quantized: tuple[NDArray[np.uint8], list[float]] | None = None
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield all bytes of a tensor, which `payload` may have `quantized` already."""
-        octets, error, square = self._quantized(name, place) if quantized is None else quantized
-        self._note(name, self.scheme, place, nbytes, error, square)
+        octets, sums = self._quantized(name, place) if quantized is None else quantized
+        self._note(name, self.scheme, place, nbytes, *sums)
         yield octets
 
-    def _quantized(self, name: str, place: Row) -> tuple[NDArray[np.uint8], float, float]:
-        """Quantise a whole tensor; return its bytes, and the sums of squared errors and of squares."""
+    def _quantized(self, name: str, place: Row) -> tuple[NDArray[np.uint8], list[float]]:
+        """Quantise a whole tensor; return its bytes, and what `_note` takes of its values."""
         values, at = scratch(math.prod(place.shape), np.float32), 0
         for piece in _values(place, _PIECE):
             values[at : at + len(piece)] = piece
@@ -396,10 +400,13 @@ class Quantizer:
         for at in range(0, len(values), _PIECE):
             piece = values[at : at + _PIECE]
             squared_error += quantised.sum_of_squares(piece - decode_range(tensor, at, at + len(piece)))
-        return tensor.payload, squared_error, quantised.sum_of_squares(values)
+        scale = largest_scale(tensor.scales.view("<f2")) if tensor.scales.size else 1.0
+        return tensor.payload, [squared_error, quantised.sum_of_squares(values), scale]
 
-    def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float) -> None:
-        self.done.append(QuantizedInfo.of(name, scheme, place.shape, (place.nbytes, nbytes), error, square))
+    def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float, scale: float) -> None:
+        info = QuantizedInfo.of(name, scheme, place.shape, (place.nbytes, nbytes), error, square)
+        in_float16 = self._options["scale_type"] == "fp16" and scheme not in GGML_SCHEMES
+        self.done.append(info._replace(out_of_range=in_float16 and square > 0 and is_out_of_range(scale)))
 
 
 def _named(error: QuantError, name: str, values: NDArray[np.float32]) -> QuantError:
@@ -458,7 +465,10 @@ def _encode(
     at: int,
     earlier: Unwritten | None,
 ) -> None:
-    """Fill `out` with blocks of a run from their byte `at` on; add up squared errors and squares."""
+    """Fill `out` with blocks of a run from their byte `at` on.
+
+    `sums` are of squared errors, of squares, and the largest scale, if it is a float16.
+    """
     start = at // blocks.nbytes * blocks.elements
     count = min(-(-len(out) // blocks.nbytes) * blocks.elements, run.size - start)
     begin = run.begin + start * COMPARED[run.dtype][1]
@@ -468,6 +478,9 @@ def _encode(
         _fail(failed, name, place, run, start)
     sums[0] += error
     sums[1] += square
+    if blocks.has_scale:
+        scales = np.ndarray((-(-len(out) // blocks.nbytes),), "<f2", out, strides=(blocks.nbytes,))
+        sums[2] = max(sums[2], largest_scale(scales))
 
 
 def _fail(failed: Failed, name: str, place: Row, run: _Run, start: int = 0) -> NoReturn:

@@ -30,6 +30,8 @@ class QuantizedInfo(NamedTuple):
         Root of the mean squared error.
     relative_error : float
         The same divided by the root of the mean square of the values.
+    out_of_range : bool
+        Whether the values are too large or too small for scales of float16: see `weightmap.quantize`.
     """
 
     name: str
@@ -40,6 +42,7 @@ class QuantizedInfo(NamedTuple):
     bits_per_weight: float
     rmse: float
     relative_error: float
+    out_of_range: bool = False
 
     @classmethod
     def of(

@@ -9,6 +9,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightmap.core.arguments import as_threads, mistyped, names_moved, similar
 from weightmap.core.dtypes import scale_type_named
 from weightmap.core.hooks import import_part
@@ -19,12 +21,14 @@ from weightmap.core.quant.schemes import BITS, BLOCKED, no_scheme
 from weightmap.errors import QuantError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from weightmap.core.quant.product import ProductQuantized
 
 # Every scheme that needs no training.
 SCHEMES = (*BITS, "adaptive", *quantised.GGML_ENCODED)
+# The largest scale of a tensor, as float16: smaller ones have less than five bits, and larger numbers become this one.
+_SMALLEST, _LARGEST = 2.0**-20, 65504.0
 # A word this similar to the name of a scheme is a misspelling: "q8".
 _CUTOFF = 0.6
 
@@ -68,6 +72,16 @@ def _bits(scheme: str) -> float:
     return BITS.get(scheme, 5) + (0.5 if scheme in BLOCKED else 0)
 
 
+def largest_scale(scales: NDArray[np.float16]) -> float:
+    """Return the largest magnitude of scales, 0 for none. As integers they compare faster."""
+    return float((scales.view(np.uint16) & 0x7FFF).max(initial=0).view(np.float16))
+
+
+def is_out_of_range(scale: float) -> bool:
+    """Whether float16 does not hold the largest scale of a tensor that is not all 0."""
+    return not _SMALLEST <= scale < _LARGEST
+
+
 @names_moved
 def quantize(
     array: ArrayLike,
@@ -94,7 +108,8 @@ def quantize(
     block_size : int
         Elements per block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
     scale_type : str
-        "fp16" or "fp32", by any of their names; types of GGUF have "fp16".
+        "fp16" or "fp32", by any of their names; types of GGUF have "fp16". A float16 holds the scales of arrays whose
+        largest magnitude lies between 2e-4 and 450,000.
     bits : float
         For "adaptive": bits per weight for codes and scales, 4.5 to 16. The mask takes 2 more bits per block.
     threads : int, optional
@@ -107,9 +122,9 @@ def quantize(
     Raises
     ------
     QuantError
-        For an element that is NaN or infinite (the message has its index), for anything but an array of real numbers
-        without masked elements, for unknown schemes, for invalid block sizes, scale types or bits, and for rows that
-        are not whole blocks of a GGUF type.
+        For an element that is NaN or infinite (the message has its index), for arrays beyond the range of float16
+        scales, for anything but an array of real numbers without masked elements, for unknown schemes, for invalid
+        block sizes, scale types or bits, and for rows that are not whole blocks of a GGUF type.
     MissingDependencyError
         For "pq", when scipy is not installed.
 
@@ -133,13 +148,17 @@ def quantize(
             raise QuantError(f"scale_type of {scheme}", actual=repr(scale_type), expected="'fp16'")
         return quantize_ggml(array, scheme, threads=threads)
     values = quantised.real_numbers(array)
-    if scheme == "adaptive":
-        payload = quantised.quantize_adaptive(values, block_size, scale_type=scale_type, bits=bits, threads=threads)
-        return QuantizedTensor(scheme, values.shape, payload, block_size=block_size, scale_type=scale_type)
-    size = block_size if scheme in BLOCKED else 0
+    size = block_size if scheme in (*BLOCKED, "adaptive") else 0
     if scheme in BLOCKED and size == 0:
         raise QuantError("block_size", field="block_size", actual=0, expected="a positive number")
-    payload = quantised.encode_blocks(
-        values, bits=BITS[scheme], block_size=size, scale_type=scale_type, threads=threads
-    )
-    return QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)
+    if scheme == "adaptive":
+        payload = quantised.quantize_adaptive(values, size, scale_type=scale_type, bits=bits, threads=threads)
+    else:
+        kind: dict[str, Any] = {"bits": BITS[scheme], "block_size": size, "scale_type": scale_type}
+        payload = quantised.encode_blocks(values, **kind, threads=threads)
+    tensor = QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)
+    scale = largest_scale(tensor.scales) if scale_type == "fp16" and tensor.scales.size else 1.0
+    if is_out_of_range(scale) and np.any(values):
+        expected = f"{_SMALLEST:.2g} to {_LARGEST:g} in float16; quantize(scale_type='fp32') takes any"
+        raise QuantError("largest scale", actual=scale, expected=expected)
+    return tensor
