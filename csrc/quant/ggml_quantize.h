@@ -471,9 +471,10 @@ static inline float iq4_nearest(float v) {
 
 TARGET static void quantize_iq4_nl(const float *x, uint8_t *out) {
     float y[32], extreme = 0, best = 0;
-    double min = -1;
+    double min = 0; /* the error of a scale of 0, which tiny elements get */
     const float unit = unit_of(x, 32, y);
     memset(out, 0, 2);
+    for (int i = 0; i < 32; i++) min += (double)y[i] * (double)y[i];
     for (int i = 0; i < 32; i++) extreme = (y[i] < 0 ? -y[i] : y[i]) > (extreme < 0 ? -extreme : extreme) ? y[i] : extreme;
     const float by_extreme = extreme != 0 ? 1 / extreme : 0;
     for (int sign = 0; sign < 2 && extreme != 0; sign++) { /* the largest element may get the lowest value, or the highest */
@@ -500,7 +501,7 @@ TARGET static void quantize_iq4_nl(const float *x, uint8_t *out) {
             const float e = y[i] - scale * iq4_nearest(y[i] * by_scale);
             error += (double)e * (double)e;
         }
-        if (min < 0 || error < min) min = error, best = by_scale, put16(out, bits);
+        if (error < min) min = error, best = by_scale, put16(out, bits);
     }
     memset(out + 2, 0, 16);
     for (int i = 0; i < 32; i++) {

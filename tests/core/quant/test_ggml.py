@@ -184,6 +184,15 @@ def test_the_search_gives_no_larger_errors_than_ggml(scheme):
     assert error_of(ARRAYS["zero"], quantize_ggml(ARRAYS["zero"], scheme)) == 0
 
 
+@pytest.mark.parametrize("scheme", SEARCHED)
+def test_tiny_elements_become_zeros_rather_than_something_larger(scheme):
+    """The smallest scale is 6e-8, and the table of iq4_nl has no 0."""
+    alone = np.zeros_like(ARRAYS["normal"])
+    alone[:, 3] = 1e-20
+    for array in (*(ARRAYS["normal"] * np.float32(scale) for scale in (1e-7, 1e-8, 1e-10)), alone):
+        assert error_of(array, quantize_ggml(array, scheme)) <= float(np.square(array, dtype=np.float64).sum())
+
+
 @pytest.mark.parametrize(
     ("scheme", "block_size", "target"),
     [
