@@ -198,12 +198,16 @@ class Signs(NamedTuple):
 
 
 def first_name(head: bytes) -> bytes | None:
-    """Return the name of the first entry of an archive that begins with these bytes; None for anything else."""
-    if head[:4] == EMPTY_ARCHIVE:
-        return b""
-    if head[:4] != b"PK\3\4" or len(head) < 30:
-        return None
-    return head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    """Return the name of the first file of an archive that begins with these bytes; None for anything else.
+
+    Programs such as ``zip -r`` put entries of folders before it.
+    """
+    name, at = b"" if head[:4] == EMPTY_ARCHIVE else None, 0
+    while head[at : at + 4] == b"PK\3\4" and len(head) >= at + 30 and (name is None or name.endswith(b"/")):
+        length, extra = (int.from_bytes(head[at + k : at + k + 2], "little") for k in (26, 28))
+        name = head[at + 30 : at + 30 + length]
+        at += 30 + length + extra
+    return name
 
 
 def is_bintensors(head: bytes, size: int) -> bool:

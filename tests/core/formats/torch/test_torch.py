@@ -159,6 +159,18 @@ def test_keys_that_are_told_apart(count, tmp_path):
             wm.open(path)
 
 
+def test_an_archive_packed_again_is_recognised(tmp_path):
+    """``zip -r`` puts the folders before their files, with more about each in its header."""
+    program = files.dump({"w": files.Stored("0", "float32", 2, 0, (2,), (1,))})
+    parts = {"data.pkl": program, "data/0": np.arange(2, dtype="<f4").tobytes(), "version": b"3"}
+    folders = [zip_files.Entry(name, b"", extra=b"UT\5\0\3abcd") for name in (b"m/", b"m/data/")]
+    entries = [*folders, *(zip_files.Entry(f"m/{name}".encode(), data) for name, data in parts.items())]
+    with wm.open(zip_files.archive(entries)) as f:
+        assert (f.format, f["w"].tolist()) == ("torch", [0, 1])
+    with pytest.raises(wm.UnknownFormatError, match="this is a ZIP archive, and neither"):
+        wm.open(zip_files.archive(folders[:1]))
+
+
 def test_an_archive_of_torch_export_says_what_it_is():
     for name in (b"m/archive_format", b"serialized_exported_program.json"):
         first = zip_files.Entry(b"m/data/weights/weight_0" if b"/" in name else name, b"pt2")

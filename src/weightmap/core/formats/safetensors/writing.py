@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import MAX_HEADER
@@ -20,6 +21,8 @@ def plan(request: Request) -> WritePlan:
     for tensor in request.tensors:
         if tensor.dtype.name not in _CODE:  # blocks that are only copied; the format has every other dtype
             reasons.append(Unfit("tensor", tensor.name, lacking(tensor.dtype.name, _CODE)))
+        elif (bits := tensor.dtype.bits) < 8 and math.prod(tensor.shape) * bits % 8:  # which safetensors does not read
+            reasons.append(Unfit("tensor", tensor.name, f"elements of {bits} bits that fill no whole bytes"))
         if tensor.name == "__metadata__":
             reasons.append("tensor '__metadata__': the name is taken")
         if not encodable(tensor.name):
