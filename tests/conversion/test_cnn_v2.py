@@ -27,7 +27,8 @@ def test_through_safetensors_and_back(put, tmp_path, version):
     assert wm.convert(first, middle).warnings == ()
     tensors, metadata = st.parse(middle.read_bytes())
     assert tensors == cnn.names(cnn.ODD)
-    assert metadata == {"version": str(version), "mip_level": str(3 * (version - 1))}
+    types = {"weightmap.types": '{"mip_level": "JSON", "version": "JSON"}'}
+    assert metadata == {"version": str(version), "mip_level": str(3 * (version - 1))} | types
     assert wm.convert(middle, last).warnings == ()
     assert last.read_bytes() == first.read_bytes()
 

@@ -1,7 +1,8 @@
-"""The types of key-values in formats without types: there and back, through one or two of them, and what cannot go."""
+"""The types of metadata in formats without types: there and back, through one or two of them, and what cannot go."""
 
 import itertools
 
+import numpy as np
 import pytest
 from tests.builders import gguf, normal
 
@@ -96,3 +97,31 @@ def test_every_key_that_stays_behind_is_named(tmp_path):
     assert said.startswith("EMBD has no place for 11 metadata entries (")
     assert all(repr(entry.key) in said for entry in (*long, *odd))
     assert dict(wm.open(tmp_path / "b.weights").metadata) == {"kept": "1", RECORD: '{"kept": "UINT8"}'}
+
+
+@pytest.mark.parametrize("source", ["t.amb", "t.fifu"])
+@pytest.mark.parametrize("through", [[".bt"], [".safetensors"], [".weights"], [".bt", ".weights"]])
+def test_numbers_and_truth_values_survive_as_texts(tmp_path, source, through):
+    """Of JSON and TOML: they are texts with a type beside them, and what they were on the way back."""
+    metadata = {"i": 1, "big": 2**62, "f": 1.5, "small": -5e-324, "b": True, "s": "1", "true": "true"}
+    vocab = ["a", "b"] if source == "t.fifu" else None
+    wm.save(tmp_path / source, {"embeddings": np.ones((2, 3), np.float32)}, metadata=metadata, vocab=vocab)
+    at = source
+    for suffix in through if vocab is None else [".weights"]:
+        wm.convert(tmp_path / at, tmp_path / f"t{suffix}")
+        at = f"t{suffix}"
+        stored = wm.open(tmp_path / at).metadata
+        assert {key: stored[key] for key in ("i", "f", "b", "s")} == {"i": "1", "f": "1.5", "b": "true", "s": "1"}
+    suffix = source[1:]
+    assert wm.convert(tmp_path / at, tmp_path / f"back{suffix}").warnings == ()
+    back = wm.open(tmp_path / f"back{suffix}").metadata
+    assert back == metadata
+    assert {key: type(value) for key, value in back.items()} == {key: type(value) for key, value in metadata.items()}
+
+
+def test_a_stated_type_of_json_that_is_none(tmp_path):
+    metadata = {"a": "1", "b": "{", "c": "[1, null]", "weightmap.types": '{"a": "JSON", "b": "JSON", "c": "JSON"}'}
+    wm.save(tmp_path / "t.bt", {"a": np.ones(2, np.float32)}, metadata=metadata)
+    (said,) = wm.convert(tmp_path / "t.bt", tmp_path / "t.amb").warnings
+    assert said == "1 metadata entry ('b'): not of the type that 'weightmap.types' states, kept as stored"
+    assert wm.open(tmp_path / "t.amb").metadata == {"a": 1, "b": "{", "c": [1, None]}

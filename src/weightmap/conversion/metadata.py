@@ -4,8 +4,9 @@ Ours: the types of GGUF's key-values survive in formats without types. There a v
 format holds only texts: ``"32"``, ``"[0.5, 1.0]"``; floats that are not finite are the strings NaN, Infinity and
 -Infinity. The entry "weightmap.types" says what the values were: JSON, an object of types by key, such as ``{"a":
 "UINT32", "b": "[FLOAT32]"}``. Types are spelt as gguf-dump does; "[...]" is an array, "[ARRAY]" an empty one of arrays,
-and a list has the types of arrays in an array that are not all of one type. Plain texts are not listed. `convert` takes
-these values back to GGUF, or to another format, as what they were. Without that entry all are what they seem.
+and a list has the types of arrays in an array that are not all of one type. "JSON" is a number or truth value of JSON
+or TOML. Plain texts are not listed. `convert` takes these values back to GGUF, or to another format, as what they were.
+Without that entry all are what they seem.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def typed(metadata: dict[str, Any]) -> dict[str, Any]:
         except (KeyError, ValueError):
             if key in result:
                 odd.append(key)
-    return Typed(result, {key: kind for key, kind in types.items() if key in result and key not in odd}, odd)
+    stated = {key: kind for key, kind in types.items() if key in result and key not in odd and kind != "JSON"}
+    return Typed(result, stated, odd)
 
 
 def _read(stored: Any, kind: Any) -> Any:
@@ -105,7 +107,7 @@ def _read(stored: Any, kind: Any) -> Any:
             (stored,) = strict_json.loads(b'{"":%b}' % stored.encode(), "value").values()
         except TensorFileError as error:
             raise ValueError from error
-    return _value(stored, kind)
+    return stored if kind == "JSON" else _value(stored, kind)
 
 
 def _value(value: Any, kind: Any) -> Any:
@@ -206,9 +208,11 @@ def fitted(
 
     `places`, `storable` and `max_length` are the format's `metadata_keys`, `metadata_kinds` and `metadata_most`. A
     value of a kind in `storable` is copied unchanged, an array as a list if the format has no arrays; a number or a
-    truth value becomes its JSON text if the format holds only texts. A value whose type is known is stored with its
-    type, if the format has no types: see the module. Everything else is dropped, and so is every key outside `places`.
+    truth value becomes its JSON text if the format reads only texts. Its type is stored beside it, and so is the type
+    of any other value where it is known: see the module. Everything else is dropped, and so is every key outside
+    `places`.
     """
+    only_texts = places is None and not storable >= _SCALARS and TYPES not in metadata
     changes: dict[str, Any] = {}
     behind = []
     types = {} if places is not None or "array" in storable else getattr(metadata, "types", {})
@@ -227,6 +231,8 @@ def fitted(
             kinds = _kinds(here)
         if (places is not None and key not in places) or _is_long(here, max_length):
             behind.append(key)
+        elif kinds <= _SCALARS and only_texts:
+            changes[key], kinds_of[key] = _text(here), "JSON"
         elif kinds <= storable:
             if here is not value:
                 changes[key] = here

@@ -71,7 +71,8 @@ class ConvertReport(NamedTuple):
         Name of each omitted tensor, and the reason.
     warnings : tuple of str
         All losses, those of `dropped` included. Numbers and booleans in the metadata become texts where the target has
-        only texts; values that it cannot hold, such as lists, are omitted and listed here.
+        only texts, and numbers and booleans again on the way back, by the entry "weightmap.types"; values that it
+        cannot hold, such as lists, are omitted and listed here.
     quantized : tuple of QuantizedInfo
         Every quantised tensor; if a manifest resumes an earlier run, only this run's.
     shards, skipped : int

@@ -39,7 +39,7 @@ Ours, where the specification is silent or contradicts itself
   always written. With VOCAB_EMBEDDED clear, vocab_offset and vocab_size are 0.
 * `verify` warns of a minor version above 0, a repeated token, a wrong total_size of the metadata, and missing keys that
   the specification requires, unless all of them are missing: then it says so among its checks.
-* ``weightmap.types`` in the metadata, which `convert` writes, says what values of GGUF were: see `conversion.metadata`.
+* ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
 * ``strict=False`` also tolerates reserved fields that are not 0, and holes and overlaps of tensors.
 
 Simple layout ("simple")
