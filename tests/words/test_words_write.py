@@ -110,8 +110,8 @@ def test_explicit_ngrams(kind, tmp_path):
 BAD_WORDS = [
     ("word2vec", ["a b"]),
     ("word2vec", ["a\nb"]),
-    ("text", ["a\tb", ""]),
-    ("textdims", [""]),
+    ("text", ["a\tb", "", "\0"]),
+    ("textdims", ["", "\0"]),
     ("fasttext", ["a\0b"]),
 ]
 
@@ -209,3 +209,18 @@ def test_the_command_line(put, tmp_path):
         assert f.vocab.subwords.kind == "explicit"
     for wrong in (["--seed", "3"], ["--quantize", "pq", "--bits", "9"], ["--quantize", "int8", "--projection"]):
         assert main(["convert", str(source), str(tmp_path / "f.fifu"), "--lossy", *wrong]) == 2
+
+
+@pytest.mark.parametrize("name", ["word2vec", "text", "textdims", "fasttext"])
+def test_rows_without_elements_have_no_place(tmp_path, name):
+    """No program reads such a file."""
+    wm.save(tmp_path / "a.fifu", {"embeddings": np.zeros((2, 0), np.float32)}, vocab=["a", "b"])
+    with pytest.raises(wm.EncodeError, match=f"format {name} has no place for rows without elements"):
+        convert_words(tmp_path / "a.fifu", tmp_path / "x", format=name)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_format_that_does_not_exist(tmp_path):
+    wm.save(tmp_path / "a.fifu", {"embeddings": np.ones((1, 2), np.float32)}, vocab=["a"])
+    with pytest.raises(ValueError, match=r"format is 'glove', expected one of .*embd.*word2vec"):
+        convert_words(tmp_path / "a.fifu", tmp_path / "x", format="glove")

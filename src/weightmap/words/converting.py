@@ -15,7 +15,7 @@ from weightmap.core.formats import FORMATS, Format, Importer, Payload, Request, 
 from weightmap.core.model.internals import name_of, named_rows, parts_of, warnings_of
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
-from weightmap.core.model.saving import Output, choose, choose_layout, meant_by_suffix, plan_request
+from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix, plan_request
 from weightmap.core.model.sharding import sharded_target
 from weightmap.core.model.single import check_replaceable
 from weightmap.core.table import StringTable
@@ -186,6 +186,8 @@ def hand_over(
 
 def target_format(target: str, format: str | None, layout: str | None) -> Format | Importer:
     """Return the format of a target: of another program's words, or of `weightmap.open`."""
+    if format is not None and format not in NAMES:
+        format_named(format, NAMES)  # its error has all names
     return IMPORTERS[format] if format in NAMES else choose(target, format, layout)
 
 
@@ -354,6 +356,8 @@ def _to_words(
 ) -> tuple[WritePlan, list[str]]:
     """Return the plan of a file of words, and warnings."""
     name = target_record.name
+    if not words.dims:
+        raise EncodeError(f"format {name} has no place for rows without elements", path=target, format=name)
     if normalize is not True:
         words = unnormalised(words)
     elif words.norms is None:

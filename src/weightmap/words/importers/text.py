@@ -188,12 +188,12 @@ def plan_declared(words: _words.Words) -> WritePlan:
 
 
 def _plan(words: _words.Words, name: str, head: bytes) -> WritePlan:
-    """Lay out a text file; its size is known once it is written. Raises `EncodeError` for words with white space.
+    """Lay out a text file; its size is known once it is written. Raises `EncodeError` for white space or NUL in words.
 
     Each number is the shortest text that reads back as the same float32.
     """
     raws = [words.table.raw(i) for i in range(len(words.table))]
-    _words.refuse_words(name, raws, _SPACE, empty=False)
+    _words.refuse_words(name, raws, _SPACE + b"\0", empty=False)
     size = len(head) + sum(map(len, raws)) + (1 + _NUMBER * words.dims) * len(raws)
 
     def write(sink: Sink) -> None:
