@@ -357,16 +357,16 @@ UNHELD = [
         DOUBLES,
         "m.bin",
         None,
-        "dtype float64 (expected float16), 2 dimensions (expected 4: out, in, kernel, kernel); give ",
+        "dtype float64 (expected float16), 2 dimensions (expected 4: out, in, kernel, kernel); for ",
     ),
-    (DOUBLES, "m.bin", None, "; give format='word2vec' or fasttext for words, safetensors for a model"),
+    (DOUBLES, "m.bin", None, "; for words, convert with format='word2vec' or fasttext; for a model, write safetensors"),
     (
         {"w": ONES},
         "m.bin",
         None,
         "m.bin: .bin means CNN v2 here, weights of convolutions in float16: CNN v2 cannot expr",
     ),
-    ({"w": ONES}, "m.txt", None, "; for words give format='text', textdims or word2vec"),
+    ({"w": ONES}, "m.txt", None, "; for words, convert with format='text', textdims or word2vec"),
 ]
 
 

@@ -329,3 +329,22 @@ def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
     assert np.array_equal(wm.load(path)["m"], np.asarray(matrix))
     with pytest.raises(wm.EncodeError, match="'masked'"):
         wm.save(path, {"masked": np.ma.masked_array(np.ones(2, np.float32), [True, False])})
+
+
+def test_remedies_for_an_ambiguous_suffix_are_ones_that_save_has(tmp_path):
+    """Where tensors or words say that another format was meant, and not where another argument is wrong."""
+    path, layers = tmp_path / "x.bin", {"layer.0.weight": np.ones((2, 3, 3, 3), np.float16)}
+    remedy = "; for words, convert with format='word2vec' or fasttext; for a model, write safetensors"
+    for tensors, options in (
+        ({"embeddings": np.ones((2, 3))}, {"vocab": ["a", "b"]}),
+        ({"a": np.ones((2, 3, 3, 3), np.float16)}, {}),
+    ):
+        with pytest.raises(wm.EncodeError, match="bin means CNN v2 here") as caught:
+            wm.save(path, tensors, **options)
+        assert str(caught.value).endswith(remedy)
+    wm.save(tmp_path / "s.fifu", {"embeddings": np.ones((2, 3), np.float32)}, vocab=["a", "b"])
+    wm.convert(tmp_path / "s.fifu", path, format="word2vec")
+    for options in ({"metadata": {"x": 1}}, {"metadata": {"mip_level": -1}}, {"output": wm.Output(align=64)}):
+        with pytest.raises(wm.EncodeError, match="bin means CNN v2 here") as caught:
+            wm.save(path, layers, **options)
+        assert "; " not in str(caught.value)

@@ -415,7 +415,9 @@ def by_suffix(path: str) -> Format:
     words = next((name for suffix, name in WORDS.items() if lower.endswith(suffix)), None)
     others = " or ".join(sorted({*WORDS.values(), "word2vec"} - {words}))
     remedy = (
-        Remedy("or give {}", "format") if words is None else Remedy(f"for words give {{}}, {others}", "format", words)
+        Remedy("or give {}", "format")
+        if words is None
+        else Remedy(f"for words, convert with {{}}, {others}", "format", words)
     )
     raise EncodeError(msg, path=path, remedy=remedy)
 

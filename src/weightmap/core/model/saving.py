@@ -303,14 +303,16 @@ def choose_layout(target: formats.Format, layout: str | None, metadata: Mapping[
 
 @contextlib.contextmanager
 def meant_by_suffix(path: str, target: Any) -> Iterator[None]:
-    """Explain in errors that an ambiguous suffix chose the format; None: the caller named it."""
+    """Explain in errors about tensors or words that an ambiguous suffix chose the format; None: the caller named it."""
     try:
         yield
     except EncodeError as error:
         if isinstance(target, formats.Format) and target.suffix_means and error.path == path:
             error.what = f"{os.path.splitext(path)[1]} means {target.title} here, {target.suffix_means}: {error.what}"
-            if error.remedy is None or error.remedy.option == "exclude":
-                error.remedy = Remedy("give {} or fasttext for words, safetensors for a model", "format", "word2vec")
+            another_kind = any(line.startswith(("tensor", "vocab")) for line in error.refused)
+            if another_kind and (error.remedy is None or error.remedy.option == "exclude"):
+                words = "for words, convert with {} or fasttext; for a model, write safetensors"
+                error.remedy = Remedy(words, "format", "word2vec")
         raise
 
 
@@ -341,7 +343,9 @@ def _plan(target: formats.Format, request: formats.Request) -> WritePlan:
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     if foreign:
         places = ", ".join(name for name in _CARRIED if name in carried) or "tensors alone"
-        raise EncodeError(f"{target.title} has no place for {', '.join(foreign)}; it has one for {places}")
+        error = EncodeError(f"{target.title} has no place for {', '.join(foreign)}; it has one for {places}")
+        error.refused = tuple(foreign)
+        raise error
     max_align = target.aligns.get(request.layout, 1)
     if request.align > max_align:
         limit = f" to more than {max_align} bytes" if max_align > 1 else ""
