@@ -414,11 +414,8 @@ def by_suffix(path: str) -> Format:
     msg = f"no format has this suffix: use one of {suffixes}"
     words = next((name for suffix, name in WORDS.items() if lower.endswith(suffix)), None)
     others = " or ".join(sorted({*WORDS.values(), "word2vec"} - {words}))
-    remedy = (
-        Remedy("or give {}", "format")
-        if words is None
-        else Remedy(f"for words, convert with {{}}, {others}", "format", words)
-    )
+    what = "or give {}" if words is None else f"for words, convert with {{}}, {others}"
+    remedy = Remedy(what, "format", words)
     raise EncodeError(msg, path=path, remedy=remedy)
 
 
