@@ -190,9 +190,34 @@ def test_a_sliding_window_that_llama_cpp_does_not_have(converted, name):
     assert converted(name=LLAMA, sliding_window=64)[1] == ()
 
 
+def test_added_tokens_of_tokenizer_json_beside_a_model_of_sentencepiece(tmp_path):
+    """Transformers 5 writes them nowhere else; of other files' tokens at the same ids, those count."""
+    contents = {4: "<start_of_turn>", 385: "<new>", 386: "\u2581tool", 387: "<old>", 388: "<far>"}
+    added = [{"id": i, "content": content, "special": i in (4, 385)} for i, content in contents.items()]
+    files = {
+        "tokenizer.model": GEMMA_MODEL,
+        "tokenizer.json": {"added_tokens": added},
+        "tokenizer_config.json": {"added_tokens_decoder": {"387": {"content": "<other>", "special": True}}},
+    }
+    tensors = tensors_of(GEMMA2) | {"model.embed_tokens.weight": np.zeros((388, models.HIDDEN), models.BF16)}
+    source = write(tmp_path / "model", config_of(GEMMA2, vocab_size=388), tensors, files=files)
+    warnings = wm.convert(source, tmp_path / "x.gguf").warnings
+    assert warnings == ("the added token '<far>' has the id 388, and the model 388 tokens: left out",)
+    metadata = wm.open(tmp_path / "x.gguf").metadata
+    columns = [list(metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type", "scores")]
+    assert [tuple(column[i] for column in columns) for i in (4, 384, 385, 386, 387)] == [
+        ("<start_of_turn>", 3, -1000),
+        ("[PAD384]", 5, -10000),
+        ("<new>", 3, -1000),
+        (" tool", 4, -1000),
+        ("<other>", 3, -1000),
+    ]
+
+
 def test_added_tokens_that_the_model_does_not_have(converted):
     settings = {"added_tokens_decoder": {"384": {"content": "<pad>", "special": True}, "383": {"content": "<x>"}}}
     files = {"tokenizer.model": GEMMA_MODEL, "tokenizer_config.json": settings, "added_tokens.json": {"<y>": 400}}
+    files["tokenizer.json"] = {}
     metadata, warnings = converted(files)
     tokens = list(metadata["tokenizer.ggml.tokens"])
     assert (len(tokens), tokens[383]) == (models.VOCAB, "<x>")

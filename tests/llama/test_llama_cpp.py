@@ -5,6 +5,7 @@ make llama-test runs this: llama.cpp is compiled once, and transformers makes ti
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -297,3 +298,17 @@ def test_ids_of_texts_and_logits_of_the_ground_truth(tmp_path, name):
     llm.eval(said["prompt"])
     logits = np.array(llm.scores[len(said["prompt"]) - 1])
     np.testing.assert_allclose(logits, said["logits"], atol=0.05 * np.abs(said["logits"]).max())
+
+
+def test_ids_of_a_tokenizer_of_transformers_beside_its_model_of_sentencepiece(tmp_path):
+    config = transformers.Gemma2Config(**(CONFIG | GEMMA | {"vocab_size": models.VOCAB + 16}))
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TRUTH / "gemma2")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.save_pretrained(tmp_path / "model")
+    shutil.copy(TRUTH / "gemma2" / "tokenizer.model", tmp_path / "model")
+    wm.convert(tmp_path / "model", tmp_path / "x.gguf")
+    llm = llama_cpp.Llama(str(tmp_path / "x.gguf"), vocab_only=True, verbose=False)
+    for text in ("<|im_start|>he", "<start_of_turn>he<end_of_turn>", "<bos>he <|im_start|> he"):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert llm.tokenize(text.encode(), add_bos=False, special=True) == ids, text

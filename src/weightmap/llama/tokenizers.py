@@ -380,7 +380,7 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int, notes: list[str]) ->
         except UnicodeDecodeError as error:
             raise FormatError(f"piece {i} of {MODEL} is not UTF-8 ({error.reason})", field=MODEL) from None
         types[i] = next((type_ for type_, is_of in kinds.items() if is_of(i)), _NORMAL)
-    added: dict[int, tuple[str, int]] = {}
+    added = dict(_added_tokens(files, _MAX_TOKENS))
     for token, number in (files.json("added_tokens.json") or {}).items():
         added[_id(number, _MAX_TOKENS, "added_tokens.json")] = token, _USER_DEFINED
     for key, entry in _object((files.json(SETTINGS) or {}).get("added_tokens_decoder"), "added_tokens_decoder").items():
@@ -451,22 +451,26 @@ def _added(entry: Any) -> tuple[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------- tokenizer.json
-def _entries(tokenizer: Mapping[str, Any], count: int) -> tuple[list[str], list[int], set[int]]:
+def _added_tokens(files: Files, count: int) -> Iterator[tuple[int, tuple[str, int]]]:
+    """Yield the id, text and type of each added token: transformers 5 writes them nowhere else."""
+    entries = (files.json(TOKENIZER) or {}).get("added_tokens") or []
+    if not isinstance(entries, list):
+        raise FormatError("added_tokens of the tokenizer", field="added_tokens", expected="a list")
+    for entry in entries:
+        yield _id(entry.get("id") if isinstance(entry, dict) else None, count, TOKENIZER), _added(entry)
+
+
+def _entries(tokenizer: Mapping[str, Any], files: Files, count: int) -> tuple[list[str], list[int], set[int]]:
     """Return tokens and types by id, padded, and the ids of added tokens."""
     tokens, types, _ = _padding(count)
     vocab = _object(tokenizer["model"].get("vocab"), "vocab")
     for token, i in vocab.items():
         at = _id(i, count, TOKENIZER)
         tokens[at], types[at] = token, _NORMAL
-    added = tokenizer.get("added_tokens") or []
-    if not isinstance(added, list):
-        raise FormatError("added_tokens of the tokenizer", field="added_tokens", expected="a list")
-    ids = set()
-    for entry in added:
-        at = _id(entry.get("id") if isinstance(entry, dict) else None, count, TOKENIZER)
-        tokens[at], types[at] = _added(entry)
-        ids.add(at)
-    return tokens, types, ids
+    added = dict(_added_tokens(files, count))
+    for at, (token, type_) in added.items():
+        tokens[at], types[at] = token, type_
+    return tokens, types, set(added)
 
 
 def merges_of(tokenizer: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -481,8 +485,8 @@ def merges_of(tokenizer: Mapping[str, Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _by_fallback(tokenizer: Mapping[str, Any], _: Files, count: int) -> Vocab:
-    tokens, types, added = _entries(tokenizer, count)
+def _by_fallback(tokenizer: Mapping[str, Any], files: Files, count: int) -> Vocab:
+    tokens, types, added = _entries(tokenizer, files, count)
     ranks: dict[str, int] = {}
     for rank, (first, right) in enumerate(merges_of(tokenizer)):
         ranks.setdefault(first + right, rank)
@@ -525,8 +529,8 @@ def _steps(stage: Any) -> list[dict[str, Any]]:
     return [step if isinstance(step, dict) else {} for step in inner] if isinstance(inner, list) else [stage]
 
 
-def _by_bytes(tokenizer: Mapping[str, Any], _: Files, count: int) -> Vocab:
-    tokens, types, _ids = _entries(tokenizer, count)
+def _by_bytes(tokenizer: Mapping[str, Any], files: Files, count: int) -> Vocab:
+    tokens, types, _ = _entries(tokenizer, files, count)
     for step in _steps(tokenizer.get("normalizer")):
         if step.get("type") != "NFC":
             raise refusal(f"{TOKENIZER} has the normalizer {_shown(step.get('type'))}, expected none or NFC")
