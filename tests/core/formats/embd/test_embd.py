@@ -215,3 +215,25 @@ def test_an_error_is_reported_as_of_the_layout_that_was_meant():
     with pytest.raises((wm.LayoutError, wm.TruncatedError)) as caught:
         wm.open(memoryview(data))
     assert caught.value.field == "total_file_size"
+
+
+@pytest.mark.parametrize("names", ["a", "ba", "aba"])
+def test_a_hash_of_another_name_is_an_error_of_the_look_up(put, names):
+    """Of each one, the first too, where opening did not check the index."""
+    tensors = {"a": np.ones(3, np.float32), "b": np.zeros(2, np.float32)}
+    path = put(b"", "t.weights")
+    wm.save(path, tensors, output=wm.Output(checksums=False))
+    data = bytearray(path.read_bytes())
+    data[int.from_bytes(data[28:32], "little")] ^= 1
+    path.write_bytes(data)
+    with wm.open(path, verify="none") as f:
+        assert list(f) == ["a", "b"]
+        for name in names:
+            if name == "b":
+                assert not f[name].any()
+                continue
+            with pytest.raises(wm.ChecksumError, match="stored FNV-1a hash of its name") as caught:
+                f[name]
+            assert (caught.value.field, caught.value.path) == ("name_hash", str(path))
+        with pytest.raises(wm.TensorNotFoundError):
+            f["c"]

@@ -280,6 +280,23 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Callable[[], Voca
     return lambda: new_vocabulary(load, count, special_ids)
 
 
+class _Unchecked(RecordTable):
+    """An index that opening did not check: a look-up compares the name with its stored hash."""
+
+    def _scan(self, name: bytes) -> int:
+        row = super()._scan(name)  # by hashes
+        return row if row >= 0 else self.names.find(name.decode(errors="surrogatepass"))
+
+    def place(self, i: int) -> Any:
+        stored, computed = (
+            self.RECORD.unpack_from(self._index, i * self.RECORD.size)[0],
+            checksums.fnv1a32(self.names.raw(i)),
+        )
+        if stored != computed:
+            self.refuse("NAME_HASH", i, stored, computed)
+        return super().place(i)
+
+
 def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:
     """Return the table of tokens. Raises `LayoutError` when they do not fill their section exactly."""
     bounds = np.empty(count + 1, np.uint32)
@@ -504,7 +521,8 @@ def parse_spec(
     loaded = None
     if options.checked and size <= READ_INDEX:
         loaded = head[start:data] if data <= len(head) else source.pread(start, size)
-    table = RecordTable(index, count, start, record_rules(flags, data, data_size, source.size, options), loaded)
+    kind = RecordTable if options.checked else _Unchecked
+    table = kind(index, count, start, record_rules(flags, data, data_size, source.size, options), loaded)
     if options.verify == "full":
         table.detach_index()
     if options.checked:
