@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import threading
+from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from tests.device_support import FakeDevice
 
 import weightmap as wm
 from weightmap import cli
+from weightmap.conversion import converting, sharded
 from weightmap.core.bytes import source as sources
+from weightmap.core.model import single
 from weightmap.device import Staging, load
 from weightmap.trust import checking
 
@@ -430,3 +433,114 @@ def test_lists_are_written_as_sha256sum_does(tmp_path):
     wm.convert(tmp_path, tmp_path / "new/", output=wm.Output(sha256sums=True))
     wm.verify(wm.open(tmp_path / "new", trust="recorded"))
     assert "config.json" in (tmp_path / "new" / "SHA256SUMS").read_text()
+
+
+CODE = "modeling_x.py"
+
+
+@pytest.fixture
+def directory(model):
+    """A model directory of two shards with code, a vocabulary and a module; and the digests of its files."""
+    (model / NAME).unlink()
+    wm.save(model / NAME, {"a": np.ones((4, 1000), np.float32), "b": np.ones(1000, np.float32)}, max_shard_size=17_000)
+    (model / "config.json").write_text('{"dtype": "float32"}')
+    (model / CODE).write_text("good = 1")
+    (model / "vocab.txt").write_text("good\n")
+    (model / "modules.json").write_text('[{"path": "1_Dense"}]')
+    (model / "1_Dense").mkdir()
+    (model / "1_Dense" / "model.safetensors").write_bytes(b"good")
+    names = [str(path.relative_to(model)) for path in model.rglob("*") if path.is_file()]
+    return model, {name: f"sha256:{sha256(model / name)}" for name in names}
+
+
+def tampered(path):
+    path.write_bytes(path.read_bytes().replace(b"good", b"evil").replace(b"float32", b"float64"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["config.json", CODE, "vocab.txt", "modules.json", "1_Dense/model.safetensors"])
+def test_files_beside_a_model_are_copied_as_they_were_hashed(directory, tmp_path, mode, name):
+    """Somebody changes one while shards are written."""
+    model, given = directory
+
+    def progress(done, total):
+        if done == total:
+            (model / name).write_text("evil")
+
+    with wm.open(model, trust=given, mode=mode) as file:
+        assert wm.convert(file, tmp_path / "good/", dtype="fp16").copied
+        with pytest.raises(wm.TrustError) as caught:
+            wm.convert(file, tmp_path / "new/", dtype="fp16", progress=progress)
+    assert caught.value.path == str(model / name)
+    copied = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    assert not [path.name for path in copied if path.suffix == ".json" and "index" in path.name]
+    assert not [path.name for path in copied if b"evil" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt"])
+@pytest.mark.parametrize("target", ["new.weights", "new.gguf", "new/"])
+def test_what_a_conversion_reads_beside_a_model_is_what_was_hashed(directory, tmp_path, monkeypatch, name, target):
+    """A file that is put back before all files are hashed, and one that cannot be parsed."""
+    model, given = directory
+    good = (model / name).read_bytes()
+
+    def check_all(*args):
+        (model / name).write_bytes(good)
+        checking.check_all(*args)
+
+    monkeypatch.setattr(converting, "check_all", check_all)
+    for damage in (tampered, lambda path: path.write_bytes(b"{\xff")):
+        damage(model / name)
+        with wm.open(model, trust=given) as file, pytest.raises(wm.TrustError) as caught:
+            wm.convert(file, tmp_path / target)
+        assert caught.value.path == str(model / name)
+        (model / name).write_bytes(good)
+    assert not (tmp_path / target).exists()
+
+
+def test_a_comparison_reads_what_was_hashed(directory, tmp_path):
+    model, given = directory
+    wm.convert(model, tmp_path / "other.weights")
+    with wm.open(model, trust=given) as file:
+        assert wm.diff(file, tmp_path / "other.weights").vocab is None
+    tampered(model / "vocab.txt")
+    with wm.open(model, trust=given) as file, pytest.raises(wm.TrustError, match=r"vocab\.txt"):
+        wm.diff(file, tmp_path / "other.weights")
+
+
+def test_a_published_version_has_the_files_that_were_hashed(directory, tmp_path):
+    model, given = directory
+    with wm.open(model, trust=given, mode="copy") as file, pytest.raises(wm.TrustError, match=CODE):
+        wm.deltas.publish(file, file, tmp_path / "to", version=1, full=True, progress=lambda *_: tampered(model / CODE))
+    assert not list((tmp_path / "to").rglob("*.py"))
+
+
+class Inline(Executor):
+    """Runs each task where it is submitted."""
+
+    def submit(self, function, /, *args, **options):
+        future = Future()
+        future.set_result(function(*args, **options))
+        return future
+
+
+@pytest.mark.parametrize("mode", ["copy", "sealed"])
+def test_workers_use_the_bytes_that_were_hashed(directory, tmp_path, monkeypatch, mode):
+    """Somebody changes a shard in place as soon as a worker has opened it."""
+    model, given = directory
+    opened = []
+
+    def open_file(source, path, options):
+        file = single.open_file(source, path, options)
+        with Path(path).open("r+b") as other:
+            other.seek(-4, os.SEEK_END)
+            other.write(b"evil")
+        opened.append(path)
+        return file
+
+    monkeypatch.setattr(sharded, "open_file", open_file)
+    with wm.open(model, trust=given, mode=mode) as file:
+        wm.convert(file, tmp_path / "new/", run=wm.Run(executor=Inline()))
+    assert len(opened) == 2
+    for array in wm.load(tmp_path / "new").values():
+        assert np.all(array == 1)

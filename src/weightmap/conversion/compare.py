@@ -14,7 +14,7 @@ from weightmap.conversion.tensors import dropped_because, file_metadata, vocab_k
 from weightmap.core.arguments import names_moved
 from weightmap.core.formats import FORMATS
 from weightmap.core.model.codes import check_computable
-from weightmap.core.model.internals import check_unchanged, dense_row, detach_index, folder_opened, name_of, row_of
+from weightmap.core.model.internals import check_unchanged, detach_index, folder_opened, name_of, parts_of, row_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharded import equal
 from weightmap.huggingface import directory as hub
@@ -137,7 +137,8 @@ class _Side:
     @functools.cached_property
     def directory(self) -> hub.ModelDirectory | None:
         """Configuration and vocabulary of the directory, read when the other side has some."""
-        return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "")
+        trust = parts_of(self.file)[2].trust
+        return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "", trust)
 
     @functools.cached_property
     def stored_metadata(self) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None
     common = read_at_all(a.file, b.file, (name for name in a.file if name in b))
     changed = tuple(tensor_diffs(both(a.file, b.file, common), tolerance))
     if tolerance is not None:
-        changed = tuple(by_rows(d, dense_row(a.file, d.name), dense_row(b.file, d.name)) for d in changed)
+        changed = tuple(by_rows(d, row_of(a.file, d.name).dense, row_of(b.file, d.name).dense) for d in changed)
     metadata: tuple[tuple[str, Any, Any], ...] = ()
     vocab = None
     if not tensors_only:
@@ -226,7 +227,7 @@ def _only_in(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[s
     for name in side.file:
         if name in other:
             continue
-        why = other.does_without(name, dense_row(side.file, name))
+        why = other.does_without(name, row_of(side.file, name).dense)
         if why is None:
             names.append(name)
         else:

@@ -260,8 +260,8 @@ def _open_source(stack: contextlib.ExitStack, src: Any) -> _Source:
             path = path_of(src)
             return _Source(file, False, None, None, path, path or file.path, of_words=True)  # noqa: FBT003 - by fields
         stack.enter_context(file)
-    folder, path = internals.folder_opened(file), file.path
-    directory = None if folder is None or path is None else read_directory(folder, path)
+    folder, path, trust = internals.folder_opened(file), file.path, internals.parts_of(file)[2].trust
+    directory = None if folder is None or path is None else read_directory(folder, path, trust)
     return _Source(file, isinstance(src, Weights), folder, directory, path, folder or path or internals.name_of(file))
 
 
@@ -288,7 +288,7 @@ def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: 
             raise ValueError(f"run= is for shards, and {path!r} is one file: give a directory or an *.index.json")
         check_replaceable(path)
     elif shards.whole and directory is None and source.path is not None:
-        directory = directory_around(source.path)
+        directory = directory_around(source.path, internals.parts_of(source.file)[2].trust)
     if format in NAMES:
         from weightmap.words.importers import IMPORTERS  # noqa: PLC0415 - for words alone
 
@@ -342,7 +342,7 @@ def _convert_tensors(
         shards = shards_in_place_of(target.path, target.record)
     # Listed before anything is written: a folder that cannot be read fails the conversion while it can still fail.
     copied = source.folder is None or directory is None or (shards is not None and shards.whole)
-    others = [] if copied or source.folder is None else list(companions(source.folder))
+    others = [] if copied or source.folder is None else list(companions(source.folder, spec.opening.trust))
     if shards is None:
         report = _convert_file(file, directory, target.path, spec, renamed, progress)
     else:

@@ -27,7 +27,7 @@ from weightmap.core.model.sharding import ShardTarget, encode_index, holding, re
 from weightmap.core.model.single import is_index, open_file
 from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError
 from weightmap.huggingface.companion_files import CompanionFiles, check_not_read, is_whole
-from weightmap.huggingface.directory import ModelDirectory, read_directory
+from weightmap.huggingface.directory import read_beside
 from weightmap.llama.translating import without_keys
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
         if spec.is_view and opened is None:
             files = [conversion_view(file, spec, with_keys=not task.number)[0] for file in files]
         places = (place for file, piece in zip(files, task.pieces, strict=True) for place in _places(file, piece.rows))
-        directory = None if task.model is None else read_beside(task.model)
+        directory = None if task.model is None else read_beside(task.model, spec.opening.trust)
         preparer = Preparer(spec)
         prepared = preparer.prepare(files[0], places, directory, path, dict(task.renamed), part=True, numbers=task.part)
         sinks: list[Sink] = []  # the one that wrote the file
@@ -153,7 +153,8 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
 def open_rows(folder: str, piece: FileRows, options: Options) -> TensorFile:
     """Open a source file of a task. Raises `FileChangedError` if it has changed since the task was made."""
     path = inside(folder, plain_name(piece.name, "name"))
-    options = Options(**options.keywords(mode=None, verify="header", private=True))
+    # With digests in the caller's mode: "copy" uses the bytes that were hashed.
+    options = Options(**options.keywords(mode=options.mode if options.trust else None, verify="header", private=True))
     whole = is_index(path) or options.deltas
     file = open_with(path, options) if whole else open_file(path, path, options)
     size, state = state_of(file)
@@ -174,11 +175,6 @@ def state_of(file: TensorFile) -> tuple[int, int | str]:
         else:
             states.append(source.identity[3] if source.identity else 0)  # a buffer has no time
     return file.nbytes, states[0] if len(states) == 1 else ", ".join(map(str, states))
-
-
-def read_beside(model: str) -> ModelDirectory:
-    """Read the Hugging Face directory of a model file or index, which may be an address."""
-    return read_directory(folder_of(model), model)
 
 
 def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple[str, Row]]:
@@ -272,7 +268,7 @@ def plan_shards(
     warnings: dict[str, None] = {}
     ready: list[tuple[tuple[FileRows, ...], Prepared, int]] = []
     refused: list[EncodeError] = []
-    directory = None if model is None else read_beside(model)
+    directory = None if model is None else read_beside(model, spec.opening.trust)
     for shard, chosen in _chosen(labels, moved, where):
         pieces, places = _pieces(files, chosen)
         try:
@@ -448,15 +444,16 @@ def convert_model(
     plan = plan_shards(file, model, target, spec, renamed)
     with holding(target, run.rank if run.world_size > 1 else None):
         work = _Conversion(plan, target, spec, run, progress)
-        companions = None
+        files = None
         if model is not None and target.whole:
             dtype = None if spec.quantize is not None else spec.dtype
-            companions = CompanionFiles(model, target.folder, dtype=dtype, replace=work.resumes, decoded=spec.weights)
+            trust = spec.opening.trust
+            files = CompanionFiles(model, target.folder, trust, dtype=dtype, replace=work.resumes, decoded=spec.weights)
         if not spec.output.overwrite:
             work.check_free()
         with removing_new(target, () if run.manifest or run.keep_going else set(plan.where.values())):
             work.run()
-            nbytes, warnings = work.finish(companions)
+            nbytes, warnings = work.finish(files)
     return ConvertReport(
         name_of(file),
         target.path,

@@ -21,7 +21,7 @@ from weightmap.core.bytes.open_source import inside, names_in, path_of
 from weightmap.core.bytes.sink import WritePlan, write_all
 from weightmap.core.dtypes import DTYPES
 from weightmap.core.formats import Payload, Request, Tensors, by_name
-from weightmap.core.model.internals import dense_rows, name_of, rows_of, sources_of
+from weightmap.core.model.internals import dense_rows, name_of, parts_of, rows_of, sources_of
 from weightmap.core.model.listing import CHECKSUMS, new_sum
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
@@ -327,7 +327,7 @@ def _write_full(
     convert(new, os.path.join(hidden, SINGLE), max_shard_size=how.max_shard_size, progress=progress)
     path = sources_of(now)[0].path
     if path is not None:
-        CompanionFiles(path, hidden, replace=True).copy()
+        CompanionFiles(path, hidden, parts_of(now)[2].trust, replace=True).copy()
     return list(now)
 
 

@@ -120,6 +120,8 @@ class CompanionFiles:
     ----------
     model, folder : str
         The model file or index in the old directory, and the new directory.
+    trust : weightmap.trust.checking.Trust, optional
+        The digests that the files must have. They are then copied from memory, which was hashed.
     dtype : str, optional
         The type that all floating-point tensors were converted to: where ``config.json`` says their type, it is this.
     replace : bool
@@ -135,16 +137,26 @@ class CompanionFiles:
     FormatError
         For a ``modules.json`` that is damaged, or names a folder elsewhere or a hidden one, for a damaged
         ``config.json``, and for a file that a link leads to elsewhere: the copy may be published.
+    TrustError
+        For a file with a wrong digest or none.
     NotRegularFileError
         For a FIFO, socket or device, and for a loop of links.
     """
 
     def __init__(
-        self, model: str, folder: str, *, dtype: str | None = None, replace: bool = False, decoded: bool = False
+        self,
+        model: str,
+        folder: str,
+        trust: Any = None,
+        *,
+        dtype: str | None = None,
+        replace: bool = False,
+        decoded: bool = False,
     ) -> None:
         self._source_folder, self._folder, self._replace = open_source.folder_of(model), folder, replace
-        self._model = model
-        self._names = tuple(name for name in companions(self._source_folder) if not (decoded and name in SIDECARS))
+        self._model, self._trust = model, trust
+        names = companions(self._source_folder, trust)
+        self._names = tuple(name for name in names if not (decoded and name in SIDECARS))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
             if name == "config.json":
@@ -153,20 +165,21 @@ class CompanionFiles:
 
     def _sources(self) -> Iterator[tuple[str, str, Source]]:
         """Yield name, target and source of each file that is there and not its own target."""
+        mode = "mmap" if self._trust is None else "copy"
         for name in self._names:
             target = os.path.join(self._folder, name)
             try:
-                source = open_source.from_path(open_source.inside(self._source_folder, name), "mmap")
+                source = open_source.from_path(open_source.inside(self._source_folder, name), mode)
             except (FileNotFoundError, IsADirectoryError):
                 continue
             with contextlib.closing(source):
                 if source.store is None and not open_source.is_near(source.name, self._model):
                     expected = "a file below its directory, or of the same repository in a cache: copy it there"
                     raise FormatError("where the link leads", path=source.name, expected=expected)
-                with contextlib.suppress(FileNotFoundError):
-                    status = os.stat(target)
-                    if source.identity[:2] == (status.st_dev, status.st_ino):
-                        continue
+                if source.identity[:2] == _identities([target]).get(target):
+                    continue
+                if self._trust is not None:
+                    self._trust.admit(source)
                 yield name, target, source
 
     def _new(self, name: str, source: Source) -> Source:
@@ -190,14 +203,14 @@ class CompanionFiles:
         return tuple(copied)
 
 
-def companions(folder: str) -> Iterator[str]:
+def companions(folder: str, trust: Any = None) -> Iterator[str]:
     """Yield the names in a directory that are copied with a model, none of them hidden; some may be no files."""
     there = _names_in(folder, COMPANIONS)
     yield from (name for name in COMPANIONS if name in there)
     if "config.json" in there:  # it names the code that a model brings; other code is not the model's
         yield from sorted(name for name in there if name.endswith(".py"))
     yield from _chat_templates(folder)
-    inner_folders = _folders(folder) if _MODULES in there else []
+    inner_folders = _folders(folder, trust) if _MODULES in there else []
     yield from dict.fromkeys(name for inner in inner_folders for name in _below(folder, inner))
 
 
@@ -223,12 +236,12 @@ def _below(folder: str, inner: str) -> Iterator[str]:
             yield path
 
 
-def _folders(folder: str) -> list[str]:
+def _folders(folder: str, trust: Any) -> list[str]:
     """Return the folders of the modules of sentence-transformers."""
     path = open_source.inside(folder, _MODULES)
     opening = b'{"modules": '  # the parser takes objects, and this is an array of them
     try:
-        content = opening + (open_source.read_small(path) or b"") + b"}"
+        content = opening + (open_source.read_small(path, trust) or b"") + b"}"
         modules = strict_json.loads(content, _MODULES, offset=-len(opening))["modules"]
         modules = modules if isinstance(modules, list) else [modules]
         paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
@@ -264,23 +277,20 @@ def is_whole(path: str, nbytes: int, crc: int) -> bool:
         source = open_source.from_path(path, "mmap")
     except (OSError, TensorFileError):  # it is not there, or no file
         return False
-    try:
-        if source.size != nbytes:
-            return False
-        checksum = 0
-        for chunk in source.chunks(0, nbytes):
-            checksum = checksums.crc32(chunk, checksum)
-        return checksum == crc
-    finally:
-        source.close()
+    with contextlib.closing(source):
+        return source.size == nbytes and _crc_of(source) == crc
+
+
+def _crc_of(source: Source) -> int:
+    """Return the checksum of a file."""
+    return functools.reduce(lambda crc, chunk: checksums.crc32(chunk, crc), source.chunks(0, source.size), 0)
 
 
 def _lies_at(path: str, new: Source, *, replace: bool = False) -> bool:
     """Say whether a copy is there already; raise `TargetError` if something else is that is not to be replaced."""
     if not os.path.lexists(path):
         return False
-    crc = functools.reduce(lambda crc, chunk: checksums.crc32(chunk, crc), new.chunks(0, new.size), 0)
-    if is_whole(path, new.size, crc):
+    if is_whole(path, new.size, _crc_of(new)):
         return True
     if not replace:
         msg = "this file exists, with other content than its copy would have: remove it, or choose another target"

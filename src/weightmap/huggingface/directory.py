@@ -199,10 +199,10 @@ def _special_tokens(
     return special
 
 
-def _text(token: Any) -> str:
-    """Return the text of a token, which may be an object."""
+def _text(token: Any, default: str = "\0") -> str:
+    """Return the text of a token, which may be an object; a missing one has the text that no token has."""
     token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else "\0"  # no token
+    return token if isinstance(token, str) else default
 
 
 def _first(value: Any) -> int | None:
@@ -300,13 +300,13 @@ class ModelDirectory:
 class _Files:
     """The files of a directory: reads them, and notes size and CRC-32 of each."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, trust: Any) -> None:
+        self.folder, self._trust = folder, trust
         self.stamps: dict[str, tuple[int, int] | None] = {}
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
-        raw = read_small(path)
+        raw = read_small(path, self._trust)
         self.stamps[os.path.basename(str(path))] = None if raw is None else (len(raw), checksums.crc32(raw))
         return raw
 
@@ -334,12 +334,13 @@ class _Files:
         return [line.removesuffix("\r") for line in lines]
 
 
-def read_directory(folder: str, model: str) -> ModelDirectory:
+def read_directory(folder: str, model: str, trust: Any = None) -> ModelDirectory:
     """Read the files beside the model file `model` in `folder`; any of them may be missing.
 
-    Raises `FormatError` when ``config.json``, ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
+    `trust` has the digests that they must have. Raises `FormatError` when ``config.json``,
+    ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
     """
-    files = _Files(folder)
+    files = _Files(folder, trust)
     config = files.json("config.json")
     metadata = {} if config is None else _metadata(config, folder, model)
     vocab = files.lines("vocab.txt")
@@ -426,11 +427,7 @@ def _created(model: str) -> str:
 
 
 def _special(tokens: dict[str, Any], vocab: list[str]) -> dict[str, int]:
-    names = {}
-    for key, usual in _SPECIAL.items():
-        token = tokens.get(f"{key}_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        names[key] = token if isinstance(token, str) else usual
+    names = {key: _text(tokens.get(f"{key}_token"), usual) for key, usual in _SPECIAL.items()}
     ids: dict[str, int] = {}
     key_of = {token: key for key, token in names.items()}
     for i, token in enumerate(vocab):
@@ -439,10 +436,15 @@ def _special(tokens: dict[str, Any], vocab: list[str]) -> dict[str, int]:
     return {key: ids[key] for key in names if key in ids}
 
 
-def directory_around(path: str) -> ModelDirectory | None:
+def read_beside(model: str, trust: Any) -> ModelDirectory:
+    """Read the directory of a model file or index, which may be an address."""
+    return read_directory(folder_of(model), model, trust)
+
+
+def directory_around(path: str, trust: Any) -> ModelDirectory | None:
     """Return what lies beside a model file or index, if it lies in a directory with a configuration."""
-    name, folder = "config.json", folder_of(path)
-    return read_directory(folder, path) if name in names_in(folder, (name,)) else None
+    name = "config.json"
+    return read_beside(path, trust) if name in names_in(folder_of(path), (name,)) else None
 
 
 def find_source(src: Any) -> tuple[str | None, Any, ModelDirectory | None, list[str]]:

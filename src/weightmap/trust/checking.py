@@ -102,7 +102,7 @@ class Trust:
             raise TrustError(f"no digest of this file is {where}: {quoted(name)}", path=path, remedy=remedy)
         return digests[name]
 
-    def admit(self, source: Source, limits: Limits) -> None:
+    def admit(self, source: Source, limits: Limits = DEFAULT_LIMITS) -> None:
         """Hash an opened file, and raise `TrustError` unless it has the expected digests.
 
         Modes that copy hash the copy while it is made; others read the file and then map it.
@@ -277,7 +277,7 @@ def check_all(
         source = from_path(os.path.join(trust.root, name), "mmap")
         source.private = True
         try:
-            trust.admit(source, DEFAULT_LIMITS)
+            trust.admit(source)
         finally:
             source.close()
         with lock:
