@@ -269,3 +269,14 @@ def test_values_beyond_the_scales_are_named(tmp_path, scheme):
     assert not wm.quantize(tensors["zero"], scheme).dequantize().any()
     for largest in (2e-4, 450_000):
         wm.quantize(np.float32(largest) * usual, scheme)
+
+
+def test_a_dense_file_describes_no_quantisation(tmp_path):
+    wm.save(tmp_path / "t.bt", {"w": np.ones((4, 64), np.float32)})
+    wm.convert(tmp_path / "t.bt", tmp_path / "q.amb", quantize="int4_block")
+    wm.save(tmp_path / "q.amb", wm.open(tmp_path / "q.amb"), config={"n_embd": 64})
+    assert wm.convert(tmp_path / "q.amb", tmp_path / "d.amb", dtype="float32").warnings == ()
+    assert wm.open(tmp_path / "d.amb").config == {"n_embd": 64}
+    wm.convert(tmp_path / "q.amb", tmp_path / "again.amb")
+    assert wm.open(tmp_path / "again.amb").config == wm.open(tmp_path / "q.amb").config
+    assert wm.open(tmp_path / "q.amb").config["quant"]["type"] == "int4_block"

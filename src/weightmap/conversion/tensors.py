@@ -269,6 +269,8 @@ def extras_of(
     if foreign:
         metadata = {key: value for key, value in metadata.items() if key not in foreign}
     file_vocab, config, notes = file.vocab, file.config, list[str]()
+    if config:  # the writer of AMB describes its own scheme
+        config = {key: value for key, value in config.items() if key != "quant"}
     tokenizer: TokenizerLike | Mapping[str, Any] | None = file.tokenizer
     vocab: Sequence[str] | None = file_vocab
     special_ids = None if file_vocab is None else file_vocab.special_ids
@@ -302,7 +304,7 @@ def extras_of(
     lost = []
     if homeless:
         lost.append(f"{entries(len(homeless))} ({', '.join(map(quoted, homeless))})")
-    if config and config.keys() != {"quant"} and "config" not in carried:  # AMB describes its scheme by "quant"
+    if config and "config" not in carried:
         lost.append("the configuration")
     if tokenizer is not None and "tokenizer" not in carried:
         lost.append("the tokenizer")
