@@ -265,6 +265,9 @@ def test_commands(model, keys, capsys):
     assert "identity of the signer is 'signer', 'a@example.org', expected 'b'" in capsys.readouterr().out
     assert cli.main([*by, str(keys / "other.root")]) == 1
     assert cli.main(["sign", str(model), "--key", str(keys / "own.pub")]) == 3
+    capsys.readouterr()
+    assert cli.main(["sign", f"{model}2", "--key", str(keys / "own.pem")]) == 4
+    assert "No such file or directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("links", [1, 2], ids=["to blobs", "by way of blobs to a store"])

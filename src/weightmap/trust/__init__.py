@@ -106,6 +106,7 @@ def sign(
     if not allow_symlinks and (link := _link_in(absolute)) is not None:
         remedy = Remedy("{} signs what links lead to", "allow_symlinks", switch=True)
         raise TrustError("this is a symbolic link, and cannot be signed", path=link, remedy=remedy)
+    os.stat(absolute)  # a model that is not there
     try:
         sign_model(
             absolute,
