@@ -214,6 +214,46 @@ def test_added_tokens_of_tokenizer_json_beside_a_model_of_sentencepiece(tmp_path
     ]
 
 
+BLANK_MORE = "get other ids than by tokenizer.json: llama.cpp puts one blank more before them"
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (
+            {"prepend_scheme": "first", "split": False},
+            f"texts that begin with a blank or follow a special token {BLANK_MORE}",
+        ),
+        ({"prepend_scheme": "always"}, f"texts that begin with a blank {BLANK_MORE}"),
+        ({"add_prefix_space": True}, f"texts that begin with a blank {BLANK_MORE}"),
+        ({"prepend_scheme": "never"}, None),
+        ({"add_prefix_space": False}, None),
+    ],
+)
+def test_texts_that_get_a_blank_by_llama_cpp_alone(converted, step, said):
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", **step}
+    files = {"tokenizer.json": models.fallback(normalizer=None, pre_tokenizer=metaspace)}
+    metadata, warnings = converted(files)
+    assert warnings == (() if said is None else (said,))
+    assert metadata.get("tokenizer.ggml.add_space_prefix", True) is (said is not None)
+    assert converted({"tokenizer.json": models.fallback()})[1] == ()
+    files["tokenizer.model"] = GEMMA_MODEL + b"\x1a\x02\x18\x01"  # of which texts get a blank in front
+    files["tokenizer.json"] = {"pre_tokenizer": metaspace}
+    assert converted(files)[1] == (() if said is None else (said,))
+    files["tokenizer.model"] = GEMMA_MODEL + b"\x1a\x02\x18\x00"
+    assert converted(files)[1] == ()
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
+def test_flags_of_added_tokens_that_llama_cpp_ignores(converted, flag):
+    said = f"llama.cpp ignores {flag} of added tokens: text beside them may get other ids"
+    for tokenizer in (models.tokenizer(), models.fallback()):
+        for entry in tokenizer["added_tokens"][:2]:
+            entry[flag] = True
+        matters = flag != "normalized" or tokenizer["normalizer"] is not None
+        assert converted({"tokenizer.json": tokenizer})[1] == ((said,) if matters else ())
+
+
 def test_added_tokens_that_the_model_does_not_have(converted):
     settings = {"added_tokens_decoder": {"384": {"content": "<pad>", "special": True}, "383": {"content": "<x>"}}}
     files = {"tokenizer.model": GEMMA_MODEL, "tokenizer_config.json": settings, "added_tokens.json": {"<y>": 400}}

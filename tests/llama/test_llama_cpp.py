@@ -312,3 +312,22 @@ def test_ids_of_a_tokenizer_of_transformers_beside_its_model_of_sentencepiece(tm
     for text in ("<|im_start|>he", "<start_of_turn>he<end_of_turn>", "<bos>he <|im_start|> he"):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert llm.tokenize(text.encode(), add_bos=False, special=True) == ids, text
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_ids_of_texts_that_no_warning_names(tmp_path, scheme):
+    """Texts that a tokenizer with the step Metaspace and llama.cpp take alike, and those that the report names."""
+    tokenizers = pytest.importorskip("tokenizers")
+    step = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
+    tokenizer = models.fallback(normalizer=None, pre_tokenizer=step)
+    made(tmp_path / "model", "LlamaForCausalLM")
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (tmp_path / "model" / "tokenizer_config.json").unlink()
+    warnings = wm.convert(tmp_path / "model", tmp_path / "x.gguf").warnings
+    llm = llama_cpp.Llama(str(tmp_path / "x.gguf"), vocab_only=True, verbose=False)
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+    for text in ("he", "he he", " he", "<s>he", "<s> he", "he</s> he"):
+        named = scheme != "never" and (" he" in text.replace("he he", "") or (scheme == "first" and text == "<s>he"))
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert (llm.tokenize(text.encode(), add_bos=False, special=True) != ids) is named, text
+    assert len(warnings) == (scheme != "never")

@@ -259,6 +259,7 @@ _ADDED, _PADDING = -1000.0, -10000.0
 _LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
 # Types of models of sentencepiece.
 _MODEL_TYPES = {1: "UNIGRAM", 2: "BPE", 3: "WORD", 4: "CHAR"}
+_IGNORED = "llama.cpp ignores {} of added tokens: text beside them may get other ids"
 _OF_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -327,8 +328,8 @@ class Files:
 def vocab_of(files: Files, kinds: tuple[str, ...], count: int, notes: list[str]) -> Vocab:
     """Return the vocabulary of a model of `count` tokens, by the first of these kinds that is there.
 
-    `notes` gain a line for each added token that is left out. Raises `EncodeError` where there is none of them, and for
-    one that llama.cpp does not have.
+    `notes` gain a line for each added token that is left out, and for each flag of added tokens that llama.cpp ignores.
+    Raises `EncodeError` where there is none of them, and for one that llama.cpp does not have.
     """
     if count > _MAX_TOKENS:
         raise refusal(f"config.json has vocab_size {count}, expected at most {_MAX_TOKENS}")
@@ -342,9 +343,12 @@ def vocab_of(files: Files, kinds: tuple[str, ...], count: int, notes: list[str])
         if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
             what = model.get("type") if isinstance(model, dict) else model
             raise refusal(f"{TOKENIZER} has a tokenizer of type {_shown(what)}, expected BPE")
+        for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
+            if model.get(affix):
+                raise refusal(f"{TOKENIZER} has the {affix} {_shown(model[affix])}, expected none")
         if (kind == "fallback") == bool(model.get("byte_fallback")):
             convert = _by_fallback if kind == "fallback" else _by_bytes
-            return convert(tokenizer, files, count)
+            return convert(tokenizer, files, count, notes)
     needed = f"{MODEL} or {TOKENIZER}" if len(kinds) > 1 else MODEL
     if tokenizer is not None and len(kinds) > 1:
         raise refusal(f"{TOKENIZER} falls back to bytes, which llama.cpp does not know of this architecture")
@@ -380,12 +384,12 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int, notes: list[str]) ->
         except UnicodeDecodeError as error:
             raise FormatError(f"piece {i} of {MODEL} is not UTF-8 ({error.reason})", field=MODEL) from None
         types[i] = next((type_ for type_, is_of in kinds.items() if is_of(i)), _NORMAL)
-    added = dict(_added_tokens(files, _MAX_TOKENS))
+    added = dict(_added_tokens(files, _MAX_TOKENS, notes))
     for token, number in (files.json("added_tokens.json") or {}).items():
         added[_id(number, _MAX_TOKENS, "added_tokens.json")] = token, _USER_DEFINED
     for key, entry in _object((files.json(SETTINGS) or {}).get("added_tokens_decoder"), "added_tokens_decoder").items():
         at = _id(int(key) if key.isdecimal() and len(key) < 11 else key, _MAX_TOKENS, "added_tokens_decoder")
-        added[at] = _added(entry)
+        added[at] = _added(entry, notes)
     for at, (token, type_) in added.items():
         if at < count:
             tokens[at], types[at], scores[at] = token, type_, _ADDED
@@ -440,34 +444,36 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
     return value or {}
 
 
-def _added(entry: Any) -> tuple[str, int]:
+def _added(entry: Any, notes: list[str]) -> tuple[str, int]:
     """Return an added token as llama.cpp has it, and its type."""
     content = entry.get("content") if isinstance(entry, dict) else None
     if not isinstance(content, str):
         raise FormatError("an added token of the tokenizer has no content", field="added_tokens", expected="a text")
+    for flag in ("single_word", "lstrip", "rstrip"):
+        if entry.get(flag) and _IGNORED.format(flag) not in notes:
+            notes.append(_IGNORED.format(flag))
     if entry.get("special") or _LOOKS_SPECIAL.fullmatch(content):
         return content, _CONTROL
     return content.replace(_BLANK, " "), _USER_DEFINED
 
 
 # --------------------------------------------------------------------------------------------------- tokenizer.json
-def _added_tokens(files: Files, count: int) -> Iterator[tuple[int, tuple[str, int]]]:
+def _added_tokens(files: Files, count: int, notes: list[str]) -> Iterator[tuple[int, tuple[str, int]]]:
     """Yield the id, text and type of each added token: transformers 5 writes them nowhere else."""
     entries = (files.json(TOKENIZER) or {}).get("added_tokens") or []
     if not isinstance(entries, list):
         raise FormatError("added_tokens of the tokenizer", field="added_tokens", expected="a list")
     for entry in entries:
-        yield _id(entry.get("id") if isinstance(entry, dict) else None, count, TOKENIZER), _added(entry)
+        yield _id(entry.get("id") if isinstance(entry, dict) else None, count, TOKENIZER), _added(entry, notes)
 
 
-def _entries(tokenizer: Mapping[str, Any], files: Files, count: int) -> tuple[list[str], list[int], set[int]]:
+def _entries(vocab: Any, files: Files, count: int, notes: list[str]) -> tuple[list[str], list[int], set[int]]:
     """Return tokens and types by id, padded, and the ids of added tokens."""
     tokens, types, _ = _padding(count)
-    vocab = _object(tokenizer["model"].get("vocab"), "vocab")
-    for token, i in vocab.items():
+    for token, i in _object(vocab, "vocab").items():
         at = _id(i, count, TOKENIZER)
         tokens[at], types[at] = token, _NORMAL
-    added = dict(_added_tokens(files, count))
+    added = dict(_added_tokens(files, count, notes))
     for at, (token, type_) in added.items():
         tokens[at], types[at] = token, type_
     return tokens, types, set(added)
@@ -485,8 +491,8 @@ def merges_of(tokenizer: Mapping[str, Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _by_fallback(tokenizer: Mapping[str, Any], files: Files, count: int) -> Vocab:
-    tokens, types, added = _entries(tokenizer, files, count)
+def _by_fallback(tokenizer: Mapping[str, Any], files: Files, count: int, notes: list[str]) -> Vocab:
+    tokens, types, added = _entries(tokenizer["model"].get("vocab"), files, count, notes)
     ranks: dict[str, int] = {}
     for rank, (first, right) in enumerate(merges_of(tokenizer)):
         ranks.setdefault(first + right, rank)
@@ -505,16 +511,32 @@ def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
     steps = [*_steps(tokenizer.get("normalizer")), *_steps(tokenizer.get("pre_tokenizer"))]
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
     prepended = {"type": "Prepend", "prepend": _BLANK}
-    adds = False
     for step in steps:
-        if step == prepended:
-            adds = True
-        elif step.get("type") == "Metaspace" and step.get("replacement") == _BLANK:
-            scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-            adds = adds or scheme in ("always", "first")
-        elif step != replaced:
+        spaces = step.get("type") == "Metaspace" and step.get("replacement") == _BLANK
+        if not spaces and step not in (prepended, replaced):
             raise refusal(f"{TOKENIZER} has the step {_shown(step.get('type'))}, which llama.cpp does not take")
-    return adds
+    if all(step == prepended for step in steps):
+        raise refusal(f"{TOKENIZER} has no step that replaces blanks by {_BLANK}")
+    return prepended in steps or any(map(_scheme, steps))
+
+
+def _scheme(step: Mapping[str, Any]) -> str:
+    """Return where a step of the type Metaspace puts a blank in front, "always" or "first"; empty for nowhere."""
+    usual = "always" if step.get("add_prefix_space", True) else "never"
+    scheme = step.get("prepend_scheme", usual) if step.get("type") == "Metaspace" else "never"
+    return scheme if scheme in ("always", "first") else ""
+
+
+def note_blanks(files: Files, notes: list[str]) -> None:
+    """Note where llama.cpp puts a blank in front of a text, and ``tokenizer.json`` does not."""
+    tokenizer = files.json(TOKENIZER) or {}
+    added = tokenizer.get("added_tokens") or ()
+    if _steps(tokenizer.get("normalizer")) and any(entry.get("normalized") for entry in added):
+        notes.append(_IGNORED.format("normalized"))
+    schemes = set(map(_scheme, _steps(tokenizer.get("pre_tokenizer")))) - {""}
+    if schemes:
+        texts = "begin with a blank or follow a special token" if "first" in schemes else "begin with a blank"
+        notes.append(f"texts that {texts} get other ids than by {TOKENIZER}: llama.cpp puts one blank more before them")
 
 
 def _steps(stage: Any) -> list[dict[str, Any]]:
@@ -529,8 +551,8 @@ def _steps(stage: Any) -> list[dict[str, Any]]:
     return [step if isinstance(step, dict) else {} for step in inner] if isinstance(inner, list) else [stage]
 
 
-def _by_bytes(tokenizer: Mapping[str, Any], files: Files, count: int) -> Vocab:
-    tokens, types, _ = _entries(tokenizer, files, count)
+def _by_bytes(tokenizer: Mapping[str, Any], files: Files, count: int, notes: list[str]) -> Vocab:
+    tokens, types, _ = _entries(tokenizer["model"].get("vocab"), files, count, notes)
     for step in _steps(tokenizer.get("normalizer")):
         if step.get("type") != "NFC":
             raise refusal(f"{TOKENIZER} has the normalizer {_shown(step.get('type'))}, expected none or NFC")

@@ -330,6 +330,8 @@ def _add_tokenizer(
         adds = False
     if isinstance(adds, bool) and not (adds and vocab.adds_space):
         writer.add_add_space_prefix(adds)
+    if vocab.scores is not None and adds is not False:
+        tokenizers.note_blanks(files, notes)
 
 
 def _add_about(
