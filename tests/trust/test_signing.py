@@ -15,6 +15,7 @@ import pytest
 import weightmap as wm
 from weightmap import cli, trust
 from weightmap.trust.checking import check_all, resolve_trust
+from weightmap.trust.lists import write_sums
 
 pytest.importorskip("OpenSSL")
 verifying = pytest.importorskip("model_signing.verifying")
@@ -239,6 +240,21 @@ def test_the_identity_of_the_signer(model, keys):
     for wrong in ({}, {"key": "k", "certificate": "c"}, {"key": "k", "identity": "i"}):
         with pytest.raises(TypeError):
             trust.signature(bundle, **wrong)
+
+
+def test_a_signature_beside_recorded_digests_needs_none(model, keys, capsys):
+    """As docs/trust.md has it: sign, verify the signature, verify what is recorded. A listed signature is compared."""
+    write_sums(str(model))
+    bundle = signed(model, keys)
+    assert cli.main(["verify", str(model), "--trust", str(bundle), "--key", str(keys / "own.pub")]) == 0
+    assert cli.main(["verify", str(model), "--trust", "recorded"]) == 0
+    assert "SHA-256 of 3 files as recorded" in capsys.readouterr().out
+    write_sums(str(model))
+    assert cli.main(["verify", str(model), "--trust", "recorded"]) == 0
+    assert "SHA-256 of 4 files as recorded" in capsys.readouterr().out
+    damaged_bytes(model, bundle, random.Random(3))
+    assert cli.main(["verify", str(model), "--trust", "recorded"]) == 1
+    assert "model.sig: the file does not match" in capsys.readouterr().out
 
 
 def test_manifests_over_pieces_are_refused(model, keys):

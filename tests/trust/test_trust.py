@@ -367,6 +367,23 @@ def test_plans_conversions_and_safe_open(model, tmp_path):
         wm.verify(wm.open(model, trust={**good, "gone": f"sha256:{ZEROS}"}))
 
 
+@pytest.mark.parametrize("name", [".gitattributes", ".cache/note"])
+def test_a_listed_file_is_compared_whatever_its_name(model, name):
+    """Unlisted, these need no digest."""
+    given = {NAME: f"sha256:{sha256(model / NAME)}"}
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).write_text("a")
+    assert wm.verify(wm.open(model, trust=given)).checks[0] == "SHA-256 of 1 file as given"
+    given[name] = f"sha256:{sha256(model / name)}"
+    assert wm.verify(wm.open(model, trust=given)).checks[0] == "SHA-256 of 2 files as given"
+    (model / name).write_text("b")
+    with pytest.raises(wm.TrustError, match="its digest is"):
+        wm.verify(wm.open(model, trust=given))
+    (model / name).unlink()
+    with pytest.raises(wm.TrustError, match="is in the list of digests, and not in the folder"):
+        wm.verify(wm.open(model, trust=given))
+
+
 def test_verify_says_what_was_compared(model, tmp_path, capsys):
     """Not that changed values would go unnoticed: no digest of a whole file lets one through."""
     snapshot, good = cached(model), sha256(model / "snapshots" / ("c" * 40) / NAME)

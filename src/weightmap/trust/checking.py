@@ -252,8 +252,9 @@ def check_all(
 ) -> list[str]:
     """Hash every file of a model, several at a time, and return their names.
 
-    A model of one file has only that one. A directory has all its files but the lists of digests themselves, the files
-    of git and of downloads, and those that a signature leaves out. A link stands for the file that it leads to.
+    A model of one file has only that one. A directory has all that are listed, and all others but lists of digests,
+    signatures, the files of git and of downloads, and those that a signature leaves out. A link stands for the file
+    that it leads to.
 
     Raises
     ------
@@ -262,12 +263,12 @@ def check_all(
     """
     absolute = os.path.abspath(path)
     folder = os.path.isdir(absolute)
-    names = sorted(_files(trust, absolute)) if folder else [trust.name_of(absolute)]
+    names = sorted({*_files(trust, absolute), *trust.digests}) if folder else [trust.name_of(absolute)]
     for name in names:
         trust.expected(os.path.join(trust.root, name))
-    missing = sorted(trust.digests.keys() - set(names)) if folder else []
-    if missing:
-        what = f"{quoted(missing[0])} is in the list of digests, and not in the folder"
+    missing = next((name for name in names if not os.path.isfile(os.path.join(trust.root, name))), None)
+    if missing is not None:
+        what = f"{quoted(missing)} is in the list of digests, and not in the folder"
         raise TrustError(what, path=trust.root)
     sizes = {name: status_of(os.path.join(trust.root, name)).st_size for name in names}
     total, done, lock = sum(sizes.values()), 0, threading.Lock()

@@ -175,8 +175,8 @@ def of_file(raw: bytes, origin: str) -> Digests:
 
 
 def is_list(path: str) -> bool:
-    """Whether a file holds digests of others: it needs none itself."""
-    if os.path.basename(path) == SUMS or path.endswith(SUFFIX):
+    """Whether a file holds digests of others, perhaps signed: it needs none itself."""
+    if os.path.basename(path) == SUMS or path.endswith((SUFFIX, ".sig")):
         return True
     raw = read_list(path, _SMALL) if os.path.isfile(path) and os.stat(path).st_size <= _SMALL else None
     return raw is not None and of_pointer(raw, path) is not None
