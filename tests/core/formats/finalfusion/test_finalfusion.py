@@ -295,3 +295,16 @@ def test_a_file_that_changed_is_noticed_by_verify(put):
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         with pytest.raises(wm.LayoutError, match="changed"):
             f.verify()
+
+
+@pytest.mark.parametrize("wide", [2**63, -(2**63) - 1, 2**64])
+def test_integers_of_more_than_64_bits_are_not_written(tmp_path, wide):
+    """TOML's integers have 64 bits: other programs refuse the file, or read another number."""
+    path, tensors = tmp_path / "t.fifu", {"embeddings": np.ones((2, 3), np.float32)}
+    for metadata in ({"k": wide}, {"a": {"b": [1, (wide,)]}}):
+        with pytest.raises(wm.EncodeError, match="an integer of more than 64 bits"):
+            wm.save(path, tensors, vocab=["a", "b"], metadata=metadata)
+    assert not path.exists()
+    metadata = {"least": -(2**63), "most": 2**63 - 1}
+    wm.save(path, tensors, vocab=["a", "b"], metadata=metadata)
+    assert wm.open(path).metadata == metadata

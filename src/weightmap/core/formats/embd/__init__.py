@@ -40,6 +40,7 @@ Ours, where the specification is silent or contradicts itself
 * `verify` warns of a minor version above 0, a repeated token, a wrong total_size of the metadata, and missing keys that
   the specification requires, unless all of them are missing: then it says so among its checks.
 * ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
+* Metadata of no entries may lack their sub-header too: a metadata_size of 0.
 * ``strict=False`` also tolerates reserved fields that are not 0, and holes and overlaps of tensors.
 
 Simple layout ("simple")

@@ -285,6 +285,7 @@ def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> byte
         reasons.append(f"metadata nested more than {DEEPEST} deep")
         return b""
     try:
+        _check_integers(_plain(document))
         text: str = tomli_w.dumps(document)
         finalfusion.loads(text)
         return text.encode()
@@ -294,6 +295,15 @@ def _encode_metadata(metadata: Mapping[str, Any], reasons: list[Reason]) -> byte
     except (TypeError, ValueError, RecursionError, AttributeError) as error:
         reasons.append(f"metadata that is not TOML: {str(error)[:200]}")
         return b""
+
+
+def _check_integers(value: Any) -> None:
+    """Raise ValueError for an integer of more than TOML's 64 bits, however deep."""
+    if isinstance(value, (dict, list, tuple)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_integers(inner)
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("an integer of more than 64 bits")
 
 
 def _says(document: finalfusion.TomlDocument) -> bool:
