@@ -187,7 +187,18 @@ def test_a_sliding_window_that_llama_cpp_does_not_have(converted, name):
     assert converted(name=name, sliding_window=None)[1] == ()
     said = "config.json has the sliding_window 64: llama.cpp attends to all tokens"
     assert converted(name=name, sliding_window=64)[1] == (said,)
+    assert converted(name=name, sliding_window=512)[1] == ()
     assert converted(name=LLAMA, sliding_window=64)[1] == ()
+
+
+def test_the_sliding_window_of_a_configuration_without_one(tmp_path):
+    said = "by transformers' default, the model has the sliding_window 4096: llama.cpp attends to all tokens"
+    for name, wide in (("MistralForCausalLM", (said,)), ("MixtralForCausalLM", ())):
+        for length, warnings in ((4096, ()), (4097, wide)):
+            config = config_of(name, max_position_embeddings=length)
+            config.pop("sliding_window", None)
+            source = write(tmp_path / name, config, tensors_of(name))
+            assert wm.convert(source, tmp_path / "x.gguf").warnings == warnings
 
 
 def test_added_tokens_of_tokenizer_json_beside_a_model_of_sentencepiece(tmp_path):

@@ -115,7 +115,7 @@ class Architecture:
     experts : bool
         Whether the layers are mixtures of experts.
     windowed : bool
-        Whether transformers has a sliding window for all layers, which llama.cpp has not.
+        Whether transformers may have a sliding window for all layers, which llama.cpp has not.
     keys : callable
         ``keys(writer, config, rope)`` adds the keys that not all architectures have, and refuses what llama.cpp does
         not compute.
@@ -161,8 +161,7 @@ def rope_of(config: Config) -> Config:
     nested = config.table("rope_parameters")
     if nested.get("full_attention") is not None:
         nested = nested.table("full_attention")
-    scaling = config.table("rope_scaling")
-    values = {**scaling.values, **nested.values}
+    values = {**config.table("rope_scaling").values, **nested.values}
     values.setdefault("rope_type", values.get("type") or "default")
     theta = nested.get("rope_theta")
     return Config({**values, "rope_theta": config.get("rope_theta") if theta is None else theta})
@@ -358,7 +357,7 @@ GEMMA3 = Architecture(
     has_head_dim=True,
     keys=_gemma3_keys,
 )
-MISTRAL = replace(LLAMA, defaults=_MISTRAL, windowed=True)
+MISTRAL = replace(LLAMA, defaults=_MISTRAL | {"sliding_window": 4096}, windowed=True)
 # The names of `architectures` in a configuration.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "LlamaForCausalLM": LLAMA,

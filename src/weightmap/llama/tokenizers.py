@@ -98,11 +98,9 @@ class Special:
 
     def _set(self, kind: str, number: Any) -> None:
         """Set the id of a kind, unless it has one."""
-        if type(number) is not int:
-            return
-        if 0 <= number < self._count:
+        if type(number) is int and 0 <= number < self._count:
             self.ids.setdefault(kind, number)
-        else:
+        elif type(number) is int:
             shown = str(number)[:20]
             self._notes.append(f"the special token {kind} has the id {shown}, and the model {self._count} tokens")
 

@@ -235,8 +235,10 @@ def as_llama(
             writer.add_type(gguf.GGUFType.MODEL)
             _add_about(gguf, writer, table, config, files, model, notes)
             _add_values(gguf, writer, architecture, config, table, file_type)
-            if architecture.windowed and (window := values.get("sliding_window")) is not None:
-                notes.append(f"config.json has the sliding_window {str(window)[:20]}: llama.cpp attends to all tokens")
+            window = values.get("sliding_window", architecture.defaults.get("sliding_window"))
+            if architecture.windowed and type(window) is int and window < config.count("max_position_embeddings"):
+                by = "config.json has" if "sliding_window" in values else "by transformers' default, the model has"
+                notes.append(f"{by} the sliding_window {str(window)[:20]}: llama.cpp attends to all tokens")
             _add_tokenizer(writer, architecture, config, files, templates, notes)
             unused.pop("config.json", None)
             notes += [f"GGUF has no place for {', '.join(map(quoted, unused))}"] if unused else []
