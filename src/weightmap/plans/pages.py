@@ -99,6 +99,9 @@ _KINDS = {
 _FILE_SYSTEMS = {number: FileSystem(name, kind) for kind, names in _KINDS.items() for number, name in names.items()}
 _IN_MEMORY = FileSystem("memory", "memory")
 
+# Bytes of a look at a place of a file
+_LOOK_BYTES = 64 << 10
+
 
 def numbered(number: int) -> FileSystem:
     """Return the file system with this number of `statfs`; a negative one means that the system does not tell."""
@@ -330,7 +333,16 @@ def ask_for(source: Source, part: Range) -> None:
 
 
 def is_cached(source: Source, part: Range) -> bool:
-    """Whether all bytes of a range of a file are in the page cache; False where the system does not tell."""
+    """Whether a range of a file seems to be in the page cache; False where the system does not tell.
+
+    It looks at the beginning, the middle and the end: counting the pages of a GiB takes 2 ms.
+    """
+    middle = (part.begin + part.end) // 2
+    looks = (part.begin, middle, max(part.begin, part.end - _LOOK_BYTES))
+    return all(_all_cached(source, Range(at, min(part.end, at + _LOOK_BYTES))) for at in looks)
+
+
+def _all_cached(source: Source, part: Range) -> bool:
     page = files.page_size()
     pages = -(-part.end // page) - part.begin // page
     return files.cached_pages(source.descriptor, part.begin, part.nbytes) == pages
