@@ -67,6 +67,26 @@ def test_chains_of_trainers(tmp_path, case):
         assert digests(wm.load(base)) == wanted[version]
 
 
+@pytest.mark.parametrize("version", [None, 1, 2, 9])
+@pytest.mark.parametrize("holds", ["nothing", "no model", "a model"])
+def test_a_pull_that_finds_no_path_leaves_nothing_behind(tmp_path, version, holds):
+    """A version that is not there; no version 0; a damaged delta on the way."""
+    states = [model()]
+    states.append(stepped(states[0], 1))
+    source, folder = tmp_path / "source", tmp_path / "local"
+    write_delta(source, 1, *states)
+    (source / "weight_v000002").mkdir()
+    if holds == "a model":
+        write_model(folder, states[0])
+        (source / "weight_v000001" / "model.safetensors.index.json").write_text("{")
+    elif holds == "no model":
+        folder.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(wm.TensorFileError):
+        deltas.pull(folder, source, version=version)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_malformed_versions_change_nothing(tmp_path, case):
     """With the verdict expected, and not a byte of the local model, its record included, is another."""

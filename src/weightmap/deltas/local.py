@@ -283,11 +283,11 @@ class Local:
     # ------------------------------------------------------------------------------------------------- to the next one
     def model(self) -> str | None:
         """Return the name of the model's file or index; None where there is none."""
-        if not [name for name in os.listdir(self.folder) if not name.startswith(".")]:
-            return None
         try:
+            if not [name for name in os.listdir(self.folder) if not name.startswith(".")]:
+                return None
             return os.path.basename(find_model(self.folder))
-        except (FormatError, TensorFileError):
+        except (FileNotFoundError, FormatError, TensorFileError):
             return None
 
     def _listed(self) -> set[str]:

@@ -190,16 +190,19 @@ def pull(
         if base is not None and os.path.samefile(base, place.folder):  # type: ignore[arg-type]  # suppressed
             base = None
     target = versions.newest_in(published) if number is None else number
-    with place.holding():
-        at = place.version()
-        if at is not None and (at == target or (number is None and at > target)):
-            return _unchanged(place, at, started)
-        path = _find_path(place, published, target, at, base)
-        try:
-            return _advance(place, path, target, at, work, started)
-        finally:
-            for delta in path.deltas:
-                delta.close()
+    # Without a record before the lock, which makes a folder: where no path is found, nothing is left behind.
+    paths = [] if place.is_recorded else [_find_path(place, published, target, None, base)]
+    try:
+        with place.holding():
+            at = place.version()
+            if at is not None and (at == target or (number is None and at > target)):
+                return _unchanged(place, at, started)
+            if at is not None or not paths:
+                paths.append(_find_path(place, published, target, at, base))
+            return _advance(place, paths[-1], target, at, work, started)
+    finally:
+        for path in paths:
+            path.close()
 
 
 def chain_to(model: str, source: str) -> tuple[str, list[str]]:
@@ -224,8 +227,7 @@ def chain_to(model: str, source: str) -> tuple[str, list[str]]:
     if at == target:
         return model, []
     path = _find_path(place, source, target, at, None)
-    for delta in path.deltas:
-        delta.close()
+    path.close()
     return path.begin, [delta.path for delta in path.deltas]
 
 
@@ -257,6 +259,11 @@ class UpgradePath(NamedTuple):
     begin: Any
     version: int
     deltas: list[versions.Delta]
+
+    def close(self) -> None:
+        """Close the deltas."""
+        for delta in self.deltas:
+            delta.close()
 
 
 def _local_path(name: str, value: Any) -> str:
