@@ -261,6 +261,16 @@ def test_the_file_of_their_converter(tmp_path, name, dtype):
     assert different.keys() <= silent | stated, different
 
 
+def types_of_both(folder):
+    """The types of tensors in ours.gguf, and in theirs.gguf, which llama.cpp makes of full.gguf by the same mixture."""
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = wm.open(folder / "ours.gguf").metadata["general.file_type"]
+    files = (str(folder / "full.gguf").encode(), str(folder / "theirs.gguf").encode())
+    assert llama_cpp.llama_model_quantize(*files, parameters) == 0
+    readers = [gguf.GGUFReader(folder / f"{which}.gguf") for which in ("ours", "theirs")]
+    return [{tensor.name: tensor.tensor_type.name for tensor in reader.tensors} for reader in readers]
+
+
 @pytest.mark.parametrize("mixture", ["q4_k_m", "q4_k_s", "q5_k_m", "q5_k_s", "q3_k_m", "q3_k_l", "q3_k_s"])
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"])
 def test_mixtures_are_those_of_llama_cpp(tmp_path, name, mixture):
@@ -277,15 +287,23 @@ def test_mixtures_are_those_of_llama_cpp(tmp_path, name, mixture):
     (folder / "tokenizer.json").write_text(json.dumps(models.tokenizer()), encoding="utf-8")
     wm.convert(folder, tmp_path / "full.gguf")
     wm.convert(folder, tmp_path / "ours.gguf", quantize=mixture)
-    parameters = llama_cpp.llama_model_quantize_default_params()
-    parameters.ftype = wm.open(tmp_path / "ours.gguf").metadata["general.file_type"]
-    files = (str(tmp_path / "full.gguf").encode(), str(tmp_path / "theirs.gguf").encode())
-    assert llama_cpp.llama_model_quantize(*files, parameters) == 0
-    ours, theirs = (gguf.GGUFReader(tmp_path / f"{which}.gguf") for which in ("ours", "theirs"))
-    types = [{tensor.name: tensor.tensor_type.name for tensor in reader.tensors} for reader in (ours, theirs)]
-    assert types[0] == types[1]
+    ours, theirs = types_of_both(tmp_path)
+    assert ours == theirs
     found, wanted = errors_of(*(tmp_path / f"{which}.gguf" for which in ("full", "ours", "theirs")))
     assert found <= 1.05 * wanted
+
+
+@pytest.mark.parametrize("mixture", ["q3_k_m", "q4_k_m", "q5_k_m"])
+def test_mixtures_of_rows_that_are_not_whole_blocks(tmp_path, mixture):
+    sizes = {"hidden_size": 224, "intermediate_size": 224, "num_hidden_layers": 9}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**(CONFIG | sizes)))
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(models.tokenizer()), encoding="utf-8")
+    wm.convert(tmp_path / "model", tmp_path / "full.gguf")
+    wm.convert(tmp_path / "model", tmp_path / "ours.gguf", quantize=mixture)
+    ours, theirs = types_of_both(tmp_path)
+    assert ours == {name: "IQ4_NL" if kind == "Q4_0" else kind for name, kind in theirs.items()}
+    assert ("Q4_0" in theirs.values()) is (mixture == "q3_k_m")
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "qwen3moe"])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # A mixture is llama.cpp's own, tensor for tensor, without an importance matrix: matrices of attention values and those
 # that lead down get more bits in some layers, and the output has 6 bits. (A plain scheme, such as "q4_k", gives every
 # matrix the same type, and leaves embeddings dense.) Rows that are not whole blocks get the type that `convert` gives
-# them anywhere: llama.cpp has Q4_0 where it has IQ4_NL.
+# them anywhere: IQ4_NL where llama.cpp has Q4_0, which is as large, and has larger errors.
 
 # What `general.file_type` says of mixtures, and the type of most tensors of each.
 _TYPES = {"q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17}
