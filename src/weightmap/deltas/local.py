@@ -181,7 +181,8 @@ class Local:
     @property
     def is_recorded(self) -> bool:
         """Whether there is a record, or what stands for it."""
-        return any(os.path.lexists(os.path.join(self.folder, _SYNC, name)) for name in (_STATE, _JOURNAL))
+        folder = os.path.join(self.folder, _SYNC)
+        return os.path.lexists(os.path.join(folder, _STATE)) or os.path.lexists(os.path.join(folder, _JOURNAL))
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
