@@ -85,3 +85,38 @@ def test_convert_splits(tmp_path):
     again = wm.convert(tmp_path / "halves", f"{tmp_path}/again/", format="gguf", max_shard_size=128)
     assert again.shards == 7
     assert wm.diff(tmp_path / "m.safetensors", tmp_path / "again", by_value=True, tensors_only=True).equal
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
+def test_a_run_that_fails_leaves_no_shard_of_its_own(tmp_path, suffix):
+    """One shard alone would open as a whole model. Those that were there before stay, and so do all with a manifest."""
+    source, shards = tmp_path / "source.bt", [f"m-0000{i}-of-00003{suffix}" for i in (1, 2, 3)]
+    wm.save(source, {name: np.ones(3, np.float32) for name in "abc"})
+
+    def write(folder, **options):
+        wm.convert(source, folder / f"m{suffix}", max_shard_size=1, **options)
+
+    def stop(done, total):
+        if (folder / shards[1]).exists():
+            raise KeyboardInterrupt
+
+    for before in ([], [shards[0]], [shards[2]]):
+        folder = tmp_path / f"before {before[:1]}"
+        folder.mkdir()
+        for name in before:
+            (folder / name).touch()
+        with pytest.raises(KeyboardInterrupt):
+            write(folder, progress=stop)
+        assert [path.name for path in folder.iterdir()] == before
+    write(folder)
+    (folder / f"m{suffix}.index.json").unlink()  # GGUF needs none
+    with pytest.raises(wm.TargetError, match=r"this model exists already, and a sharded model is not replaced"):
+        write(folder)
+    folder = tmp_path / "resumed"
+    folder.mkdir()
+    index, run = folder / f"m{suffix}.index.json", wm.Run(manifest=tmp_path / "done.json")
+    with pytest.raises(KeyboardInterrupt):
+        wm.convert(source, index, max_shard_size=1, run=run, progress=stop)
+    assert sorted(path.name for path in folder.iterdir()) == shards[:2]
+    assert wm.convert(source, index, max_shard_size=1, run=run).skipped
+    assert wm.load(index).keys() == {"a", "b", "c"}

@@ -342,8 +342,6 @@ def test_remedies_for_an_ambiguous_suffix_are_ones_that_save_has(tmp_path):
         with pytest.raises(wm.EncodeError, match="bin means CNN v2 here") as caught:
             wm.save(path, tensors, **options)
         assert str(caught.value).endswith(remedy)
-    wm.save(tmp_path / "s.fifu", {"embeddings": np.ones((2, 3), np.float32)}, vocab=["a", "b"])
-    wm.convert(tmp_path / "s.fifu", path, format="word2vec")
     for options in ({"metadata": {"x": 1}}, {"metadata": {"mip_level": -1}}, {"output": wm.Output(align=64)}):
         with pytest.raises(wm.EncodeError, match="bin means CNN v2 here") as caught:
             wm.save(path, layers, **options)
