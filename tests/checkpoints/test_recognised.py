@@ -394,3 +394,14 @@ def test_a_parameter_is_exported(tmp_path, name):
                 assert main(["export", "--weights", str(path), parameter, str(out)]) == 0
                 found = np.load(out)
                 np.testing.assert_array_equal(found, value.dequantize(found.dtype))
+
+
+@pytest.mark.parametrize("name", ["x.amb", "x.gguf"])
+def test_codes_without_a_place_get_no_advice_that_would_not_help(tmp_path, name):
+    """Another type would be refused in turn: the parameters have one."""
+    path = model(tmp_path / "model", UNEXPLAINED["float8"])
+    with pytest.raises(wm.UnsupportedError, match=r"'a\.weight', codes whose scales are .*; f\.weights takes"):
+        wm.convert(path, tmp_path / name, names="keep")
+    wm.save(tmp_path / "values.safetensors", {"a": codes(F8, 4)})
+    with pytest.raises(wm.EncodeError, match="convert with dtype='float32'"):
+        wm.convert(tmp_path / "values.safetensors", tmp_path / name)

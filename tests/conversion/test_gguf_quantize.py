@@ -179,3 +179,13 @@ def test_amb_that_has_no_counterpart(tmp_path):
     assert "convert with dtype='float32'" in str(error.value)
     wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf", dtype="float32")
     assert wm.diff(tmp_path / "a.amb", tmp_path / "g.gguf", tensors_only=True).changed[0].what == "dtype"
+
+
+@pytest.mark.parametrize("name", ["blocks", "integers"])
+def test_globs_that_choose_nothing_to_quantise_are_named(tmp_path, name):
+    """Quantised tensors and integers stay as they are, whatever a glob says."""
+    ones = np.ones((2, 256), np.float32)
+    wm.save(tmp_path / "a.gguf", {"blocks": wm.quantize(ones, "q4_0"), "integers": np.arange(256), "dense": ones})
+    report = wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", quantize=wm.Quantize("q8_0", include=name))
+    assert report.warnings == ("quantize: no tensor was quantised",)
+    assert wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", quantize="q8_0").warnings == ()

@@ -221,6 +221,8 @@ def convert(
             report = _convert_words(source, target, spec, rename, how, progress)
         else:
             report = _convert_tensors(source, target, spec.of(source, target, how), names, rename, run, progress)
+            if how is not None and run == ALONE and not report.quantized:
+                report = report._replace(warnings=(*report.warnings, "quantize: no tensor was quantised"))
         if output.sha256sums:
             write_sums(target.path if os.path.isdir(target.path) else report.dst)
         return report

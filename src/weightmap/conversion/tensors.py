@@ -18,6 +18,7 @@ from weightmap.core.bytes import Range
 from weightmap.core.bytes.source import BETWEEN, Source
 from weightmap.core.dtypes import DTYPES, FLOATING, DType, numpy_dtype
 from weightmap.core.formats import FORMATS, Filled, Format, Payload, Request, Tensors
+from weightmap.core.model.codes import check_computable
 from weightmap.core.model.internals import check_made, name_of, parts_of
 from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
@@ -27,7 +28,7 @@ from weightmap.core.native.floats import in_type
 from weightmap.core.quant.blocks import decode_chunks
 from weightmap.core.quant.ggml import in_pieces
 from weightmap.core.table.table import Row
-from weightmap.errors import TensorFileError
+from weightmap.errors import EncodeError, TensorFileError
 from weightmap.llama.tensors import FILE_TYPES, stays_float32
 
 if TYPE_CHECKING:
@@ -513,7 +514,13 @@ class Preparer:
         output = spec.output
         extras |= {"checksums": output.checksums, "align": output.alignment}
         request = Request(tensors, layout, **extras, part=numbers)
-        return Prepared(plan_request(target, target_format, request), layout, packed, dropped, warnings)
+        try:
+            plan = plan_request(target, target_format, request)
+        except EncodeError as error:
+            if error.remedy is not None and error.remedy.option == "dtype" and not spec.weights:
+                check_computable(file, spec.takes, "another dtype")  # which would not help
+            raise
+        return Prepared(plan, layout, packed, dropped, warnings)
 
     def _packed(
         self, places: Iterable[tuple[str, Row]], layout: str, renamed: Mapping[str, str], *, trial: bool
