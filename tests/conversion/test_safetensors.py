@@ -18,3 +18,11 @@ def test_errors_of_copying_name_the_file(tmp_path):
         with pytest.raises(error) as caught:
             act()
         assert caught.value.path == str(path)
+
+
+def test_elements_that_fill_no_whole_bytes_are_refused(tmp_path):
+    """safetensors does not read such a file; ONNX has such tensors."""
+    model = st.raw(dumps({"a": st.entry("F4", [3], 0, 2)}), bytes(2))
+    with pytest.raises(wm.EncodeError, match="tensor 'a': elements of 4 bits that fill no whole bytes"):
+        wm.convert(model, tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())

@@ -104,14 +104,6 @@ def test_dtypes_below_a_byte(dtype, nbytes, put):
     assert wm.load(path, mode="copy")["a2"].tobytes() == data[2 * nbytes : 3 * nbytes]
 
 
-def test_elements_that_fill_no_whole_bytes_are_refused(tmp_path):
-    """safetensors does not read such a file; ONNX has such tensors."""
-    model = st.raw(dumps({"a": st.entry("F4", [3], 0, 2)}), bytes(2))
-    with pytest.raises(wm.EncodeError, match="tensor 'a': elements of 4 bits that fill no whole bytes"):
-        wm.convert(model, tmp_path / "m.safetensors")
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_has_no_place_in_the_header_is_refused(tmp_path):
     value = np.zeros(1, np.float32)
     with pytest.raises(wm.EncodeError, match="the name is taken") as caught:
