@@ -133,7 +133,7 @@ def convert(
     quantize : Quantize or str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB, GGUF): see `weightmap.quantize`. Tensors that
         are one-dimensional, embeddings (by their names) or quantised already stay as they are. If rows are not whole
-        blocks of 256, iq4_nl replaces q2_k and q3_k, q5_0 replaces q4_k, q5_1 q5_k and q8_0 q6_k, as in llama.cpp; if
+        blocks of 256, iq4_nl replaces q2_k and q3_k (llama.cpp: q4_0), q5_0 q4_k, q5_1 q5_k and q8_0 q6_k; if
         they are not whole blocks of 32, the tensor stays as it is. The report's warnings list both. Or "pq", for word
         embeddings in finalfusion: as ``pq=Pq()`` of `weightmap.words.convert`. Or a mixture of llama.cpp, such as
         "q4_k_m": see `Quantize`.
