@@ -363,18 +363,7 @@ class Options:
         Whether the index is validated: `verify` is not "none".
     """
 
-    __slots__ = (
-        "checked",
-        "config",
-        "deltas",
-        "format",
-        "limits",
-        "mode",
-        "private",
-        "strict",
-        "trust",
-        "verify",
-    )
+    __slots__ = ("checked", "config", "deltas", "format", "limits", "mode", "private", "strict", "trust", "verify")
 
     # Whether importers may read a file that no format recognises, and how: `ImportOptions`.
     importing = False

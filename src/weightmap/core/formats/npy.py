@@ -51,11 +51,5 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 
 FORMAT = Format(
-    name="npy",
-    title="numpy .npy",
-    suffixes=(".npy",),
-    layouts=("npy",),
-    parse=parse,
-    sniff=is_npy,
-    leads=MAGIC[:1],
+    name="npy", title="numpy .npy", suffixes=(".npy",), layouts=("npy",), parse=parse, sniff=is_npy, leads=MAGIC[:1]
 )

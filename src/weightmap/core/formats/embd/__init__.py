@@ -289,10 +289,8 @@ class _Unchecked(RecordTable):
         return row if row >= 0 else self.names.find(name.decode(errors="surrogatepass"))
 
     def place(self, i: int) -> Any:
-        stored, computed = (
-            self.RECORD.unpack_from(self._index, i * self.RECORD.size)[0],
-            checksums.fnv1a32(self.names.raw(i)),
-        )
+        stored = self.RECORD.unpack_from(self._index, i * self.RECORD.size)[0]
+        computed = checksums.fnv1a32(self.names.raw(i))
         if stored != computed:
             self.refuse("NAME_HASH", i, stored, computed)
         return super().place(i)

@@ -344,14 +344,7 @@ def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[s
 
 
 # ---------------------------------------------------------------------------------------------------- metadata
-SCALARS = {
-    1: "ir_version",
-    2: "producer_name",
-    3: "producer_version",
-    4: "domain",
-    5: "model_version",
-    6: "doc_string",
-}
+SCALARS = {1: "ir_version", 2: "producer_name", 3: "producer_version", 4: "domain", 5: "model_version", 6: "doc_string"}
 OPSET, PROPS = 8, 14
 # What is no message where these are damaged, and its field.
 _RECORDS = "opset_import or metadata_props", "metadata_props"
@@ -521,11 +514,5 @@ def _contents(model: scans.Initialisers) -> tuple[Any, ...]:
 
 
 FORMAT = Format(
-    name="onnx",
-    title="ONNX",
-    suffixes=(".onnx",),
-    layouts=("onnx",),
-    parse=parse,
-    sniff=is_onnx,
-    leads=b"\x08",
+    name="onnx", title="ONNX", suffixes=(".onnx",), layouts=("onnx",), parse=parse, sniff=is_onnx, leads=b"\x08"
 )
