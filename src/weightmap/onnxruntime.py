@@ -11,11 +11,10 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.core.formats.onnx import TYPES
 from weightmap.core.model.internals import name_of, parts_of
-from weightmap.core.model.opening import as_handle, open
+from weightmap.core.model.opening import Model, as_handle, open
 from weightmap.errors import LayoutError, MissingDependencyError, TensorNotFoundError
 
 if TYPE_CHECKING:
-    from weightmap.core.model.opening import Model
 
 __all__ = ["session_options"]
 

@@ -57,7 +57,7 @@ from weightmap.core.dtypes import DTYPES
 from weightmap.core.faults import cut_off, too_many
 from weightmap.core.formats import MAX_HEADER, is_bintensors
 from weightmap.core.formats._base import LENGTH, Content, Format, read_header, trailing, verifier
-from weightmap.core.formats._writing import Reason, Request, Unfit, encodable, framed, framing, lacking, refuse
+from weightmap.core.formats._writing import Reason, Request, Tensors, Unfit, encodable, framed, framing, lacking, refuse
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.formats._writing import Tensors
 
 # By the format's codes.
 DTYPE_NAMES = (
