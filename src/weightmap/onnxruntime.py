@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from weightmap.core.formats.onnx import TYPES
 from weightmap.core.model.internals import name_of, parts_of
 from weightmap.core.model.opening import Model, as_handle, open
 from weightmap.errors import LayoutError, MissingDependencyError, TensorNotFoundError
-
-if TYPE_CHECKING:
 
 __all__ = ["session_options"]
 
