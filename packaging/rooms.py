@@ -17,7 +17,7 @@ BUDGETS = {
     "checkpoints": 2_630,
     "cli": 1_890,
     "compat": 1_475,
-    "conversion": 2_740,
+    "conversion": 2_747,
     "dcp": 300,
     "deltas": 2_120,
     "device": 1_200,
@@ -32,7 +32,7 @@ BUDGETS = {
     "remote": 1_887,
     "report": 1_370,
     "torch": 985,
-    "trust": 640,
+    "trust": 642,
     "vllm": 340,
     "words": 2_120,
 }
