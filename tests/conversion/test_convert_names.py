@@ -16,6 +16,7 @@ from weightmap.cli import main
 from weightmap.conversion import converting
 from weightmap.core.bytes import atomic
 from weightmap.core.formats import _writing
+from weightmap.trust import lists
 from weightmap.words import Pq
 
 TENSORS = {f"layer.{i}.{part}": np.full((4, 32), i, np.float32) for i in range(3) for part in ("up", "down")}
@@ -278,6 +279,29 @@ def test_shards_do_not_write_through_links(directory, tmp_path):
     with pytest.raises(wm.TrustError, match="SHA256SUMS: this is a link"):
         wm.save(out / "a.safetensors", TENSORS, output=wm.Output(sha256sums=True))
     assert not precious.exists()
+    assert listing(out) == ["SHA256SUMS"]
+
+
+def test_a_list_of_digests_that_cannot_be_kept_fails_before_anything_is_written(tmp_path):
+    """And where the list alone cannot be written, a note says what is in place."""
+    path, output = tmp_path / "a.safetensors", wm.Output(sha256sums=True)
+    wm.save(path, TENSORS, output=output)
+    before, name = path.read_bytes(), next(iter(TENSORS))
+    with (tmp_path / "SHA256SUMS").open("a") as file:
+        file.write("not a line\n")
+    for write in (
+        lambda: wm.save(path, {name: TENSORS[name]}, output=output),
+        lambda: wm.convert(path, tmp_path / "b.safetensors", output=output),
+    ):
+        with pytest.raises(wm.TrustError, match="line 2 is no line of sha256sum"):
+            write()
+    assert path.read_bytes() == before
+    assert listing(tmp_path) == ["SHA256SUMS", "a.safetensors"]
+    (tmp_path / "SHA256SUMS").unlink()
+    (tmp_path / "SHA256SUMS").mkdir()
+    with pytest.raises(OSError, match="SHA256SUMS") as caught:
+        lists.write_sums(str(path))
+    assert caught.value.__notes__ == [f"{path} is in place, and SHA256SUMS is not of it"]
 
 
 @pytest.mark.parametrize("overwrite", [True, False])

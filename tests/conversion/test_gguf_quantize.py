@@ -189,3 +189,14 @@ def test_globs_that_choose_nothing_to_quantise_are_named(tmp_path, name):
     report = wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", quantize=wm.Quantize("q8_0", include=name))
     assert report.warnings == ("quantize: no tensor was quantised",)
     assert wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", quantize="q8_0").warnings == ()
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k", "q4_k", "q6_k"])
+def test_values_beyond_scales_of_float16_are_named(tmp_path, scheme):
+    """gguf-py's formulas make infinities of them, or zeros."""
+    ones = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
+    tensors = {"huge": ones * np.float32(1e30), "tiny": ones * np.float32(1e-30), "usual": ones}
+    wm.save(tmp_path / "a.bt", tensors)
+    report = wm.convert(tmp_path / "a.bt", tmp_path / "b.gguf", quantize=scheme)
+    assert {info.name for info in report.quantized if info.out_of_range} == {"huge", "tiny"}
+    assert "2 tensors lost values that scales of float16 do not hold ('huge', 'tiny')" in report.warnings

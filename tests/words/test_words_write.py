@@ -220,6 +220,12 @@ def test_rows_without_elements_have_no_place(tmp_path, name):
     assert not (tmp_path / "x").exists()
 
 
+def test_more_rows_than_may_be_copied_are_an_error_that_names_the_file(tmp_path):
+    wm.save(tmp_path / "a.fifu", {"embeddings": np.ones((2, 4), np.float32)}, vocab=["a", "b"])
+    with pytest.raises(wm.LimitError, match=r"a\.fifu: bytes of rows to copy is 32, expected at most 31"):
+        convert_words(tmp_path / "a.fifu", tmp_path / "b.fifu", limits=wm.Limits(max_copy_bytes=31))
+
+
 def test_a_format_that_does_not_exist(tmp_path):
     wm.save(tmp_path / "a.fifu", {"embeddings": np.ones((1, 2), np.float32)}, vocab=["a"])
     with pytest.raises(ValueError, match=r"format is 'glove', expected one of .*embd.*word2vec"):

@@ -36,7 +36,7 @@ from weightmap.llama import PROGRAM, check_naming
 from weightmap.llama.tensors import MIXTURES
 from weightmap.llama.translating import check_complete_of
 from weightmap.trust.checking import check_all
-from weightmap.trust.lists import write_sums
+from weightmap.trust.lists import listed_beside, write_sums
 from weightmap.words.importers import NAMES
 
 if TYPE_CHECKING:
@@ -214,6 +214,8 @@ def convert(
     with contextlib.ExitStack() as stack:
         source = _open_source(stack, src)
         target = _target_of(source, path, format, spec, run)
+        if output.sha256sums:
+            listed_beside(target.path)  # which fails before anything is written
         if format is None and quantize is None and getattr(target.record, "suffix_means", None):
             stack.enter_context(meant_by_suffix(target.path, target.record))
         how = None if quantize is None else _as_quantize(quantize, target)
@@ -354,7 +356,8 @@ def _convert_tensors(
     warnings += (*(f"dropped {quoted(name)}: {why}" for name, why in report.dropped), *report.warnings)
     if clipped := [info.name for info in report.quantized if info.out_of_range]:
         what = f"{counted(len(clipped), 'tensor')} lost values that scales of float16 do not hold ({listed(clipped)})"
-        warnings.append(f"{what}: Quantize(scale_type='fp32') (--scale-type fp32) holds them")
+        help_ = "" if report.format == "gguf" else ": Quantize(scale_type='fp32') (--scale-type fp32) holds them"
+        warnings.append(f"{what}{help_}")
     if spec.weights:
         warnings += _decoded(file, spec)
     elif shards is None or not shards.whole or directory is None or target.record.program == PROGRAM:

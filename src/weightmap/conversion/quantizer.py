@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # Elements to quantise at once: as float32, they fill half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
+# The relative error of blocks of GGUF from which on a tensor has lost its values: the types of 2 bits have 0.4 or less.
+_LOST = 0.5
 # Elements whose codes are made together under one scale; whole bytes hold them.
 _TOGETHER = 256
 # Cached bytes of adaptive tensors, which planning quantises for their sizes. Beyond these, tensors are quantised again
@@ -405,8 +407,11 @@ class Quantizer:
 
     def _note(self, name: str, scheme: str, place: Row, nbytes: int, error: float, square: float, scale: float) -> None:
         info = QuantizedInfo.of(name, scheme, place.shape, (place.nbytes, nbytes), error, square)
-        in_float16 = self._options["scale_type"] == "fp16" and scheme not in GGML_SCHEMES
-        self.done.append(info._replace(out_of_range=in_float16 and square > 0 and is_out_of_range(scale)))
+        if scheme in GGML_SCHEMES:
+            lost = info.relative_error > _LOST
+        else:
+            lost = self._options["scale_type"] == "fp16" and square > 0 and is_out_of_range(scale)
+        self.done.append(info._replace(out_of_range=lost))
 
 
 def _named(error: QuantError, name: str, values: NDArray[np.float32]) -> QuantError:

@@ -282,17 +282,29 @@ def write_sums(path: str) -> None:
         listing = strict_json.loads(Path(folder, index).read_bytes(), index)
         names = sorted({index, *map(str, listing["weight_map"].values())})
     target = os.path.join(folder, SUMS)
+    try:
+        digests = listed_beside(path)
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                hexdigest = hashlib.file_digest(file, "sha256").hexdigest()
+            key = name.replace(os.sep, "/")
+            digests[key] = (Digest("sha256", hexdigest, target),)
+        content = os.fsencode("".join(_line(name, digest.value) for name, (digest,) in sorted(digests.items())))
+        write_plan(target, WritePlan(len(content), lambda sink: sink.write(content)))
+    except BaseException as error:
+        error.add_note(f"{path} is in place, and {SUMS} is not of it")
+        raise
+
+
+def listed_beside(path: str) -> Digests:
+    """Return the digests that `write_sums` keeps, of a list that is there already; it raises what is wrong with it."""
+    absolute = os.path.abspath(path)
+    folder = absolute if os.path.isdir(absolute) else os.path.dirname(absolute)
+    target = os.path.join(folder, SUMS)
     if os.path.islink(target):
         raise TrustError("this is a link, and would be written through: remove it", path=target)
-    raw = read_list(target) if filename else None
-    digests = {} if raw is None else of_sums(raw, target)
-    for name in names:
-        with open(os.path.join(folder, name), "rb") as file:
-            hexdigest = hashlib.file_digest(file, "sha256").hexdigest()
-        key = name.replace(os.sep, "/")
-        digests[key] = (Digest("sha256", hexdigest, target),)
-    content = os.fsencode("".join(_line(name, digest.value) for name, (digest,) in sorted(digests.items())))
-    write_plan(target, WritePlan(len(content), lambda sink: sink.write(content)))
+    raw = None if folder == absolute else read_list(target)
+    return {} if raw is None else of_sums(raw, target)
 
 
 def _line(name: str, digest: str) -> str:

@@ -264,8 +264,11 @@ def convert_words(
     """Write words to a file of any format: see `convert`."""
     output = Output.of(output)
     layout, align = output.layout, output.alignment
-    limits.check("max_copy_bytes", words.nbytes, "bytes of rows to copy")
-    words.sources[-1].check_size("all rows", words.nbytes)  # the last one has them
+    try:
+        limits.check("max_copy_bytes", words.nbytes, "bytes of rows to copy")
+        words.sources[-1].check_size("all rows", words.nbytes)  # the last one has them
+    except TensorFileError as error:
+        raise error.located(path=words.path) from None
     if isinstance(target_record, Importer):
         for option, value in (("layout", layout), ("subwords", subwords), ("pq", pq), ("align", align > 1 or None)):
             if value is not None:

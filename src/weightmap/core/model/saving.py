@@ -400,7 +400,9 @@ def _elsewhere(target: formats.Format, request: formats.Request, leave: str) -> 
         return None
     others = (other for other in formats.FORMATS.values() if other.plan is not None)
     able = [
-        other.name for other in others if _expresses(other, formats.Request(formats.Tensors(tensors), other.layouts[0]))
+        other.name
+        for other in others
+        if _expresses(other, formats.Request(formats.Tensors(tensors), other.layouts[0], align=request.align))
     ]
     ways = [leave] if fitting and _expresses(target, request._replace(tensors=formats.Tensors(fitting))) else []
     ways += [f"write {' or '.join(filter(None, (', '.join(able[:-1]), able[-1])))}"] if able else []
@@ -621,6 +623,9 @@ def save(
             raise directory_given(name, _SHARDS_INSTEAD) from None
         raise error.located(path=name) from None
     check_replaceable(name)
+    lists = import_part("weightmap.trust.lists", "sha256sums=") if how.sha256sums else None
+    if lists is not None:
+        lists.listed_beside(name)  # which fails before anything is written
 
     extras = (vocab, special_ids, config, tokenizer)
     whole = formats.Request(
@@ -645,5 +650,5 @@ def save(
         sharding.write_split(
             name, target_format, payloads, limit, plan, progress=progress, durable=how.durable, overwrite=how.overwrite
         )
-    if how.sha256sums:
-        import_part("weightmap.trust.lists", "sha256sums=").write_sums(name)
+    if lists is not None:
+        lists.write_sums(name)

@@ -610,6 +610,9 @@ def _joined(source: Source, content: ShardedContent, options: Options) -> Tensor
     """Return the handle of a model that has the name of a source, its index or its first part."""
     formats = {shard.format for shard in content.shards.values()}
     name = formats.pop() if len(formats) == 1 else "mixed"
+    if options.mode in {"copy", "sealed", "direct"}:
+        nbytes = sum(one.size for shard in content.shards.values() for one in sources_of(shard))
+        options.limits.check("max_copy_bytes", nbytes, "bytes of all files to copy")
     name_only = source.without_bytes()
     content.table.belongs_to(name_only, name)
     content.warnings[:0] = content.odd

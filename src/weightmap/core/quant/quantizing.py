@@ -109,7 +109,7 @@ def quantize(
         Elements per block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
     scale_type : str
         "fp16" or "fp32", by any of their names; types of GGUF have "fp16". A float16 holds the scales of arrays whose
-        largest magnitude lies between 2e-4 and 450,000.
+        largest magnitude lies between 2e-4 and 450,000; types of GGUF make the largest or 0 of others, as gguf-py does.
     bits : float
         For "adaptive": bits per weight for codes and scales, 4.5 to 16. The mask takes 2 more bits per block.
     threads : int, optional
@@ -159,6 +159,6 @@ def quantize(
     tensor = QuantizedTensor(scheme, values.shape, payload, block_size=size, scale_type=scale_type)
     scale = largest_scale(tensor.scales) if scale_type == "fp16" and tensor.scales.size else 1.0
     if is_out_of_range(scale) and np.any(values):
-        expected = f"{_SMALLEST:.2g} to {_LARGEST:g} in float16; quantize(scale_type='fp32') takes any"
-        raise QuantError("largest scale", actual=scale, expected=expected)
+        expected = "2e-4 to 450,000, for scales of float16; quantize(scale_type='fp32') takes any"
+        raise QuantError("largest magnitude", actual=float(np.abs(values).max()), expected=expected)
     return tensor
