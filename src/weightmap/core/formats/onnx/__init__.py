@@ -51,7 +51,6 @@ Ours
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import os
 from types import MappingProxyType
@@ -498,6 +497,8 @@ def verify(
 
 def _check_sum(run: Verification, side: Side) -> None:
     run.turn(side.source)
+    import hashlib  # noqa: PLC0415 - with OpenSSL it takes as long as all else of opening, and few models have checksums
+
     digest = hashlib.sha1(usedforsecurity=False)
     for piece in run.chunks(0, side.source.size):
         digest.update(piece)
