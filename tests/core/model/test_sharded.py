@@ -53,7 +53,7 @@ def index(tmp_path):
 def test_the_limit_of_copies_is_of_all_files(index):
     """Each of these is smaller."""
     total = sum((index.parent / name).stat().st_size for name in (ONE, TWO))
-    for mode in ("copy", "direct"):
+    for mode in ("copy", "sealed"):
         with wm.open(index, mode=mode, limits=Limits(max_copy_bytes=total)) as f:
             assert all(same(f[name], value) for name, value in ALL.items())
         with pytest.raises(wm.LimitError, match=f"bytes of all files to copy is {total}, expected at most {total - 1}"):
