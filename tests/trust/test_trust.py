@@ -338,6 +338,20 @@ def test_every_opening_hashes(model, mode):
     refused(path, given, "its digest is", mode=mode)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_verify_reads_a_file_once(model, mode):
+    """That every byte is readable, hashing has shown; checksums of the format are computed from another read."""
+    nbytes, given = (model / NAME).stat().st_size, {NAME: f"sha256:{sha256(model / NAME)}"}
+    before = bytes_read()
+    with wm.open(model / NAME, trust=given, mode=mode) as file:
+        opened, seen = bytes_read(), []
+        report = wm.verify(file, progress=lambda done, total: seen.append((done, total)))
+        assert bytes_read() - (before if mode in {"mmap", "cow"} else opened) < 1.5 * nbytes
+    assert report.checks[1:] == ("header", "every byte is readable")
+    assert report.nbytes == nbytes
+    assert seen[-1] == (nbytes, nbytes)
+
+
 def test_plans_conversions_and_safe_open(model, tmp_path):
     (model / "config.json").write_text("{}")
     good = {name: f"sha256:{sha256(model / name)}" for name in (NAME, "config.json")}

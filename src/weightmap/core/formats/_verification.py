@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.native.checksums import PartSummer
 
 _AT_ONCE = 1 << 26  # bytes between reports of progress: some milliseconds
 _NO_GAPS = np.empty((0, 2), np.uint64)
@@ -89,7 +88,7 @@ class Verification:
         self.done: int = 0
         self.threads = threads
         self._progress = progress
-        self._sums: PartSummer | None = None
+        self._sums = checksums.PartSummer(access.cpus() if threads is None else threads)
         self.reached(0)
 
     def turn(self, source: Source) -> None:
@@ -140,8 +139,6 @@ class Verification:
                     filled[i] |= any(piece[max(int(begins[i]) - at, 0) : int(ends[i]) - at])
                 at += len(piece)
             return crc, np.flatnonzero(filled).tolist()
-        if self._sums is None:
-            self._sums = checksums.PartSummer(access.cpus() if self.threads is None else self.threads)
         for at in range(offset, offset + count, _AT_ONCE):
             size = min(_AT_ONCE, offset + count - at)
             try:
@@ -161,9 +158,13 @@ class Verification:
         self.position = max(self.position, offset + count)
 
     def until(self, end: int) -> None:
-        """Read on to `end`, to show that the bytes are readable."""
-        if end > self.position:  # tensors often adjoin
-            self.crc32(self.position, end - self.position)
+        """Read on to `end`, to show that the bytes are readable; those of a trusted file were read to be hashed."""
+        nbytes = max(end - self.position, 0)  # tensors often adjoin
+        if nbytes and self.source.trust is None:
+            self.crc32(self.position, nbytes)
+        elif nbytes:
+            self.position = end
+            self.reached(self.done + nbytes)
 
     def finish(self) -> None:
         """Read on to the end of the file, and the files beside it; record that every byte is readable."""

@@ -422,7 +422,8 @@ class TensorFile(Mapping[str, Any]):
         """Read the whole file once (by pread, with flat memory); check its structure, and its checksums if it has any.
 
         A file of a format without checksums that passes is well-formed, but the values of its tensors may have changed.
-        The report says so (`VerifyReport.structure_only`).
+        The report says so (`VerifyReport.structure_only`). Bytes without a checksum are not read again where
+        opening with ``trust=`` hashed them.
 
         Parameters
         ----------
