@@ -66,6 +66,9 @@ GRIDS = (
     r"Hugging Face to GGUF (?P<column>\w+): (?P<row>.+)",
     r"(?P<row>quantise to|decode) (?P<column>q\w+|mxfp4)",
 )
+BEHIND = "## Whole workflows that are behind"
+# Turns of one tree differ by less.
+LEVEL = 0.97
 # Less anonymous memory, in MiB, is not compared.
 LITTLE = 8
 # A smaller share of the rival's is not shown.
@@ -128,8 +131,11 @@ def figures(outcomes: list[Outcome], *, detailed: bool) -> Iterator[str]:
             yield from table(head, rows, form)
 
 
-def missed(outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield the lines of MISSED.md: details, why figures fell short, and which ones this run did not measure."""
+def missed(outcomes: list[Outcome], slower: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of MISSED.md: details, why figures fell short, and which ones this run did not measure.
+
+    `slower` is the section of workflows.
+    """
     yield MISSED
     yield from figures(outcomes, detailed=True)
     yield "## What was missed"
@@ -148,6 +154,7 @@ def missed(outcomes: list[Outcome]) -> Iterator[str]:
         yield ""
         yield from (f"- {outcome.figure.question}: {'; '.join(outcome.absent)}" for outcome in absent)
         yield ""
+    yield from slower
 
 
 def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str], whole: Iterable[str]) -> Iterator[str]:
@@ -215,12 +222,30 @@ def compared(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
             yield [f"{question}: {way}" if way else question, best["who"], ratio]
 
 
-def put_workflows(found: Path, page: Path) -> None:
-    """Write the section of whole work into the page, above the figures of kernels."""
+def behind(found: Path, page: Path) -> Iterator[str]:
+    """Yield the section on workflows that are behind, and why: from their results, or as the page has it."""
+    if not found.exists():
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        if BEHIND in text:
+            yield text[text.index(BEHIND) :]
+        return
+    yield BEHIND
+    yield ""
+    reasons = targets.reasons()
+    for question, rival, ratio in compared(json.loads(found.read_text(encoding="utf-8"))["rows"]):
+        if float(ratio.split()[0].replace(",", "")) < LEVEL:
+            why = next((why for pattern, why in reasons.items() if re.fullmatch(pattern, question)), UNEXPLAINED)
+            yield f"- **{question}** ({ratio} × {rival}). {why}"
+
+
+def put_workflows(found: Path, page: Path, missed: Path) -> None:
+    """Write the section of whole work into the page, above the figures of kernels, and what is behind into `missed`."""
     text = page.read_text(encoding="utf-8")
     figures = text.index(FIGURES[: FIGURES.index("\n")])
     begin = text.index(HEADING) if HEADING in text else figures
     page.write_text(text[:begin] + "\n".join(workflows(found, page)) + "\n" + text[figures:], encoding="utf-8")
+    text = missed.read_text(encoding="utf-8").partition(BEHIND)[0].rstrip()
+    write(missed, iter([text, "", *behind(found, missed)]))
 
 
 def write(path: Path, lines: Iterator[str]) -> None:
@@ -241,7 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only-workflows", action="store_true", help="write the section of whole work alone")
     options = parser.parse_args(arguments)
     if options.only_workflows:
-        put_workflows(options.workflows, options.into)
+        put_workflows(options.workflows, options.into, options.missed)
         return 0
     run = results.load(*options.results)
     outcomes = [targets.evaluate(figure, run) for figure in targets.load()]
@@ -253,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
         drawn = plots.save(plots.plots(run), options.details)
         summary = plots.save(plots.summary(outcomes), options.into.parent)
     write(options.into, page(run, outcomes, summary, list(workflows(options.workflows, options.into))))
-    write(options.missed, missed(outcomes))
+    write(options.missed, missed(outcomes, list(behind(options.workflows, options.missed))))
     write(options.details / "details.md", details.page(run, drawn))
     for outcome in outcomes:
         if outcome.verdict == "missed" and not outcome.figure.tried:

@@ -107,6 +107,12 @@ def load(path: Path = FILE) -> list[Figure]:
     return [Figure(**entry) for entry in tomllib.loads(path.read_text(encoding="utf-8"))["figure"]]
 
 
+def reasons(path: Path = FILE) -> dict[str, str]:
+    """Read why workflows are behind, by an expression for their questions."""
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["workflow"]
+    return {entry["question"]: entry["why"].strip() for entry in entries}
+
+
 def evaluate(figure: Figure, run: Run) -> Outcome:
     """Find the outcome of a figure in a run."""
     if figure.unless and figure.unless in run.machine.get("isas", ()):

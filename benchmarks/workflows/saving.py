@@ -46,19 +46,25 @@ def tensors(folder: Path) -> dict[str, Any]:
     return matrices(int((folder / "mib").read_text(encoding="ascii")))
 
 
+def new(path: Path) -> Path:
+    """Return the path of a file that is written anew: a turn before has left its pages in memory."""
+    path.unlink(missing_ok=True)
+    return path
+
+
 def ours(folder: Path, *, durable: bool) -> Callable[[], Any]:
     """Return our save; safetensors' does not wait for the disk."""
     wm = need("weightmap")
     save = partial(wm.save, output=wm.Output(durable=durable))
     save(folder / "small.safetensors", matrices(1))
-    return partial(save, folder / "ours.safetensors", tensors(folder))
+    return partial(save, new(folder / "ours.safetensors"), tensors(folder))
 
 
 def safetensors(folder: Path) -> Callable[[], Any]:
     """Return safetensors' save."""
     save = need("safetensors.numpy").save_file
     save(matrices(1), folder / "small.safetensors")
-    return partial(save, tensors(folder), folder / "theirs.safetensors")
+    return partial(save, tensors(folder), new(folder / "theirs.safetensors"))
 
 
 def trusted(folder: Path) -> Callable[[], Any]:
