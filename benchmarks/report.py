@@ -238,14 +238,14 @@ def behind(found: Path, page: Path) -> Iterator[str]:
             yield f"- **{question}** ({ratio} × {rival}). {why}"
 
 
-def put_workflows(found: Path, page: Path, missed: Path) -> None:
-    """Write the section of whole work into the page, above the figures of kernels, and what is behind into `missed`."""
+def put_workflows(found: Path, page: Path, reasons: Path) -> None:
+    """Write the section of whole work above the figures of kernels, and what is behind into `reasons`."""
     text = page.read_text(encoding="utf-8")
     figures = text.index(FIGURES[: FIGURES.index("\n")])
     begin = text.index(HEADING) if HEADING in text else figures
     page.write_text(text[:begin] + "\n".join(workflows(found, page)) + "\n" + text[figures:], encoding="utf-8")
-    text = missed.read_text(encoding="utf-8").partition(BEHIND)[0].rstrip()
-    write(missed, iter([text, "", *behind(found, missed)]))
+    text = reasons.read_text(encoding="utf-8").partition(BEHIND)[0].rstrip()
+    write(reasons, iter([text, "", *behind(found, reasons)]))
 
 
 def write(path: Path, lines: Iterator[str]) -> None:
