@@ -82,9 +82,11 @@ def peak(call):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    call()
-    done.set()
-    watcher.join()
+    try:
+        call()
+    finally:
+        done.set()
+        watcher.join()
     return max(most, anonymous()) - before
 
 """

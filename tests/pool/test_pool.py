@@ -1,6 +1,8 @@
 """Pools: tensors in memory within a budget, read past mappings."""
 
 import _thread
+import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -16,6 +18,7 @@ import weightmap as wm
 from weightmap.core.bytes.source import Source
 from weightmap.plans import direct as direct_reading
 from weightmap.plans.direct import ALIGN
+from weightmap.pool.arena import Arena, slot_size
 
 SIZE = 4 * ALIGN
 NAMES = [f"expert.{number}" for number in range(8)]
@@ -276,6 +279,42 @@ def test_memory_stays_within_the_budget(tmp_path):
         wm.save(tmp_path / f"{name}.safetensors", {f"t{size}": np.ones(size, np.uint8) for size in some})
     models = (tmp_path / f"{name}.safetensors" for name in ("big", "small"))
     assert peak_of(HELD, *models, tmp_path / "out") < 8 << 20
+
+
+def resident_pages(address, nbytes):
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(address // mmap.PAGESIZE * 8)
+        return sum(np.frombuffer(file.read(nbytes // mmap.PAGESIZE * 8), np.uint64) >> np.uint64(63))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="makes huge pages as Linux does, whenever it likes")
+def test_what_was_given_back_does_not_return_with_a_huge_page():
+    """Of arrays that share huge pages, most are freed. Linux then makes huge pages again of those that remain."""
+    huge, madvise, collapse = 2 << 20, ctypes.CDLL(None).madvise, 25
+
+    def pages_after_collapse(first, n_huge):
+        madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        refused = [madvise(first + number * huge, huge, collapse) for number in range(n_huge)]
+        return resident_pages(first, n_huge * huge), any(refused)
+
+    other = np.frombuffer(mmap.mmap(-1, 2 * huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    begin = -other.ctypes.data % huge
+    other[begin] = 1
+    if pages_after_collapse(other.ctypes.data + begin, 1) != (huge // mmap.PAGESIZE, False):
+        pytest.skip("a system without MADV_COLLAPSE")
+    arena = Arena(huge=True)
+    arrays = [arena.allocate(slot_size(100_000 + 9_000 * number), 1 << 30) for number in range(80)]
+    for array in arrays:
+        array[:] = 1
+    first, arrays = arrays[0].ctypes.data, arrays[::8]
+    del array
+    arena.trim()
+    nbytes = sum(array.nbytes for array in arrays)
+    assert nbytes == arena.nbytes
+    pages, _ = pages_after_collapse(first, 16)
+    assert pages * mmap.PAGESIZE <= nbytes
+    for array in arrays:
+        assert array.all()
 
 
 def test_what_does_not_fit_is_refused_at_once(model):

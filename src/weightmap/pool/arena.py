@@ -70,7 +70,6 @@ class Arena:
 
     def __init__(self, *, huge: bool) -> None:
         self._huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
-        self._page = _HUGE_PAGE_BYTES if self._huge else mmap.PAGESIZE
         self._lock = threading.Lock()
         # All slots, and the arrays in them.
         self._slots: list[_Slot] = []
@@ -160,6 +159,8 @@ class Arena:
         if slots := self._bare.get(nbytes):
             slot = slots.pop()
             slot.paged = True
+            if self._huge:
+                _advise(slot.memory, mmap.MADV_HUGEPAGE, slot.begin, nbytes)
             return slot
         slot = self._cut(nbytes)
         self._slots.append(slot)
@@ -172,31 +173,30 @@ class Arena:
             end = last.begin + last.nbytes
             if end + nbytes <= len(last.memory):
                 return _Slot(last.memory, end, nbytes)
-            _drop_pages(last.memory, end, len(last.memory) - end)  # the end of a huge page
-        n_pages = -(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES)
-        return _Slot(*self._segment(n_pages * _HUGE_PAGE_BYTES), nbytes)
+            self._drop_pages(last.memory, end, len(last.memory) - end)  # the end of a huge page
+        size = (-(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES) + 1) * _HUGE_PAGE_BYTES
+        memory = mmap.mmap(-1, size, **_PRIVATE)
+        if self._huge:
+            _advise(memory, mmap.MADV_HUGEPAGE, 0, size)
+        return _Slot(memory, -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE_BYTES, nbytes)
 
     def _give_back(self, limit: int) -> None:
         """Give pages back, largest slots first, until free slots have at most `limit` bytes of them."""
         for size in sorted(self._paged, reverse=True):
             slots = self._paged[size]
             while slots and self._idle > max(limit, 0):
-                _drop_pages(slots[-1].memory, slots[-1].begin, size)
+                self._drop_pages(slots[-1].memory, slots[-1].begin, size)
                 slots[-1].paged = False
                 self._bare.setdefault(size, []).append(slots.pop())
                 self._idle -= size
 
-    def _segment(self, size: int) -> tuple[mmap.mmap, int]:
-        """Return memory, and where its first page begins."""
-        memory = mmap.mmap(-1, size + self._page, **_PRIVATE)
-        first = -np.frombuffer(memory, np.uint8).ctypes.data % self._page
-        if self._huge:
-            with suppress(OSError):  # a system without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory, first
+    def _drop_pages(self, memory: mmap.mmap, begin: int, nbytes: int) -> None:
+        if _DONTNEED is not None and nbytes:
+            _advise(memory, _DONTNEED, begin, nbytes)
+            if self._huge:  # or Linux makes huge pages of it again, together with what is in use beside it
+                _advise(memory, mmap.MADV_NOHUGEPAGE, begin, nbytes)
 
 
-def _drop_pages(memory: mmap.mmap, begin: int, nbytes: int) -> None:
-    if _DONTNEED is not None and nbytes:
-        with suppress(OSError):  # for locked pages
-            memory.madvise(_DONTNEED, begin, nbytes)
+def _advise(memory: mmap.mmap, advice: int, begin: int, nbytes: int) -> None:
+    with suppress(OSError):  # for locked pages, and of a system without huge ones
+        memory.madvise(advice, begin, nbytes)
