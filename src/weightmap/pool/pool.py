@@ -37,6 +37,7 @@ from weightmap.core.bytes.memory import PerProcess, headroom
 from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.model.internals import check_open, name_of, row_of, sources_of
 from weightmap.core.model.typing import PoolStats
+from weightmap.core.native import access
 from weightmap.core.native.quantised import GGML_TYPES
 from weightmap.errors import ClosedError, LimitError, PlanError, TensorNotFoundError
 from weightmap.plans.direct import JOIN_GAP_BYTES, READ_BYTES, DirectReader, window
@@ -782,9 +783,8 @@ def _joined(rows: list[Row], readings: list[_Reading], names: tuple[str, ...]) -
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an uninitialised array that begins at a multiple of `_ALIGN_BYTES`."""
-    octets = np.empty(prod(shape) * dtype.itemsize + _ALIGN_BYTES, np.uint8)
-    return np.ndarray(shape, dtype, octets, -octets.ctypes.data % _ALIGN_BYTES)
+    """Return an uninitialised array that begins as a slot does."""
+    return access.aligned(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
 
 def _copied(values: Any) -> NDArray[Any]:
