@@ -302,7 +302,7 @@ def test_what_was_given_back_does_not_return_with_a_huge_page():
     other[begin] = 1
     if pages_after_collapse(other.ctypes.data + begin, 1) != (huge // mmap.PAGESIZE, False):
         pytest.skip("a system without MADV_COLLAPSE")
-    arena = Arena(huge=True)
+    arena = Arena()
     arrays = [arena.allocate(slot_size(100_000 + 9_000 * number), 1 << 30) for number in range(80)]
     for array in arrays:
         array[:] = 1

@@ -27,7 +27,10 @@ _SEGMENT_BYTES = 64 << 20
 _HUGE_PAGE_BYTES = 2 << 20
 # Private memory: by default children would share it.
 _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-_DONTNEED = getattr(mmap, "MADV_DONTNEED", None)
+# What Linux is told of memory; other systems lack some or all of it.
+_DONTNEED, _HUGEPAGE, _NOHUGEPAGE = (
+    getattr(mmap, f"MADV_{name}", None) for name in ("DONTNEED", "HUGEPAGE", "NOHUGEPAGE")
+)
 
 
 # A size class is a multiple of a page, and of a 64th of the next power of two: tensors of about one size share slots.
@@ -61,15 +64,10 @@ class _Tenant(weakref.ref[Any]):
 class Arena:
     """Arrays of whole pages. Many threads may use it at once.
 
-    Parameters
-    ----------
-    huge : bool
-        Whether to ask for huge pages. Direct reads into them take a fifth of the processor's time, but the first touch
-        of one may take 6 ms on a virtual machine: ask where pages are read to again and again.
+    It asks for huge pages: direct reads into them take a fifth of the processor's time, and fewer faults.
     """
 
-    def __init__(self, *, huge: bool) -> None:
-        self._huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         # All slots, and the arrays in them.
         self._slots: list[_Slot] = []
@@ -159,8 +157,7 @@ class Arena:
         if slots := self._bare.get(nbytes):
             slot = slots.pop()
             slot.paged = True
-            if self._huge:
-                _advise(slot.memory, mmap.MADV_HUGEPAGE, slot.begin, nbytes)
+            _advise(slot.memory, _HUGEPAGE, slot.begin, nbytes)
             return slot
         slot = self._cut(nbytes)
         self._slots.append(slot)
@@ -173,11 +170,10 @@ class Arena:
             end = last.begin + last.nbytes
             if end + nbytes <= len(last.memory):
                 return _Slot(last.memory, end, nbytes)
-            self._drop_pages(last.memory, end, len(last.memory) - end)  # the end of a huge page
+            _drop_pages(last.memory, end, len(last.memory) - end)  # the end of a huge page
         size = (-(-max(_SEGMENT_BYTES, nbytes) // _HUGE_PAGE_BYTES) + 1) * _HUGE_PAGE_BYTES
         memory = mmap.mmap(-1, size, **_PRIVATE)
-        if self._huge:
-            _advise(memory, mmap.MADV_HUGEPAGE, 0, size)
+        _advise(memory, _HUGEPAGE, 0, size)
         return _Slot(memory, -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE_BYTES, nbytes)
 
     def _give_back(self, limit: int) -> None:
@@ -185,18 +181,19 @@ class Arena:
         for size in sorted(self._paged, reverse=True):
             slots = self._paged[size]
             while slots and self._idle > max(limit, 0):
-                self._drop_pages(slots[-1].memory, slots[-1].begin, size)
+                _drop_pages(slots[-1].memory, slots[-1].begin, size)
                 slots[-1].paged = False
                 self._bare.setdefault(size, []).append(slots.pop())
                 self._idle -= size
 
-    def _drop_pages(self, memory: mmap.mmap, begin: int, nbytes: int) -> None:
-        if _DONTNEED is not None and nbytes:
-            _advise(memory, _DONTNEED, begin, nbytes)
-            if self._huge:  # or Linux makes huge pages of it again, together with what is in use beside it
-                _advise(memory, mmap.MADV_NOHUGEPAGE, begin, nbytes)
+
+def _drop_pages(memory: mmap.mmap, begin: int, nbytes: int) -> None:
+    _advise(memory, _DONTNEED, begin, nbytes)
+    # Or Linux makes huge pages of it again, together with what is in use beside it.
+    _advise(memory, _NOHUGEPAGE, begin, nbytes)
 
 
-def _advise(memory: mmap.mmap, advice: int, begin: int, nbytes: int) -> None:
-    with suppress(OSError):  # for locked pages, and of a system without huge ones
-        memory.madvise(advice, begin, nbytes)
+def _advise(memory: mmap.mmap, advice: int | None, begin: int, nbytes: int) -> None:
+    if advice is not None and nbytes:
+        with suppress(OSError):  # for locked pages, and of a system without huge ones
+            memory.madvise(advice, begin, nbytes)

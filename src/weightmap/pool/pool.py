@@ -215,7 +215,7 @@ class Pool:
         self._waiting: list[Candidate] | None = []
         self._counts: dict[Key, int] = {}  # of what is not in the pool
         self._ticks = self._holds = 0
-        self._arena = Arena(huge=self.budget < size)  # else no page is read to again
+        self._arena = Arena()
         self._hits = self._misses = self._evictions = self._read_nbytes = 0
         self._closed = False
         self._jobs: deque[tuple[_Reader, list[tuple[_Entry, _Reading]]]] = deque()
