@@ -80,13 +80,11 @@ def peak(call):
         while not done.wait(0.002):
             most = max(most, anonymous())
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    try:
-        call()
-    finally:
-        done.set()
-        watcher.join()
+    call()
+    done.set()
+    watcher.join()
     return max(most, anonymous()) - before
 
 """

@@ -26,7 +26,7 @@ def watch():
     while not done.wait(0.002):
         peak.append(anonymous())
 
-watcher = threading.Thread(target=watch)
+watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
 wm.convert(sys.argv[1], sys.argv[2], **eval(sys.argv[3]))
 done.set()
