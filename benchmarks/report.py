@@ -179,12 +179,17 @@ def page(run: Run, outcomes: list[Outcome], drawn: Mapping[str, str], whole: Ite
     yield from about(run)
 
 
+def kept(page: Path, begin: str, end: str = "") -> Iterator[str]:
+    """Yield the section of a page that begins with a line, up to another one or to the end, if there is one."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    if begin in text:
+        yield text[text.index(begin) : text.index(end) if end else None].rstrip() + "\n"
+
+
 def workflows(found: Path, page: Path) -> Iterator[str]:
     """Yield the section of whole work: from the results of ``make workflows``, or as the page has it."""
     if not found.exists():
-        text = page.read_text(encoding="utf-8") if page.exists() else ""
-        if HEADING in text:
-            yield text[text.index(HEADING) : text.index(FIGURES[: FIGURES.index("\n")])]
+        yield from kept(page, HEADING, FIGURES[: FIGURES.index("\n")])
         return
     results = json.loads(found.read_text(encoding="utf-8"))
     yield HEADING + WORKFLOWS.format(**results)
@@ -225,9 +230,7 @@ def compared(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
 def behind(found: Path, page: Path) -> Iterator[str]:
     """Yield the section on workflows that are behind, and why: from their results, or as the page has it."""
     if not found.exists():
-        text = page.read_text(encoding="utf-8") if page.exists() else ""
-        if BEHIND in text:
-            yield text[text.index(BEHIND) :]
+        yield from kept(page, BEHIND)
         return
     yield BEHIND
     yield ""
