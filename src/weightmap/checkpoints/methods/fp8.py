@@ -26,7 +26,8 @@ class Fp8(Method):
     ``input_scale``     of static activations, also called ``activation_scale``: not decoded
     ==================  ===========================================================================================
 
-    With ``expert_dtype: "fp4"`` an int8 weight, shape (out, in / 2), is e2m1 codes with exponents for 32 columns.
+    An int8 weight, shape (out, in / 2), is e2m1 codes with exponents for 32 columns: experts of DeepSeek V4, whose
+    ``expert_dtype: "fp4"`` stands here or at the top of config.json.
 
     Experts of a layer that are one parameter X: ``X`` (E, out, in), ``X_scale_inv`` (E, ceil(out / bh), ceil(in / bw)),
     or (E, 1, 1) without ``weight_block_size``; or ``X.weight`` and ``X.weight_scale_inv``.
@@ -36,16 +37,15 @@ class Fp8(Method):
         *(".weight", ".weight_scale_inv", ".weight_scale", ".scale", ".input_scale", ".activation_scale"),
     )
     fused: ClassVar[tuple[str, ...]] = ("_scale_inv", "_activation_scale")
+    coded: ClassVar[tuple[str, ...]] = (*FLOAT8, "int8")
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.block: tuple[int, int] | None = settings.sizes("weight_block_size")
-        self.kinds: dict[str, str] = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]}
-        if settings.text("fmt", "e4m3") not in self.kinds:
-            settings.unsupported("fmt", "e4m3 or e5m2")
-        self.stored: str = self.kinds[settings.text("fmt", "e4m3")]
-        self.fp4: bool = settings.text("expert_dtype", "fp8") == "fp4"
-        self.coded = (*FLOAT8, "int8") if self.fp4 else FLOAT8  # type: ignore[misc]
+        kinds = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]} | dict(zip(FLOAT8, FLOAT8, strict=True))
+        if settings.text("fmt", "e4m3") not in kinds:
+            settings.unsupported("fmt", " or ".join(kinds))
+        self.stored: str = kinds[settings.text("fmt", "e4m3")]
 
     def belongs(self, roles: Collection[str], row: Any) -> bool:
         """Return False if `scale` is itself a parameter: then its sibling weight is not coded."""
@@ -65,7 +65,7 @@ class Fp8(Method):
         group.only("weight", scales, "input_scale", "activation_scale")
         if len(group.row("weight").shape) > 2:
             return self._experts(group, scales)
-        if self.fp4 and group.row("weight").dtype.name == "int8":
+        if group.row("weight").dtype.name == "int8":
             return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
         kinds = (*FLOATS, *EXPONENTS)
         if self.block is None:
@@ -73,7 +73,7 @@ class Fp8(Method):
         return scaled(group, "fp8 blocks", "weight", scales, (self.stored,), *self.block, kinds=kinds)
 
     def _experts(self, group: Group, scales: str) -> Coding:
-        if self.fp4 and group.row("weight").dtype.name == "int8":
+        if group.row("weight").dtype.name == "int8":
             count, rows, half = group.check("weight", ("int8",), (None, None, None))
             group.check(scales, EXPONENTS, (count, rows, half // 16))
             if half % 16:
