@@ -22,9 +22,11 @@ _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
 # Integers that are codes where they are a weight.
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+# Those that are stored packed: `read` alone has their values.
+_SMALL_INTEGERS = frozenset({"int4", "uint4", "int2", "uint2"})
 # Types of codes, and of scales beside them.
 SMALL_FLOATS = _FLOAT8 | _PACKED
-_CODES = SMALL_FLOATS | set(INTEGERS)
+_CODES = SMALL_FLOATS | _SMALL_INTEGERS | set(INTEGERS)
 # Types in which bitsandbytes may store bytes of codes.
 _VIEWED = frozenset({"float16", "bfloat16", "float32"})
 _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "int32", "int64", "float8_e8m0fnu"})
@@ -33,15 +35,15 @@ _IN_MODULE = (
     *("scale", "scales", "_scale", "scale_inv", "scale_weight", "weight_scale", "weight_scales", "weight_scale_inv"),
     *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "q_scale", "qscales", "w_scale"),
     *("wscale", "wscales", "qscale_weight", "per_channel_scale", "deq_scale"),
-    *("weights_scaling_factor", "weights_block_scaling_factor"),
+    *("weights_scaling_factor", "weights_block_scaling_factor", "meta.scale", "meta.scale_q"),
 )
 _BEHIND = (
     *("_scale", "_scales", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_inv", "_global_scale", "_absmax"),
     *(".scale", ".scales", "._scale", ".weight_scale", ".weight_scales", ".weight_scale_inv", ".absmax", ".SCB"),
-    *(".wscale", ":scale"),
+    *(".wscale", ":scale", "._scale_inv"),
 )
 # Endings of names of codes, which an ending of `_BEHIND` may replace.
-_ENDINGS = r"(?:[._:]?(?:blocks|packed|quantized|codes|qdata|data|int8|qweight)|_q)$"
+_ENDINGS = r"(?:[._:]{0,2}(?:blocks|packed|quantized|codes|qdata|data|int8|qweight)|_q|_Q[248]|_Bnb4){1,2}$"
 # Names of a quantised parameter's other tensors: zero points, orders, shapes, counters, scales.
 _OTHER = (
     r"(?:^|[._:])(?:q?zeros?|zp|zero_?points?|g_?idx|idx|index|indices|ids?|masks?|shape|format|(?:inv_?)?perm|steps?"
@@ -200,7 +202,7 @@ def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> N
 
 def check_cast(file: Any, name: str, row: Row, target: str) -> None:
     """Do what `check_readable` does, for the name of a type, which numpy need not know."""
-    if row.dtype.name == target:
+    if row.dtype.name in {target, *_SMALL_INTEGERS}:
         return
     table = file._table  # noqa: SLF001 - one tensor is looked up, not all
 
