@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.deltas.delta_files import EXPECTED, digests, lay, model, stepped, write_delta, write_model
 from tests.remote.servers import Objects, Server
+from tests.support import run_child
 
 import weightmap as wm
 from weightmap import deltas
@@ -65,6 +66,31 @@ def test_chains_of_trainers(tmp_path, case):
         report = deltas.apply(base, source / f"weight_v{version:06}")
         assert report.tensors == len(found["listed"][str(version)])
         assert digests(wm.load(base)) == wanted[version]
+
+
+PULL = """import resource, sys
+from weightmap import deltas
+resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
+print(*deltas.pull(*sys.argv[1:], threads=1)[:2])"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit on descriptors, as Unix has it")
+def test_more_deltas_than_descriptors(tmp_path):
+    """They are taken in steps. Where one fails, the model has the version of the step before, and a pull goes on."""
+    states = [{"w": np.arange(4, dtype=np.uint8)}]
+    for number in range(1, 641):
+        states.append({"w": states[-1]["w"] + np.uint8(1)})
+        write_delta(tmp_path / "source", number, *states[-2:])
+    folder, part = tmp_path / "local", tmp_path / "source" / "weight_v000500" / "model-00000-of-00001.safetensors"
+    write_model(folder, states[0])
+    good = part.read_bytes()
+    part.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(wm.DeltaError, match="weight_v000500"):
+        deltas.pull(folder, tmp_path / "source")
+    assert (recorded(folder), digests(wm.load(folder))) == (300, digests(states[300]))
+    part.write_bytes(good)
+    assert run_child(PULL, folder, tmp_path / "source").stdout.split() == ["640", "300"]
+    assert (recorded(folder), digests(wm.load(folder))) == (640, digests(states[-1]))
 
 
 @pytest.mark.parametrize("version", [None, 1, 2, 9])
