@@ -43,6 +43,16 @@ def extra(role, shape=(4,), dtype=np.float32):
     return lambda example: example.tensors.update({f"{MODULE}.{role}": np.zeros(shape, dtype)})
 
 
+def renamed(module):
+    """Call the module otherwise."""
+
+    def apply(example):
+        example.name = f"{module}.weight"
+        example.tensors = {name.replace(MODULE, module): array for name, array in example.tensors.items()}
+
+    return apply
+
+
 def config(**keys):
     return lambda example: example.config.update(keys)
 
@@ -158,6 +168,9 @@ ROWS = [
     ("fp8 f32", config(weight_block_size=[16, 16]), "q_proj.weight_scale_inv"),
     ("fp8 f32", config(fmt="e5m2"), "q_proj.weight"),
     ("fp8 f32", config(fmt="e3m4"), "fmt is 'e3m4'"),
+    ("fp8 f32", config(weight_scale_semantics="inverse"), "scales of GPTQModel divide"),
+    ("gptq 4", renamed("embed_tokens"), "embed_tokens.qweight' is of embeddings"),
+    ("awq", config(version=None, checkpoint_format="gemv"), "checkpoint_format is 'gemv'"),
     ("fp8 f32", extra("weight_scale"), "q_proj.weight_scale"),
     ("gpt-oss", lambda e: e.tensors.pop(f"{e.name}_blocks"), "lacks its tensor 'blocks'"),
     ("gpt-oss", lambda e: e.tensors.update({e.name: np.zeros((3, 64, 144), np.float32)}), "is stored twice"),

@@ -119,10 +119,11 @@ def test_older_places_of_the_configuration(tmp_path):
         ("experts", {"expert_dtype": None}, {"expert_dtype": "fp4"}),
         ("fp8 f32", {"fmt": "float8_e4m3fn"}, {}),
         ("fp8 e5m2", {"fmt": "float8_e5m2"}, {}),
+        ("gptq 4 v2", {"checkpoint_format": None, "format": "GPTQ_V2"}, {}),
     ],
 )
 def test_spellings_of_published_models(tmp_path, name, quantisation, keys):
-    """DeepSeek V4 has the type of experts at the top of config.json; MiniMax M2 spells float8 as torch does."""
+    """DeepSeek V4 has the type of experts at the top, MiniMax M2 spells float8 as torch does; null is no format."""
     example = EXAMPLES[name]()
     path = example.write(tmp_path)
     with wm.open(path, config={"quantization_config": example.config | quantisation} | keys) as f:

@@ -80,7 +80,8 @@ class Awq(Method):
             settings.unsupported(bits, "4")
         older = "q_group_size" in settings.values and "group_size" not in settings.values
         self.group_size: int = settings.integer("q_group_size" if older else "group_size", 128)
-        version = "format" if "version" not in settings.values and "format" in settings.values else "version"
+        keys = ("version", "format", "checkpoint_format")
+        version = next((key for key in keys if settings.values.get(key) is not None), "version")
         if settings.text(version, "gemm").lower() != "gemm":
             settings.unsupported(version, "'gemm'")
         self.zeros: bool = settings.flag("zero_point", default=True)

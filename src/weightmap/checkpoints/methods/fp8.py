@@ -41,6 +41,8 @@ class Fp8(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        if "weight_scale_semantics" in settings.values:
+            settings.unsupported("weight_scale_semantics", "none: scales of GPTQModel divide, and are not decoded")
         self.block: tuple[int, int] | None = settings.sizes("weight_block_size")
         kinds = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]} | dict(zip(FLOAT8, FLOAT8, strict=True))
         if settings.text("fmt", "e4m3") not in kinds:

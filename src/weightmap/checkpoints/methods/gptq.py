@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from weightmap.checkpoints.methods import HALVES, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Transposed
 from weightmap.checkpoints.pieced import integer_blocks, integers_fit, unpacked
+from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes
-
-_BITS = (2, 3, 4, 8)
 
 
 class GptqCoding(Transposed):
@@ -41,7 +39,7 @@ class GptqCoding(Transposed):
     def __init__(
         self, shape: tuple[int, ...], size: int, bits: int, groups: NDArray[np.int32] | None, *, added: int
     ) -> None:
-        step = 32 // math.gcd(32, bits)
+        step = int(32 // np.gcd(32, bits))
         super().__init__(f"gptq {bits} bits", shape, size, bits, groups, step=step)
         self.added: int = added
 
@@ -81,8 +79,8 @@ class Gptq(Method):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        version = "format" if "checkpoint_format" not in settings.values else "checkpoint_format"
-        added = {"gptq": 1, "gptq_v2": 0}.get(settings.text(version, "gptq"))
+        version = "format" if settings.values.get("checkpoint_format") is None else "checkpoint_format"
+        added = {"gptq": 1, "gptq_v2": 0}.get(settings.text(version, "gptq").lower())
         if added is None:
             settings.unsupported(version, "'gptq' or 'gptq_v2'")
         self.added = added
@@ -101,7 +99,7 @@ class Gptq(Method):
     @staticmethod
     def _sizes(settings: Settings, bits: int, group_size: int) -> tuple[int, int]:
         sizes = settings.integer("bits", bits), settings.integer("group_size", group_size)
-        if sizes[0] not in _BITS:
+        if sizes[0] not in {2, 3, 4, 8}:
             settings.unsupported("bits", "2, 3, 4 or 8")
         return sizes
 
@@ -115,6 +113,9 @@ class Gptq(Method):
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
+        if group.module.endswith(("embed_tokens", "embeddings", "embed_in", "wte")):
+            # Of GPTQModel; their parameter is the transposed matrix.
+            group.refuse("layout", "qweight", actual="of embeddings", expected="a linear layer", kind=UnsupportedError)
         bits, size = self._rule(group.module) or self.whole
         words, out = group.check("qweight", ("int32",), (None, None))
         columns, remainder = divmod(words * 32, bits)
