@@ -106,7 +106,7 @@ class Exported:
             Where the consumer wants the memory: on the CPU.
         copy : bool, optional
             None copies where that is needed: read-only memory for a consumer that cannot know, misaligned and
-            byte-swapped elements, strides between elements. True always copies, False never does.
+            byte-swapped elements, strides between elements, negative ones for torch. True always copies, False never.
 
         Raises
         ------
@@ -119,9 +119,10 @@ class Exported:
             raise BufferError("memory of the CPU has no stream")
         array = self._array
         versioned = max_version is not None and max_version[0] >= 1
-        reason = _unfit(array)
+        reason, consumer = _unfit(array), _consumer()
+        if consumer == "torch" and min(array.strides, default=0) < 0:
+            reason = "torch ends the process at a negative stride"
         if reason is None and not array.flags.writeable:
-            consumer = _consumer()
             if consumer == "torch":
                 reason = 'torch would write to read-only memory: open the file with mode="cow", or copy'
             elif not versioned and consumer not in _IMMUTABLE:

@@ -180,3 +180,14 @@ def test_torch_never_writes_to_read_only_memory(tmp_path, name):
                 torch.from_dlpack(export(array), copy=False)
             torch.from_dlpack(export(array).__dlpack__()).view(torch.uint8).zero_()
         assert torch.from_dlpack(export(array), copy=True).data_ptr() != address(array)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_torch_gets_a_copy_of_reversed_arrays(path):
+    """A negative stride ends its process: nobody can catch that."""
+    code = "import sys, torch, weightmap as wm; from weightmap.dlpack import export\n"
+    code += "a = wm.open(sys.argv[1], mode='cow')['w'][::-1, ::-2]\n"
+    code += "assert a.tolist() == torch.from_dlpack(export(a)).tolist()"
+    run_child(code, path)
+    with pytest.raises(BufferError, match="negative stride"):
+        importlib.import_module("torch").from_dlpack(export(np.zeros(3)[::-1]), copy=False)
