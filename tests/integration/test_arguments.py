@@ -91,6 +91,7 @@ WRONG = [
     (lambda f: f.save(special_ids=[1]), "special_ids must be a mapping, not list"),
     (lambda f: f.save(vocab=5), "vocab must be a sequence of tokens, not int"),
     (lambda f: f.save(vocab="token"), "vocab must be a sequence of tokens, not str"),
+    (lambda f: f.save(vocab={"token": 1}), "vocab must be a sequence of tokens, not dict"),
     (lambda _: wm.Output(align="64"), "align must be an integer, not str"),
     (lambda _: wm.Output(align=64.0), "align must be an integer, not float"),
     (lambda f: wm.Output(5), "layout must be a str, not int"),
