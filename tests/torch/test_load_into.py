@@ -226,8 +226,11 @@ def test_codes_are_no_values(tmp_path):
     with wm.plan(path) as plan, pytest.raises(wm.UnsupportedError, match=r"f\.weights"):
         load_file(path, plan=plan, dtype=torch.bfloat16)
     module = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False))
-    with pytest.raises(wm.UnsupportedError, match=r"f\.weights"):
-        load_into(module, path, strict=False)
+    for options in ({"strict": False}, {"strict": False, "assign": True}, {"include": "0.weight", "assign": True}):
+        with pytest.raises(wm.UnsupportedError, match=r"f\.weights"):
+            load_into(module, path, **options)
+    eight = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False).to(torch.float8_e4m3fn))
+    load_into(eight, path, include="0.weight", assign=True)  # a module that keeps codes
     config = {"dtype": "float32", "quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     values = weight.float() * 0.5

@@ -100,7 +100,7 @@ def load_into(
             chosen = _module_names(file, prefix, as_globs("include", include), rename)
         except StateError as error:
             raise error.located(path=file.path) from None
-        if not (weights or assign):
+        if not weights:
             for name, row in named_rows(file):
                 if (target := targets.get(chosen.get(name, ""))) is not None:
                     check_cast(file, name, row, str(target.dtype).removeprefix("torch."))
