@@ -237,9 +237,9 @@ def check_chain(deltas: Sequence[Delta], at: int | None = None) -> None:
         at = delta.version
 
 
-def read_delta(directory: str, options: Options) -> Delta:
-    """Read a delta. Raises `DeltaError` for a full version too."""
-    delta = read_version(directory, options)
+def read_delta(directory: str, options: Options, before: Sequence[Delta] = ()) -> Delta:
+    """Read a delta as `read_version` does. Raises `DeltaError` for a full version too."""
+    delta = read_version(directory, options, before)
     if delta is None:
         raise DeltaError("this is a full version, not a delta: it needs no base", path=directory)
     return delta
@@ -250,7 +250,7 @@ def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> T
     deltas: list[Delta] = []
     try:
         for directory in directories:
-            deltas.append(read_delta(directory, options))  # noqa: PERF401 - the open ones are closed below
+            deltas.append(read_delta(directory, options, deltas))
         check_chain(deltas)
     except BaseException:
         base.close()

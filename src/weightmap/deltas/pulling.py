@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 # Files are read by pread: tensors are copied, not handed out.
 _READING = Options(DEFAULT_LIMITS, private=True)
-# Deltas that a pull has open at once.
-_STEP = 300
 
 
 def apply(
@@ -117,7 +115,7 @@ def apply(
                 what = f"the model is at version {at}, which is not the base of that delta: base_version"
                 raise DeltaError(what, path=step.path, field="base_version", actual=step.base_version, expected=at)
             at = step.base_version if at is None else at
-            return _advance(local, UpgradePath(local.folder, at, [step]), at, work, started)
+            return _advance(local, UpgradePath(local.folder, at, [step]), step.version, at, work, started)
     finally:
         step.close()
 
@@ -180,9 +178,6 @@ def pull(
     If several processes pull at once, one does the work and the others wait. The old files stay in
     ``.weight_sync/spare/``; the next pull writes over them once no process has them open, which is faster than new
     files.
-
-    A delta takes a descriptor, of which processes have a thousand. A path of more than 300 goes in steps of 300, each
-    as above. Then `tensors` and `changed_nbytes` of the report are those of the last step.
     """
     started = time.perf_counter()
     folder, published = _local_path("local", local), _address("source", source)
@@ -204,15 +199,10 @@ def pull(
                 return _unchanged(place, at, started)
             if at is not None or not paths:
                 paths.append(_find_path(place, published, target, at, base))
-            report = _advance(place, paths[-1], at, work, started)
+            return _advance(place, paths[-1], target, at, work, started)
     finally:
         for path in paths:
             path.close()
-    if report.version == target:
-        return report
-    after = pull(folder, published, base=base, version=version, in_place=in_place, threads=threads, progress=progress)
-    stored, duration = report.stored_nbytes + after.stored_nbytes, report.seconds + after.seconds
-    return after._replace(base_version=report.base_version, stored_nbytes=stored, seconds=duration)
 
 
 def chain_to(model: str, source: str) -> tuple[str, list[str]]:
@@ -236,7 +226,7 @@ def chain_to(model: str, source: str) -> tuple[str, list[str]]:
     target = versions.newest_in(source) if target is None else target
     if at == target:
         return model, []
-    path = _find_path(place, source, target, at, None, float("inf"))
+    path = _find_path(place, source, target, at, None)
     path.close()
     return path.begin, [delta.path for delta in path.deltas]
 
@@ -301,14 +291,11 @@ def _directory_of(path: str) -> str | None:
     return folder if place.is_recorded and place.model() == os.path.basename(path) else None
 
 
-def _find_path(place: Local, source: str, target: int, at: int | None, base: Any, limit: float = _STEP) -> UpgradePath:
-    """Return the path to a version with the fewest deltas, or its first deltas: at most `limit` of them.
-
-    Raises `DeltaError` where there is none.
-    """
+def _find_path(place: Local, source: str, target: int, at: int | None, base: Any) -> UpgradePath:
+    """Return the path to a version with the fewest deltas. Raises `DeltaError` where there is none."""
     deltas: list[versions.Delta] = []
     try:
-        begin, number = _walk_back(place, source, target, at, base, deltas, limit)
+        begin, number = _walk_back(place, source, target, at, base, deltas)
     except BaseException as error:
         for delta in deltas:
             delta.close()
@@ -319,7 +306,7 @@ def _find_path(place: Local, source: str, target: int, at: int | None, base: Any
 
 
 def _walk_back(
-    place: Local, source: str, target: int, at: int | None, base: Any, deltas: list[versions.Delta], limit: float
+    place: Local, source: str, target: int, at: int | None, base: Any, deltas: list[versions.Delta]
 ) -> tuple[Any, int]:
     """Add the deltas from a version back to a model; return that and its version."""
     number = target
@@ -330,12 +317,10 @@ def _walk_back(
                 raise DeltaError(what, remedy=Remedy("give {}, the model that is version 0", "base"))
             return place.folder if base is None else base, 0
         directory = versions.folder_at(inside(source, versions.version_name(number)))
-        delta = versions.read_version(directory, _READING)
+        delta = versions.read_version(directory, _READING, deltas)
         if delta is None:
             return directory, number
         deltas.append(delta)
-        if len(deltas) > limit:
-            deltas.pop(0).close()
         if delta.version != number:
             raise DeltaError("version", path=directory, field="version", actual=delta.version, expected=number)
         number = delta.base_version
@@ -352,9 +337,8 @@ def _nbytes(rows: Iterable[Row]) -> int:
     return sum(map(attrgetter("nbytes"), rows))
 
 
-def _advance(place: Local, path: UpgradePath, at: int | None, work: _Work, started: float) -> DeltaReport:
+def _advance(place: Local, path: UpgradePath, target: int, at: int | None, work: _Work, started: float) -> DeltaReport:
     """Go to a version: write all of its files, or what changes in them, and then make them the model's."""
-    target = path.deltas[-1].version if path.deltas else path.version
     update = path.begin is place.folder  # of the local model itself, and no copy of another one
     in_place = work.in_place and update and place.is_unused()
     identities = place.identities()

@@ -26,7 +26,7 @@ from weightmap.deltas.frames import ENCODINGS, Frame
 from weightmap.errors import DeltaError, FormatError, LimitError, NotRegularFileError, TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.model.file import TensorFile
@@ -107,8 +107,10 @@ def newest_in(source: str) -> int:
     raise DeltaError(msg, path=source)
 
 
-def read_version(directory: str, options: Options) -> Delta | None:
+def read_version(directory: str, options: Options, before: Sequence[Delta] = ()) -> Delta | None:
     """Read and check a version, without decoding: a delta, or None for a full version.
+
+    Its files stay open; but with many of them, and those of the deltas read `before`, each is opened again for a read.
 
     Raises
     ------
@@ -118,7 +120,7 @@ def read_version(directory: str, options: Options) -> Delta | None:
     directory = folder_at(directory)
     path = inside(directory, INDEX)
     try:
-        return _read(directory, path, options)
+        return _read(directory, path, options, sum(len(delta.sources) for delta in before))
     except OSError as error:
         if isinstance(error, (IsADirectoryError, NotRegularFileError)):
             raise DeltaError("its index is a directory, or a loop of links", path=directory) from None
@@ -135,7 +137,7 @@ def read_version(directory: str, options: Options) -> Delta | None:
         raise again.located(path=path) from None
 
 
-def _read(directory: str, path: str, options: Options) -> Delta | None:
+def _read(directory: str, path: str, options: Options, opened: int) -> Delta | None:
     index = _read_index(path, options)
     if index is None:
         if SINGLE not in names_in(directory, (SINGLE,)):
@@ -145,7 +147,7 @@ def _read(directory: str, path: str, options: Options) -> Delta | None:
     if not isinstance(metadata, dict) or "delta_encoding" not in metadata:
         _check_plain(index)
         return None
-    return _read_delta(directory, metadata, index.get("weight_map"), options)
+    return _read_delta(directory, metadata, index.get("weight_map"), options, opened)
 
 
 def _check_plain(index: Mapping[str, Any]) -> None:
@@ -183,7 +185,7 @@ def _read_index(path: str, options: Options) -> dict[str, Any] | None:
         source.close()
 
 
-def _read_delta(directory: str, metadata: Mapping[str, Any], where: Any, options: Options) -> Delta:
+def _read_delta(directory: str, metadata: Mapping[str, Any], where: Any, options: Options, opened: int) -> Delta:
     version, base = _number(metadata, "version"), _number(metadata, "base_version")
     named = _NAME.fullmatch(str(directory).rstrip("/").rpartition("/")[2])
     if named is not None and int(named[1]) != version:
@@ -208,7 +210,7 @@ def _read_delta(directory: str, metadata: Mapping[str, Any], where: Any, options
     try:
         for name in sorted(files):
             source = _read_file(delta, name, files[name], encoding, checksum, options)
-            if len(files) > MAX_OPEN:
+            if opened + len(files) > MAX_OPEN:
                 source.release_descriptor()
     except BaseException:
         delta.close()
