@@ -21,7 +21,7 @@ from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.source import Source
 from weightmap.core.model.internals import parts_of
 from weightmap.core.native import files as native_files
-from weightmap.plans import pages, warming
+from weightmap.plans import delivery, pages, warming
 from weightmap.plans.pages import FileSystem, file_system_of, numbered
 
 MIB = 1 << 20
@@ -285,6 +285,17 @@ def test_auto_reads_where_mappings_may_fail(number, name, kind, way, tmp_path, m
         monkeypatch.setattr(native_files, "file_system", lambda _: number)
         mapped = [np.shares_memory(array, f[name]) for name, array in wm.plan(f).run()]
         assert mapped == [way == "map"] * 2
+
+
+def test_a_handle_closed_while_its_run_asks_for_pages(tmp_path, monkeypatch):
+    """By another thread, just before the call: the error is that the handle is closed."""
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(model(2, 4096))
+    f = wm.open(path)
+    monkeypatch.setattr(delivery, "reads_ahead", lambda _: False)
+    monkeypatch.setattr(pages, "is_cached", lambda *_: f.close())
+    with pytest.raises(wm.ClosedError):
+        dict(wm.plan(f).run(how="map"))
 
 
 def test_a_way_that_there_is_not_is_an_error_at_once(tmp_path):

@@ -329,7 +329,8 @@ class Ahead:
 def ask_for(source: Source, part: Range) -> None:
     """Ask the system to read bytes of a file into the page cache; returns at once."""
     if part.nbytes > 0 and source.has_pages and hasattr(os, "posix_fadvise") and not is_cached(source, part):
-        os.posix_fadvise(source.descriptor, part.begin, part.nbytes, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):  # another thread may close the file now: its next use says so
+            os.posix_fadvise(source.descriptor, part.begin, part.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def is_cached(source: Source, part: Range) -> bool:
