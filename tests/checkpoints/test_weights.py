@@ -149,6 +149,23 @@ def test_type_of_parameters(tmp_path, keys, dtype):
         assert f.weights[NAME][:1].dtype == dtype
 
 
+def test_integers_of_four_bits_in_bytes(tmp_path):
+    """As llm-compressor writes W4A8: compressed-tensors packs no integers where activations are quantised too."""
+    example = EXAMPLES["int8 group, zeros"]()
+    example.config["config_groups"]["group_0"]["weights"]["num_bits"] = 4
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
+def test_a_matrix_of_one_block(tmp_path):
+    """As ModelOpt writes FP8_PB_WO: a scale that is one number has no dimensions."""
+    example = EXAMPLES["modelopt FP8_PB_WO"]()
+    weight, scale = example.tensors.values()
+    example.tensors = {NAME: weight[:100, :128], f"{NAME}_scale": scale[0, 0, 0, 0]}
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values[:100, :128])
+
+
 def test_pieces_in_several_shards(tmp_path):
     """A file of a sharded model, opened by itself, lacks the pieces of others; the model has them."""
     model = TRUTH / "awq_shards"

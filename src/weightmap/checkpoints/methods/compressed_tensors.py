@@ -210,7 +210,7 @@ class CompressedTensors(Method):
 
     ======================  ===================================================================================
     pack-quantized          `PackedCoding`
-    int-quantized           `weight` int8, `weight_scale`, perhaps `weight_zero_point` int8: `Scaled`
+    int-quantized           `weight` int8 of 1 to 8 bits, `weight_scale`, perhaps `weight_zero_point` int8: `Scaled`
     float-quantized         `weight` float8_e4m3fn, `weight_scale` of tensor, rows, groups or blocks: `Scaled`
     naive-quantized         one of these two
     nvfp4-pack-quantized    `weight_packed`, `weight_scale` float8_e4m3fn for 16 columns, `weight_global_scale`,
@@ -363,8 +363,8 @@ class CompressedTensors(Method):
         """Return the coding of int-quantized and float-quantized weights."""
         group.only("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
         kind = {"int-quantized": "int", "float-quantized": "float"}.get(weights.format, weights.kind)
-        if kind != weights.kind or weights.bits != 8:
-            weights.settings.unsupported("num_bits", f"8 bits of type {kind!r}")
+        if kind != weights.kind or weights.bits not in (range(1, 9) if kind == "int" else [8]):
+            weights.settings.unsupported("num_bits", f"{'1 to ' * (kind == 'int')}8 bits of type {kind!r}")
         zeros = "weight_zero_point" if kind == "int" and self._has_zeros(group, weights) else None
         stored = ("int8",) if kind == "int" else FLOAT8[:1]
         high, wide = weights.blocks()

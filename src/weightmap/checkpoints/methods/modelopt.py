@@ -28,7 +28,8 @@ class ModelOpt(Method):
                                    ``weight_scale_2`` float32, which multiplies: `Fp4`
     ``FP8``                        ``weight`` float8_e4m3fn (out, in), ``weight_scale`` one float32: `Scaled`, as below
     ``FP8_PER_CHANNEL_PER_TOKEN``  ``weight_scale`` float32 (out,) or (out, 1)
-    ``FP8_PB_WO``                  ``weight_scale`` float32 (out / 128, in / 128), or (out / 128, 1, in / 128, 1)
+    ``FP8_PB_WO``                  ``weight_scale`` float32 (out / 128, in / 128), or (out / 128, 1, in / 128, 1); ()
+                                   if it is one number
     ``MXFP8``                      ``weight_scale`` uint8 (out, in / 32), exponents
     ``MIXED_PRECISION``            ``quantized_layers``: a module's own ``quant_algo``; other modules are not quantised
     =============================  ====================================================================================
@@ -90,7 +91,7 @@ class ModelOpt(Method):
         high, wide = min(high, rows) or 1, min(wide, columns) or 1
         down, across = blocks_of(rows, high), blocks_of(columns, wide)
         shapes = [(down,), (down, 1)] if algorithm != "FP8_PB_WO" else [(down, across), (down, 1, across, 1)]
-        group.check("weight_scale", ("float32",), *shapes)
+        group.check("weight_scale", ("float32",), *shapes, *([()] if down * across == 1 else []))
         return Scaled(name, shape, "weight", "weight_scale", height=high, width=wide)
 
     def _experts(self, group: Group, algorithm: str) -> Coding:
