@@ -447,7 +447,7 @@ class SafeSlice:
         Raises
         ------
         SliceError
-            As numpy's IndexError, which it is too: too many indices, or an integer out of bounds.
+            As numpy's IndexError and ValueError, which it is too: too many indices, out of bounds, a step of 0.
         UnsupportedError
             For a part of a tensor whose elements are packed below the byte.
         """
@@ -473,8 +473,8 @@ class MissingFileError(FileNotFoundError):
         return f"No such file or directory: {self.filename}"
 
 
-class SliceError(TensorFileError, IndexError):
-    """A slice asks for more than the tensor has."""
+class SliceError(TensorFileError, IndexError, ValueError):
+    """A slice asks for more than the tensor has, or for steps of 0."""
 
     @classmethod
     def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: Exception) -> SliceError:

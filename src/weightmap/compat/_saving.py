@@ -164,14 +164,14 @@ class TensorSpec:
         if dtype_ is None:
             raise EncodeError(f"Unknown dtype {dtype!r}. Supported dtypes: {', '.join(_STORABLE)}")
         dims = [as_integer("shape", size) for size in shape]
-        if min(dims, default=0) < 0 or data_ptr < 0 or data_len < 0:
+        self.data_ptr: int = as_integer("data_ptr", data_ptr)
+        self.data_len: int = as_integer("data_len", data_len)
+        if min(*dims, self.data_ptr, self.data_len) < 0:
             raise EncodeError("shape, address and size of a tensor cannot be negative")
         if dtype_.packed and dims:
             dims[-1] *= 2
         self._dtype = dtype_
         self.shape: list[int] = dims
-        self.data_ptr: int = data_ptr
-        self.data_len: int = data_len
 
     @property
     def dtype(self) -> str:
@@ -228,12 +228,12 @@ def serialize_file(
     write_plan(path, _plan(path, _payloads(tensor_dict), metadata))
 
 
-def deserialize(data: Any) -> list[tuple[str, dict[str, Any]]]:
+def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the tensors of a file's content: name, and "shape", "dtype" and "data" as a bytearray.
 
     Parameters
     ----------
-    data : bytes-like
+    bytes : bytes-like
         The content of a file of any format that `weightmap.open` reads.
 
     Raises
@@ -241,7 +241,7 @@ def deserialize(data: Any) -> list[tuple[str, dict[str, Any]]]:
     FormatError
         As `weightmap.open`.
     """
-    with wm.open(memoryview(data)) as file:
+    with wm.open(memoryview(bytes)) as file:
         entries = []
         for info in file.infos():
             array = file[info.name]
