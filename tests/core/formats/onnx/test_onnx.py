@@ -117,20 +117,6 @@ def test_elements_of_less_than_a_byte_are_read_as_values(tmp_path, monkeypatch, 
         assert f["w"].nbytes == -(-expected.size * BITS[name] // 8)
 
 
-@pytest.mark.parametrize("kind", [21, 22], ids=["uint4", "int4"])
-def test_packed_integers_with_scales_are_codes(tmp_path, kind):
-    """As onnxruntime writes DequantizeLinear: `weights` and casts refuse them, and `read` has the integers."""
-    path = tmp_path / "m.onnx"
-    codes = field(1, 4) + field(1, 32) + field(2, kind) + field(8, b"w_DQ_Q4") + field(9, bytes(64))
-    path.write_bytes(model([codes, tensor_proto("w_DQ_scales", normal((1, 32)))]))
-    with wm.open(path) as f:
-        for use in (lambda: f.weights, lambda: wm.convert(f, tmp_path / "x.safetensors", dtype="float16")):
-            with pytest.raises(wm.UnsupportedError, match="w_DQ_Q4"):
-                use()
-        assert f.read("w_DQ_Q4").shape == (4, 32)
-    assert not (tmp_path / "x.safetensors").exists()
-
-
 def one(*parts):
     return model([field(8, b"w") + b"".join(parts)])
 
