@@ -150,6 +150,7 @@ ROWS = [
     ("int8 channel", piece("weight_scale", CUT), "q_proj.weight_scale"),
     ("int8 group, zeros", piece("weight_zero_point", CUT), "q_proj.weight_zero_point"),
     ("float8 block", rules(block_structure=[16, 0]), "block_structure"),
+    ("float8 block", rules(symmetric=False), "weights.symmetric is False, expected true"),
     ("float8 block", rules(block_structure=[16, 48]), "q_proj.weight_scale"),
     ("nvfp4", piece("weight_global_scale"), "weight_global_scale"),
     ("nvfp4", piece("weight_global_scale", lambda a: np.repeat(a, 2)), "q_proj.weight_global_scale"),

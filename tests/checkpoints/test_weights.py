@@ -149,6 +149,15 @@ def test_type_of_parameters(tmp_path, keys, dtype):
         assert f.weights[NAME][:1].dtype == dtype
 
 
+@pytest.mark.parametrize("block", [{}, {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"}])
+def test_mxfp8_as_a_method(tmp_path, block):
+    """MiniMax M3, as transformers reads it: exponents for 32 columns."""
+    example = EXAMPLES["modelopt MXFP8"]()
+    example.config = {"quant_method": "mxfp8", **block}
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
 def test_integers_of_four_bits_in_bytes(tmp_path):
     """As llm-compressor writes W4A8: compressed-tensors packs no integers where activations are quantised too."""
     example = EXAMPLES["int8 group, zeros"]()

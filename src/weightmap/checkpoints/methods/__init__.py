@@ -339,7 +339,8 @@ def method_of(settings: Settings) -> Method:
     if not isinstance(settings.values.get("quant_method"), str):
         settings.refuse("quant_method", "a string")
     modules = {module.name.replace("_", "-"): module.name for module in iter_modules(__path__) if module.name[0] != "_"}
-    name = modules.get(settings.values["quant_method"].replace("_", "-"))
+    stated = settings.values["quant_method"].replace("_", "-")
+    name = modules.get({"mxfp8": "fp8"}.get(stated, stated))
     if name is None:
         settings.unsupported("quant_method", f"one of {', '.join(modules)}")
     method: Method = import_module(f"{__name__}.{name}").METHOD(settings)

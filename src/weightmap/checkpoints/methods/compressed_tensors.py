@@ -168,9 +168,8 @@ class _Weights:
         self.bits: int = rules.integer("num_bits", 8)
         self.kind: str = rules.text("type", "int")
         self.symmetric: bool = rules.flag("symmetric", default=True)
-        size = rules.integer("group_size", -1)
-        self.strategy: str = rules.text("strategy", "group" if size > 0 else "tensor")
-        self.size = size
+        self.size: int = rules.integer("group_size", -1)
+        self.strategy: str = rules.text("strategy", "group" if self.size > 0 else "tensor")
         order = rules.values.get("actorder")
         self.ordered: bool = order is True or (isinstance(order, str) and order.lower() in {"group", "dynamic"})
         self.block: tuple[int, int] | None = rules.sizes("block_structure") if self.strategy == "block" else None
@@ -179,10 +178,8 @@ class _Weights:
         """Return rows and columns with one scale; 0 for all."""
         if self.strategy == "tensor":
             return 0, 0
-        if self.strategy == "channel" or (self.strategy in {"group", "tensor_group"} and self.size < 0):
-            return 1, 0
-        if self.strategy in {"group", "tensor_group"}:
-            return 1, self.size
+        if self.strategy in {"channel", "group", "tensor_group"}:
+            return 1, 0 if self.strategy == "channel" else max(self.size, 0)
         if self.strategy == "block" and self.block is not None:
             return self.block
         return self.settings.unsupported(
@@ -365,6 +362,8 @@ class CompressedTensors(Method):
         kind = {"int-quantized": "int", "float-quantized": "float"}.get(weights.format, weights.kind)
         if kind != weights.kind or weights.bits not in (range(1, 9) if kind == "int" else [8]):
             weights.settings.unsupported("num_bits", f"{'1 to ' * (kind == 'int')}8 bits of type {kind!r}")
+        if kind == "float" and not weights.symmetric:
+            weights.settings.unsupported("symmetric", "true: zero points of floats are not decoded")
         zeros = "weight_zero_point" if kind == "int" and self._has_zeros(group, weights) else None
         stored = ("int8",) if kind == "int" else FLOAT8[:1]
         high, wide = weights.blocks()

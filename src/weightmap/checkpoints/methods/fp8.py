@@ -1,4 +1,4 @@
-"""FP8 with scales of blocks or of the tensor: DeepSeek V3 and R1, Qwen3-FP8, MiniMax, Kimi; AutoFP8."""
+"""FP8 with scales of blocks or of the tensor: DeepSeek V3 and R1, Qwen3-FP8, MiniMax, Kimi; AutoFP8; MXFP8."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Fp8(Method):
     ``weight``          float8_e4m3fn (``fmt: "e5m2"``: float8_e5m2), shape (out, in)
     ``weight_scale_inv``  shape (ceil(out / bh), ceil(in / bw)), with ``weight_block_size: [bh, bw]``; DeepSeek's own
                         repositories call it ``scale``. float32, bfloat16, or E8M0 exponents as bytes
-    ``weight_scale``    one number of these types, without ``weight_block_size``; or called ``weight_scale_inv``
+    ``weight_scale``    one number of these types, without ``weight_block_size``; or called ``weight_scale_inv``.
+                        With ``quant_method: "mxfp8"`` blocks are by default (1, 32)
     ``input_scale``     of static activations, also called ``activation_scale``: not decoded
     ==================  ===========================================================================================
 
@@ -43,7 +44,8 @@ class Fp8(Method):
         super().__init__(settings)
         if "weight_scale_semantics" in settings.values:
             settings.unsupported("weight_scale_semantics", "none: scales of GPTQModel divide, and are not decoded")
-        self.block: tuple[int, int] | None = settings.sizes("weight_block_size")
+        usual = (1, 32) if settings.values["quant_method"] == "mxfp8" else None
+        self.block: tuple[int, int] | None = settings.sizes("weight_block_size") or usual
         kinds = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]} | dict(zip(FLOAT8, FLOAT8, strict=True))
         if settings.text("fmt", "e4m3") not in kinds:
             settings.unsupported("fmt", " or ".join(kinds))
