@@ -158,6 +158,16 @@ def test_mxfp8_as_a_method(tmp_path, block):
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
 
 
+@pytest.mark.parametrize("module", ["model.layers", MODULE.rpartition(".")[0]])
+def test_mixed_precision_of_a_module_around(tmp_path, module):
+    """ModelOpt names the module of all experts: the nearest one around a matrix counts."""
+    example = EXAMPLES["modelopt MXFP8"]()
+    layers = {"model": {"quant_algo": "FP8"}, module: {"quant_algo": "MXFP8"}}
+    example.config |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    with wm.open(example.write(tmp_path)) as f:
+        np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
 def test_integers_of_four_bits_in_bytes(tmp_path):
     """As llm-compressor writes W4A8: compressed-tensors packs no integers where activations are quantised too."""
     example = EXAMPLES["int8 group, zeros"]()

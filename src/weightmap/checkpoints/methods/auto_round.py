@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 _GPTQ = {"auto_round": "gptq_v2", "auto_round:gptqmodel": "gptq_v2", "auto_round:auto_gptq": "gptq"}
 _AWQ = "auto_round:auto_awq"
 _WHOLE_BITS = 16
-_SIGNS = re.compile(r"[\\^$+*?[(|]")
 
 
 class AutoRound(Method):
@@ -44,7 +43,7 @@ class AutoRound(Method):
         self.extra = settings.section("extra_config")
         for key in self.extra.values:
             self.extra.section(key)
-        self.expressions: list[str] = [key for key in self.extra.values if _SIGNS.search(key)]
+        self.expressions: list[str] = [key for key in self.extra.values if re.search(r"[\\^$+*?[(|]", key)]
         self._methods: dict[tuple[int, int], Method] = {}
 
     def _of(self, module: str) -> tuple[int, int]:

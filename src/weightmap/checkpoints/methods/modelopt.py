@@ -31,7 +31,8 @@ class ModelOpt(Method):
     ``FP8_PB_WO``                  ``weight_scale`` float32 (out / 128, in / 128), or (out / 128, 1, in / 128, 1); ()
                                    if it is one number
     ``MXFP8``                      ``weight_scale`` uint8 (out, in / 32), exponents
-    ``MIXED_PRECISION``            ``quantized_layers``: a module's own ``quant_algo``; other modules are not quantised
+    ``MIXED_PRECISION``            ``quantized_layers``: a module's own ``quant_algo``, or that of a module around it,
+                                   such as all experts; other modules are not quantised
     =============================  ====================================================================================
 
     The experts of a layer of Llama 4 are one parameter X (E, in, out), of the transposes of such matrices, as its
@@ -71,10 +72,11 @@ class ModelOpt(Method):
         """Implement `Method.coding`."""
         settings = self.settings
         if self.layers is not None:
-            if group.module not in self.layers.values:
-                what = f"entry in {self.layers.where}"
-                group.refuse(what, actual="missing", expected="the algorithm of the module")
-            settings = self.layers.section(group.module)
+            around = (group.module.rsplit(".", parts)[0] for parts in range(group.module.count(".") + 1))
+            module = next((name for name in around if name in self.layers.values), None)
+            if module is None:
+                group.refuse(f"entry in {self.layers.where}", actual="missing", expected="the algorithm of the module")
+            settings = self.layers.section(module)
         algorithm = self._algorithm(settings)
         group.only("weight", "weight_scale", "input_scale", *(["weight_scale_2"] if algorithm in _NVFP4 else []))
         if group.fused:
