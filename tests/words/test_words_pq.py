@@ -60,6 +60,14 @@ def test_what_does_not_fit(matrix, options, message):
 
 
 @needs_scipy
+def test_the_tokens_of_a_gguf_model_are_quantised(tmp_path):
+    wm.save(tmp_path / "a.gguf", {"w": wb.matrix(5, 4)}, metadata={"tokenizer.ggml.tokens": wb.WORDS, "list": [1, 2]})
+    wm.convert(tmp_path / "a.gguf", tmp_path / "b.fifu", quantize="pq")
+    with wm.open(tmp_path / "b.fifu") as f:
+        assert (f["embeddings"].scheme, list(f.vocab)) == ("pq", wb.WORDS)
+
+
+@needs_scipy
 @pytest.mark.parametrize("projection", [False, True])
 def test_files_are_quantised(projection, put, tmp_path):
     """The file decodes to rows as far from the old ones as the report says, and norms stay exact."""

@@ -230,3 +230,19 @@ def test_a_format_that_does_not_exist(tmp_path):
     wm.save(tmp_path / "a.fifu", {"embeddings": np.ones((1, 2), np.float32)}, vocab=["a"])
     with pytest.raises(ValueError, match=r"format is 'glove', expected one of .*embd.*word2vec"):
         convert_words(tmp_path / "a.fifu", tmp_path / "x", format="glove")
+
+
+def test_metadata_of_models_is_kept_or_named(tmp_path):
+    """Tokens and special ids in the metadata of GGUF are the vocabulary; TOML has no arrays of numpy."""
+    pytest.importorskip("tomli_w")
+    ids = {"tokenizer.ggml.tokens": wb.WORDS, "tokenizer.ggml.bos_token_id": 1}
+    wm.save(tmp_path / "a.gguf", {"w": ROWS}, metadata=ids | {"n": 3, "list": [1, 2], "texts": ["x"], "b": True})
+    assert convert_words(tmp_path / "a.gguf", tmp_path / "b.fifu").warnings == (
+        "words have no special ids: bos left behind",
+    )
+    with wm.open(tmp_path / "b.fifu") as f:
+        assert (list(f.vocab), f.metadata) == (wb.WORDS, {"n": 3, "list": [1, 2], "texts": ["x"], "b": True})
+    report = convert_words(tmp_path / "b.fifu", tmp_path / "d.weights")
+    what = "words are written to EMBD without 4 metadata entries ('n', 'list', 'texts', 'b'): left behind"
+    assert report.warnings == (what,)
+    assert wm.open(tmp_path / "d.weights").metadata == {}

@@ -16,6 +16,7 @@ from weightmap.core.model.internals import name_of, named_rows, parts_of, warnin
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix, plan_request
+from weightmap.core.model.sharded import plain
 from weightmap.core.model.sharding import sharded_target
 from weightmap.core.model.single import check_replaceable
 from weightmap.core.table import StringTable
@@ -241,7 +242,10 @@ def from_file(
     place = next(place for other, place in named_rows(file) if other == name)
 
     table = strings_of(vocab) if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
-    metadata = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
+    metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
+    record = FORMATS.get(file.format)
+    if record is not None and record.vocab_keys:  # they hold the vocabulary and the special ids
+        metadata = {key: plain(value) for key, value in metadata.items() if key not in record.vocab_keys}
     make = functools.partial(_rows, place)
     ids = ", ".join(getattr(vocab, "special_ids", ()))
     odd = (f"words have no special ids: {ids} left behind",) if ids else ()
@@ -323,6 +327,9 @@ def _to_format(
         warnings.append(f"{target_record.title} has no place for the vocabulary of {count}: left behind")
     vocab = words.vocab if "vocab" in carried else None
     metadata = words.metadata if target_record.embeddings is not None and words.metadata else None
+    if words.metadata and metadata is None:
+        entries = f"{arguments.entries(len(words.metadata))} ({', '.join(map(quoted, list(words.metadata)[:10]))})"
+        warnings.append(f"words are written to {target_record.title} without {entries}: left behind")
     request = Request(Tensors(payloads), layout, metadata, vocab, align=output.alignment)
     request = request._replace(checksums=output.checksums)
     try:
