@@ -246,3 +246,12 @@ def test_metadata_of_models_is_kept_or_named(tmp_path):
     what = "words are written to EMBD without 4 metadata entries ('n', 'list', 'texts', 'b'): left behind"
     assert report.warnings == (what,)
     assert wm.open(tmp_path / "d.weights").metadata == {}
+
+
+@pytest.mark.parametrize("name", ["include", "exclude"])
+def test_globs_that_no_tensor_matches_are_errors(name, tmp_path):
+    wm.save(tmp_path / "a.weights", {"w": ROWS, "x": ROWS}, vocab=wb.WORDS)
+    with pytest.raises(wm.EncodeError, match=f"{name} is 'z', which matches none of 2 tensors"):
+        wm.convert(tmp_path / "a.weights", tmp_path / "b.txt", format="text", **{"exclude": "w", name: ["w", "z"]})
+    assert not (tmp_path / "b.txt").exists()
+    assert wm.convert(tmp_path / "a.weights", tmp_path / "b.txt", format="text", exclude="w").tensors == 1

@@ -313,6 +313,8 @@ def _convert_words(
     from weightmap.words.converting import hand_over  # noqa: PLC0415 - for words alone
     from weightmap.words.training import Pq  # noqa: PLC0415 - as above
 
+    if not source.of_words:
+        spec.check_globs(source.file, source.name)
     pq = Pq() if how is not None and how.scheme == "pq" else None
     tensors = {"rename": rename, "dtype": spec.dtype, "max_shard_size": spec.max_shard_size}
     tensors["quantize"] = None if pq else how
