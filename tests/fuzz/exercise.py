@@ -57,10 +57,10 @@ def _tensor(f, name, data, *, brief):
     assert info.name == name
     place = dense_row(f, name)
     direct = data is not None and not isinstance(place.source, Derived)
+    tensor = f[name]  # which fails where the file ends before it, also where nothing was checked at opening
     if data is not None:
         assert 0 <= info.offset <= len(data)
         assert not direct or info.offset + info.nbytes <= len(data)
-    tensor = f[name]
     assert tensor.shape == _shape(place, info)
     if isinstance(tensor, np.ndarray):
         assert tensor.nbytes == info.nbytes
