@@ -172,6 +172,8 @@ ROWS = [
     ("fp8 f32", config(weight_scale_semantics="inverse"), "scales of GPTQModel divide"),
     ("gptq 4", renamed("embed_tokens"), "embed_tokens.qweight' is of embeddings"),
     ("awq", config(version=None, checkpoint_format="gemv"), "checkpoint_format is 'gemv'"),
+    ("awq", config(pack_method="order"), "pack_method is 'order'"),
+    ("awq", config(pack_method="reorder", zero_point=False), "pack_method is 'reorder', expected 'reorder', and zero"),
     ("fp8 f32", extra("weight_scale"), "q_proj.weight_scale"),
     ("gpt-oss", lambda e: e.tensors.pop(f"{e.name}_blocks"), "lacks its tensor 'blocks'"),
     ("gpt-oss", lambda e: e.tensors.update({e.name: np.zeros((3, 64, 144), np.float32)}), "is stored twice"),

@@ -85,6 +85,8 @@ class Awq(Method):
         if settings.text(version, "gemm").lower() != "gemm":
             settings.unsupported(version, "'gemm'")
         self.zeros: bool = settings.flag("zero_point", default=True)
+        if "pack_method" in settings.values and not (self.zeros and settings.values["pack_method"] == "reorder"):
+            settings.unsupported("pack_method", "'reorder', and zero points: others of AMD Quark are not decoded")
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
