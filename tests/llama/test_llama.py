@@ -229,6 +229,34 @@ def test_parameters_of_a_quantised_checkpoint(tmp_path):
             np.testing.assert_array_equal(dense[name], array.astype(np.float32), err_msg=name)
 
 
+@pytest.mark.parametrize("name", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_experts_of_nvfp4_keep_their_scales(tmp_path, name):
+    """As llama.cpp's converter writes them: blocks of all experts, and beside them the scale of each."""
+    tensors, scales = tensors_of(name), {}
+    gates = [key for key in tensors if key.endswith((".gate_proj.weight", ".w1.weight"))]
+    for number, key in enumerate(gates):
+        rows, columns = tensors[key].shape
+        codes = checkpoints.numbers(number, (rows, columns // 2), 256).astype(np.uint8)
+        exponents = checkpoints.numbers(number, (rows, columns // 16), 64) + 32
+        scales[key] = np.float32(2.0 ** -(number % 7) / 3)
+        pieces = {"": codes, "_scale": exponents.astype(np.uint8).view(checkpoints.F8), "_scale_2": scales[key]}
+        tensors |= {f"{key}{ending}": array for ending, array in pieces.items()}
+    how = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    source = write(tmp_path / "model", config_of(name, quantization_config=how), tensors)
+    wm.convert(wm.open(source).weights, tmp_path / "x.gguf")
+    wm.convert(wm.open(source).weights, tmp_path / "dense.gguf", dtype="fp32")
+    with wm.open(tmp_path / "x.gguf") as f, wm.open(tmp_path / "dense.gguf") as dense:
+        for layer in range(models.LAYERS):
+            stem = f"blk.{layer}.ffn_gate_exps"
+            ordered = sorted(
+                (key for key in gates if f"layers.{layer}." in key), key=lambda key: int(key.split(".")[5])
+            )
+            assert f.info(f"{stem}.weight").dtype == "nvfp4"
+            assert f[f"{stem}.scale"].tolist() == [scales[key] for key in ordered]
+            got = f[f"{stem}.weight"].dequantize() * f[f"{stem}.scale"][:, None, None]
+            np.testing.assert_allclose(got, dense[f"{stem}.weight"], rtol=1e-6)
+
+
 def test_byte_fallback_gets_the_scores_of_its_merges(tmp_path):
     files = {"tokenizer.json": models.fallback(), "tokenizer_config.json": {"bos_token": "<s>"}}
     source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files)

@@ -120,9 +120,9 @@ def _of_down(mixture: str, layer: int, layers: int) -> str:
 
 # Names that transformers 4 stored, and that no model needs.
 _LEFT_OUT = re.compile(r".*\.(?:rotary_emb\.inv_freq|attention\.bias|attention\.masked_bias)", re.DOTALL)
-# One expert of many, by its number; Mixtral calls the projections by numbers too.
+# One expert of many, by its number, or its scale; Mixtral calls the projections by numbers too.
 _EXPERT = re.compile(
-    r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<number>[0-9]{1,6})\.(?P<part>\w+)\.weight", re.DOTALL
+    r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<number>[0-9]{1,6})\.(?P<part>\w+)\.\w+", re.DOTALL
 )
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 # All experts as one tensor, gate and up below each other, as transformers 5 may store them.
@@ -262,7 +262,7 @@ class Translated(ViewTable):
         match = _EXPERT.fullmatch(name)
         if match is not None:
             part = _MIXTRAL.get(match["part"], match["part"])
-            new = self._place(f"{match['layer']}mlp.experts.{part}.weight", name)
+            new = self._place(f"{match['layer']}mlp.experts.{part}.{name.rpartition('.')[2]}", name)
             if experts.setdefault(new, {}).setdefault(int(match["number"]), (name, row))[0] != name:
                 raise refusal(f"expert {match['number']} of {quoted(new)} is stored twice")
             return
@@ -301,8 +301,8 @@ class Translated(ViewTable):
         return row if row.dtype.name == "float32" and not plus else _as_float32(name, row, plus)
 
     def _stacked(self, name: str, parts: Mapping[int, tuple[str, Row]], plain: Callable[[], Table] | None) -> Row:
-        """Return experts on a new first axis."""
-        count = self._expected[name].shape[0]
+        """Return experts, or their scales, on a new first axis."""
+        count = self._expected[f"{name.rpartition('.')[0]}.weight"].shape[0]
         missing = next((i for i in range(min(count, len(parts) + 1)) if i not in parts), None)
         if missing is not None or len(parts) != count:
             which = f"has no expert {missing}" if missing is not None else f"has {counted(len(parts), 'expert')}"
@@ -315,7 +315,8 @@ class Translated(ViewTable):
         first = rows[0]
         if any(row.shape != first.shape or row.dtype.name != first.dtype.name for row in rows):
             raise refusal(f"the experts of {name} are not of one shape and type")
-        stacked = first._replace(shape=(count, *first.shape), nbytes=count * first.nbytes)
+        shape = (count,) if name.endswith(".scale") else (count, *first.shape)
+        stacked = first._replace(shape=shape, nbytes=count * first.nbytes)
         return stacked._replace(source=_Stack(rows))
 
     def _add_frequencies(self, rows: dict[str, Row]) -> None:
