@@ -25,7 +25,7 @@ BUDGETS = {
     "hub": 180,
     "huggingface": 500,
     "jax": 80,
-    "llama": 1_278,
+    "llama": 1_282,
     "onnxruntime": 50,
     "plans": 2_170,
     "pool": 750,
