@@ -257,6 +257,17 @@ def test_experts_of_nvfp4_keep_their_scales(tmp_path, name):
             np.testing.assert_allclose(got, dense[f"{stem}.weight"], rtol=1e-6)
 
 
+def test_scales_of_the_cache_are_left_out_and_named(tmp_path):
+    """As ModelOpt and llm-compressor write them beside k_proj and v_proj, or in self_attn."""
+    tensors = tensors_of("LlamaForCausalLM")
+    names = [f"model.layers.{layer}.self_attn.{part}" for layer in (0, 1) for part in ("k_proj.k_scale", "v_scale")]
+    source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors | dict.fromkeys(names, np.float32(0.5)))
+    report = wm.convert(source, tmp_path / "x.gguf")
+    assert f"llama.cpp has no place for 4 scales such as '{names[0]}'" in report.warnings
+    with wm.open(tmp_path / "x.gguf") as f:
+        assert f.keys() == expected("LlamaForCausalLM", tensors).keys()
+
+
 def test_byte_fallback_gets_the_scores_of_its_merges(tmp_path):
     files = {"tokenizer.json": models.fallback(), "tokenizer_config.json": {"bos_token": "<s>"}}
     source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files)

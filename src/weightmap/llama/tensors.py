@@ -118,6 +118,8 @@ def _of_down(mixture: str, layer: int, layers: int) -> str:
     return "q6_k" if mixture in ("q4_k_m", "q5_k_m") and _more(layer, layers) else MIXTURES[mixture]
 
 
+# Scales of a quantised cache of keys and values, which llama.cpp does not use.
+CACHE_SCALES = (".k_scale", ".v_scale")
 # Names that transformers 4 stored, and that no model needs.
 _LEFT_OUT = re.compile(r".*\.(?:rotary_emb\.inv_freq|attention\.bias|attention\.masked_bias)", re.DOTALL)
 # One expert of many, by its number, or its scale; Mixtral calls the projections by numbers too.
@@ -257,7 +259,7 @@ class Translated(ViewTable):
         self, name: str, row: Row, experts: dict[str, dict[int, tuple[str, Row]]]
     ) -> Iterator[tuple[str, Row]]:
         """Yield the new name and row of a stored tensor, or note it among the `experts`, by their new name."""
-        if _LEFT_OUT.fullmatch(name):
+        if _LEFT_OUT.fullmatch(name) or name.endswith(CACHE_SCALES):
             return
         match = _EXPERT.fullmatch(name)
         if match is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap._messages import quoted
+from weightmap._messages import counted, quoted
 from weightmap.checkpoints.configuration import config_of, quantisation_of
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.open_source import folder_of, names_in, read_small, sibling_path
@@ -17,7 +17,7 @@ from weightmap.errors import EncodeError, MissingDependencyError, Remedy, Tensor
 from weightmap.huggingface.companion_files import TEMPLATES, companions
 from weightmap.llama import tokenizers
 from weightmap.llama.architectures import ARCHITECTURES, KEEP, Architecture, Config, add_keys, architecture_of, refusal
-from weightmap.llama.tensors import FILE_TYPES, Shape, Translated, check_complete
+from weightmap.llama.tensors import CACHE_SCALES, FILE_TYPES, Shape, Translated, check_complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -222,6 +222,9 @@ def as_llama(
         metadata: dict[str, Any] = {}
         notes: list[str] = []
         if with_keys:
+            cache = [name for name in content.table.names if name.endswith(CACHE_SCALES)]
+            if cache:
+                notes.append(f"llama.cpp has no place for {counted(len(cache), 'scale')} such as {quoted(cache[0])}")
             model = source.absolute or ""
             unused = dict.fromkeys(companions(folder_of(model)) if model else ())
             templates = [name for name in unused if name.startswith(f"{TEMPLATES}/")]
