@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "weightmap"
 # The core, and the formats in it; then each part. Other modules at the top, such as `errors`, have none.
 BUDGETS = {
-    "core": 15_000,
+    "core": 15_005,
     "core/formats": 6_605,
     "checkpoints": 2_632,
     "cli": 1_890,
