@@ -346,3 +346,20 @@ def test_remedies_for_an_ambiguous_suffix_are_ones_that_save_has(tmp_path):
         with pytest.raises(wm.EncodeError, match="bin means CNN v2 here") as caught:
             wm.save(path, layers, **options)
         assert "; " not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["F4", "F6_E2M3", "F6_E3M2", "U8"])
+def test_packed_elements_of_a_handle_keep_their_type(tmp_path, code):
+    """They are bytes in numpy, which say nothing of the type; a path and a handle do."""
+    octets = bytes(range(3 * int(code[1])))
+    head = b'{"w":{"dtype":"%b","shape":[3,8],"data_offsets":[0,%d]}}' % (code.encode(), len(octets))
+    (tmp_path / "a.safetensors").write_bytes(st.raw(head, octets))
+    with wm.open(tmp_path / "a.safetensors") as f:
+        for source in (f, tmp_path / "a.safetensors"):
+            wm.save(tmp_path / "b.safetensors", source)
+            with wm.open(tmp_path / "b.safetensors") as g:
+                assert (g.info("w").dtype, g.info("w").shape) == (f.info("w").dtype, (3, 8))
+                assert g["w"].tobytes() == octets
+        if code != "U8":
+            with pytest.raises(wm.EncodeError, match=f"'w': dtype {f.info('w').dtype}"):
+                wm.save(tmp_path / "b.weights", f)

@@ -22,7 +22,7 @@ from weightmap.core.bytes.open_source import takes_addresses
 from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, DType, dtype_of
 from weightmap.core.formats._writing import Unfit
 from weightmap.core.hooks import import_part
-from weightmap.core.model.opening import load
+from weightmap.core.model.opening import open
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant import PQShape
 from weightmap.core.quant.blocks import QuantizedTensor
@@ -190,6 +190,7 @@ def _swapped(dtype: np.dtype[Any]) -> bool:
 def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
     """Return the payload of each tensor of a mapping. Raises an `EncodeError` that names all that cannot be arrays."""
     payloads, reasons = [], []
+    infos = {info.name: info for info in tensors.infos()} if hasattr(tensors, "infos") else {}
     for name, value in tensors.items():
         if not isinstance(name, str):
             reasons.append(f"tensor {name!r}: its name is not a string")
@@ -208,14 +209,18 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
                 reasons.append(f"tensor {name!r}: {error}")
             continue
         array = value if type(value) is np.ndarray else _asarray(value)
-        dtype = None if array is None else dtype_of(array.dtype)
-        if array is None or dtype is None or dtype.packed:
-            what = f"type {type(value).__name__}" if array is None else f"dtype {array.dtype}"
+        dtype, kind = None if array is None else dtype_of(array.dtype), getattr(array, "dtype", None)
+        shape, octets = getattr(array, "shape", ()), kind == np.uint8
+        if octets and name in infos:  # of a handle: perhaps the bytes of elements that are packed
+            kind, shape = infos[name].dtype, infos[name].shape
+            dtype = DTYPES.get(kind)
+        if array is None or dtype is None or (dtype.packed and not octets):
+            what = f"type {type(value).__name__}" if array is None else f"dtype {kind}"
             if dtype is not None:  # a packed type of ml_dtypes, which has a byte for each element in memory
                 what += " with a byte for each element"
             reasons.append(f"tensor {name!r}: no format stores {what}")
         else:
-            payloads.append(formats.Payload(name, dtype, array.shape, array.nbytes, pieces, array))
+            payloads.append(formats.Payload(name, dtype, shape, array.nbytes, pieces, array))
     if reasons:
         msg = f"cannot write {'; '.join(reasons)}"
         raise EncodeError(msg)
@@ -592,7 +597,7 @@ def save(
     'tiny'
     """
     if isinstance(tensors, (str, os.PathLike, bytes)):
-        tensors = load(tensors)
+        tensors = open(tensors)
     name, how = as_path("path", path), Output.of(output)
     check_mappings(tensors, metadata=metadata, special_ids=special_ids)
     if vocab is not None and (isinstance(vocab, str | dict | set) or not hasattr(vocab, "__len__")):
