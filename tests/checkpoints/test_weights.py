@@ -96,7 +96,11 @@ def test_configuration_as_an_argument(tmp_path):
 
 
 def test_older_places_of_the_configuration(tmp_path):
-    """compression_config of compressed-tensors, and hf_quant_config.json of ModelOpt, copied with the codes."""
+    """compression_config, bitsandbytes without its name, and hf_quant_config.json, copied with the codes."""
+    example = EXAMPLES["int8 of bitsandbytes"]()
+    del example.config["quant_method"]
+    with wm.open(example.write(tmp_path / "older")) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
     example = EXAMPLES["packed 4"]()
     del example.config["quant_method"]
     example.extra = {"quantization_config": None, "compression_config": example.config}

@@ -148,6 +148,8 @@ def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
             return _mlx(values[_MLX], path, where)
         if where.endswith("compression_config"):
             settings.values = {"quant_method": "compressed-tensors", **settings.values}
+        elif settings.values.get("load_in_8bit") or settings.values.get("load_in_4bit"):
+            settings.values = {"quant_method": "bitsandbytes", **settings.values}
     return settings
 
 
