@@ -29,6 +29,8 @@ OTHERS = {
     "EMBD with swapped halves": b"DMBE" + bytes(100),
     "CNN v2 with swapped bytes": b"2NNC" + bytes(100),
     "all ones": b"\xff" * 64,
+    "blanks": b" " * 70_000,
+    "line ends": b"\n" * 70_000,
 }
 
 

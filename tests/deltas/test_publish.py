@@ -144,6 +144,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     for wrong in (
         *({"version": 0}, {"version": 2, "base_version": 2}, {"version": 2, "encoding": "add"}),
         *({"version": 2, "checksum": "md5"}, {"version": 2, "level": 0}, {"version": 2, "threads": 0}),
+        {"version": 10**18, "full": True},  # no reader takes that many digits
     ):
         with pytest.raises(ValueError, match="expected"):
             deltas.publish(base, after, source, **wrong)

@@ -27,7 +27,7 @@ from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.sharding import ShardTarget, bytes_of_size, holding
 from weightmap.core.native import access
 from weightmap.deltas.frames import BLOCK, ENCODINGS, MAX_POSITIONS, encoded
-from weightmap.deltas.versions import INDEX, SINGLE, folder_at, version_name
+from weightmap.deltas.versions import INDEX, MAX_VERSION, SINGLE, folder_at, version_name
 from weightmap.deltas.writing import Tree, exhaust
 from weightmap.errors import DeltaError, EncodeError, Remedy, TargetError
 from weightmap.huggingface.companion_files import CompanionFiles
@@ -113,7 +113,7 @@ def publish(
         ``gs://``, ``az://``): the version is then made in the system's directory for temporary files, and the file that
         completes it is uploaded last.
     version : int
-        From 1 on.
+        From 1 on, in at most 18 digits: seconds of a clock, but no nanoseconds.
     base_version : int, optional
         By default the one before, which must be in the directory unless it is 0 or this version is full.
     encoding : {"xor", "overwrite"}
@@ -163,8 +163,9 @@ def publish(
     started = time.perf_counter()
     number = as_integer("version", version)
     before = number - 1 if base_version is None else as_integer("base_version", base_version)
-    if not 0 <= before < number:
-        raise ValueError(f"version is {number} and base_version {before}, expected 0 <= base_version < version")
+    if not 0 <= before < number < MAX_VERSION:
+        limits = "0 <= base_version < version < 10**18"
+        raise ValueError(f"version is {number} and base_version {before}, expected {limits}")
     count = access.cpus() if threads is None else as_threads(threads)
     check_progress(progress)
     how = _Encoding.of(encoding, checksum, level, max_shard_size)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
 
 INDEX, SINGLE = USUAL_NAMES[:2]
+# Versions are below this: `_NAME` and `_DIGITS` match them.
+MAX_VERSION = 10**18
 _NAME = re.compile(r"weight_v(\d{6,18})/?")
 _DIGITS = re.compile(r"\d{1,18}", re.ASCII)
 # Keys that only the metadata of a delta has; type and dimensions of a frame

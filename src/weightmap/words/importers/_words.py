@@ -40,7 +40,7 @@ def declared(head: bytes) -> tuple[int, int, int] | None:
 
 def whole_fields(head: bytes, size: int) -> bytes:
     """Return the beginning of a file of `size` bytes without the field cut off by the end of `head`."""
-    return head if size == len(head) else head.rsplit(None, 1)[0]
+    return head if size == len(head) else (head.rsplit(None, 1) or [head])[0]
 
 
 def is_row(line: bytes, most_wrong: float) -> bool:
