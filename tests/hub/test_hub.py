@@ -177,6 +177,20 @@ def test_a_model_of_many_shards(hub):
         assert [asked.what for asked in hub.asked] == ["data"]
 
 
+@pytest.mark.parametrize("target", ["new/", "new.gguf", "new.weights"])
+def test_a_cached_model_is_converted_offline(target, hub, tmp_path, monkeypatch):
+    """Without the files that it may have and has not, such as a vocabulary; nor is its time asked for."""
+    from huggingface_hub import constants
+
+    weightmap.hub.download(f"hf://{NAME}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    report = wm.convert(f"hf://{NAME}", f"{tmp_path}/{target}")
+    assert equal(wm.load(report.dst))
+    assert report.copied == (("config.json",) if target == "new/" else ())
+    assert not hub.asked
+
+
 def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
     """Files of the cache need no request, the others are fetched and not written; offline, the cache must have them."""
     from huggingface_hub import constants
@@ -199,7 +213,7 @@ def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
     hub.asked.clear()
     with wm.open(f"hf://{NAME}/{first}") as file:
         assert len(file) == 4
-    with pytest.raises(RemoteError, match="HF_HUB_OFFLINE, and the cache does not have it"):
+    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE, and the cache does not have it"):
         wm.open(f"hf://{NAME}/model-00002-of-00003.safetensors")
     with pytest.raises(RemoteError, match="no revision 'v2' of owner/model"):
         wm.open(f"hf://{NAME}@v2/{first}")

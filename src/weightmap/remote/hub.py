@@ -270,11 +270,10 @@ class HubStore:
         snapshot = self.snapshot()
         entry = snapshot.files.get(path)
         if entry is None:
+            words = f"{self.name} has no such file at revision {snapshot.commit[:12]}"
             if snapshot.offline:
-                raise StoreError("refused", f"{snapshot.offline}, and the cache does not have it")
-            raise StoreError(
-                "missing", f"{self.name} has no such file at revision {snapshot.commit[:12]}", specific=True
-            )
+                words = f"{snapshot.offline}, and the cache does not have it"
+            raise StoreError("missing", words, specific=True)
         meta = {"size": entry.size, "e_tag": f'"{entry.digest}"', "last_modified": snapshot.modified}
         if "range" not in options:
             return _Metadata(meta)

@@ -157,7 +157,7 @@ class Location(str):
     @property
     def modified(self) -> float:
         """Modification time of the object, in seconds; 0 where the store does not tell."""
-        return Stored.open(self)[0].pin.modified
+        return (self.state or Stored.open(self)[0].pin).modified
 
     def neighbours(self) -> list[str] | None:
         """Return the names in its folder; None where the store cannot list, or does not allow it."""
