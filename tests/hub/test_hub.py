@@ -217,9 +217,12 @@ def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
         wm.open(f"hf://{NAME}/model-00002-of-00003.safetensors")
     with pytest.raises(RemoteError, match="no revision 'v2' of owner/model"):
         wm.open(f"hf://{NAME}@v2/{first}")
-    (Path(constants.HF_HUB_CACHE) / "models--owner--model" / "refs" / "main").write_bytes(b"\xff")
-    with pytest.raises(RemoteError, match="no revision 'main' of owner/model"):
-        wm.open(f"hf://{NAME}/{first}")
+    known = Path(constants.HF_HUB_CACHE) / "models--owner--model" / "refs" / "main"
+    known.write_bytes(b"\xff")
+    for spoil in (lambda: None, lambda: os.truncate(known, 1 << 40), lambda: (known.unlink(), os.mkfifo(known))):
+        spoil()
+        with pytest.raises(RemoteError, match="no revision 'main' of owner/model"):
+            wm.open(f"hf://{NAME}/{first}")
     assert not hub.asked
 
 

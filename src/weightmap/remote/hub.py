@@ -21,9 +21,9 @@ from urllib.parse import quote, unquote, urlsplit
 
 from weightmap._messages import counted
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.open_source import stays_inside
+from weightmap.core.bytes.open_source import read_small, stays_inside
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.errors import AddressError, MissingDependencyError, Remedy
+from weightmap.errors import AddressError, MissingDependencyError, Remedy, TensorFileError
 from weightmap.remote.fetching import ATTEMPTS, MORE_TIME, TOO_LONG, Access, StoreError, fault_of_status, pause
 from weightmap.remote.location import Location
 from weightmap.remote.web import WebStore, login_of
@@ -171,9 +171,8 @@ class HubStore:
         """Return what the cache holds of the revision; raise `StoreError` where it does not know that."""
         folder, revision = self.folder, self.revision or "main"
         try:
-            with open(os.path.join(folder, "refs", revision), encoding="utf-8") as file:
-                commit = file.read().strip()
-        except (OSError, UnicodeDecodeError):
+            commit = (read_small(os.path.join(folder, "refs", revision)) or b"").decode().strip() or revision
+        except (OSError, UnicodeDecodeError, TensorFileError):
             commit = revision
         root = os.path.join(folder, "snapshots", commit)
         if _COMMIT.fullmatch(commit) is None or not os.path.isdir(root):
