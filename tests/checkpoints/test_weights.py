@@ -153,6 +153,16 @@ def test_type_of_parameters(tmp_path, keys, dtype):
         assert f.weights[NAME][:1].dtype == dtype
 
 
+def test_weights_that_are_not_compressed(tmp_path):
+    """As llm-compressor saves them with save_compressed=False: floats that are rounded when they are used."""
+    example = EXAMPLES["int8 channel"]()
+    example.config |= {"format": "dense", "quantization_status": "frozen"}
+    example.tensors[NAME] = example.values.astype(ml_dtypes.bfloat16)
+    words = "uncompressed weights of .*, expected save_compressed=True"
+    with wm.open(example.write(tmp_path)) as f, pytest.raises(wm.UnsupportedError, match=words):
+        f.weights[NAME]
+
+
 @pytest.mark.parametrize("block", [{}, {"weight_block_size": [1, 32], "scale_fmt": "ue8m0"}])
 def test_mxfp8_as_a_method(tmp_path, block):
     """MiniMax M3, as transformers reads it: exponents for 32 columns."""

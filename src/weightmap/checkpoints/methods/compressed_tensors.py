@@ -279,7 +279,7 @@ class CompressedTensors(Method):
     def _coding_by(self, weights: _Weights, group: Group) -> Coding:
         make = _FORMATS.get(weights.format)
         if make is None:
-            group.refuse(f"the format {weights.format!r} of the configuration contradicts the pieces")
+            group.refuse("uncompressed weights", expected="save_compressed=True", kind=UnsupportedError)
         shape = group.row("weight_packed" if "weight_packed" in group else "weight").shape
         return make(self, group, weights) if len(shape) < 3 else self._experts(make, group, weights, shape[0])
 
