@@ -166,11 +166,7 @@ def _copies(array: NDArray[Any], size: int) -> Iterator[memoryview]:
     if array.nbytes == 0:
         return
     if array.nbytes <= size or array.ndim == 0:
-        little = (
-            array.astype(array.dtype.newbyteorder("<"), order="C")
-            if _swapped(array.dtype)
-            else np.ascontiguousarray(array)
-        )
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         yield memoryview(little.reshape(-1).view(np.uint8))
         return
     row = array.nbytes // len(array)
@@ -209,17 +205,20 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
                 reasons.append(f"tensor {name!r}: {error}")
             continue
         array = value if type(value) is np.ndarray else _asarray(value)
-        dtype, kind = None if array is None else dtype_of(array.dtype), getattr(array, "dtype", None)
-        shape, octets = getattr(array, "shape", ()), kind == np.uint8
-        if octets and name in infos:  # of a handle: perhaps the bytes of elements that are packed
-            kind, shape = infos[name].dtype, infos[name].shape
-            dtype = DTYPES.get(kind)
-        if array is None or dtype is None or (dtype.packed and not octets):
-            what = f"type {type(value).__name__}" if array is None else f"dtype {kind}"
-            if dtype is not None:  # a packed type of ml_dtypes, which has a byte for each element in memory
-                what += " with a byte for each element"
-            reasons.append(f"tensor {name!r}: no format stores {what}")
+        if array is None:
+            reasons.append(f"tensor {name!r}: no format stores type {type(value).__name__}")
+            continue
+        # Bytes of a handle may be those of packed elements.
+        info = infos.get(name) if array.dtype == np.uint8 else None
+        dtype = dtype_of(array.dtype) if info is None else DTYPES.get(info.dtype)
+        if dtype is None or (info is None and dtype.packed):
+            # A packed type of ml_dtypes has a byte for each element in memory.
+            what = "" if dtype is None else " with a byte for each element"
+            reasons.append(
+                f"tensor {name!r}: no format stores dtype {array.dtype if info is None else info.dtype}{what}"
+            )
         else:
+            shape = array.shape if info is None else info.shape
             payloads.append(formats.Payload(name, dtype, shape, array.nbytes, pieces, array))
     if reasons:
         msg = f"cannot write {'; '.join(reasons)}"

@@ -580,11 +580,9 @@ def _without_pairs(
         options.tolerate(UnsupportedError(what, field="pickle"), warnings)
     for row in np.setdiff1d(pairs, left_out).tolist():
         dims[bounds[row + 1] - 1] *= 2
-    return (
-        _selected(columns, strides, np.setdiff1d(np.arange(columns.count), left_out))
-        if len(left_out)
-        else (columns, strides)
-    )
+    if not len(left_out):
+        return columns, strides
+    return _selected(columns, strides, np.setdiff1d(np.arange(columns.count), left_out))
 
 
 def _selected(
