@@ -17,7 +17,7 @@ BUDGETS = {
     "checkpoints": 2_634,
     "cli": 1_890,
     "compat": 1_475,
-    "conversion": 2_749,
+    "conversion": 2_747,
     "dcp": 300,
     "deltas": 2_120,
     "device": 1_200,

@@ -189,11 +189,9 @@ class _Side:
     def does_without(self, name: str, place: Row) -> str | None:
         """Say why `convert` leaves a tensor of another file out of such a file; None when it does not."""
         layout = self.file.layout
-        return (
-            None
-            if self.format is None or layout not in self.format.dtypes
-            else dropped_because(name, place, self.format, layout)
-        )
+        if self.format is None or layout not in self.format.dtypes:
+            return None
+        return dropped_because(name, place, self.format, layout)
 
 
 def _diff(a: _Side, b: _Side, *, tensors_only: bool, tolerance: Tolerance | None) -> DiffReport:
