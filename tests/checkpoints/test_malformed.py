@@ -116,6 +116,7 @@ ROWS = [
     ("gptq act-order", piece("g_idx", CUT), "q_proj.g_idx"),
     ("packed 4", rules(num_bits=8), "q_proj.weight_packed"),
     ("packed 4", rules(num_bits=9), "num_bits is 9"),
+    ("packed 4", rules(strategy="block", block_structure=[16, 32]), "strategy is 'block', expected 'tensor'"),
     ("packed 4", rules(group_size=48), "q_proj.weight_scale"),
     ("packed 4", rules(group_size=50), "q_proj.weight_shape"),
     ("packed 4", rules(strategy="token"), "strategy is 'token'"),

@@ -180,10 +180,10 @@ class _Weights:
             return 0, 0
         if self.strategy in {"channel", "group", "tensor_group"}:
             return 1, 0 if self.strategy == "channel" else max(self.size, 0)
-        if self.strategy == "block" and self.block is not None:
+        if self.strategy == "block" and self.block is not None and self.format != "pack-quantized":
             return self.block
         return self.settings.unsupported(
-            "strategy", "'tensor', 'channel', 'group', or 'block' with its block_structure"
+            "strategy", "'tensor', 'channel', 'group', or, not packed, 'block' with its block_structure"
         )
 
 
@@ -311,7 +311,7 @@ class CompressedTensors(Method):
         spans = self._spans(group, bits, columns, words)
         high, size = weights.blocks()
         width = size or max(columns, 1)
-        if columns % width or high > 1:
+        if columns % width:
             group.refuse("columns", "weight_shape", actual=columns, expected=f"a multiple of group_size, {size}")
         width = min(width, max(columns, 1))
         count = blocks_of(columns, width)
