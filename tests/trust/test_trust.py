@@ -381,6 +381,15 @@ def test_plans_conversions_and_safe_open(model, tmp_path):
         wm.verify(wm.open(model, trust={**good, "gone": f"sha256:{ZEROS}"}))
 
 
+def test_shards_of_an_index_are_counted(tmp_path):
+    """They are compared when they are opened."""
+    wm.save(tmp_path / "m.safetensors", {f"t{i}": np.ones(1000, np.float32) for i in range(3)}, max_shard_size=4000)
+    given = {path.name: f"sha256:{sha256(path)}" for path in tmp_path.iterdir()}
+    assert len(given) == 4
+    with wm.open(tmp_path / "m.safetensors.index.json", trust=given) as f:
+        assert f"SHA-256 of {len(given)} files as given" in wm.verify(f).scope
+
+
 @pytest.mark.parametrize("name", [".gitattributes", ".cache/note"])
 def test_a_listed_file_is_compared_whatever_its_name(model, name):
     """Unlisted, these need no digest."""

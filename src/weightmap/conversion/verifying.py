@@ -11,7 +11,7 @@ from weightmap.conversion.running import Manifest, Run, Runner, digest, is_share
 from weightmap.conversion.sharded import FileRows, open_rows, state_of
 from weightmap.core.arguments import Limits, Options, as_threads, check_progress, names_moved
 from weightmap.core.bytes.open_source import called, folder_of, inside
-from weightmap.core.model.internals import name_of, parts_of
+from weightmap.core.model.internals import name_of, parts_of, sources_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.reports import VerifyReport, in_common
 from weightmap.core.model.sharded import disagreements
@@ -103,9 +103,9 @@ def verify(
     threads = None if threads is None else as_threads(threads)
     with as_handle(source) as model:
         file, options = stored_model(model), parts_of(model)[2]
-        trust, compared_files = options.trust, None
+        trust = options.trust
         if trust is not None:
-            compared_files = compared(trust, check_all(trust, trust.opened, threads=threads))
+            names = check_all(trust, trust.opened, threads=threads)
         if run == Run():
             report = file.verify(progress=progress, threads=threads)
         else:
@@ -113,10 +113,11 @@ def verify(
             report = _verify_files(file, run, progress, strict=options.strict, limits=options.limits, threads=threads)
         if isinstance(model, Weights):
             report = model.verified(report)
-        if compared_files is None:
+        if trust is None:
             return report
-        checks = (compared_files, *report.checks)
-        return report._replace(checks=checks, structure_only=None, digests=compared_files)
+        # Of an index, its shards were compared as they were opened.
+        line = compared(trust, sorted({trust.name_of(str(one.absolute)) for one in sources_of(file)}.union(names)))
+        return report._replace(checks=(line, *report.checks), structure_only=None, digests=line)
 
 
 def _verify_files(
