@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightmap._messages import counted, quoted
@@ -56,7 +55,7 @@ class Spec:
     def of(self, source: Any, target: Any, quantize: Quantize | None) -> Spec:
         """Return the arguments with what source and target say."""
         directory = target.directory
-        return dataclasses.replace(
+        return replace(
             self,
             format=target.record.name,
             quantize=quantize,
@@ -196,7 +195,7 @@ def checked_view(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> 
         what = "dtype" if spec.quantize is None else "quantising"
         check_computable(stored, spec.takes, what)
     translated, why = _translates(stored, spec, names, whole=whole)
-    spec = dataclasses.replace(spec, translated=translated)
+    spec = replace(spec, translated=translated)
     file, notes = conversion_view(stored, spec)
     hint = why or ("" if whole else "a Hugging Face directory gets them")
     return file, _with_shape(spec, file, hint), [*([why] if why else []), *notes]
@@ -236,7 +235,7 @@ def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
             f"{mixture} is a mixture of {PROGRAM}, by its names of tensors, which this model does not get"
             f"{f' ({why})' if why else ''}; other programs may take {spec.quantize.usual}, and {PROGRAM} would not"
         ).located(path=name_of(file))
-    return dataclasses.replace(spec, shape=shape)
+    return replace(spec, shape=shape)
 
 
 def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
