@@ -229,6 +229,16 @@ def test_parameters_of_a_quantised_checkpoint(tmp_path):
             np.testing.assert_array_equal(dense[name], array.astype(np.float32), err_msg=name)
 
 
+def test_scales_of_experts_that_are_no_numbers_are_refused(tmp_path):
+    tensors = tensors_of("Qwen3MoeForCausalLM")
+    for key in [key for key in tensors if key.endswith(".gate_proj.weight")]:
+        tensors[key.replace(".weight", ".scale")] = np.ones(5, np.float32)
+    source = write(tmp_path / "model", config_of("Qwen3MoeForCausalLM"), tensors)
+    with pytest.raises(wm.EncodeError, match=r"experts of blk\.0\.ffn_gate_exps\.scale are not .*, one number each"):
+        wm.convert(source, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
 @pytest.mark.parametrize("name", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
 def test_experts_of_nvfp4_keep_their_scales(tmp_path, name):
     """As llama.cpp's converter writes them: blocks of all experts, and beside them the scale of each."""

@@ -314,12 +314,12 @@ class Translated(ViewTable):
             if self._plain is None:
                 self._plain = plain()
             rows = [self._plain.row(self._plain.find(parts[i][0])).dense for i in range(count)]
-        first = rows[0]
-        if any(row.shape != first.shape or row.dtype.name != first.dtype.name for row in rows):
-            raise refusal(f"the experts of {name} are not of one shape and type")
-        shape = (count,) if name.endswith(".scale") else (count, *first.shape)
-        stacked = first._replace(shape=shape, nbytes=count * first.nbytes)
-        return stacked._replace(source=_Stack(rows))
+        first, scales = rows[0], name.endswith(".scale")
+        kinds = {(row.shape, row.dtype.name) for row in rows}
+        if len(kinds) > 1 or (scales and math.prod(first.shape) != 1):
+            raise refusal(f"the experts of {name} are not of one shape and type{', one number each' if scales else ''}")
+        shape = (count,) if scales else (count, *first.shape)
+        return first._replace(shape=shape, nbytes=count * first.nbytes, source=_Stack(rows))
 
     def _add_frequencies(self, rows: dict[str, Row]) -> None:
         if not (self._architecture.permuted and rows):
