@@ -14,10 +14,10 @@ from weightmap.compat._safe_open import safe_open
 from weightmap.core.arguments import as_integer, as_path
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.sink import WritePlan, to_bytes
-from weightmap.core.dtypes import DTYPES
+from weightmap.core.dtypes import DTYPES, PAIRS
 from weightmap.core.formats import Payload, Request, Tensors, by_name
 from weightmap.core.formats.safetensors import DTYPE_NAMES
-from weightmap.core.model.saving import PAIRS, check_mappings, from_arrays, is_torch, plan_request
+from weightmap.core.model.saving import check_mappings, from_arrays, is_torch, plan_request
 from weightmap.errors import EncodeError
 
 if TYPE_CHECKING:

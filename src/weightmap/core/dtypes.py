@@ -85,15 +85,18 @@ _NUMPY = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-# Types of ml_dtypes, which is imported for the first array of one.
-_ML_DTYPES = {
-    "bfloat16": 16,
-    "float8_e4m3fn": 8,
-    "float8_e4m3fnuz": 8,
-    "float8_e5m2": 8,
-    "float8_e5m2fnuz": 8,
-    "float8_e8m0fnu": 8,
+# Types of ml_dtypes, which is imported for the first array of one; torch has the same names. With each the integer type
+# of the same width, in which elements go from one library to the other.
+CROSSING: dict[str, type[np.generic]] = {
+    "bfloat16": np.int16,
+    "float8_e4m3fn": np.uint8,
+    "float8_e4m3fnuz": np.uint8,
+    "float8_e5m2": np.uint8,
+    "float8_e5m2fnuz": np.uint8,
+    "float8_e8m0fnu": np.uint8,
 }
+# An element of this type of torch is a byte that holds two elements of float4_e2m1fn.
+PAIRS = "float4_e2m1fn_x2"
 # Short names that callers may use. In numpy "f16" has 16 bytes, a type that no format has.
 SHORT = {
     "f16": "float16",
@@ -113,7 +116,8 @@ _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 DTYPES: dict[str, DType] = {
     **{name: DType(name, 8 * int(code[2:]), code) for name, code in _NUMPY.items()},
-    **{name: DType(name, bits) for name, bits in (_ML_DTYPES | _PACKED).items()},
+    **{name: DType(name, 8 * np.dtype(integer).itemsize) for name, integer in CROSSING.items()},
+    **{name: DType(name, bits) for name, bits in _PACKED.items()},
 }
 # A table of its own, since int8 is the name of a type and of a scheme.
 SCHEMES: dict[str, DType] = {
@@ -146,7 +150,7 @@ def _load(dtype: DType) -> np.dtype[Any]:
         raise UnsupportedError(msg, field="dtype")
     if dtype.code is not None:
         return np.dtype(dtype.code)
-    if dtype.name not in _ML_DTYPES:
+    if dtype.name not in CROSSING:
         what = "is one that nothing decodes" if dtype.declared else f"packs elements of {dtype.bits} bits"
         msg = f"dtype {dtype.name} {what}, which numpy lacks; f[name] gives their bytes"
         raise UnsupportedError(msg, field="dtype")
@@ -192,7 +196,7 @@ def _meant(dtype: DTypeLike) -> DType | np.dtype[Any]:
         kind = np.dtype(dtype)
     except TypeError:
         kind = None
-    names = ", ".join((*_ML_DTYPES, *SHORT))
+    names = ", ".join((*CROSSING, *SHORT))
     expected = f"expected one that numpy has, such as 'float32', or {names}"
     if kind is None or kind.subdtype is not None:
         raise TypeError(f"dtype is {dtype!r}, {expected}")

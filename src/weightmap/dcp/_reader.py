@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 
 from weightmap._messages import counted, quoted
+from weightmap.core.dtypes import PAIRS
 from weightmap.core.model.codes import check_cast
 from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.opening import open as open_model
-from weightmap.core.model.saving import PAIRS
 from weightmap.errors import Remedy, TensorFileError, TensorNotFoundError, UnsupportedError
 from weightmap.plans.planning import ReadPlan, reads_of
 from weightmap.plans.planning import plan as make_plan

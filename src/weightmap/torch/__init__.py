@@ -16,10 +16,10 @@ NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tenso
 from typing import TYPE_CHECKING
 
 from weightmap.core.hooks import on_demand
-from weightmap.core.model.saving import from_torch
 from weightmap.torch._tensors import to_torch
 
 if TYPE_CHECKING:
+    from weightmap.core.model.saving import from_torch
     from weightmap.torch._device import TorchBackend, TorchExchange, to_device
     from weightmap.torch._experts import serve_experts
     from weightmap.torch._files import load_file
@@ -42,7 +42,7 @@ __getattr__ = on_demand(
     __name__,
     globals(),
     dict.fromkeys(("TorchBackend", "TorchExchange", "to_device"), "_device")
-    | dict.fromkeys(("StateError", "load_into"), "_modules")
+    | dict.fromkeys(("StateError", "from_torch", "load_into"), "_modules")
     | {"load_file": "_files", "serve_experts": "_experts"},
 )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import escape
+from weightmap.core.dtypes import PAIRS
 from weightmap.core.model.internals import dense_row
-from weightmap.core.model.saving import PAIRS
 from weightmap.device import Backend, Change, Exchange, Loader, Staging, load
 from weightmap.device._loader import send_array
 from weightmap.device._transfers import ArrayTransfer, Transfer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.arguments import mistyped
+from weightmap.core.dtypes import CROSSING, PAIRS
 from weightmap.core.model.internals import row_of
-from weightmap.core.model.saving import CROSSING, PAIRS
 from weightmap.core.model.single import mode_of
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError, UnsupportedError

@@ -19,7 +19,7 @@ from weightmap.core import formats
 from weightmap.core.arguments import as_integer, as_path, check_progress, mistyped, names_moved
 from weightmap.core.bytes.atomic import directory_given, file_exists, write_plan
 from weightmap.core.bytes.open_source import takes_addresses
-from weightmap.core.dtypes import DTYPES, FLOATING, SCHEMES, DType, dtype_of
+from weightmap.core.dtypes import CROSSING, DTYPES, FLOATING, PAIRS, SCHEMES, DType, dtype_of
 from weightmap.core.formats._writing import Unfit
 from weightmap.core.hooks import import_part
 from weightmap.core.model.opening import open
@@ -37,18 +37,6 @@ if TYPE_CHECKING:
     from weightmap.core.model.typing import TensorLike, TokenizerLike
 
 # Tensors of torch. Nothing here imports torch: a caller that has a tensor has imported it.
-
-# Names that torch and ml_dtypes share, with the integer type of the same width.
-CROSSING: dict[str, type[np.generic]] = {
-    "bfloat16": np.int16,
-    "float8_e4m3fn": np.uint8,
-    "float8_e4m3fnuz": np.uint8,
-    "float8_e5m2": np.uint8,
-    "float8_e5m2fnuz": np.uint8,
-    "float8_e8m0fnu": np.uint8,
-}
-# An element of this type of torch is a byte that holds two elements of float4_e2m1fn.
-PAIRS = "float4_e2m1fn_x2"
 
 
 def is_torch(value: Any) -> bool:

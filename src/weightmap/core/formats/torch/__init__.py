@@ -59,13 +59,13 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import Strided
+from weightmap.core.dtypes import PAIRS, DType
 from weightmap.core.faults import cut_off, trailing_bytes
 from weightmap.core.formats import TORCH_EXPORT, is_torch
 from weightmap.core.formats._base import Content, Format, trailing
 from weightmap.core.formats._zip import Archive, last_begin
 from weightmap.core.formats.torch.program import (
     DTYPE_NAMES,
-    PAIRS,
     Program,
     columns_of,
     dtypes,
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
-    from weightmap.core.dtypes import DType
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.scans import Pickle, PickleStorages
 

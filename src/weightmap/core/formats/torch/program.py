@@ -11,7 +11,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.bytes.source import CHUNK, Source
-from weightmap.core.dtypes import DECLARED, DTYPES, DType
+from weightmap.core.dtypes import DECLARED, DTYPES, PAIRS, DType
 from weightmap.core.faults import cut_off, shrank
 from weightmap.core.native import access, checksums, scans
 from weightmap.errors import FormatError, LayoutError, LimitError, Remedy, UnsupportedError
@@ -32,8 +32,6 @@ DTYPE_NAMES = (
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
     "float4_e2m1fn",
 )
-# torch's name of the last one, whose elements are bytes with two numbers each.
-PAIRS = "float4_e2m1fn_x2"
 # What is known of names that are not on the list, by a part of them: what they make, and what to save in its place.
 _KINDS = (
     ("qtensor", "a tensor quantised by torch", "tensor.dequantize()"),
