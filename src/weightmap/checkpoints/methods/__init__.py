@@ -35,6 +35,8 @@ FLOATS = (*HALVES, "float32")
 # Names of integers that are codes, and of the codes of experts that are one parameter.
 _PIECE = re.compile(r"(?:qweight|packed|quantized|codes|qdata|W_q)\Z")
 _FUSED = re.compile(r"(?:[._]proj|\bexperts\.\w+)\Z")
+# Methods of the same module.
+_ALIASES = {"mxfp8": "fp8", "fbgemm-fp8": "fp8"}
 
 
 class Settings:
@@ -340,9 +342,9 @@ def method_of(settings: Settings) -> Method:
         settings.refuse("quant_method", "a string")
     modules = {module.name.replace("_", "-"): module.name for module in iter_modules(__path__) if module.name[0] != "_"}
     stated = settings.values["quant_method"].replace("_", "-")
-    name = modules.get({"mxfp8": "fp8"}.get(stated, stated))
+    name = modules.get(_ALIASES.get(stated, stated))
     if name is None:
-        settings.unsupported("quant_method", f"one of {', '.join(modules)}")
+        settings.unsupported("quant_method", f"one of {', '.join(sorted({*modules, *_ALIASES}))}")
     method: Method = import_module(f"{__name__}.{name}").METHOD(settings)
     return method
 

@@ -1,4 +1,4 @@
-"""FP8 with scales of blocks or of the tensor: DeepSeek V3 and R1, Qwen3-FP8, MiniMax, Kimi; AutoFP8; MXFP8."""
+"""FP8 with scales of blocks, rows or the tensor: DeepSeek, Qwen3-FP8, MiniMax, Kimi; AutoFP8; MXFP8; Llama 3.1 405B."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
+# Rows and columns of blocks by the method, where the configuration does not say them; 0 is all columns.
+_BLOCKS = {"mxfp8": (1, 32), "fbgemm_fp8": (1, 0)}
 
 
 class Fp8(Method):
@@ -23,8 +25,8 @@ class Fp8(Method):
     ``weight_scale_inv``  shape (ceil(out / bh), ceil(in / bw)), with ``weight_block_size: [bh, bw]``; DeepSeek's own
                         repositories call it ``scale``. float32, bfloat16, or E8M0 exponents as bytes
     ``weight_scale``    one number of these types, without ``weight_block_size``; or called ``weight_scale_inv``.
-                        With ``quant_method: "mxfp8"`` blocks are by default (1, 32)
-    ``input_scale``     of static activations, also called ``activation_scale``: not decoded
+                        With ``quant_method: "mxfp8"`` blocks are by default (1, 32), with "fbgemm_fp8" rows
+    ``input_scale``     of static activations, also ``activation_scale`` or ``input_scale_ub``: not decoded
     ==================  ===========================================================================================
 
     An int8 weight, shape (out, in / 2), is e2m1 codes with exponents for 32 columns: experts of DeepSeek V4, whose
@@ -35,7 +37,8 @@ class Fp8(Method):
     """
 
     endings: ClassVar[tuple[str, ...]] = (
-        *(".weight", ".weight_scale_inv", ".weight_scale", ".scale", ".input_scale", ".activation_scale"),
+        *(".weight", ".weight_scale_inv", ".weight_scale", ".scale"),
+        *(".input_scale", ".activation_scale", ".input_scale_ub"),
     )
     fused: ClassVar[tuple[str, ...]] = ("_scale_inv", "_activation_scale")
     coded: ClassVar[tuple[str, ...]] = (*FLOAT8, "int8")
@@ -44,7 +47,7 @@ class Fp8(Method):
         super().__init__(settings)
         if "weight_scale_semantics" in settings.values:
             settings.unsupported("weight_scale_semantics", "none: scales of GPTQModel divide, and are not decoded")
-        usual = (1, 32) if settings.values["quant_method"] == "mxfp8" else None
+        usual = _BLOCKS.get(settings.values["quant_method"].replace("-", "_"))
         self.block: tuple[int, int] | None = settings.sizes("weight_block_size") or usual
         kinds = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]} | dict(zip(FLOAT8, FLOAT8, strict=True))
         if settings.text("fmt", "e4m3") not in kinds:
@@ -66,7 +69,7 @@ class Fp8(Method):
         scales = next((role for role in _SCALES if role in group), None)
         if scales is None:
             group.missing("weight_scale_inv" if self.block else "weight_scale")
-        group.only("weight", scales, "input_scale", "activation_scale")
+        group.only("weight", scales, "input_scale", "activation_scale", "input_scale_ub")
         if len(group.row("weight").shape) > 2:
             return self._experts(group, scales)
         if group.row("weight").dtype.name == "int8":
@@ -74,7 +77,8 @@ class Fp8(Method):
         kinds = (*FLOATS, *EXPONENTS)
         if self.block is None:
             return scaled(group, "fp8", "weight", scales, (self.stored,), 0, 0, kinds=kinds)
-        return scaled(group, "fp8 blocks", "weight", scales, (self.stored,), *self.block, kinds=kinds)
+        name = "fp8 blocks" if self.block[1] else "fp8 rows"
+        return scaled(group, name, "weight", scales, (self.stored,), *self.block, kinds=kinds)
 
     def _experts(self, group: Group, scales: str) -> Coding:
         if group.row("weight").dtype.name == "int8":
@@ -84,7 +88,9 @@ class Fp8(Method):
                 group.refuse("columns", "weight", actual=2 * half, expected="a multiple of 32")
             return Experts(Fp4("fp8 fp4 experts", (rows, 2 * half), "weight", scales, width=32), count)
         count, rows, columns = group.check("weight", (self.stored,), (None, None, None))
-        high, wide = (min(size, n) or 1 for size, n in zip(self.block or (rows, columns), (rows, columns), strict=True))
+        high, wide = (
+            min(size or n, n) or 1 for size, n in zip(self.block or (rows, columns), (rows, columns), strict=True)
+        )
         shape = count, blocks_of(rows, high), blocks_of(columns, wide)
         group.check(scales, (*FLOATS, *EXPONENTS), shape)
         return Experts(Scaled("fp8 experts", (rows, columns), "weight", scales, height=high, width=wide), count)
