@@ -337,6 +337,26 @@ def fp8_experts(*, blocks):
     return Checkpoint("fp8 experts", config, tensors, values, name)
 
 
+def fp8_layer(leaves, *, height=16, width=24, kind=np.float32):
+    """FP8 experts as transformers saves them: matrices of each, `leaves` of one parameter, and the scales of that."""
+    count, rows, columns = 3, 32, 60
+    layer = f"model.layers.3.mlp.experts.{'gate_up' if len(leaves) > 1 else 'down'}_proj"
+    shape = len(leaves) * rows, columns
+    high, wide = height or shape[0], width or columns
+    grid = count, -(-shape[0] // high), -(-columns // wide)
+    s, each = exponents(37, grid) if kind != np.float32 else (scales(37, grid, kind),) * 2
+    config = {"quant_method": "fp8", "weight_block_size": [height, width] if height else None}
+    tensors, values = {f"{layer}_scale_inv": s.view(kind), f"{layer}_activation_scale": np.ones(count, np.float32)}, {}
+    for e in range(count):
+        q = numbers(38 + e, shape, 127).astype(np.uint8).view(F8)
+        with np.errstate(over="ignore"):
+            decoded = blocked(q.astype(np.float32), each[e], high, wide)
+        for part, leaf in enumerate(leaves):
+            name, cut = f"{layer.rpartition('.')[0]}.{e}.{leaf}.weight", slice(part * rows, (part + 1) * rows)
+            tensors[name], values[name] = q[cut], decoded[cut]
+    return Checkpoint("fp8 experts", config, tensors, np.stack(list(values.values())), layer), values
+
+
 def stacked(matrix, count=3):
     """Experts of a layer as one parameter: the pieces of a matrix with one more dimension, in each expert in turn.
 

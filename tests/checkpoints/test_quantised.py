@@ -36,8 +36,11 @@ from transformers import (  # noqa: E402
     FineGrainedFP8Config,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
 )
-from transformers.integrations.finegrained_fp8 import Fp8Quantize  # noqa: E402
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize  # noqa: E402
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
 tqdm.monitor_interval = 0  # it would leave a thread behind
 pytestmark = [
@@ -202,6 +205,35 @@ def test_fp8(tmp_path, block, scale_fmt):
         tensors |= quantise.convert({name: t}) if "proj" in name else {name: t}
     write(model, tmp_path, tensors, config.to_dict())
     check(tmp_path, LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval())
+
+
+@pytest.mark.parametrize("block", [(128, 128), None])
+@pytest.mark.parametrize("scale_fmt", ["float", "ue8m0"])
+def test_fp8_experts(tmp_path, monkeypatch, block, scale_fmt):
+    """transformers saves codes of each expert and scales of all, where it quantised them itself.
+
+    Without blocks it does not load what it saved, for the shapes of the scales.
+    """
+    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None)  # it wants a GPU
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 128}
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(
+        MixtralConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, num_local_experts=3)
+    )
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "plain")
+    config = FineGrainedFP8Config(weight_block_size=block, scale_fmt=scale_fmt, modules_to_not_convert=["lm_head"])
+    model = MixtralForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=config, device_map="cpu")
+    model.save_pretrained(tmp_path / "quantised")
+    if block is not None:
+        model = MixtralForCausalLM.from_pretrained(tmp_path / "quantised", device_map="cpu")
+    weights, _ = decoded(tmp_path / "quantised", torch.bfloat16)
+    dequantise, experts = Fp8Dequantize(None), model.model.layers[0].mlp.experts
+    for fused, leaves in (("gate_up_proj", ("w1", "w3")), ("down_proj", ("w2",))):
+        codes, scales = getattr(experts, fused), getattr(experts, f"{fused}_scale_inv")
+        wanted = dequantise._dequantize_one(codes, scales, torch.bfloat16)
+        for number, matrix in enumerate(wanted):
+            for leaf, part in zip(leaves, matrix.chunk(len(leaves)), strict=True):
+                same(weights[f"model.layers.0.block_sparse_moe.experts.{number}.{leaf}.weight"], part)
 
 
 GROUP = 64

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.builders import safetensors as st
-from tests.checkpoints.checkpoints import EXAMPLES, MODULE, stored
+from tests.checkpoints.checkpoints import EXAMPLES, MODULE, fp8_layer, stored
 
 import weightmap as wm
 
@@ -170,6 +170,61 @@ def test_mxfp8_as_a_method(tmp_path, block):
     example.config = {"quant_method": "mxfp8", **block}
     with wm.open(example.write(tmp_path)) as f:
         np.testing.assert_array_equal(f.weights[NAME].dequantize("float32"), example.values)
+
+
+E8M0, LAST = np.dtype(ml_dtypes.float8_e8m0fnu), "model.layers.3.mlp.experts.2.up_proj"
+
+
+@pytest.mark.parametrize(
+    ("leaves", "options"),
+    [
+        (("gate_proj", "up_proj"), {}),
+        (("w1", "w3"), {"kind": E8M0}),
+        (("fc1", "fc3"), {"height": None, "width": None}),
+        (("gate_proj", "up_proj"), {"height": 64}),
+        (("down_proj",), {}),
+        (("w2",), {"height": None, "width": None}),
+    ],
+)
+def test_codes_of_each_expert_and_scales_of_all(tmp_path, leaves, options):
+    """As transformers saves experts that it quantises: each has its part of the scales."""
+    example, values = fp8_layer(leaves, **options)
+    (scales, whole), *_ = example.tensors.items()
+    with wm.open(example.write(tmp_path)) as f:
+        assert list(f.weights) == list(values)
+        for name, wanted in values.items():
+            w = f.weights[name]
+            np.testing.assert_array_equal(w.dequantize("float32"), wanted)
+            np.testing.assert_array_equal(w[5:21], wanted.astype(w.dtype)[5:21])
+            assert np.shares_memory(w.pieces[scales], f[scales])
+            assert w.pieces[scales].size == whole.size // (3 * (len(leaves) if whole.shape[1] > 1 else 1))
+        assert f.weights.verify()
+        wm.convert(f.weights, tmp_path / "plain.safetensors", dtype="float32")
+        read = dict(wm.plan(f.weights, dict.fromkeys(values, np.s_[7:20])).run("read"))
+        assert all(np.array_equal(read[name], values[name].astype(read[name].dtype)[7:20]) for name in values)
+    with wm.open(tmp_path / "plain.safetensors", config={}) as f:
+        assert all(np.array_equal(f[name], wanted) for name, wanted in values.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s, _: s[:, :3], r"gate_up_proj_scale_inv' is \[3, 3, 3\], expected one row of blocks for each expert"),
+        (lambda s, _: s[:2], "gate_up_proj_scale_inv' is"),
+        (lambda s, _: s[:, :2], "gate_up_proj_scale_inv' is"),
+        (lambda s, _: s[0], "gate_up_proj_scale_inv' is"),
+        (lambda s, tensors: tensors.update({f"{LAST}.weight_scale_inv": s[2, 2:]}), "does not go with"),
+    ],
+)
+def test_scales_of_all_experts_that_do_not_fit(tmp_path, change, words):
+    """A parameter whose part is not there, or that has scales of its own, is a FormatError."""
+    example, values = fp8_layer(("gate_proj", "up_proj"))
+    scales = next(iter(example.tensors))
+    changed = change(example.tensors[scales], example.tensors)
+    if changed is not None:
+        example.tensors[scales] = changed
+    with wm.open(example.write(tmp_path)) as f, pytest.raises(wm.FormatError, match=words):
+        f.weights[list(values)[-1]]
 
 
 @pytest.mark.parametrize("module", ["model.layers", MODULE.rpartition(".")[0]])

@@ -198,8 +198,9 @@ class _Parameters(ViewTable):
 
     def _parameter(self, numbers: dict[str, int], target_types: TargetTypes, small: _Small | None) -> Row:
         """Return the row of a parameter. Raises `_UnreadError` for a piece that must be read and is not among these."""
-        rows = {role: self._stored.row(number) for role, number in numbers.items()}
-        named = {role: (self._stored.names[number], rows[role]) for role, number in numbers.items()}
+        stored = {role: (self._stored.names[number], self._stored.row(number)) for role, number in numbers.items()}
+        named = self._method.of_one(stored)
+        rows = {role: row for role, (_, row) in named.items()}
         role, (name, first) = next(iter(named.items()))
         endings = (*self._method.endings, *self._method.fused)
         module = next((name.removesuffix(end) for end in endings if end[1:] == role and name.endswith(end)), name)
@@ -213,7 +214,10 @@ class _Parameters(ViewTable):
         model_dtype = self._model_dtype or coding.stated or (scales if scales in HALVES else "bfloat16")
         dtype = DTYPES[self._dtype or model_dtype]
         nbytes = math.prod(coding.shape) * dtype.bits // 8
-        pieces = Components(coding, DTYPES[model_dtype], {role: (name, row) for role, (name, row) in named.items()})
+        starts = {
+            role: row.offset - stored[role][1].offset for role, (_, row) in named.items() if row is not stored[role][1]
+        }
+        pieces = Components(coding, DTYPES[model_dtype], named, starts)
         layout = coding.counterpart(lambda role: _read(rows[role]), target_types) if target_types.schemes else None
         if layout is not None:
             return _repacked(first, pieces, layout, head(layout, _read(rows[coding.scales])))
@@ -248,10 +252,12 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
     for parameter, roles in list(groups.items()):
         if not method.belongs(roles, lambda role: stored.row(roles[role])):  # noqa: B023 - called at once
             del groups[parameter]
+    shared = {parameter: layer for parameter in groups if (layer := _layer_of(parameter, groups, method)) is not None}
+    layers = set(shared.values())
     texts, entries = list[str](), list[int | dict[str, int]]()
     grouped = set[str]()
     for number, (name, piece) in enumerate(zip(names, role_of, strict=True)):
-        if name.rpartition(".")[2] in method.markers:
+        if name.rpartition(".")[2] in method.markers or (piece is not None and piece[0] in layers):
             continue
         group = groups.get(piece[0]) if piece is not None else None
         if group is None or piece is None:
@@ -259,8 +265,8 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
         elif number != min(group.values()):
             continue
         else:
-            entry = group
             name = piece[0]  # noqa: PLW2901 - the name of the parameter
+            entry = group | groups[shared[name]] if name in shared else group
         if name in grouped:
             pieces = next(
                 (group_names for text, group_names in zip(texts, entries, strict=True) if text == name), entry
@@ -274,6 +280,12 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
     return texts, entries
 
 
+def _layer_of(parameter: str, groups: Mapping[str, Any], method: Method) -> str | None:
+    """Return the name under which the scales of all experts are one tensor, for the matrix of one of them."""
+    names = method.layers_of(parameter)
+    return next((name for name in names if name in groups and "weight" not in groups[name]), None)
+
+
 # -------------------------------------------------------------------------------------------------------- the pieces
 class Components(Geometry):
     """A parameter that is made of several tensors.
@@ -285,16 +297,21 @@ class Components(Geometry):
         The type of the model's parameters.
     rows : mapping of str to (str, Row)
         Name and row of each piece by its role.
+    starts : mapping of str to int
+        The bytes before a piece in a tensor that has those of several parameters, by its role.
     """
 
-    __slots__ = ("coding", "model_dtype", "rows")
+    __slots__ = ("coding", "model_dtype", "rows", "starts")
 
     coding: Coding
     model_dtype: DType
     rows: Mapping[str, tuple[str, Row]]
+    starts: Mapping[str, int]
 
-    def __init__(self, coding: Coding, model_dtype: DType, rows: Mapping[str, tuple[str, Row]]) -> None:
-        self.coding, self.model_dtype, self.rows = coding, model_dtype, rows
+    def __init__(
+        self, coding: Coding, model_dtype: DType, rows: Mapping[str, tuple[str, Row]], starts: Mapping[str, int]
+    ) -> None:
+        self.coding, self.model_dtype, self.rows, self.starts = coding, model_dtype, rows, starts
 
     def array(self, row: Any) -> Any:  # noqa: ARG002 - the pieces know where they lie
         """Return the parameter over views of its pieces."""
@@ -316,7 +333,13 @@ class Components(Geometry):
     def over_sources(self, ahead: Mapping[Source, Source]) -> Components:
         """Return the same of other sources."""
         rows = {role: (name, piece.reading(ahead)) for role, (name, piece) in self.rows.items()}
-        return Components(self.coding, self.model_dtype, rows)
+        return Components(self.coding, self.model_dtype, rows, self.starts)
+
+    def piece_of(self, role: str, whole: NDArray[Any]) -> NDArray[Any]:
+        """Return a piece, given the tensor that has those of several parameters."""
+        start, (_, row) = self.starts[role], self.rows[role]
+        array: NDArray[Any] = row.over(whole.reshape(-1).view(np.uint8)[start : start + row.nbytes])
+        return array
 
     def over(self, pieces: Mapping[str, tuple[str, NDArray[Any]]]) -> CompositeTensor:
         """Return the parameter over arrays of its pieces."""

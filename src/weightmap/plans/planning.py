@@ -125,10 +125,8 @@ class ReadPlan:
             self._ends = self._begins + self._nbytes
         # Rows and ranges of tensors wanted in part, but for those that `Slices` computes; heads of quantised ones.
         self._rows: dict[int, Row] = {}
-        self._ranges: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._heads: Heads | None = None
-        for number in in_part:
-            self._ranges[number] = self._ranges_of(number, indices[number])
+        self._ranges = {number: self._ranges_of(number, indices[number]) for number in in_part}
         self._files, self._starts, self._stops, self._needed = self._joined_ranges(in_store=in_store)
 
     def _joined_ranges(self, *, in_store: bool) -> tuple[NDArray[Any], ...]:
@@ -177,8 +175,7 @@ class ReadPlan:
         parts.append((self._numbers[whole], self._begins[whole], self._ends[whole]))
         for number, (starts, stops) in self._ranges.items():
             parts.append((np.full(len(starts), number), starts, stops))
-        columns = list(map(np.concatenate, zip(*parts, strict=True)))
-        owners, begins, ends = columns
+        owners, begins, ends = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((begins, self._spans.file[owners]))
         return owners[order], begins[order], ends[order]
 
@@ -450,11 +447,17 @@ class _Part:
             self._rows = coding.around(low, high + 1) if size else (0, 0)
             cut = coding.cut(*self._rows)
             self.indices = {stored: cut[role] for stored, role in self._roles.items() if role in cut}
+        # Of tensors that have components of several parameters, which are read whole.
+        self._cuts = {name: cut for name, cut in self.indices.items() if self._roles[name] in components.starts}
+        self.indices |= dict.fromkeys(self._cuts)
         self._read: dict[str, tuple[str, NDArray[Any]]] = {}
 
     def take(self, stored: str, array: NDArray[Any]) -> bool:
         """Take a component; say whether it was the last one."""
-        self._read[self._roles[stored]] = stored, array
+        role = self._roles[stored]
+        if stored in self._cuts:
+            array = self._components.piece_of(role, array)[self._cuts[stored] or ...]
+        self._read[role] = stored, array
         return len(self._read) == len(self.indices)
 
     def result(self) -> Any:
@@ -505,34 +508,36 @@ class ParameterPlan(ReadPlan):
         except TensorFileError as error:
             raise error.located(path=name_of(spans.model), format=spans.model.format) from None
         rows = parts_of(model)[1].table
-        self._parameters: dict[str, _Part | None] = {}
-        self._part_of: dict[str, _Part] = {}  # by the name of a component
+        self._chosen = tuple(chosen)
+        self._parts_of: dict[str, list[_Part]] = {}  # by the name of a component
         stored: dict[str, Any] = {}
         for name, key in chosen.items():
             row: Row = rows.row(rows.find(name))
-            part = _Part(name, row.geometry, key, row.shape) if isinstance(row.geometry, Components) else None
-            self._parameters[name] = part
-            indices: Mapping[str, Any] = {name: key} if part is None else part.indices
-            stored |= indices
-            self._part_of |= dict.fromkeys(indices, part) if part is not None else {}
+            if not isinstance(row.geometry, Components):
+                stored[name] = key
+                continue
+            part = _Part(name, row.geometry, key, row.shape)
+            stored |= part.indices
+            for component in part.indices:
+                self._parts_of.setdefault(component, []).append(part)
         super().__init__(spans, *resolve_wants(spans, stored), options)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the planned parameters, in file order."""
-        return tuple(self._parameters)
+        return self._chosen
 
     def __len__(self) -> int:
-        return len(self._parameters)
+        return len(self._chosen)
 
     def run(self, how: str = "auto", **options: Any) -> Iterator[tuple[str, Any]]:
         """Yield name and parameter, or the wanted part of it: see `ReadPlan.run`."""
         for name, array in super().run(how, **options):
-            part = self._part_of.get(name)
-            if part is None:
+            if name not in self._parts_of:
                 yield name, array
-            elif part.take(name, array):
-                yield part.name, part.result()
+            for part in self._parts_of.get(name, ()):
+                if part.take(name, array):
+                    yield part.name, part.result()
 
 
 def _chosen(spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -> Iterator[tuple[str, Any]]:

@@ -269,6 +269,14 @@ class Method:
         """Say whether tensors with these endings are pieces of a parameter; ``row(role)`` returns the row of one."""
         return True
 
+    def layers_of(self, parameter: str) -> Sequence[str]:  # noqa: ARG002 - most share no pieces
+        """Return what the matrices of all experts may be called as one parameter, given that of one expert."""
+        return ()
+
+    def of_one(self, rows: Mapping[str, tuple[str, Row]]) -> Mapping[str, tuple[str, Row]]:
+        """Return the pieces of one parameter, where a stored tensor has pieces of several."""
+        return rows
+
     def leaves_out(self, module: str) -> bool:
         """Say whether a list of the configuration has a module: by name, beginning, ending at a dot, or expression."""
         return any(

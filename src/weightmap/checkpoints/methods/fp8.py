@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, FLOATS, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled, fp4, scaled
+from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from weightmap.checkpoints.pieced import Coding
+    from weightmap.core.table.table import Row
 
-_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+_SCALES = ("weight_scale_inv", "weight_scale", "scale", "scale_inv")
+# The matrices of an expert, and which half of gate_up_proj each is; the others are down_proj.
+_EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.((?:gate|up|down)_proj|w[123]|fc[123])\.weight")
+_HALVES = {"gate_proj": 0, "w1": 0, "fc1": 0, "up_proj": 1, "w3": 1, "fc3": 1}
 # Rows and columns of blocks by the method, where the configuration does not say them; 0 is all columns.
 _BLOCKS = {"mxfp8": (1, 32), "fbgemm_fp8": (1, 0)}
 
@@ -33,7 +39,9 @@ class Fp8(Method):
     ``expert_dtype: "fp4"`` stands here or at the top of config.json.
 
     Experts of a layer that are one parameter X: ``X`` (E, out, in), ``X_scale_inv`` (E, ceil(out / bh), ceil(in / bw)),
-    or (E, 1, 1) without ``weight_block_size``; or ``X.weight`` and ``X.weight_scale_inv``.
+    or (E, 1, 1) without ``weight_block_size``; or ``X.weight`` and ``X.weight_scale_inv``. transformers saves codes
+    of each expert and scales of all: ``experts.0.gate_proj.weight`` and ``experts.gate_up_proj_scale_inv``, which has
+    the blocks of up behind those of gate, or one row of blocks for both.
     """
 
     endings: ClassVar[tuple[str, ...]] = (
@@ -61,6 +69,28 @@ class Fp8(Method):
             return codes or row("scale").dtype.name == EXPONENTS[1]
         return True
 
+    def layers_of(self, parameter: str) -> Sequence[str]:
+        """Implement `Method.layers_of`."""
+        match = _EXPERT.fullmatch(parameter)
+        if match is None:
+            return ()
+        leaves = ("gate_up_proj", match[3]) if match[3] in _HALVES else ("down_proj",)
+        return [f"{match[1]}.{leaf}" for leaf in leaves]
+
+    def of_one(self, rows: Mapping[str, tuple[str, Row]]) -> Mapping[str, tuple[str, Row]]:
+        """Implement `Method.of_one`: the scales of an expert, and of its half; as they are if they do not divide so."""
+        match = _EXPERT.fullmatch(rows["weight"][0]) if {"weight", "scale_inv"} <= rows.keys() else None
+        if match is None:
+            return rows
+        name, row = rows["scale_inv"]
+        shape, number = row.shape, int(match[2])
+        parts = 2 if len(shape) == 3 and shape[1] > 1 and name.endswith(".gate_up_proj_scale_inv") else 1
+        if len(shape) != 3 or number >= shape[0] or shape[1] % parts:
+            return rows
+        nbytes, half = row.nbytes // shape[0] // parts, _HALVES[match[3]] if parts == 2 else 0
+        part = row.dense._replace(shape=(shape[1] // parts, shape[2]), nbytes=nbytes)
+        return {**rows, "scale_inv": (name, part._replace(offset=row.offset + (number * parts + half) * nbytes))}
+
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
         if group.fused:
@@ -72,6 +102,10 @@ class Fp8(Method):
         group.only("weight", scales, "input_scale", "activation_scale", "input_scale_ub")
         if len(group.row("weight").shape) > 2:
             return self._experts(group, scales)
+        shape = list(group.row(scales).shape)
+        if len(shape) > 2:
+            expected = "one row of blocks for each expert, or an even number"
+            group.refuse("shape", scales, actual=shape, expected=expected, kind=UnsupportedError)
         if group.row("weight").dtype.name == "int8":
             return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
         kinds = (*FLOATS, *EXPONENTS)
