@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import quoted
@@ -33,7 +33,6 @@ from weightmap.torch._tensors import read_tensor, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
     from weightmap.core.model.file import TensorFile
     from weightmap.device import Exchange

@@ -305,7 +305,7 @@ def test_a_swap_at_any_step_hands_out_no_other_bytes(tmp_path, monkeypatch, use,
 
         steps = Steps(at, swapped)
         with monkeypatch.context() as patched:
-            patched.setattr(sources, "read_into", steps.before(sources.read_into))
+            patched.setattr(sources.access, "read_into", steps.before(sources.access.read_into))
             patched.setattr(checking, "_Sum", steps.before(checking._Sum))
             try:
                 for name, array in use(model, digests, mode):

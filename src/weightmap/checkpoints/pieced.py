@@ -7,7 +7,7 @@ rounded once more, to the type of the result. So `dequantize("float32")` gives t
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import DTypeLike, NDArray
+
+# The tensors of a parameter, by their names in its coding
+Components: TypeAlias = "Mapping[str, NDArray[Any]]"
 
 # Blocks of GGUF and AMB of the integers and scales of checkpoints: nothing is decoded, nothing is rounded.
 #
@@ -577,7 +580,3 @@ def unpacked(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
         upper = groups[..., at + 1] << (8 - shift) if shift + bits > 8 else 0
         codes[..., number] = (groups[..., at] >> shift | upper) & ((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], groups.shape[-2] * 8)[..., :count]
-
-
-if TYPE_CHECKING:
-    Components = Mapping[str, NDArray[Any]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.bytes.derived import Derived
-from weightmap.core.table.table import Table
+from weightmap.core.table.table import Place, Row, Run, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.table import Rules
-    from weightmap.core.table.table import Place, Row, Run
 
 
 class ViewTable(Table):

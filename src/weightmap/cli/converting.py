@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import weightmap as wm
 from weightmap._messages import counted
 from weightmap.cli import arguments, show
-from weightmap.cli.arguments import text
 from weightmap.cli.outcome import OK, UsageError, opened, reason
 from weightmap.core.arguments import sizes
 from weightmap.core.dtypes import FLOATING, SHORT
@@ -137,7 +136,7 @@ def _add_texts(group: Any, *options: tuple[str, str]) -> None:
     """Add options that may be repeated."""
     for option, about in options:
         name, metavar = option.split()
-        group.add_argument(name, metavar=metavar, type=text, action="append", help=f"{about} (repeatable)")
+        group.add_argument(name, metavar=metavar, type=arguments.text, action="append", help=f"{about} (repeatable)")
 
 
 def add_lossy(group: Any) -> None:

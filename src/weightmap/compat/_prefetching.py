@@ -6,7 +6,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -21,7 +21,6 @@ from weightmap.core.model.internals import suggestion
 from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from types import TracebackType
 
 

@@ -9,7 +9,6 @@ import torch
 
 from weightmap._messages import quoted
 from weightmap.compat import _safe_open, _saving
-from weightmap.compat._saving import TorchEncodeError
 from weightmap.core.model.saving import check_module
 from weightmap.errors import EncodeError
 from weightmap.torch import StateError
@@ -174,7 +173,7 @@ def _remove_duplicate_names(
         complete = {name for name in names if _is_complete(state_dict[name])}
         if not complete:
             what = f"none of the tensors {', '.join(map(quoted, sorted(names)))} covers the memory that they share"
-            raise TorchEncodeError(f"{what}: found no suitable name to keep for saving")
+            raise _saving.TorchEncodeError(f"{what}: found no suitable name to keep for saving")
         chosen = min(preferred & complete or complete - discarded or complete)
         others = sorted(names - {chosen})
         if others:

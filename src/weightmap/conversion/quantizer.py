@@ -17,8 +17,8 @@ from weightmap.core.bytes.memory import room, scratch
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype, scale_type_named
 from weightmap.core.formats import Filled, Payload, listed
 from weightmap.core.model.reports import QuantizedInfo
-from weightmap.core.native import access, quantised
-from weightmap.core.native.access import Failed
+from weightmap.core.native import quantised
+from weightmap.core.native.access import Failed, cpus
 from weightmap.core.native.files import COMPARED
 from weightmap.core.native.quantised import BlockEncoder, Unwritten
 from weightmap.core.quant.blocks import QuantizedTensor, decode_range
@@ -260,7 +260,7 @@ class Quantizer:
     def __init__(self, how: Quantize, threads: int | None = None, shape: Shape | None = None) -> None:
         self.scheme: str = how.usual
         self._mixture, self._shape = how.mixture, shape
-        self._options = {**quantize_options(how), "threads": access.cpus() if threads is None else threads}
+        self._options = {**quantize_options(how), "threads": cpus() if threads is None else threads}
         self._include, self._exclude = how.include, how.exclude
         self.done: list[QuantizedInfo] = []
         self._cached_nbytes = 0

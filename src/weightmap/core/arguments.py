@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 
 from weightmap._messages import counted
 from weightmap.errors import LimitError, TensorFileError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # Counts of bytes for people
 _UNITS = ("KiB", "MiB", "GiB", "TiB")

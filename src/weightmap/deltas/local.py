@@ -83,7 +83,6 @@ from weightmap.plans.pages import numbered
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightmap.core.native.access import Descriptor
 
 _SYNC, _NEXT, _OLD_FILES, _STATE, _JOURNAL, _LOCK = (
     ".weight_sync",
@@ -327,7 +326,7 @@ class Local:
 
     def begin(
         self, sizes: dict[str, int], like: Mapping[str, tuple[str, int]]
-    ) -> tuple[dict[str, Descriptor], set[str]]:
+    ) -> tuple[dict[str, access.Descriptor], set[str]]:
         """Make the files of the version to come, with room for their bytes.
 
         Parameters
@@ -338,7 +337,7 @@ class Local:
 
         Returns
         -------
-        dict of str to Descriptor, set of str
+        dict of str to access.Descriptor, set of str
             The files, and those whose bytes are the ones of that file, which they share: where the file system can do
             that, and the better part is kept. The content of the others is undefined.
 
@@ -369,10 +368,10 @@ class Local:
                     self._no_room(needed, free)
         return files, cloned
 
-    def _new(self, name: str) -> Descriptor:
+    def _new(self, name: str) -> access.Descriptor:
         return self._next.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
-    def _cloned(self, old: str, name: str, written: int) -> Descriptor | None:
+    def _cloned(self, old: str, name: str, written: int) -> access.Descriptor | None:
         """Return a new file that shares the bytes of one of the model until it is written to; None if it cannot."""
         try:
             file = self._root.open(old, os.O_RDONLY)
@@ -388,7 +387,7 @@ class Local:
             return None
         return new
 
-    def begin_changes(self) -> Descriptor:
+    def begin_changes(self) -> access.Descriptor:
         """Make the file for the changes of a step in place."""
         self._sync.clear(_OLD_FILES)  # they take room
         self._next = self._sync.make(_NEXT)
@@ -403,9 +402,9 @@ class Local:
         what = "bytes that the file system has left for the new version"
         raise TargetError(what, path=self.folder, actual=free, expected=f"at least {needed}")
 
-    def _take_spares(self, sizes: dict[str, int]) -> dict[str, Descriptor]:
+    def _take_spares(self, sizes: dict[str, int]) -> dict[str, access.Descriptor]:
         """Move unused spare files of the right size to ``next/``."""
-        files: dict[str, Descriptor] = {}
+        files: dict[str, access.Descriptor] = {}
         try:
             tree = self._sync.folder(_OLD_FILES)
         except OSError:
@@ -676,7 +675,7 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and stays_inside(name) and not is_hidden(name)
 
 
-def clone(new: Descriptor, old: Descriptor) -> None:
+def clone(new: access.Descriptor, old: access.Descriptor) -> None:
     """Let a new file share the bytes of another, as btrfs, XFS and bcachefs can. Raises OSError on others."""
     if sys.platform != "linux":
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -685,7 +684,7 @@ def clone(new: Descriptor, old: Descriptor) -> None:
     fcntl.ioctl(new, _FICLONE, int(old))
 
 
-def _lock(file: Descriptor) -> None:
+def _lock(file: access.Descriptor) -> None:
     try:
         import fcntl  # noqa: PLC0415 - Windows has none
     except ImportError:
@@ -704,7 +703,7 @@ def _is_free(tree: Tree, name: str) -> bool:
         return False
 
 
-def _is_unused(file: Descriptor) -> bool:
+def _is_unused(file: access.Descriptor) -> bool:
     """Whether nobody else has a file open or mapped, and it has no other name.
 
     Linux grants a write lease only then. Not asked on file systems where a mapping is of another file underneath, as

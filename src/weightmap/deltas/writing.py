@@ -21,9 +21,8 @@ import numpy as np
 from weightmap.core.bytes import Range, memory
 from weightmap.core.bytes.atomic import Folder, place
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
-from weightmap.core.native import access
 from weightmap.core.native import files as native_files
-from weightmap.core.native.access import Descriptor, take_ownership
+from weightmap.core.native.access import Descriptor, take_ownership, with_temporary
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.errors import DeltaError, NotRegularFileError, TargetError
@@ -215,7 +214,7 @@ class Tree:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file in the directory itself, atomically, and flush it."""
-        access.with_temporary(_write_small, self._folder, name, data)
+        with_temporary(_write_small, self._folder, name, data)
         self._folder.flush()
 
     def flush(self, name: str = "") -> None:

@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import sys
-from _thread import allocate_lock, get_ident, start_new_thread
+from _thread import LockType, allocate_lock, get_ident, start_new_thread
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -18,7 +18,6 @@ from weightmap.errors import PlanError
 from weightmap.plans.wants import at_least
 
 if TYPE_CHECKING:
-    from _thread import LockType
     from collections.abc import Callable, Hashable, Sequence
 
     from numpy.typing import NDArray

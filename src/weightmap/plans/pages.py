@@ -20,7 +20,6 @@ import numpy as np
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.memory import PerProcess
 from weightmap.core.native import access, files
-from weightmap.core.native.access import map_file
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
@@ -267,7 +266,7 @@ def sample(source: Source, part: Range) -> Sample | None:
         return None
     file = source.descriptor
     try:
-        octets, memory = map_file(file, source.size, "mmap", None)
+        octets, memory = access.map_file(file, source.size, "mmap", None)
         started = time.perf_counter()
         error = access.populate(memory, begin, end - begin)
         seconds = time.perf_counter() - started

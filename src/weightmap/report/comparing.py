@@ -13,7 +13,6 @@ from weightmap.core.arguments import brief
 from weightmap.core.model.internals import check_unchanged, detach_index
 from weightmap.errors import TensorFileError
 from weightmap.report import charts
-from weightmap.report.charts import by_layer
 from weightmap.report.page import Cell, Section, document, figure, message, named, number, table, text, titles
 from weightmap.report.page import pairs as definitions
 
@@ -53,7 +52,7 @@ def _differences(compared: Sequence[Pair], specs: dict[str, Any], sets: dict[str
     if not compared:
         none = "<p>No tensor has the same name in both: first convert one of them with the names of the other.</p>"
         return "differences", "Differences", none
-    heat = by_layer((pair.name, _measured(pair)) for pair in compared)
+    heat = charts.by_layer((pair.name, _measured(pair)) for pair in compared)
     content = "<p>All values are equal.</p>"
     if any(value for row in heat for measure, value in row.items() if measure in _MEASURES):
         sets["heat"] = heat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weightmap._messages import counted, quoted
@@ -25,8 +25,6 @@ from weightmap.torch._files import load_tensors, shared
 from weightmap.torch._tensors import imported_torch, writable_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from weightmap.core.model.file import TensorFile
 
 

@@ -8,14 +8,12 @@ import numpy as np
 
 from weightmap.checkpoints.methods import HALVES, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Transposed
-from weightmap.checkpoints.pieced import integer_blocks, integers_fit, unpacked
+from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes, integer_blocks, integers_fit, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-    from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes
 
 _MIDDLE = 8
 

@@ -10,15 +10,13 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods import FLOATS, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Scaled
-from weightmap.checkpoints.pieced import Codes, Coding
+from weightmap.checkpoints.pieced import Codes, Coding, Components, TargetTypes
 from weightmap.core.bytes import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-    from weightmap.checkpoints.pieced import Components, TargetTypes
 
 # What the library multiplies int8 values by: 1 / 127 in float32.
 _ONE_127TH = np.float32(0.007874015718698502)

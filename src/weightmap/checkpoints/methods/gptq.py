@@ -8,15 +8,13 @@ import numpy as np
 
 from weightmap.checkpoints.methods import HALVES, Group, Method, Settings, blocks_of
 from weightmap.checkpoints.methods._codings import Transposed
-from weightmap.checkpoints.pieced import integer_blocks, integers_fit, unpacked
+from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes, integer_blocks, integers_fit, unpacked
 from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-    from weightmap.checkpoints.pieced import Coding, Components, Layout, TargetTypes
 
 
 class GptqCoding(Transposed):

@@ -8,15 +8,13 @@ import numpy as np
 
 from weightmap.checkpoints.methods import FLOATS, Group, Method, Settings
 from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled
-from weightmap.checkpoints.pieced import Codes, Coding, floats_fit, to_float32
+from weightmap.checkpoints.pieced import Codes, Coding, Components, Layout, TargetTypes, floats_fit, to_float32
 from weightmap.core.dtypes import DTYPES, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-    from weightmap.checkpoints.pieced import Components, Layout, TargetTypes
 
 # By mode: the bits of codes, and the size of a group and the bits where nothing says them.
 _MODES = {

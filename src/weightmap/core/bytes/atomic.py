@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from weightmap._messages import quoted
 from weightmap.core.bytes.sink import DIRECT, Sink, WritePlan
-from weightmap.core.native import access, files
-from weightmap.core.native.access import Descriptor, take_ownership
+from weightmap.core.native import files
+from weightmap.core.native.access import Descriptor, refuse_loop, take_ownership, with_temporary
 from weightmap.errors import EncodeError, NotRegularFileError, TargetError, TensorFileError
 
 if TYPE_CHECKING:
@@ -90,12 +90,12 @@ def write_plan(
     except TensorFileError:
         raise
     except OSError as error:
-        access.refuse_loop(error, path)
+        refuse_loop(error, path)
         error.filename = path  # as the caller gave it, instead of a directory above it
         raise
     try:
         write = partial(_write, durable=durable, overwrite=overwrite)
-        size = access.with_temporary(write, folder, name, plan, mode, progress)
+        size = with_temporary(write, folder, name, plan, mode, progress)
     except FileExistsError:  # it appeared while this one was written
         raise file_exists(path) from None
     except BaseException as error:
@@ -146,7 +146,7 @@ def place(
             hidden = folder.link(temporary, name)
         except OSError:  # no links on this file system, or a policy against them
             copy = partial(_write_copy, durable=durable, overwrite=overwrite)
-            access.with_temporary(copy, fd, folder, name)
+            with_temporary(copy, fd, folder, name)
             return
     folder.replace(temporary, hidden, name, overwrite=overwrite)
 
@@ -284,7 +284,7 @@ class Folder:
             self.fd = take_ownership(os.open, path or os.curdir, getattr(os, "O_PATH", os.O_RDONLY) | flags)
             self.readable = False
         except OSError as error:
-            access.refuse_loop(error, path)
+            refuse_loop(error, path)
             raise
 
     def create(self, temporary: Temporary, name: str) -> str | None:

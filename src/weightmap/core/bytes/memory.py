@@ -11,7 +11,6 @@ import numpy as np
 
 from weightmap.core.hooks import later
 from weightmap.core.native import access
-from weightmap.core.native.access import LINE, to_line
 from weightmap.errors import LimitError
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ def room(nbytes: int) -> memoryview:
 
     It is reused once nothing refers to it.
     """
-    buffers, size = _buffers.buffers, nbytes + LINE
+    buffers, size = _buffers.buffers, nbytes + access.LINE
     if buffers is None:
         return _from_line(access.new_buffer(size), nbytes)
     for buffer in sorted(buffers, key=len):
@@ -240,7 +239,7 @@ def room(nbytes: int) -> memoryview:
 
 
 def _from_line(buffer: bytearray, nbytes: int) -> memoryview:
-    begin = to_line(buffer)
+    begin = access.to_line(buffer)
     return memoryview(buffer)[begin : begin + nbytes]
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightmap.core.bytes.source import Source
-    from weightmap.core.native.quantised import Unwritten
 
 # Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
 # instead of 512.
@@ -84,7 +83,7 @@ class Sink:
         self._first: memoryview | None = None
         # While `fill` runs: a full buffer, which `encode` writes as it fills the next one, and a free buffer.
         self._filling = False
-        self._waiting: Unwritten | None = None
+        self._waiting: quantised.Unwritten | None = None
         self._other: memoryview | None = None
         self.offset: int = 0
         self.digest: int | None = None
@@ -161,7 +160,9 @@ class Sink:
             source.fail_reading(error.at, offset + count, error.error)
         self._move(count)
 
-    def fill(self, count: int, unit: int, encode: Callable[[memoryview, int, Unwritten | None], None]) -> None:
+    def fill(
+        self, count: int, unit: int, encode: Callable[[memoryview, int, quantised.Unwritten | None], None]
+    ) -> None:
         """Append `count` bytes in whole units, which ``encode(out, at, earlier)`` makes from byte `at` on.
 
         `encode` fills `out`, a few units long, and writes `earlier` meanwhile: no thread waits for the file.

@@ -25,9 +25,7 @@ from weightmap._messages import escape
 from weightmap.core import hooks
 from weightmap.core.arguments import DEFAULT_LIMITS, Limits, check_expansion
 from weightmap.core.faults import shrank
-from weightmap.core.hooks import later
 from weightmap.core.native import access
-from weightmap.core.native.access import read_into
 from weightmap.errors import ClosedError, LimitError, TruncatedError
 
 if TYPE_CHECKING:
@@ -47,11 +45,11 @@ _UNMAPPABLE = (errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EACCES, errno.EPE
 # Bits of st_mode for the kind of file
 _KIND = 0o170000
 # Imported late: few handles need these.
-is_sealed: Callable[..., Any] = later("weightmap.core.bytes.sealed", "is_sealed")
-seal: Callable[..., Any] = later("weightmap.core.bytes.sealed", "seal")
-room: Callable[..., Any] = later("weightmap.core.bytes.memory", "room")
-check_room: Callable[..., Any] = later("weightmap.core.bytes.memory", "check_room")
-_read_runs: Callable[..., int] = later("weightmap.core.native.files", "read_runs")
+is_sealed: Callable[..., Any] = hooks.later("weightmap.core.bytes.sealed", "is_sealed")
+seal: Callable[..., Any] = hooks.later("weightmap.core.bytes.sealed", "seal")
+room: Callable[..., Any] = hooks.later("weightmap.core.bytes.memory", "room")
+check_room: Callable[..., Any] = hooks.later("weightmap.core.bytes.memory", "check_room")
+_read_runs: Callable[..., int] = hooks.later("weightmap.core.native.files", "read_runs")
 # Buffers up to this many bytes are not worth keeping.
 _SMALL = 1 << 14
 # Bytes per read into a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in any
@@ -252,7 +250,7 @@ class Source:
             view = memoryview(bytearray(size) if buffer is None else buffer)
         for start in range(offset, end, size):
             piece = view[: min(size, end - start)]
-            got = read_into(file, piece, start, self.name)
+            got = access.read_into(file, piece, start, self.name)
             if got < len(piece):
                 self._short(start + got, end)
             yield piece.toreadonly()
@@ -265,7 +263,7 @@ class Source:
             got = len(memory)
             target[:got] = memory
         else:
-            got = read_into(file, memoryview(target), offset, self.name)
+            got = access.read_into(file, memoryview(target), offset, self.name)
         if got < len(target):
             self._short(offset + got, offset + len(target))
 
@@ -460,8 +458,8 @@ class Source:
                 got += len(piece)
             return got
         if watch is None:
-            return read_into(file, view, 0, self.name)
-        while got < len(view) and (count := read_into(file, view[got : got + CHUNK], got, self.name)):
+            return access.read_into(file, view, 0, self.name)
+        while got < len(view) and (count := access.read_into(file, view[got : got + CHUNK], got, self.name)):
             watch(view[got : got + count])
             got += count
         return got

@@ -7,7 +7,7 @@ To add a format, add a file; no registration is needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +16,6 @@ from weightmap.core.hooks import on_demand
 from weightmap.errors import EncodeError, FormatError, Remedy, TruncatedError, UnknownFormatError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.formats._writing import Filled, Importer, Payload, Request, Tensors, check_names, listed, refuse

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.formats._verification import Sum, Verification
-    from weightmap.core.native.access import Fault
 
 # The errors for faults that scans of archives find.
 
@@ -71,7 +70,7 @@ def _in_directory(row: int, signature: bytes, at: int, actual: int, expected: in
     return LayoutError(f"{entry} is damaged", field=field, offset=at)
 
 
-def error_of(fault: Fault, begin: int, source: Source) -> FormatError | OSError:
+def error_of(fault: access.Fault, begin: int, source: Source) -> FormatError | OSError:
     """Return the error for a fault of a scan; the central directory begins at `begin`."""
     kind, row, at, actual, expected = fault.kind, fault.row, fault.at, fault.actual, fault.expected
     if kind == "ZIP_READ":

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from weightmap._messages import counted, escape, quoted
 from weightmap.core import hooks
-from weightmap.core.hooks import import_part
 from weightmap.core.model import internals
 from weightmap.core.native import access
-from weightmap.core.native.access import ADVICE
 from weightmap.errors import TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
@@ -339,7 +335,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        import_part("weightmap.plans.residency", "f.prefetch").prefetch(self, names)
+        hooks.import_part("weightmap.plans.residency", "f.prefetch").prefetch(self, names)
 
     def advise(self, advice: Advice) -> None:
         """Tell the system how the tensors will be accessed from now on, for its read-ahead. Changes speed only.
@@ -358,8 +354,8 @@ class TensorFile(Mapping[str, Any]):
         ValueError
         ClosedError
         """
-        if advice not in ADVICE:
-            raise ValueError(f"advice is {advice!r}, expected one of {', '.join(ADVICE)}")
+        if advice not in access.ADVICE:
+            raise ValueError(f"advice is {advice!r}, expected one of {', '.join(access.ADVICE)}")
         internals.check_open(self)
         for source in self._sources:
             source.advise(advice)
@@ -377,7 +373,7 @@ class TensorFile(Mapping[str, Any]):
             Where the system does not tell: outside Linux, and for files that you neither own nor may write to.
         """
         by_name: dict[str, Residency]
-        by_name = import_part("weightmap.plans.residency", "f.residency").residency(self, names)
+        by_name = hooks.import_part("weightmap.plans.residency", "f.residency").residency(self, names)
         return by_name
 
     def release(self, names: str | Sequence[str] | None = None) -> int:
@@ -391,7 +387,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         """
-        released: int = import_part("weightmap.plans.residency", "f.release").release(self, names)
+        released: int = hooks.import_part("weightmap.plans.residency", "f.release").release(self, names)
         return released
 
     def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Pool:
@@ -415,7 +411,9 @@ class TensorFile(Mapping[str, Any]):
         ------
         ClosedError
         """
-        pool: Pool = import_part("weightmap.pool.pool", "f.pool").Pool(self, budget, direct=direct, threads=threads)
+        pool: Pool = hooks.import_part("weightmap.pool.pool", "f.pool").Pool(
+            self, budget, direct=direct, threads=threads
+        )
         return pool
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from weightmap._messages import quoted
@@ -18,8 +18,6 @@ from weightmap.core.model.single import INDEX_SUFFIX, is_index, open_file, open_
 from weightmap.errors import FileChangedError, TensorFileError, UnknownFormatError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from numpy.typing import NDArray
 
     from weightmap.core.model.typing import Advice, Mode, ModelSource, OpenOptions, Remote, Trusted, Verify

@@ -20,7 +20,7 @@ from weightmap.core.formats import FOREIGN, SUFFIXES, Content, Verification, by_
 from weightmap.core.model import single
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_index, folder_opened, parts_of, shard_name, sources_of
-from weightmap.core.model.listing import Listing, read_listing
+from weightmap.core.model.listing import Listing, check_tensors, kind_in, read_listing
 from weightmap.core.native.access import cpus
 from weightmap.core.table import StringTable
 from weightmap.core.table.columns import JoinedTable
@@ -199,8 +199,6 @@ class ShardedContent(Content):
 
     def _sums(self, run: Verification, name: str, file: TensorFile) -> bool:
         """Check the checksums that a shard has of its tensors; say whether there are any."""
-        from weightmap.core.model.listing import check_tensors, kind_in  # noqa: PLC0415 - opening needs no zlib
-
         kind = kind_in(self._index_metadata)
         try:
             if kind is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from weightmap.errors import ChecksumError, FormatError, LayoutError, LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Protocol
 
     from numpy.typing import NDArray
 

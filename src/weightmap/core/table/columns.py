@@ -10,7 +10,7 @@ import numpy as np
 
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules, StringTable
-from weightmap.core.table.table import Table
+from weightmap.core.table.table import Place, Row, Run, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
-    from weightmap.core.table.table import Place, Row, Run
     from weightmap.errors import LayoutError
 
 

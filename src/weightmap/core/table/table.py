@@ -9,7 +9,7 @@ opened. Neither makes a Python object for a tensor before its first use.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
 
 # `Row`: a tensor's place and layout, all that is needed to use it; `TensorInfo`: the description for users.
+
+Place: TypeAlias = "tuple[DType, tuple[int, ...], int, int, Row | None]"
+Run: TypeAlias = "tuple[Row, int, int]"
 
 # Elements swapped at once: they stay in the L2 cache.
 _PIECE = 1 << 18
@@ -480,11 +483,3 @@ class Table:
     def fail(self, fault: access.Fault) -> NoReturn:
         """Raise the error for a fault that a scan in C found."""
         raise table_error(self, fault).located(path=self.path, format=self.format)
-
-
-# ----------------------------------------------------------------------------------------------------
-
-
-if TYPE_CHECKING:
-    Place = tuple[DType, tuple[int, ...], int, int, Row | None]
-    Run = tuple[Row, int, int]

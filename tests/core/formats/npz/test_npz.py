@@ -248,9 +248,9 @@ def test_a_deflated_entry_that_is_cut_off_meanwhile_keeps_no_descriptor(tmp_path
     """The error and its traceback make no cycle: the file is closed at once, not at the next collection."""
     path = tmp_path / "a.npz"
     np.savez_compressed(path, a=np.arange(5000.0))
-    real = sources.read_into
+    real = sources.access.read_into
     # As of a file that was truncated when its directory, at its end, had been read.
-    monkeypatch.setattr(sources, "read_into", lambda *call: 0 if call[2] < 100 else real(*call))
+    monkeypatch.setattr(sources.access, "read_into", lambda *call: 0 if call[2] < 100 else real(*call))
     gc.collect()
     gc.disable()
     try:

@@ -84,19 +84,18 @@ from weightmap.core.faults import cut_off, nonzero_padding, too_many
 from weightmap.core.formats._base import TOML, Content, Format, take, trailing
 from weightmap.core.hooks import later
 from weightmap.core.native import scans
+from weightmap.core.quant import PQShape
 from weightmap.core.table import ANY_GAP, Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
 from weightmap.core.table.vocabulary import Subwords, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from struct import Struct
 
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
-    from weightmap.core.quant import PQShape
     from weightmap.core.quant.blocks import QuantizedTensor
     from weightmap.core.table.table import Row
 
@@ -349,7 +348,7 @@ class Placing(NamedTuple):
         """Whether the file ends at `end` or, unless this must be the `last` chunk, norms begin there."""
         return end == self.size or (not last and end < self.size and self.starts_norms(end))
 
-    def unpack(self, fields: Struct, raw: bytes, what: str) -> tuple[Any, ...]:
+    def unpack(self, fields: struct.Struct, raw: bytes, what: str) -> tuple[Any, ...]:
         """Return the fields. Raises `TruncatedError` if the file ends within them."""
         if len(raw) < fields.size:
             raise cut_off(f"the fields of the {what}", self.size, self.payload + fields.size, field=what)
@@ -424,8 +423,6 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
 
 def read_product(placing: Placing, raw: bytes) -> Block:
     """Read the fields of a product-quantised matrix."""
-    from weightmap.core.quant import PQShape  # noqa: PLC0415 - only quantised matrices need it
-
     values = placing.unpack(QUANTIZED_FIELDS, raw, "quantised matrix")
     fields = dict(zip(QUANTIZED_NAMES, values, strict=True))
     _check_product(placing, fields)

@@ -69,7 +69,7 @@ from weightmap.core.hooks import later
 from weightmap.core.native import scans
 from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
-from weightmap.core.table.table import Row, Table
+from weightmap.core.table.table import Row, Run, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault
-    from weightmap.core.table.table import Run
 
 # For models with data in other files
 _open_all_beside = later("weightmap.core.bytes.open_source", "open_all_beside")

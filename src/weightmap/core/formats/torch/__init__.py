@@ -61,7 +61,7 @@ from weightmap._messages import quoted
 from weightmap.core.bytes.geometry import Strided
 from weightmap.core.dtypes import PAIRS, DType
 from weightmap.core.faults import cut_off, trailing_bytes
-from weightmap.core.formats import TORCH_EXPORT, is_torch
+from weightmap.core.formats import DISTCP, TORCH_EXPORT, is_torch
 from weightmap.core.formats._base import Content, Format, trailing
 from weightmap.core.formats._zip import Archive, last_begin
 from weightmap.core.formats.torch.program import (
@@ -175,8 +175,6 @@ def _open_archive(source: Source, head: bytes, options: Options, warnings: list[
         begin = last_begin(source)
         if not begin:
             raise
-    from weightmap.core.formats import DISTCP  # noqa: PLC0415 - for errors only
-
     what = "this file holds parts of tensors, as a rank of torch.distributed.checkpoint saved them"
     raise UnsupportedError(f"{what}: {DISTCP}", field="end record", offset=begin or None)
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Options
-    from weightmap.core.native.access import Fault
     from weightmap.core.native.scans import Pickle, PickleValues
 
 # By the codes of csrc/formats/pickle_calls.c.
@@ -135,7 +134,7 @@ class Program(NamedTuple):
         return crc
 
 
-def error_of(fault: Fault, program: Program, options: Options) -> FormatError | OSError:  # noqa: PLR0911 - one return for each kind of fault
+def error_of(fault: access.Fault, program: Program, options: Options) -> FormatError | OSError:  # noqa: PLR0911 - one return for each kind of fault
     """Return the error for a fault of the machine."""
     kind, row, actual, expected = fault.kind, fault.row, fault.actual, fault.expected
     name, at = program.name, program.offset + fault.at
