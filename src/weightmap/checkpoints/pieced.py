@@ -554,8 +554,7 @@ E2M1[8] = -0.0
 def to_float32(scales: NDArray[Any]) -> NDArray[np.float32]:
     """Return stored scales as contiguous float32, which holds them exactly: bytes are E8M0 exponents."""
     if scales.dtype == np.uint8 or scales.dtype.name == "float8_e8m0fnu":
-        exponents: NDArray[np.float32] = E8M0[scales.view(np.uint8)]
-        return exponents
+        return E8M0[scales.view(np.uint8)]
     if scales.dtype.name == "float16":
         return f16_to_f32(scales)
     return bf16_to_f32(scales) if scales.dtype.name == "bfloat16" else np.ascontiguousarray(scales, np.float32)

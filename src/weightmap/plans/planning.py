@@ -492,8 +492,7 @@ class _Names:
         return iter(self._model)
 
     def of(self, number: int) -> Row:
-        row: Row = self._table.row(number)
-        return row
+        return self._table.row(number)
 
 
 class ParameterPlan(ReadPlan):

@@ -151,8 +151,7 @@ def _rows_at(matrix: NDArray[Any] | QuantizedTensor, rows: NDArray[np.int64], th
     """Return rows of a matrix by their numbers; of a quantised one, only these are decoded."""
     if isinstance(matrix, ProductQuantized):
         return matrix.gather(rows, threads=threads)
-    selected: NDArray[Any] = matrix[rows]
-    return selected
+    return matrix[rows]
 
 
 def gather(
@@ -393,8 +392,7 @@ class Embeddings:
         vector = self.get(word)
         if vector is None:
             raise no_vector(word, self._vocab)
-        result: NDArray[Any] = vector
-        return result
+        return vector
 
     @overload
     def get(self, word: str) -> NDArray[Any] | None: ...

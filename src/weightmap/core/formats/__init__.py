@@ -422,8 +422,7 @@ def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | No
 
     Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
     """
-    guess: UnknownFormatError | None = hint(head, 3) if format_.name in _GUESSED else None
-    return guess
+    return hint(head, 3) if format_.name in _GUESSED else None
 
 
 def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Importer]] = tuple) -> Format | Importer:

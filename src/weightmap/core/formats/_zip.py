@@ -93,9 +93,7 @@ def error_of(fault: access.Fault, begin: int, source: Source) -> FormatError | O
 
 
 STORED, DEFLATED = 0, 8
-# The beginning of an archive without entries: its end record.
-EMPTY = EMPTY_ARCHIVE
-_END, _WIDE_END, _LOCATOR = EMPTY, b"PK\6\6", b"PK\6\7"
+_END, _WIDE_END, _LOCATOR = EMPTY_ARCHIVE, b"PK\6\6", b"PK\6\7"
 # What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
 _WIDE_FIELD, _MARGIN_NBYTES = 0xFFFFFFFF, 512
 _BEGINNINGS = (b"PK\3\4", _END)
@@ -342,7 +340,7 @@ class Archive:
         source, options, central, torch = self._source, self._options, self._central, self._torch
 
         def verify(run: Verification) -> None:
-            again = Archive(source, source.pread(0, len(EMPTY)), options, [], torch=torch)
+            again = Archive(source, source.pread(0, len(_END)), options, [], torch=torch)
             again._central = central
             again._verify(run)
 
@@ -359,7 +357,7 @@ class Archive:
         def sums(_: Source) -> list[Sum]:
             from weightmap.core.formats._verification import Sum  # noqa: PLC0415 - opening a file needs none of it
 
-            again = Archive(source, source.pread(0, len(EMPTY)), options, [])
+            again = Archive(source, source.pread(0, len(_END)), options, [])
             if again._central != central:
                 raise LayoutError("the central directory changed after the file was opened", offset=central[0])
             entries = again.entries

@@ -222,17 +222,25 @@ def open_with(source: Any, options: arguments.Options) -> TensorFile:
         return hooks.overlay(base, options.deltas, options)  # type: ignore[no-any-return]
     path = source if type(source) is str and "://" not in source else path_of(source)
     if path is not None and is_index(path):
-        return _open_sharded(path, options)
+        from weightmap.core.model.sharded import open_sharded  # noqa: PLC0415 - most programs open single files
+
+        return open_sharded(path, options)
     try:
         file = open_file(source, path, options)
         if type(file) is not TensorFile:
             return file
         part = file._content.part  # noqa: SLF001 - `parts_of` would take a hundredth of opening
-        return file if part is None else _open_parts(path, file, options)
+        if part is None:
+            return file
+        from weightmap.core.model.sharded import open_parts  # noqa: PLC0415 - as above
+
+        return open_parts(path, file, options)
     except IsADirectoryError:
         if path is None:
             raise
-        return _open_directory(path, options)
+        from weightmap.core.model.sharded import open_directory  # noqa: PLC0415 - as above
+
+        return open_directory(path, options)
     except FileNotFoundError as error:
         if type(path) is str and os.path.exists(path + INDEX_SUFFIX):
             error.add_note(f"this model is in several files: open {path + INDEX_SUFFIX!r}")
@@ -260,7 +268,7 @@ def located(source: Any, remote: Remote) -> Any:
 
 def _refuse_description(path: str) -> None:
     """Raise `UnknownFormatError` for a file such as ``config.json`` that lies in the directory of a model."""
-    from weightmap.core.model.sharded import find_model  # noqa: PLC0415 - as below
+    from weightmap.core.model.sharded import find_model  # noqa: PLC0415 - as above
 
     folder = folder_of(path)
     try:
@@ -269,24 +277,6 @@ def _refuse_description(path: str) -> None:
         return
     what = f"this file describes a model and holds no tensors: open its directory, {quoted(folder or os.curdir)}"
     raise UnknownFormatError(what, path=path) from None
-
-
-def _open_parts(path: str | None, first: TensorFile, options: arguments.Options) -> TensorFile:
-    from weightmap.core.model.sharded import open_parts  # noqa: PLC0415 - as below
-
-    return open_parts(path, first, options)
-
-
-def _open_directory(path: str, options: arguments.Options) -> TensorFile:
-    from weightmap.core.model.sharded import open_directory  # noqa: PLC0415 - as below
-
-    return open_directory(path, options)
-
-
-def _open_sharded(path: str, options: arguments.Options) -> TensorFile:
-    from weightmap.core.model.sharded import open_sharded  # noqa: PLC0415 - most programs open single files
-
-    return open_sharded(path, options)
 
 
 def load(source: Model, **open_options: Unpack[OpenOptions]) -> dict[str, NDArray[Any] | Any]:

@@ -310,14 +310,6 @@ _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([A-Za-z]*)")
 
 
-class Written(NamedTuple):
-    """A written model: the path that opens it, the bytes of its files, and the number of shards."""
-
-    path: str
-    nbytes: int
-    shards: int
-
-
 def bytes_of_size(size: int | str) -> int:
     """Return a size such as 5_000_000_000, "5GB" or "4.5GiB" in bytes. Raises ValueError for anything else."""
     nbytes = 0
@@ -334,11 +326,6 @@ def bytes_of_size(size: int | str) -> int:
     return nbytes
 
 
-def named_by(path: str) -> str:
-    """Return the name whose suffix determines the format of shards: an index's name without its ending."""
-    return path.removesuffix(INDEX_SUFFIX)
-
-
 def write_split(
     path: str,
     target_format: Format,
@@ -346,10 +333,10 @@ def write_split(
     max_nbytes: int,
     plan: Callable[[str, Sequence[Payload], tuple[int, int, int] | None], WritePlan],
     *,
-    progress: Callable[[int, int], None] | None = None,
-    durable: bool = True,
-    overwrite: bool = True,
-) -> Written:
+    progress: Callable[[int, int], None] | None,
+    durable: bool,
+    overwrite: bool,
+) -> None:
     """Write a model to files with up to `max_nbytes` bytes of tensors each, in their order.
 
     A model that fits into one file becomes that file, unless `path` is a directory or an index. A larger tensor gets a
@@ -358,9 +345,9 @@ def write_split(
     Parameters
     ----------
     path : str
-    found : Format
+    target_format : Format
     payloads : sequence of Payload
-    most : int
+    max_nbytes : int
     plan : callable
         ``plan(path, payloads, part)`` returns the plan of a file; its `Request` has the `part`.
     progress, durable, overwrite
@@ -370,8 +357,8 @@ def write_split(
     groups = _groups(payloads, max_nbytes)
     target = sharded_target(path, target_format)
     if target is None and len(groups) == 1:
-        whole = plan(path, groups[0], None)
-        return Written(path, write_plan(path, whole, progress=progress, durable=durable, overwrite=overwrite), 0)
+        write_plan(path, plan(path, groups[0], None), progress=progress, durable=durable, overwrite=overwrite)
+        return
     if target is None:
         target = shards_in_place_of(path, target_format)
     shards = [
@@ -381,7 +368,7 @@ def write_split(
         )
         for i, (name, group) in enumerate(zip(target.names(len(groups)), groups, strict=True))
     ]
-    return Written(target.path, write_shards(target, shards, progress=progress, durable=durable), len(shards))
+    write_shards(target, shards, progress=progress, durable=durable)
 
 
 def _groups(payloads: Sequence[Payload], max_nbytes: int) -> list[list[Payload]]:

@@ -162,23 +162,19 @@ def _checksum_error(path: str, options: Options) -> ChecksumError | None:
 def _check_tensors(file: TensorFile, options: Options) -> None:
     """Compare the tensors of a shard with their checksums, if the index beside it says that they have some."""
     from weightmap.core.bytes.open_source import open_beside  # noqa: PLC0415 - as the others: for damaged files
+    from weightmap.core.model import listing  # noqa: PLC0415
     from weightmap.core.model.internals import parts_of  # noqa: PLC0415
-    from weightmap.core.model.listing import (  # noqa: PLC0415
-        check_tensors,
-        kind_in,
-        read_listing,
-    )
 
     try:
         index = open_beside(parts_of(file)[0], USUAL_NAMES[0])
     except TensorFileError:
         return
     try:
-        kind = kind_in(read_listing(index, options).metadata)
+        kind = listing.kind_in(listing.read_listing(index, options).metadata)
     finally:
         index.close()
     if kind is not None:
-        check_tensors(file, kind)
+        listing.check_tensors(file, kind)
 
 
 def open_opened(source: Source, options: Options) -> TensorFile:

@@ -354,8 +354,7 @@ def gather_rows(matrix: NDArray[Any], rows: NDArray[np.int64], out: NDArray[Any]
 
 def _octets(matrix: NDArray[Any]) -> NDArray[np.uint8]:
     """Return a view of the bytes of a contiguous array of any type and alignment."""
-    octets: NDArray[np.uint8] = matrix.reshape(-1).view(np.uint8)
-    return octets
+    return matrix.reshape(-1).view(np.uint8)
 
 
 def unit_sums(

@@ -602,8 +602,7 @@ def adaptive_mask(plan: NDArray[np.uint64], blocks: int) -> NDArray[np.uint8]:
     """Return a view of the mask in the plan of `blocks` blocks, shape (ceil(blocks / 4),)."""
     size = (blocks + 3) // 4
     begin = plan.size - (size + 7) // 8
-    octets: NDArray[np.uint8] = plan[begin:].view(np.uint8)[:size]
-    return octets
+    return plan[begin:].view(np.uint8)[:size]
 
 
 def decode_adaptive(

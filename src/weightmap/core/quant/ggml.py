@@ -365,8 +365,7 @@ def _unpacked(codes: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
 def _packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """Pack codes that come one per byte, one row per block."""
     if bits == 4:
-        pairs: NDArray[np.uint8] = q[:, ::2] | q[:, 1::2] << np.uint8(4)
-        return pairs
+        return q[:, ::2] | q[:, 1::2] << np.uint8(4)
     bits_of_codes = np.unpackbits(q[:, :, None], axis=2, count=bits, bitorder="little")
     return np.packbits(bits_of_codes.reshape(len(q), GGML_BLOCK * bits), axis=1, bitorder="little")
 

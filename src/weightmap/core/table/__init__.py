@@ -229,7 +229,6 @@ class StringTable:
 
 # The errors for the faults that a scan in C finds in a table of tensors.
 
-_INT64_MAX = (1 << 63) - 1
 # The names of these fields in messages, for formats without names of their own.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
 
@@ -282,7 +281,7 @@ def _describe(table: _Described, fault: access.Fault) -> FormatError:  # noqa: P
         problem = "overlaps the tensor before it" if kind == "TABLE_OVERLAP" else "leaves a hole before it"
         what, expected = f"{label} {problem}: {offset_word}", f"{bound}, where the tensor before it ends"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
-    if kind == "TABLE_SIZE" and fault.actual > _INT64_MAX:
+    if kind == "TABLE_SIZE" and fault.actual > INT64_MAX:
         return LayoutError(f"{label} ends before it begins", field="data_offset", offset=at)
     if kind == "TABLE_SIZE":
         what, expected = f"{label}: {size_word}", f"{bound} by its shape and dtype"

@@ -209,8 +209,7 @@ class _Model:
             count = len(self._table) + (0 if subwords is None else subwords.size)
             shape, dtype = (count, self._dims), np.dtype("<f4")
             mapped = self._mapped = self._source.array(dtype, shape, self._data, 4 * count * self._dims)
-        matrix: NDArray[np.float32] = mapped[rows].astype(np.float32, copy=False)
-        return matrix
+        return mapped[rows].astype(np.float32, copy=False)
 
     def blocks(self, rows: int) -> Iterator[NDArray[np.float32]]:
         """Yield the averaged rows of the words, then the rows of the buckets, unchanged."""

@@ -711,18 +711,15 @@ class _Decoder:
         self._bare = bare
 
     def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        tensor: QuantizedTensor = tensor_of(row, octets, self._bare)
-        return tensor
+        return tensor_of(row, octets, self._bare)
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
         """Return start of the payload, block size and scale type, from the first bytes of the data."""
-        layout: tuple[int, int, str] = quantization(row, head, self._bare)
-        return layout
+        return quantization(row, head, self._bare)
 
     def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
         """Return the same, read from the file, and check a mask."""
-        layout: tuple[int, int, str] = glance(row, source, self._bare)
-        return layout
+        return glance(row, source, self._bare)
 
 
 def parse_amb(source: Source, head: bytes, options: Options) -> Content:
@@ -740,13 +737,10 @@ def parse_amb(source: Source, head: bytes, options: Options) -> Content:
     if options.checked:
         table.check()
 
-    def load_metadata() -> dict[str, Any]:
-        return metadata
-
     def check(run: Verification) -> None:
         verify(run, header, crc, records, bare)
 
-    content = Content("amb", table, load_metadata, check, warnings)
+    content = Content("amb", table, lambda: metadata, check, warnings)
     content.config = MappingProxyType(config)
     content.tokenizer = tokenizer
     table.quantized = _Decoder(bare)

@@ -108,10 +108,8 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     def verify(run: Verification) -> None:
         verify_cnn(run, crc, base, total)
 
-    def load_metadata() -> dict[str, Any]:
-        return {"version": version, "mip_level": mip_level}
-
-    return Content(LAYOUTS[version], table, load_metadata, verify, warnings)
+    metadata = {"version": version, "mip_level": mip_level}
+    return Content(LAYOUTS[version], table, lambda: metadata, verify, warnings)
 
 
 def _header(source: Source, head: bytes) -> tuple[int, int, int, int]:
@@ -202,7 +200,6 @@ def _warn_of(run: Verification, layers: NDArray[np.bool_], what: str) -> None:
 # Writing CNN v2.
 
 _VERSIONS = {layout: version for version, layout in LAYOUTS.items()}
-_U32_MAX = (1 << 32) - 1
 
 
 def layout_for(metadata: Mapping[str, Any] | None) -> str | None:
@@ -230,9 +227,9 @@ def plan(request: Request) -> WritePlan:
             continue
         out_channels, in_channels, kernel_size, _ = tensor.shape
         count = tensor.nbytes // HALF
-        if total <= _U32_MAX < total + count:
+        if total <= access.U32_MAX < total + count:
             reasons.append(Unfit("tensor", tensor.name, f"with it there are {total + count} weights (below 2**32)"))
-        elif total <= _U32_MAX:
+        elif total <= access.U32_MAX:
             records.append(RECORD.pack(kernel_size, in_channels, out_channels, total, count))
         total += count
     if reasons:
@@ -271,7 +268,7 @@ def _problems(tensor: Payload) -> list[str]:
         problems.append(f"shape {shape} (a kernel is square)")
     if 0 in shape:
         problems.append(f"shape {shape} (no dimension is 0)")
-    if max(shape, default=0) > _U32_MAX:
+    if max(shape, default=0) > access.U32_MAX:
         problems.append(f"shape {shape} (a dimension is below 2**32)")
     return problems
 
@@ -280,7 +277,7 @@ def _mip_level(request: Request, reasons: list[Reason]) -> int:
     """Return the mip_level of the metadata, by default 0."""
     value = (request.metadata or {}).get("mip_level", 0)
     level = _integer(value)
-    if level is None or level > _U32_MAX:
+    if level is None or level > access.U32_MAX:
         reasons.append(f"metadata 'mip_level': {str(value)[:80]!r} (an integer from 0 to 2**32 - 1)")
     elif level and request.layout == "v1":
         reasons.append(f"metadata 'mip_level': {level} (layout v1 has none)")

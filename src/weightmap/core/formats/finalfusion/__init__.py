@@ -85,7 +85,7 @@ from weightmap.core.formats._base import TOML, Content, Format, take, trailing
 from weightmap.core.hooks import later
 from weightmap.core.native import scans
 from weightmap.core.quant import PQShape
-from weightmap.core.table import ANY_GAP, Rules, StringTable
+from weightmap.core.table import ANY_GAP, INT64_MAX, Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
 from weightmap.core.table.vocabulary import Subwords, Vocabulary
 
@@ -163,7 +163,6 @@ MAX_EXPONENT = 63
 
 INDEX = 8  # bytes of the index behind an n-gram
 
-INT64_MAX = (1 << 63) - 1
 U32_MAX = (1 << 32) - 1
 # Most bytes of words or of n-grams: string tables hold positions of 32 bits.
 MAX_STRINGS = U32_MAX - 12
@@ -822,7 +821,8 @@ def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
         if block.product is not None:
             _verify_codes(run, block)
         elif what == "norms":
-            _verify_norms(run, block)
+            _verify_norms(run, block.data, block.end - block.data, "norms")
+            run.checked("norms")
     run.finish()
 
 
@@ -896,9 +896,7 @@ def _verify_codes(run: Verification, block: Block) -> None:
     start = block.data + projection + codebooks
     run.until(start)
     if norms:
-        bad = _count_bad(run, start, norms)
-        if bad:
-            run.warn(f"norms of quantised rows that are NaN, infinite or negative: {bad}")
+        _verify_norms(run, start, norms, "norms of quantised rows")
     start += norms
     if product.n_centroids == 256:  # every value of a byte is valid
         run.until(start + size)
@@ -917,19 +915,13 @@ def _verify_codes(run: Verification, block: Block) -> None:
     run.checked("codes of the quantised matrix")
 
 
-def _verify_norms(run: Verification, block: Block) -> None:
-    bad = _count_bad(run, block.data, block.end - block.data)
-    if bad:
-        run.warn(f"norms that are NaN, infinite or negative: {bad}")
-    run.checked("norms")
-
-
-def _count_bad(run: Verification, start: int, size: int) -> int:
+def _verify_norms(run: Verification, start: int, size: int, what: str) -> None:
     bad = 0
     for chunk in run.chunks(start, size):
         values = np.frombuffer(chunk, "<f4")
         bad += int((~(np.isfinite(values) & (values >= 0))).sum())
-    return bad
+    if bad:
+        run.warn(f"{what} that are NaN, infinite or negative: {bad}")
 
 
 LAYOUTS = ("upstream", "spec")
@@ -967,7 +959,7 @@ class _Decoder:
 def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     """Walk the chunks and return the content. Data stays unread, and so do words if their length can be trusted."""
     warnings: list[str] = []
-    chunks = walk(source, head, options, warnings)
+    chunks = _Walk(source, head, options, warnings).run()
     table = table_of(chunks, source.size)
     options.limits.check("max_tensors", len(table), "number of tensors")
     if options.checked:
@@ -977,11 +969,10 @@ def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
     def load() -> dict[str, Any]:
         if metadata is None:
             return {}
-        metadata_values: dict[str, Any] = load_metadata(source.pread(metadata.begin, metadata.nbytes), metadata.begin)
-        return metadata_values
+        return load_metadata(source.pread(metadata.begin, metadata.nbytes), metadata.begin)
 
     def check(run: Verification) -> None:
-        verify(run, chunks, walk(source, b"", run.options, []))
+        verify(run, chunks, _Walk(source, b"", run.options, []).run())
 
     layout = "spec" if vocab is not None and vocab.spec else "upstream"
     content = Content(layout, table, load, check, warnings)
@@ -1039,15 +1030,12 @@ _MAX_LISTED = 64
 _MAX_FIELDS = 64
 
 
-def walk(source: Source, head: bytes, options: Options, warnings: list[str]) -> Chunks:
-    """Find the chunks of a file and check their fields.
+class _Walk:
+    """Finds the chunks of a file and checks their fields.
 
     Adds tolerated deviations to `warnings`. Raises the `FormatError` of the first other defect.
     """
-    return _Walk(source, head, options, warnings).run()
 
-
-class _Walk:
     def __init__(self, source: Source, head: bytes, options: Options, warnings: list[str]) -> None:
         self._source = source
         self._head = head

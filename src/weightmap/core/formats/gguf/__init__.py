@@ -83,8 +83,9 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row, Table
     from weightmap.core.table.vocabulary import Vocabulary
 
-# Imported late: a model in one file needs no place among others.
+# Imported late: a model in one file needs no place among others, and opening makes no tensors.
 _numbered_part: Callable[..., NumberedPart] = later("weightmap.core.formats._writing", "NumberedPart")
+_ggml_tensor: Callable[..., QuantizedTensor] = later("weightmap.core.quant.ggml", "GgmlTensor")
 
 # Turns faults of the GGUF scan into errors with a message.
 
@@ -816,9 +817,7 @@ class _Blocks:
     """Quantised tensors of little-endian files: see `Table.quantized`."""
 
     def __call__(self, row: Row, octets: NDArray[np.uint8]) -> QuantizedTensor:
-        from weightmap.core.quant.ggml import GgmlTensor  # noqa: PLC0415 - opening a file needs none of it
-
-        return GgmlTensor(row.dtype.name, row.shape, octets)
+        return _ggml_tensor(row.dtype.name, row.shape, octets)
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
         """Return offset of the payload, elements of a block, and type of scales."""
@@ -833,9 +832,7 @@ class _Blocks:
 
 @functools.cache
 def _scale_type(scheme: str) -> str:
-    from weightmap.core.quant.ggml import GgmlTensor  # noqa: PLC0415 - as above
-
-    return GgmlTensor(scheme, (0, BLOCKS[scheme][0]), b"").scale_type
+    return _ggml_tensor(scheme, (0, BLOCKS[scheme][0]), b"").scale_type
 
 
 _BLOCKS = _Blocks()

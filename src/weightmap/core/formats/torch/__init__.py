@@ -64,15 +64,7 @@ from weightmap.core.faults import cut_off, trailing_bytes
 from weightmap.core.formats import DISTCP, TORCH_EXPORT, is_torch
 from weightmap.core.formats._base import Content, Format, trailing
 from weightmap.core.formats._zip import Archive, last_begin
-from weightmap.core.formats.torch.program import (
-    DTYPE_NAMES,
-    Program,
-    columns_of,
-    dtypes,
-    error_of,
-    items_of,
-    values_of,
-)
+from weightmap.core.formats.torch.program import DTYPE_NAMES, Program, dtypes, error_of, items_of, values_of
 from weightmap.core.native import access, scans
 from weightmap.core.table import Rules, StringTable
 from weightmap.core.table.columns import ColumnTable
@@ -489,7 +481,7 @@ def _keys(programs: _Programs, options: Options) -> tuple[Iterator[tuple[str, An
     """Run the pickle of keys; return them, where the pickle ends, and where it begins."""
     pickle, program = programs.run("the pickle of the keys")
     _refuse_tensors(pickle, program)
-    return items_of(columns_of(pickle, program, options), program), programs.at, program.offset
+    return items_of(pickle, program, options), programs.at, program.offset
 
 
 # ----------------------------------------------------------------------------------------------------- both

@@ -205,7 +205,7 @@ def values_of(pickle: Pickle, program: Program, options: Options, warnings: list
     """
     values: dict[str, Any] = {}
     warnings = [] if warnings is None else warnings
-    for name, value in items_of(columns_of(pickle, program, options), program):
+    for name, value in items_of(pickle, program, options):
         if isinstance(value, LeftOut):
             if options.strict:
                 what = f"{program.name}: {quoted(name)} cannot be read: {value.why}: save {value.instead}"
@@ -219,16 +219,15 @@ def values_of(pickle: Pickle, program: Program, options: Options, warnings: list
     return values
 
 
-def columns_of(pickle: Pickle, program: Program, options: Options) -> PickleValues:
-    """Return the values of a program besides tensors, as columns."""
+def items_of(pickle: Pickle, program: Program, options: Options) -> Iterator[tuple[str, Any]]:
+    """Return the values of a program besides tensors, each with its name."""
     values = pickle.values()
     if isinstance(values, access.Fault):
         raise error_of(values, program, options)
-    return values
+    return _items(values, program)
 
 
-def items_of(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a program besides tensors, each with its name."""
+def _items(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]]:
     window = _Window(program)
     cache: dict[tuple[str, int, int], Any] = {}  # a long one that is stored once and mentioned often is made once
     rows = _rows(values)
