@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.core.model.test_sharding import folder_of_failed_runs, stop_at
 from tests.core.model.test_splitting import TENSORS
 from tests.support import listing as listed
 
@@ -96,18 +97,7 @@ def test_a_run_that_fails_leaves_no_shard_of_its_own(tmp_path, suffix):
     def write(folder, **options):
         wm.convert(source, folder / f"m{suffix}", max_shard_size=1, **options)
 
-    def stop(done, total):
-        if (folder / shards[1]).exists():
-            raise KeyboardInterrupt
-
-    for before in ([], [shards[0]], [shards[2]]):
-        folder = tmp_path / f"before {before[:1]}"
-        folder.mkdir()
-        for name in before:
-            (folder / name).touch()
-        with pytest.raises(KeyboardInterrupt):
-            write(folder, progress=stop)
-        assert [path.name for path in folder.iterdir()] == before
+    folder = folder_of_failed_runs(tmp_path, shards, write)
     write(folder)
     (folder / f"m{suffix}.index.json").unlink()  # GGUF needs none
     with pytest.raises(wm.TargetError, match=r"this model exists already, and a sharded model is not replaced"):
@@ -116,7 +106,7 @@ def test_a_run_that_fails_leaves_no_shard_of_its_own(tmp_path, suffix):
     folder.mkdir()
     index, run = folder / f"m{suffix}.index.json", wm.Run(manifest=tmp_path / "done.json")
     with pytest.raises(KeyboardInterrupt):
-        wm.convert(source, index, max_shard_size=1, run=run, progress=stop)
+        wm.convert(source, index, max_shard_size=1, run=run, progress=stop_at(folder / shards[1]))
     assert sorted(path.name for path in folder.iterdir()) == shards[:2]
     assert wm.convert(source, index, max_shard_size=1, run=run).skipped
     assert wm.load(index).keys() == {"a", "b", "c"}

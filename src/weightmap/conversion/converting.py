@@ -279,8 +279,6 @@ def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: 
     layout, directory = spec.output.layout, source.directory
     if directory is not None and format not in NAMES and "." not in os.path.basename(path):
         path = path if os.path.lexists(path) else os.path.join(path, "")
-    if format is not None and format not in NAMES:
-        format_named(format, NAMES)  # or else says which formats there are
     shards = None
     if format not in NAMES and _is_sharded(path):
         if format is None and source.path is not None and not source.of_words and not path.endswith(INDEX_SUFFIX):
@@ -298,7 +296,7 @@ def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: 
 
         return _Target(path, IMPORTERS[format], None, layout, directory)
     try:
-        record = choose(path if shards is None or format else shards.names(1)[0], format, layout)
+        record = choose(path if shards is None or format else shards.names(1)[0], format, layout, NAMES)
     except EncodeError as error:
         if directory is not None and shards is None and error.remedy == Remedy("or give {}", "format"):
             error.remedy = Remedy("give {}, or end the name of a directory in a slash", "format")

@@ -15,7 +15,7 @@ from weightmap.core.formats import FORMATS, Format, Importer, Payload, Request, 
 from weightmap.core.model.internals import name_of, named_rows, parts_of, warnings_of
 from weightmap.core.model.opening import open_or_import
 from weightmap.core.model.reports import ConvertReport
-from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix, plan_request
+from weightmap.core.model.saving import Output, choose, choose_layout, meant_by_suffix, plan_request
 from weightmap.core.model.sharded import plain
 from weightmap.core.model.sharding import sharded_target
 from weightmap.core.model.single import check_replaceable
@@ -140,7 +140,7 @@ def convert(
     arguments.check_progress(progress)
     target, limits = arguments.as_path("dst", dst), arguments.validated_limits(limits)
     path, model, directory, leftover = find_source(src)
-    target_record = target_format(target, format, None)
+    target_record = IMPORTERS[format] if format in NAMES else choose(target, format, None, NAMES)
     opened = open_or_import(model, limits, lossy=lossy, strict=strict)
     options: dict[str, Any] = {"normalize": normalize, "subwords": subwords, "pq": pq}
     options |= {"source": path, "limits": limits, "progress": progress}
@@ -183,13 +183,6 @@ def hand_over(
     limits, tolerated = parts_of(opened)[2].limits, [f"tolerated in the source: {line}" for line in warnings_of(opened)]
     report = convert_words(from_file(opened, directory, *globs), target, target_record, limits=limits, **options)
     return report._replace(warnings=(*tolerated, *report.warnings))
-
-
-def target_format(target: str, format: str | None, layout: str | None) -> Format | Importer:
-    """Return the format of a target: of another program's words, or of `weightmap.open`."""
-    if format is not None and format not in NAMES:
-        format_named(format, NAMES)  # its error has all names
-    return IMPORTERS[format] if format in NAMES else choose(target, format, layout)
 
 
 def from_file(

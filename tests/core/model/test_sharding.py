@@ -34,6 +34,29 @@ def write(target, shards=SHARDS, format_="safetensors", **options):
     return sharding.write_shards(target, plans, **options)
 
 
+def stop_at(path):
+    """Return a `progress` that interrupts a run once a file is there."""
+
+    def stop(done, total):
+        if path.exists():
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def folder_of_failed_runs(tmp_path, shards, write):
+    """Interrupt runs at the second of three shards: what was there before stays alone. Return the last one's folder."""
+    for before in ([], [shards[0]], [shards[2], "other.txt"]):
+        folder = tmp_path / f"{len(before)}{before[:1]}"
+        folder.mkdir()
+        for name in before:
+            (folder / name).touch()
+        with pytest.raises(KeyboardInterrupt):
+            write(folder, progress=stop_at(folder / shards[1]))
+        assert there(folder) == sorted(before)
+    return folder
+
+
 def test_names_come_from_the_index(tmp_path):
     path = tmp_path / "bert.v2.safetensors.index.json"
     assert target_of(path).names(2) == ["bert.v2-00001-of-00002.safetensors", "bert.v2-00002-of-00002.safetensors"]
@@ -124,18 +147,7 @@ def test_a_run_that_fails_leaves_no_shard_of_its_own(tmp_path, suffix):
     def write(folder, **options):
         wm.save(folder / f"m{suffix}", tensors, max_shard_size=1, **options)
 
-    def stop(done, total):
-        if (folder / shards[1]).exists():
-            raise KeyboardInterrupt
-
-    for before in ([], [shards[0]], [shards[2], "other.txt"]):
-        folder = tmp_path / f"{len(before)}{before[:1]}"
-        folder.mkdir()
-        for name in before:
-            (folder / name).touch()
-        with pytest.raises(KeyboardInterrupt):
-            write(folder, progress=stop)
-        assert there(folder) == sorted(before)
+    folder = folder_of_failed_runs(tmp_path, shards, write)
     write(folder)
     assert wm.load(folder / f"m{suffix}.index.json").keys() == tensors.keys()
     assert {*there(folder)} == {*shards, f"m{suffix}.index.json", "other.txt"}

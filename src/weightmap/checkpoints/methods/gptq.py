@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -37,7 +38,7 @@ class GptqCoding(Transposed):
     def __init__(
         self, shape: tuple[int, ...], size: int, bits: int, groups: NDArray[np.int32] | None, *, added: int
     ) -> None:
-        step = int(32 // np.gcd(32, bits))
+        step = 32 // math.gcd(32, bits)
         super().__init__(f"gptq {bits} bits", shape, size, bits, groups, step=step)
         self.added: int = added
 

@@ -270,9 +270,12 @@ def format_named(format_: str, others: Iterable[str] = ()) -> formats.Format:
     return target
 
 
-def choose(path: str, format_: str | None, layout: str | None) -> formats.Format:
-    """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist."""
-    target = formats.by_suffix(path) if format_ is None else format_named(format_)
+def choose(path: str, format_: str | None, layout: str | None, others: Iterable[str] = ()) -> formats.Format:
+    """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist.
+
+    `others` are names of formats that the caller writes itself, for the error.
+    """
+    target = formats.by_suffix(path) if format_ is None else format_named(format_, others)
     if target.plan is None:
         msg = f"{target.title} files can be read but not written"
         raise EncodeError(msg, path=path, format=target.name)
