@@ -22,6 +22,7 @@ from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError
 from weightmap.plans.planning import plan
+from weightmap.plans.wants import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -129,8 +130,9 @@ def _fetched(file: TensorFile, shardings: Mapping[str, Any]) -> dict[str, Any]:
     jax = _jax()
     indices: dict[str, dict[str, Any]] = {}
     for name, sharding in shardings.items():
-        shape = file.info(name).shape
-        parts = [()] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
+        parts = [()]
+        if sharding is not None:
+            parts = sharding.addressable_devices_indices_map(shape_of(file.info(name))).values()
         indices[name] = {str(index): index or ... for index in parts}  # slices are no keys before Python 3.12
     pieces: dict[str, list[Any]] = {name: [] for name in shardings}
     with plan(file, [(name, index) for name, parts in indices.items() for index in parts.values()]) as reads:
@@ -144,7 +146,7 @@ def _fetched(file: TensorFile, shardings: Mapping[str, Any]) -> dict[str, Any]:
         arrays = dict(zip(indices[name], map(np.asarray, pieces[name]), strict=True))
         native = {key: array.astype(array.dtype.newbyteorder("="), copy=False) for key, array in arrays.items()}
         result[name] = jax.make_array_from_callback(
-            file.info(name).shape, sharding, lambda index, native=native: native[str(index)]
+            shape_of(file.info(name)), sharding, lambda index, native=native: native[str(index)]
         )
     return result
 

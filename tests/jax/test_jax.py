@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.builders import safetensors as safe
 from tests.builders import torch as files
 from tests.support import address, run_child
 
@@ -73,6 +74,16 @@ def test_an_expanded_tensor_is_not_copied(tmp_path):
     for load in (load_file, lambda path: load_file(path, on_all), compat.flax.load_file):
         with pytest.raises(wm.LimitError, match="size of tensor 'w'"):
             load(path)
+
+
+def test_packed_elements_of_a_store_are_their_bytes(monkeypatch):
+    """As of a file: in both, indices of elements are none of the array."""
+    data = safe.raw(b'{"w":{"dtype":"F4","shape":[4,8],"data_offsets":[0,16]}}', bytes(range(16)))
+    on_all = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with wm.open(data) as file:
+        for remote in (False, True):
+            monkeypatch.setattr("weightmap.jax.is_remote", lambda _, remote=remote: remote)
+            assert load_file(file, on_all)["w"].tolist() == [*range(16)]
 
 
 # Eight devices need a process of their own, which is told so before jax is there.

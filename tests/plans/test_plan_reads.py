@@ -1,6 +1,7 @@
 """What a plan reads: compared with a plain definition, byte by byte, over random models, wants and rules."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests import builders
-from tests.builders import embd, normal
+from tests.builders import embd, normal, onnx
 from tests.builders import safetensors as safe
 
 import weightmap as wm
@@ -191,6 +192,38 @@ def test_a_shard_by_name_is_completed_by_the_plan(tmp_path):
         every = wm.plan(f, wm.shard("", 0, 1, 2), gap=0)
         assert every.names == ("a", "b", "c")
         assert every.wanted_nbytes == 4 * (4 * 6 + 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype"),
+    [
+        (safe.raw(json.dumps({"w": safe.entry("F4", [4, 8], 0, 16)}).encode(), bytes(range(16))), "float4_e2m1fn"),
+        (
+            onnx.model(
+                [
+                    onnx.field(1, 4)
+                    + onnx.field(1, 8)
+                    + onnx.field(2, 22)
+                    + onnx.field(8, b"w")
+                    + onnx.field(9, bytes(range(16)))
+                ]
+            ),
+            "int4",
+        ),
+    ],
+    ids=["float4", "int4"],
+)
+def test_shards_of_packed_elements_divide_the_bytes_of_the_array(data, dtype):
+    """Of an info, too: with indices of its rows of elements a rank would read a few bytes."""
+    with wm.open(data) as f:
+        info = f.info("w")
+        assert (info.dtype, info.shape) == (dtype, (4, 8))
+        ranks = [wm.shard(info, 0, rank, 2) for rank in (0, 1)]
+        assert ranks == [wm.shard(f["w"], 0, rank, 2) for rank in (0, 1)]
+        parts = [dict(wm.plan(f, {"w": index}).run("read"))["w"].tolist() for index in ranks]
+        assert parts == [[*range(8)], [*range(8, 16)]]
+        with pytest.raises(wm.PlanError, match="dim of a shard of tensor 'w' is 1, expected one of 1 dimensions"):
+            wm.shard(info, 1, 0, 2)
 
 
 @given(models(), st.integers(-3, 3), st.integers(1, 5), st.data())

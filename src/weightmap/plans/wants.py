@@ -12,6 +12,7 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.arguments import as_integer, mistyped
+from weightmap.core.table.table import PackedInfo, Row, TensorInfo
 from weightmap.errors import PlanError
 from weightmap.plans.places import places_of
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightmap.core.model.typing import TensorLike
-    from weightmap.core.table.table import Row, TensorInfo
     from weightmap.plans.residency import Spans
 
     # Which elements of a tensor, and which tensors: what `weightmap.plan` takes.
@@ -88,7 +88,8 @@ def shard(name_or_info: str | TensorInfo | TensorLike, dim: int, rank: int, worl
     Parameters
     ----------
     name_or_info : TensorInfo, or anything with a shape, or str
-        The tensor. For a name, the index is one that `weightmap.plan` completes once it knows the shape.
+        The tensor. For a name, the index is one that `weightmap.plan` completes once it knows the shape. Of a type
+        below the byte, such as float4, the bytes that ``f[name]`` has are divided.
     dim : int
         The dimension that is divided; negative numbers count from the last one.
     rank, world_size : int
@@ -117,7 +118,12 @@ def shard(name_or_info: str | TensorInfo | TensorLike, dim: int, rank: int, worl
     if not hasattr(name_or_info, "shape"):
         raise mistyped("name_or_info", name_or_info, "a name, or something with a shape")
     name = getattr(name_or_info, "name", None)
-    return part.of(tuple(name_or_info.shape), f"tensor {quoted(name)}" if isinstance(name, str) else "the tensor")
+    return part.of(shape_of(name_or_info), f"tensor {quoted(name)}" if isinstance(name, str) else "the tensor")
+
+
+def shape_of(info: Any) -> tuple[int, ...]:
+    """Return the shape that indices of a tensor are for: of packed elements, that of their bytes."""
+    return (info.nbytes,) if isinstance(info, PackedInfo) else tuple(info.shape)
 
 
 def checked_rank(rank: int, world_size: int, words: tuple[str, str] = ("rank", "world_size")) -> tuple[int, int]:

@@ -66,7 +66,8 @@ class Row(NamedTuple):
 
     def info(self, name: str) -> TensorInfo:
         """Return the description for users of the tensor, called `name`."""
-        return TensorInfo(name, self.dtype.name, self.shape, self.offset, self.nbytes)
+        kind = PackedInfo if self.dtype.packed else TensorInfo
+        return kind(name, self.dtype.name, self.shape, self.offset, self.nbytes)
 
     # ------------------------------------------------------------------------------------------------- as an array
     @property
@@ -207,6 +208,12 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+
+
+class PackedInfo(TensorInfo):
+    """The entry of a tensor whose elements do not fill whole bytes: ``f[name]`` has these in one dimension."""
+
+    __slots__ = ()
 
 
 # Rows turned into Python objects at once in a pass over all
