@@ -215,6 +215,18 @@ def test_load_file_gives_every_tensor(net):
     assert torch.equal(load_file(path)["embed.weight"], module.embed.weight.detach())
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no float4")
+def test_float4_is_of_torchs_type_by_plan_too(tmp_path):
+    """Whole tensors are; a part of one is bytes, as are the indices of plans."""
+    path, octets = tmp_path / "m.safetensors", torch.arange(16, dtype=torch.uint8).reshape(4, 4)
+    wm.save(path, {"w": octets.view(torch.float4_e2m1fn_x2)})
+    for tensors in (load_file(path), load_file(path, plan=wm.plan(path))):
+        assert tensors["w"].dtype is torch.float4_e2m1fn_x2
+        assert torch.equal(tensors["w"].view(torch.uint8), octets)
+    part = load_file(path, plan=wm.plan(path, {"w": np.s_[4:8]}))["w"]
+    assert (part.dtype, part.tolist()) == (torch.uint8, [4, 5, 6, 7])
+
+
 def test_codes_are_no_values(tmp_path):
     """Stored codes are not converted without their scales: not by dtype=, nor into a module of another type."""
     weight = torch.randn(4, 8).to(torch.float8_e4m3fn)

@@ -10,13 +10,13 @@ from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.core.arguments import mistyped, names_moved
 from weightmap.core.dtypes import FLOATING
 from weightmap.core.model.codes import check_computable
-from weightmap.core.model.internals import check_copied, is_remote
+from weightmap.core.model.internals import check_copied, is_remote, row_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.plans.planning import ParameterPlan, ReadPlan
 from weightmap.plans.planning import plan as make_plan
 from weightmap.torch._device import load_plan, to_device
-from weightmap.torch._tensors import imported_torch, read_tensor, to_torch, torch_device, writable_mode
+from weightmap.torch._tensors import imported_torch, in_pairs, read_tensor, to_torch, torch_device, writable_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,7 +84,9 @@ def load_file(
         for name, array in plan.run(verify=verify):
             if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
                 check_copied(plan.file, name, array.nbytes)
-            tensors[name] = to_torch(array)
+            tensor = to_torch(array)
+            # The names of parameters are not those of the file.
+            tensors[name] = tensor if isinstance(plan, ParameterPlan) else in_pairs(tensor, row_of(plan.file, name))
         return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
     mode = writable_mode() if where.type == "cpu" else None
     with as_handle(path, mode=mode, private=False) as file:
