@@ -35,7 +35,8 @@ def session_options(model: str | os.PathLike[str], weights: Model | None = None)
         An ONNX model. onnxruntime opens its external data too, also where none of it is used.
     weights : TensorFile, or anything that `weightmap.open` takes, optional
         The file, of any format, with tensors of the names, types and shapes of initialisers; the model itself by
-        default. Initialisers that it lacks are the model's own, and so are constants of functions. A handle stays open.
+        default. Initialisers that it lacks are the model's own, and so are constants of functions, and what has no
+        array, such as strings. A handle stays open.
 
     Returns
     -------
@@ -60,7 +61,7 @@ def session_options(model: str | os.PathLike[str], weights: Model | None = None)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.mapped = []
     opened = nullcontext() if weights is None else as_handle(weights, private=False)
-    with open(os.fspath(model), format="onnx") as described, opened as other:
+    with open(os.fspath(model), format="onnx", strict=False) as described, opened as other:
         source, ambiguous = described if other is None else other, parts_of(described)[1].ambiguous
         for info in described.infos():
             name, dtype, shape = info.name, info.dtype, info.shape

@@ -92,6 +92,18 @@ def test_tensors_that_do_not_fit(tmp_path):
         wm.onnxruntime.session_options(5)
 
 
+def test_strings_stay_the_models_own(tmp_path):
+    """No array has them; the other initialisers are mapped."""
+    texts = numpy_helper.from_array(np.array(["a", "b"], object), "s")
+    nodes = [*NODES[:-1], helper.make_node("Shape", ["s"], ["n"]), helper.make_node("Mul", ["n", "minus"], ["m"])]
+    nodes += [helper.make_node("Concat", ["m", "rest"], ["z"], axis=0), helper.make_node("Reshape", ["t", "z"], ["y"])]
+    tensors = {"w": MATRIX, "b": TENSORS["b"], "minus": np.array([16]), "rest": np.array([2, N])}
+    model = write(tmp_path / "m.onnx", tensors, nodes, more=[texts])
+    options = wm.onnxruntime.session_options(model)
+    assert len(options.mapped) == 4
+    np.testing.assert_allclose(run(model, options), run(model), rtol=1e-5)
+
+
 def test_blocks_of_int8_are_no_int8(tmp_path):
     """A scheme of AMB has the name of a type."""
     nodes = [helper.make_node("Cast", ["w"], ["c"], to=1), helper.make_node("Add", ["x", "c"], ["y"])]
