@@ -17,7 +17,7 @@ import numpy as np
 
 from weightmap.checkpoints.handle import Weights
 from weightmap.core.arguments import mistyped, names_moved
-from weightmap.core.model.internals import check_copied, is_remote
+from weightmap.core.model.internals import check_copied, is_remote, not_found
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.quant.blocks import QuantizedTensor
 from weightmap.errors import MissingDependencyError
@@ -84,10 +84,12 @@ def load_file(path: Model, sharding: Any = None) -> dict[str, Any]:
         As `weightmap.open`.
     MissingDependencyError
         jax is not installed.
+    TensorNotFoundError
+        The mapping names a tensor that the file lacks.
     """
     _jax()
-    choose = _chooser(sharding)
     with as_handle(path, private=False) as file:
+        choose = _chooser(sharding, file)
         if is_remote(file) and not isinstance(file, Weights):
             return _fetched(file, {name: choose(name) for name in file})
         return {
@@ -130,9 +132,8 @@ def _fetched(file: TensorFile, shardings: Mapping[str, Any]) -> dict[str, Any]:
     jax = _jax()
     indices: dict[str, dict[str, Any]] = {}
     for name, sharding in shardings.items():
-        parts = [()]
-        if sharding is not None:
-            parts = sharding.addressable_devices_indices_map(shape_of(file.info(name))).values()
+        shape = shape_of(file.info(name))
+        parts = [()] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
         indices[name] = {str(index): index or ... for index in parts}  # slices are no keys before Python 3.12
     pieces: dict[str, list[Any]] = {name: [] for name in shardings}
     with plan(file, [(name, index) for name, parts in indices.items() for index in parts.values()]) as reads:
@@ -159,11 +160,14 @@ def _viewed(file: TensorFile, name: str) -> Any:
     return tensor
 
 
-def _chooser(sharding: Any) -> Callable[[str], Any]:
+def _chooser(sharding: Any, file: TensorFile) -> Callable[[str], Any]:
     if sharding is None or hasattr(sharding, "devices_indices_map"):
         return lambda _: sharding
-    chosen: Mapping[str, Any] = sharding
-    return chosen.get if hasattr(sharding, "get") else sharding
+    for name in sharding if hasattr(sharding, "get") else ():
+        if name not in file:
+            raise not_found(file, name)
+    chosen: Callable[[str], Any] = getattr(sharding, "get", sharding)
+    return chosen
 
 
 def _jax() -> Any:

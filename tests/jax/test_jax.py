@@ -86,6 +86,15 @@ def test_packed_elements_of_a_store_are_their_bytes(monkeypatch):
             assert load_file(file, on_all)["w"].tolist() == [*range(16)]
 
 
+def test_a_misspelt_name_of_shardings_is_an_error(tmp_path):
+    """Its tensor would go where jax puts arrays, without a word."""
+    wm.save(tmp_path / "m.safetensors", {"weight": np.ones(2, np.float32), "bias": np.ones(2, np.float32)})
+    on_all = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with pytest.raises(wm.TensorNotFoundError, match=r"no tensor is called 'wieght' .*similar names: 'weight'"):
+        load_file(tmp_path / "m.safetensors", {"bias": on_all, "wieght": on_all})
+    assert [*load_file(tmp_path / "m.safetensors", {"bias": on_all})] == ["bias", "weight"]
+
+
 # Eight devices need a process of their own, which is told so before jax is there.
 _SHARDED = """
 import sys, json, numpy as np, jax, ml_dtypes

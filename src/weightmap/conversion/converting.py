@@ -220,7 +220,7 @@ def convert(
             stack.enter_context(meant_by_suffix(target.path, target.record))
         how = None if quantize is None else _as_quantize(quantize, target)
         if source.of_words or not isinstance(target.record, Format) or (how is not None and how.scheme == "pq"):
-            report = _convert_words(source, target, spec, rename, how, progress)
+            report = _convert_words(source, target, spec, names, rename, how, progress)
         else:
             report = _convert_tensors(source, target, spec.of(source, target, how), names, rename, run, progress)
             if how is not None and run == ALONE and not report.quantized:
@@ -305,7 +305,7 @@ def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: 
 
 
 def _convert_words(
-    source: _Source, target: _Target, spec: Spec, rename: Any, how: Quantize | None, progress: Any
+    source: _Source, target: _Target, spec: Spec, names: str, rename: Any, how: Quantize | None, progress: Any
 ) -> ConvertReport:
     """Convert words of another program, or the vocabulary of a model with the matrix of its rows."""
     from weightmap.words.converting import hand_over  # noqa: PLC0415 - for words alone
@@ -315,7 +315,7 @@ def _convert_words(
         spec.check_globs(source.file, source.name)
     pq = Pq() if how is not None and how.scheme == "pq" else None
     tensors = {"rename": rename, "dtype": spec.dtype, "max_shard_size": spec.max_shard_size}
-    tensors["quantize"] = None if pq else how
+    tensors |= {"quantize": None if pq else how, "names": names if names == PROGRAM else None}
     options = {"source": source.name, "progress": progress, "output": spec.output, "pq": pq}
     globs = spec.include, spec.exclude
     return hand_over(source.file, target.directory, target.path, target.record, globs, tensors, **options)
