@@ -99,6 +99,21 @@ def test_more_deltas_than_descriptors(tmp_path):
     assert (recorded(folder), digests(wm.load(folder))) == (640, digests(states[-1]))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit on descriptors, as Unix has it")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_more_changed_shards_than_descriptors(tmp_path, in_place):
+    """They are written some at a time, new ones and over spare ones; in place, too."""
+    states = [{f"w{number}": np.arange(4, dtype=np.uint8) for number in range(500)}]
+    for number in (1, 2):
+        states.append({name: array + np.uint8(1) for name, array in states[-1].items()})
+        write_delta(tmp_path / "source", number, *states[-2:])
+    folder = write_model(tmp_path / "local", *({name: array} for name, array in states[0].items()))
+    for number in (1, 2):
+        code = PULL.replace("threads=1", f"threads=1, version={number}, in_place={in_place}")
+        assert run_child(code, folder, tmp_path / "source").stdout.split() == [f"{number}", f"{number - 1}"]
+        assert (recorded(folder), digests(wm.load(folder))) == (number, digests(states[number]))
+
+
 @pytest.mark.parametrize("version", [None, 1, 2, 9])
 @pytest.mark.parametrize("holds", ["nothing", "no model", "a model"])
 def test_a_pull_that_finds_no_path_leaves_nothing_behind(tmp_path, version, holds):

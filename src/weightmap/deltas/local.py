@@ -66,7 +66,7 @@ import re
 import signal
 import stat
 import sys
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.arguments import Limits
@@ -324,10 +324,8 @@ class Local:
                 return new
         raise TargetError("there is no free name for a shard", path=os.path.join(self.folder, name))
 
-    def begin(
-        self, sizes: dict[str, int], like: Mapping[str, tuple[str, int]]
-    ) -> tuple[dict[str, access.Descriptor], set[str]]:
-        """Make the files of the version to come, with room for their bytes.
+    def begin(self, sizes: dict[str, int], like: Mapping[str, tuple[str, int]]) -> set[str]:
+        """Begin the version to come, in files of these sizes: `open_staged` opens each.
 
         Parameters
         ----------
@@ -337,9 +335,9 @@ class Local:
 
         Returns
         -------
-        dict of str to access.Descriptor, set of str
-            The files, and those whose bytes are the ones of that file, which they share: where the file system can do
-            that, and the better part is kept. The content of the others is undefined.
+        set of str
+            Those whose bytes are the ones of that file, which they share: where the file system can do that, and the
+            better part is kept. The content of the others is undefined.
 
         Raises
         ------
@@ -347,45 +345,44 @@ class Local:
             When the disk has not the room.
         """
         self._next = self._sync.make(_NEXT)
-        files = {name: file for name, (old, written) in like.items() if (file := self._cloned(old, name, written))}
-        cloned = set(files)
-        files |= self._take_spares({name: size for name, size in sizes.items() if name not in files})
-        needed = sum([like[name][1] for name in cloned])
-        needed += sum([size for name, size in sizes.items() if name not in files])
+        cloned = {name for name, (old, written) in like.items() if self._clone(old, name, written)}
+        spares = self._take_spares({name: size for name, size in sizes.items() if name not in cloned})
+        needed = sum([like[name][1] if name in cloned else size for name, size in sizes.items() if name not in spares])
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
         if room.f_blocks and free < needed:
-            self._no_room(needed, free)
-        for name, size in sizes.items():
-            if name not in files:
-                files[name] = self._new(name)
-                try:
-                    reserve(files[name], size)
-                    os.ftruncate(files[name], size)
-                except OSError as error:
-                    if error.errno not in _NO_ROOM:
-                        raise
-                    self._no_room(needed, free)
-        return files, cloned
+            what = "bytes that the file system has left for the new version"
+            raise TargetError(what, path=self.folder, actual=free, expected=f"at least {needed}")
+        return cloned
+
+    def open_staged(self, name: str, size: int) -> access.Descriptor:
+        """Open a file of the version to come; one that is not there yet gets room for its bytes."""
+        try:
+            file = self._new(name)
+        except FileExistsError:  # a spare file, or a clone
+            return self._next.open(name, os.O_RDWR)
+        reserve(file, size)
+        os.ftruncate(file, size)
+        return file
 
     def _new(self, name: str) -> access.Descriptor:
         return self._next.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
-    def _cloned(self, old: str, name: str, written: int) -> access.Descriptor | None:
-        """Return a new file that shares the bytes of one of the model until it is written to; None if it cannot."""
+    def _clone(self, old: str, name: str, written: int) -> bool:
+        """Make a file that shares the bytes of one of the model until it is written to; say whether that worked."""
         try:
             file = self._root.open(old, os.O_RDONLY)
         except OSError:  # a link
-            return None
+            return False
         if 2 * written > os.fstat(file).st_size:  # a spare file costs no new pages
-            return None
+            return False
         new = self._new(name)
         try:
             clone(new, file)
         except OSError:
             self._next.remove(name)
-            return None
-        return new
+            return False
+        return True
 
     def begin_changes(self) -> access.Descriptor:
         """Make the file for the changes of a step in place."""
@@ -398,17 +395,13 @@ class Local:
         names = {name for name in self._listed() if not name.endswith(INDEX_SUFFIX)}
         return bool(names) and all(_is_name(name) and _is_free(self._root, name) for name in names)
 
-    def _no_room(self, needed: int, free: int) -> None:
-        what = "bytes that the file system has left for the new version"
-        raise TargetError(what, path=self.folder, actual=free, expected=f"at least {needed}")
-
-    def _take_spares(self, sizes: dict[str, int]) -> dict[str, access.Descriptor]:
-        """Move unused spare files of the right size to ``next/``."""
-        files: dict[str, access.Descriptor] = {}
+    def _take_spares(self, sizes: dict[str, int]) -> set[str]:
+        """Move unused spare files of the right size to ``next/``; return their names there."""
+        reused: set[str] = set()
         try:
             tree = self._sync.folder(_OLD_FILES)
         except OSError:
-            return files
+            return reused
         names, target = tree.names(), self._next
         for name, size in sizes.items():
             for old in names:
@@ -424,10 +417,10 @@ class Local:
                     if moved is None or not os.path.samestat(moved, os.fstat(file)):
                         target.clear(name)
                         continue
-                    files[name] = file
+                    reused.add(name)
                     names.remove(old)
                     break
-        return files
+        return reused
 
     def check(self, change: Journal) -> None:
         """Raise `TargetError` unless the files that a change needs are there, and its names can be taken."""
@@ -509,9 +502,8 @@ class Local:
         step("patch")
         tree = self._next
         log = tree.open(CHANGES, os.O_RDONLY)
-        files = [tree.open(staged, os.O_RDWR) for _, staged in change.patches]
-        make_changes(log, files, self._threads, step)
-        del files
+        openers = [partial(tree.open, staged, os.O_RDWR) for _, staged in change.patches]
+        make_changes(log, openers, self._threads, step)
         coming = {name: tree.identity(name) for name, _ in change.renamed()}
         change = change._replace(patches=[], coming=coming)
         step("patched")

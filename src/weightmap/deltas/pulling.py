@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap.core.arguments import DEFAULT_LIMITS, Options, as_integer, as_path, as_threads, check_progress, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
-from weightmap.core.bytes.open_source import called, inside, path_of, read_small
+from weightmap.core.bytes.open_source import MAX_OPEN, called, inside, path_of, read_small
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import Tensors, by_name
 from weightmap.core.formats._writing import Payload, Request
@@ -444,12 +444,15 @@ def _stage(
     else:
         work.begin(sum(sizes.values()))
         like = {names[name]: (name, _nbytes(of[source])) for name, source in parts.items()}
-        opened, shared = place.begin(sizes, like if update else {})
-        if plan is None:
-            files = [(source, of[source], opened[names[name]], names[name] in shared) for name, source in parts.items()]
+        shared, listed = place.begin(sizes, like if update else {}), [*parts.items()]
+        if plan is not None:
+            write_planned(plan, place.open_staged(versions.SINGLE, plan.size), work.add)
+        for start in range(0, len(listed) if plan is None else 0, MAX_OPEN):  # a process has few descriptors
+            files = [
+                (part, of[part], place.open_staged(names[name], part.size), names[name] in shared)
+                for name, part in listed[start : start + MAX_OPEN]
+            ]
             write_files(files, work.threads, work.add)
-        else:
-            write_planned(plan, opened[versions.SINGLE], work.add)
     moves = (
         []
         if update or path is None

@@ -20,6 +20,7 @@ import numpy as np
 
 from weightmap.core.bytes import Range, memory
 from weightmap.core.bytes.atomic import Folder, place
+from weightmap.core.bytes.open_source import MAX_OPEN
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
 from weightmap.core.native import files as native_files
 from weightmap.core.native.access import Descriptor, take_ownership, with_temporary
@@ -28,7 +29,7 @@ from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.errors import DeltaError, NotRegularFileError, TargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -490,20 +491,24 @@ def write_changes(
     return end
 
 
-def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, step: Callable[[str], None]) -> None:
-    """Apply a log of changes to files, which are in the order of their numbers, and flush them.
+def make_changes(
+    log: Descriptor, openers: Sequence[Callable[[], Descriptor]], threads: int, step: Callable[[str], None]
+) -> None:
+    """Apply a log of changes to files, which are opened in the order of their numbers, some at a time; flush them.
 
     Raises `DeltaError` for a damaged log.
     """
 
-    def make(share: int) -> Iterator[int]:
+    def make(share: int, files: Mapping[int, Descriptor]) -> Iterator[int]:
         room = memoryview(bytearray(BLOCK))
         for count, (number, changed, offset, nbytes, at, size) in enumerate(_records(log)):
-            if count % threads != share:
+            if number >= len(openers):
+                raise _damaged()
+            if count % threads != share or number not in files:
                 continue
             step("block")
             body = os.pread(log, size, at)
-            if number >= len(files) or nbytes > BLOCK or len(body) != size:
+            if nbytes > BLOCK or len(body) != size:
                 raise _damaged()
             block = memoryview(body)
             if changed != _WHOLE:
@@ -518,9 +523,11 @@ def make_changes(log: Descriptor, files: Sequence[Descriptor], threads: int, ste
             if count // threads % _FLUSH_BLOCKS == _FLUSH_BLOCKS - 1:
                 native_files.begin_flush(files[number], 0, 0)
 
-    exhaust([make(share) for share in range(threads)], threads, lambda _: None)
-    for file in files:
-        os.fsync(file)
+    for first in range(0, len(openers), MAX_OPEN):
+        files = {number: opened() for number, opened in enumerate(openers[first : first + MAX_OPEN], first)}
+        exhaust([make(share, files) for share in range(threads)], threads, lambda _: None)
+        for file in files.values():
+            os.fsync(file)
 
 
 def _records(log: Descriptor) -> Iterator[tuple[int, int, int, int, int, int]]:
