@@ -110,7 +110,12 @@ def test_a_delta_needs_the_version_before(tmp_path):
     source = tmp_path / "source"
     with pytest.raises(wm.TargetError, match=r"version 4, .* is not there; give .*=, the version that the base is"):
         deltas.publish(base, after, source, version=5)
-    assert not list(source.iterdir())
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "some" / "new" / "folder", tmp_path / "there" / "folder"):
+        with pytest.raises(wm.TargetError):
+            deltas.publish(base, after, folder, version=5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "more", "new", "there"]
+    assert not list((tmp_path / "there").iterdir())
     deltas.publish(base, after, source, version=1)
     with pytest.raises(wm.TargetError, match="version 2, on which version 3 would be built, is not there"):
         deltas.publish(base, after, source, version=3)

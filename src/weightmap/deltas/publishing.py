@@ -196,30 +196,43 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
     name, full = version_name(job.version), job.full
     target = ShardTarget(os.path.join(folder, ""), name, "model", ".safetensors")
     final, hidden = os.path.join(folder, name), os.path.join(folder, f".{name}.tmp")
-    with as_handle(job.base) as old, as_handle(job.new) as now:
-        os.makedirs(folder, exist_ok=True)
-        with holding(target):
-            if os.path.lexists(final):
-                raise _exists(final)
-            with _new_folder(folder, os.path.basename(hidden)):
-                difference = _inexpressible(old, now)
-                if difference is not None and full is False:
-                    raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
-                is_full = bool(full) or difference is not None
-                if is_full:
-                    changed = _write_full(now, job.new, hidden, job.how, job.progress)
-                else:
-                    _check_needed(job)
-                    changed = _Encoder(old, now, job.how, hidden, job.progress).write(
-                        job.version, job.base_version, job.threads
-                    )
-                _reveal(hidden, final, folder)
+    with as_handle(job.base) as old, as_handle(job.new) as now, _folders(folder), holding(target):
+        if os.path.lexists(final):
+            raise _exists(final)
+        with _new_folder(folder, os.path.basename(hidden)):
+            difference = _inexpressible(old, now)
+            if difference is not None and full is False:
+                raise DeltaError(f"{difference}: only a full version can express that", path=name_of(now))
+            is_full = bool(full) or difference is not None
+            if is_full:
+                changed = _write_full(now, job.new, hidden, job.how, job.progress)
+            else:
+                _check_needed(job)
+                encoder = _Encoder(old, now, job.how, hidden, job.progress)
+                changed = encoder.write(job.version, job.base_version, job.threads)
+            _reveal(hidden, final, folder)
         stored = sum(entry.stat().st_size for entry in os.scandir(final) if entry.name.endswith(".safetensors"))
         sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
         changed_nbytes, total = sum(sizes[name] for name in changed), sum(sizes.values())
         reason = "" if full or difference is None else f"{difference}, which a delta cannot express"
         versions = job.version, job.base_version
         return DeltaReport(*versions, len(changed), changed_nbytes, stored, total, 0.0, is_full, reason)
+
+
+@contextlib.contextmanager
+def _folders(path: str) -> Iterator[None]:
+    """Make a folder and those that it lies in, where they are missing; at the end, remove new ones that are empty."""
+    new, parent = list[str](), os.path.abspath(path)
+    while not os.path.lexists(parent):
+        new.append(parent)
+        parent = os.path.dirname(parent)
+    try:
+        os.makedirs(path, exist_ok=True)
+        yield
+    finally:
+        for each in new:
+            with contextlib.suppress(OSError):
+                os.rmdir(each)
 
 
 @contextlib.contextmanager
