@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices.
 
+# Where the bytes of tensors begin and end
+Ranges: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64]]"
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 MAX_RUNS = 1 << 24
 
@@ -407,7 +409,3 @@ def divided(spans: Spans, rank: int, world_size: int) -> NDArray[np.int64]:
     owners = np.minimum(middles * world_size, world_size - 1).astype(np.int64)
     low, high = np.searchsorted(owners, [rank, rank + 1]).tolist()
     return np.arange(bounds[low], bounds[high], dtype=np.int64)
-
-
-if TYPE_CHECKING:
-    Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]

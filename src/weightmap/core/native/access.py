@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import stat
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from weightmap._kernels import State as State  # noqa: PLC0414 - passed on
     from weightmap._kernels import Temporary as Temporary  # noqa: PLC0414
 
+Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]"
 ffi = _kernels.ffi
 lib = _kernels.lib
 U32_MAX = 0xFFFFFFFF
@@ -484,7 +485,3 @@ def fail_changed(state: State, unchanged: int, name: str) -> NoReturn:
 def _changed(state: State, size: int, mtime_ns: int, name: str) -> FileChangedError:
     now, then = (f"{size} bytes, modified at {ns} ns" for size, ns in ((size, mtime_ns), (state.size, state.mtime_ns)))
     return FileChangedError("the file was changed after it was opened: it", path=name, expected=then, actual=now)
-
-
-if TYPE_CHECKING:
-    Buffer = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]

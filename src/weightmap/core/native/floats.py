@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.native.access import as_input, as_output, empty, from_buffer, given_array, lib, thread_count
+from weightmap.core.native.access import Buffer, as_input, as_output, empty, from_buffer, given_array, lib, thread_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from weightmap.core.native.access import Buffer
 
 _CONVERSIONS = {"float16": lib.wm_f16_to_f32, "bfloat16": lib.wm_bf16_to_f32}
 _LITTLE = sys.byteorder == "little"

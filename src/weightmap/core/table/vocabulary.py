@@ -221,11 +221,11 @@ class Subwords:
         return np.array(rows, np.uint64), np.array(bounds, np.uint64)
 
     def _too_many(self, word: str) -> LimitError:
-        what = f"number of n-grams of {min_to_max(self)} characters of a word of {len(word)}"
+        what = f"number of n-grams of {self.min_n} to {self.max_n} characters of a word of {len(word)}"
         return LimitError(what, actual=f"more than {checksums.MAX_NGRAMS}", expected=f"at most {checksums.MAX_NGRAMS}")
 
     def __repr__(self) -> str:
-        return f"<Subwords {self.kind}, {min_to_max(self)} characters, {self.size} rows>"
+        return f"<Subwords {self.kind}, {self.min_n} to {self.max_n} characters, {self.size} rows>"
 
 
 def count_of(subwords: Subwords, length: int) -> int:
@@ -233,11 +233,6 @@ def count_of(subwords: Subwords, length: int) -> int:
     longest = min(subwords.max_n, length)
     count = max(0, longest - subwords.min_n + 1)
     return count * (length + 1) - (subwords.min_n + longest) * count // 2
-
-
-def min_to_max(subwords: Subwords) -> str:
-    """Return the lengths of n-grams, such as "3 to 6"."""
-    return f"{subwords.min_n} to {subwords.max_n}"
 
 
 class Vocabulary(Sequence[str]):
