@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightmap._messages import counted as _counted
 from weightmap._messages import escape as _escape
+from weightmap._messages import quoted as _quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "AddressError",
@@ -266,6 +268,24 @@ class ShardsError(TensorFileError):
     """
 
     errors: tuple[tuple[str, BaseException], ...] = ()
+
+    @classmethod
+    def of(cls, errors: Sequence[tuple[str, BaseException]]) -> ShardsError:
+        """Return the error for shards that failed, from their names and errors."""
+        some = "; ".join(f"{_quoted(name)}: {_named(error)}" for name, error in errors[:_NAMED])
+        more = f"; and {len(errors) - _NAMED:,} more" if len(errors) > _NAMED else ""
+        failed = cls(f"{_counted(len(errors), 'shard')} failed: {some}{more}")
+        failed.errors = tuple(errors)
+        return failed
+
+
+# Shards that one message names
+_NAMED = 3
+
+
+def _named(error: BaseException) -> str:
+    """Return the message of an error, behind its class if this is a foreign one."""
+    return str(error) if isinstance(error, TensorFileError | OSError) else f"{type(error).__name__}: {error}"
 
 
 class MissingDependencyError(TensorFileError, ImportError):

@@ -313,6 +313,27 @@ def test_keep_going_collects_errors(model, tmp_path, *, threads):
     assert set(content(tmp_path / "a")) == {name_of(i, suffix=".amb") for i in (1, 2, 4, 6)}
 
 
+def test_keep_going_names_every_shard_that_does_not_open(model, tmp_path):
+    """Of a directory and of an index; without it, the first one."""
+    (model / name_of(2)).unlink()
+    path = model / name_of(5)
+    path.write_bytes(path.read_bytes()[:20])
+    index = model / "model.safetensors.index.json"
+    for run in (
+        lambda source, how: wm.verify(source, run=how),
+        lambda source, how: wm.convert(source, f"{tmp_path}/a/", run=how),
+    ):
+        for source in (model, str(index)):
+            with pytest.raises(wm.ShardsError, match=r"2 shards failed: .*is missing.*ends within") as caught:
+                run(source, wm.Run(keep_going=True))
+            assert [name for name, _ in caught.value.errors] == [name_of(2), name_of(5)]
+            with pytest.raises(wm.LayoutError, match=name_of(2)):
+                run(source, wm.Run(manifest=tmp_path / "m"))
+    (model / name_of(2)).symlink_to(name_of(1))
+    with pytest.raises(wm.TruncatedError, match=name_of(5)):
+        wm.verify(model, run=wm.Run(keep_going=True))
+
+
 def test_errors_of_the_executor_name_the_shard(model, tmp_path):
     """A worker that is gone, or an executor that was shut down, is one error of ours with that as its cause."""
 

@@ -25,7 +25,7 @@ from weightmap.core.model.file import TensorFile
 from weightmap.core.model.opening import Model, open_or_import
 from weightmap.core.model.reports import ConvertReport
 from weightmap.core.model.saving import Output, choose, choose_layout, format_named, meant_by_suffix
-from weightmap.core.model.sharded import other_models
+from weightmap.core.model.sharded import naming_all, other_models
 from weightmap.core.model.sharding import ShardTarget, bytes_of_size, sharded_target, shards_in_place_of
 from weightmap.core.model.single import INDEX_SUFFIX, check_replaceable
 from weightmap.core.quant.quantizing import SCHEMES, folded, nearest_scheme, scheme_named
@@ -212,7 +212,8 @@ def convert(
     if not output.overwrite and os.path.lexists(path) and (format in NAMES or not _is_sharded(path)):
         raise file_exists(path)
     with contextlib.ExitStack() as stack:
-        source = _open_source(stack, src)
+        with naming_all(src) if run.keep_going else contextlib.nullcontext():
+            source = _open_source(stack, src)
         target = _target_of(source, path, format, spec, run)
         if output.sha256sums:
             listed_beside(target.path)  # which fails before anything is written

@@ -10,7 +10,7 @@ import queue
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weightmap._messages import counted, quoted
+from weightmap._messages import quoted
 from weightmap.core.arguments import Limits, as_integer, as_path, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import remove_leftovers, write_plan
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
 
-# Errors that a message names.
-_NAMED = 3
 # An executor takes some milliseconds for each call, so small tasks go there together: at most so many, of so many bytes
 # together, and so many calls in all that workers end at about the same time.
 _TOGETHER, _BYTES, _CALLS = 16, 64 << 20, 16
@@ -249,11 +247,7 @@ class Runner:
         first = errors[0][1]
         if not self._keep_going and isinstance(first, TensorFileError | OSError | MemoryError):
             raise first
-        some = "; ".join(f"{quoted(name)}: {_text(error)}" for name, error in errors[:_NAMED])
-        more = f"; and {len(errors) - _NAMED:,} more" if len(errors) > _NAMED else ""
-        failed = ShardsError(f"{counted(len(errors), 'shard')} failed: {some}{more}")
-        failed.errors = tuple(errors)
-        raise failed from first
+        raise ShardsError.of(errors) from first
 
     def _name_as_given(self, error: BaseException) -> None:
         """Put the path of a file as the caller gave it into an error of a task."""
@@ -310,11 +304,6 @@ def bundled(tasks: Sequence[Any], weights: Sequence[int]) -> list[tuple[Any, ...
         bundle.append(task)
         nbytes += weight
     return [*bundles, tuple(bundle)] if bundle else bundles
-
-
-def _text(error: BaseException) -> str:
-    known_error = isinstance(error, TensorFileError | OSError)
-    return str(error) if known_error else f"{type(error).__name__}: {error}"
 
 
 def digest(*values: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import quoted
@@ -14,7 +15,7 @@ from weightmap.core.bytes.open_source import called, folder_of, inside
 from weightmap.core.model.internals import name_of, parts_of, sources_of
 from weightmap.core.model.opening import Model, as_handle
 from weightmap.core.model.reports import VerifyReport, in_common
-from weightmap.core.model.sharded import disagreements
+from weightmap.core.model.sharded import disagreements, naming_all
 from weightmap.errors import ShardsError
 from weightmap.trust.checking import check_all, compared
 
@@ -101,7 +102,9 @@ def verify(
     run = validated_run(run)
     check_progress(progress)
     threads = None if threads is None else as_threads(threads)
-    with as_handle(source) as model:
+    with naming_all(source) if run.keep_going else nullcontext():
+        opened = as_handle(source)
+    with opened as model:
         file, options = stored_model(model), parts_of(model)[2]
         trust = options.trust
         if trust is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -763,6 +764,32 @@ def _open_shard(index: str, name: str, options: Options) -> TensorFile:
             raise
         msg = f"file {quoted(name)} of this model is missing{_away(open_source.folder_of(index))}"
         raise errors.LayoutError(msg, field="weight_map") from None
+
+
+@contextlib.contextmanager
+def naming_all(source: Any) -> Iterator[None]:
+    """Let an error of opening a model name every shard that does not open, not the first one alone."""
+    try:
+        yield
+    except (errors.TensorFileError, OSError):
+        failed = _closed_shards(source)
+        if len(failed) < 2:
+            raise
+        raise errors.ShardsError.of(failed) from failed[0][1]
+
+
+def _closed_shards(source: Any) -> list[tuple[str, Exception]]:
+    """Return the shards of a model that do not open, with their errors; none of a model that is no index of shards."""
+    failed: list[tuple[str, Exception]] = []
+    path = open_source.path_of(source) or ""
+    with contextlib.suppress(errors.TensorFileError, OSError):  # no directory, or one without a model
+        path = path if single.is_index(path) else find_model(path)
+    for name in sorted(_shards_named(path)) if single.is_index(path) else ():
+        try:
+            _open_shard(path, name, Options(DEFAULT_LIMITS, private=True)).close()
+        except (errors.TensorFileError, OSError) as error:
+            failed.append((name, error))
+    return failed
 
 
 def _no_file(name: str) -> errors.LayoutError:
