@@ -338,16 +338,14 @@ def scaled(
 ) -> Scaled:
     """Check the pieces of a matrix of whole codes, and return its coding.
 
-    A `height` or `width` of 0 is all rows or columns, and so is one that is larger; a single scale may have any shape
-    of one element.
+    A `height` or `width` of 0 is all rows or columns, and so is one that is larger. A single scale may have any shape
+    of one element, those of rows may have one dimension, and those of blocks another of 1 behind each (ModelOpt).
     """
     shape = rows, columns = group.check(codes, stored, (None, None))
     high, wide = min(height or rows, rows) or 1, min(width or columns, columns) or 1
-    expected = blocks_of(rows, high), blocks_of(columns, wide)
-    shapes: list[tuple[int, ...]] = [expected]
-    if not height and not width:
-        shapes = [(), (1,), (1, 1)]
-    group.check(scales, kinds, *shapes)
+    down, across = blocks_of(rows, high), blocks_of(columns, wide)
+    single = [()] if down == across == 1 else []
+    group.check(scales, kinds, (down, across), *([(down,)] if across == 1 else []), (down, 1, across, 1), *single)
     if zeros is not None:
         group.check(zeros, ("int8",), group.row(scales).shape)
     return Scaled(scheme, shape, codes, scales, height=high, width=wide, zeros=zeros, integers=stored == ("int8",))

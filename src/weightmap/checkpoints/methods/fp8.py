@@ -19,8 +19,6 @@ _SCALES = ("weight_scale_inv", "weight_scale", "scale", "scale_inv")
 # The matrices of an expert, and which half of gate_up_proj each is; the others are down_proj.
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.((?:gate|up|down)_proj|w[123]|fc[123])\.weight")
 _HALVES = {"gate_proj": 0, "w1": 0, "fc1": 0, "up_proj": 1, "w3": 1, "fc3": 1}
-# Rows and columns of blocks by the method, where the configuration does not say them; 0 is all columns.
-_BLOCKS = {"mxfp8": (1, 32), "fbgemm_fp8": (1, 0)}
 
 
 class Fp8(Method):
@@ -30,8 +28,8 @@ class Fp8(Method):
     ``weight``          float8_e4m3fn (``fmt: "e5m2"``: float8_e5m2), shape (out, in)
     ``weight_scale_inv``  shape (ceil(out / bh), ceil(in / bw)), with ``weight_block_size: [bh, bw]``; DeepSeek's own
                         repositories call it ``scale``. float32, bfloat16, or E8M0 exponents as bytes
-    ``weight_scale``    one number of these types, without ``weight_block_size``; or called ``weight_scale_inv``.
-                        With ``quant_method: "mxfp8"`` blocks are by default (1, 32), with "fbgemm_fp8" rows
+    ``weight_scale``    one number of these types, or one for each row, without ``weight_block_size``; or called
+                        ``weight_scale_inv``. With ``quant_method: "mxfp8"`` blocks are by default (1, 32)
     ``input_scale``     of static activations, also ``activation_scale`` or ``input_scale_ub``: not decoded
     ==================  ===========================================================================================
 
@@ -55,7 +53,7 @@ class Fp8(Method):
         super().__init__(settings)
         if "weight_scale_semantics" in settings.values:
             settings.unsupported("weight_scale_semantics", "none: scales of GPTQModel divide, and are not decoded")
-        usual = _BLOCKS.get(settings.values["quant_method"].replace("-", "_"))
+        usual = (1, 32) if settings.values["quant_method"] == "mxfp8" else None
         self.block: tuple[int, int] | None = settings.sizes("weight_block_size") or usual
         kinds = {"e4m3": FLOAT8[0], "e5m2": FLOAT8[1]} | dict(zip(FLOAT8, FLOAT8, strict=True))
         if settings.text("fmt", "e4m3") not in kinds:
@@ -109,10 +107,9 @@ class Fp8(Method):
         if group.row("weight").dtype.name == "int8":
             return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
         kinds = (*FLOATS, *EXPONENTS)
-        if self.block is None:
-            return scaled(group, "fp8", "weight", scales, (self.stored,), 0, 0, kinds=kinds)
-        name = "fp8 blocks" if self.block[1] else "fp8 rows"
-        return scaled(group, name, "weight", scales, (self.stored,), *self.block, kinds=kinds)
+        by_rows = self.block is None and max(shape, default=1) > 1
+        name = "fp8 blocks" if self.block else "fp8 rows" if by_rows else "fp8"
+        return scaled(group, name, "weight", scales, (self.stored,), *(self.block or (by_rows, 0)), kinds=kinds)
 
     def _experts(self, group: Group, scales: str) -> Coding:
         if group.row("weight").dtype.name == "int8":

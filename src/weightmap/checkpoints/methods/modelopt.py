@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, Group, Method, Settings, blocks_of
+from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, Group, Method, Settings
 from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled, fp4, scaled
 from weightmap.errors import UnsupportedError
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
 _NVFP4 = ("NVFP4", "W4A16_NVFP4")
-_ALGORITHMS = (*_NVFP4, "FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
+# Rows and columns with one scale; 0 for all.
+_BLOCKS = {"FP8": (0, 0), "FP8_PB_WO": (128, 128), "FP8_PER_CHANNEL_PER_TOKEN": (1, 0), "MXFP8": (1, 32)}
+_ALGORITHMS = (*_NVFP4, *_BLOCKS)
 _MIXED = "MIXED_PRECISION"
 # Keys that say how the cache of keys and values is quantised, perhaps alone.
 _CACHE = {"kv_cache_scheme", "kv_cache_quant_algo"}
-# Rows and columns with one scale in FP8_PB_WO, and columns in MXFP8.
-_BLOCK, _WIDTH = 128, 32
 
 
 class ModelOpt(Method):
@@ -84,17 +84,9 @@ class ModelOpt(Method):
         if algorithm in _NVFP4:
             return fp4(group, "modelopt nvfp4", "weight", "weight_scale", 16, FLOAT8[:1], whole="weight_scale_2")
         name = f"modelopt {algorithm.lower()}"
-        if algorithm == "MXFP8":
-            return scaled(group, name, "weight", "weight_scale", FLOAT8[:1], 1, _WIDTH, kinds=EXPONENTS)
-        if algorithm == "FP8":
-            return scaled(group, name, "weight", "weight_scale", FLOAT8[:1], 0, 0, kinds=("float32",))
-        shape = rows, columns = group.check("weight", FLOAT8[:1], (None, None))
-        high, wide = (1, columns or 1) if algorithm != "FP8_PB_WO" else (_BLOCK, _BLOCK)
-        high, wide = min(high, rows) or 1, min(wide, columns) or 1
-        down, across = blocks_of(rows, high), blocks_of(columns, wide)
-        shapes = [(down,), (down, 1)] if algorithm != "FP8_PB_WO" else [(down, across), (down, 1, across, 1)]
-        group.check("weight_scale", ("float32",), *shapes, *([()] if down * across == 1 else []))
-        return Scaled(name, shape, "weight", "weight_scale", height=high, width=wide)
+        high, wide = _BLOCKS[algorithm]
+        kinds = EXPONENTS if algorithm == "MXFP8" else ("float32",)
+        return scaled(group, name, "weight", "weight_scale", FLOAT8[:1], high, wide, kinds=kinds)
 
     def _experts(self, group: Group, algorithm: str) -> Coding:
         if algorithm == "FP8":
