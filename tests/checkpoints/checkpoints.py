@@ -483,6 +483,30 @@ def auto_round(packing, *, layer=False):
     return Checkpoint("auto-round", config, pieces.tensors, pieces.values, dtype="float16")
 
 
+def auto_round_floats(kind):
+    """AutoRound: the pieces of other libraries by its own configuration, which says the format of packing."""
+    config, pieces = {"quant_method": "auto-round", "bits": 8, "group_size": 32, "sym": True}, fp8("rows")
+    if kind == "mlx":
+        pieces = mlx(4)
+        extra = {"quantization": pieces.extra["quantization"]}
+        return replace(pieces, config=config | {"packing_format": "mlx", "data_type": "int"}, extra=extra)
+    if kind in {"mxfp4", "mxfp8", "nvfp4"}:
+        pieces = mxfp8() if kind == "mxfp8" else fp4(kind)
+        extra = {"packing_format": "auto_round:llm_compressor", "data_type": "nv_fp" if kind == "nvfp4" else "mx_fp"}
+        return replace(pieces, config=config | extra)
+    if kind == "blocks":
+        pieces = fp8("bf16")
+        extra = {"packing_format": "auto_round:fp8", "group_size": [16, 24], "weight_block_size": [16, 24]}
+    elif kind == "one scale":
+        pieces, extra = fp8("tensor"), {"group_size": 0}
+        pieces.tensors[f"{MODULE}.weight_scale"] = pieces.tensors[f"{MODULE}.weight_scale"].reshape(1)
+    else:
+        extra = {"packing_format": "auto_round:fp8_static", "group_size": -1}
+        scale = pieces.tensors[f"{MODULE}.weight_scale"].reshape(-1)
+        pieces.tensors |= {f"{MODULE}.weight_scale": scale, f"{MODULE}.input_scale": np.ones(1, BF16)}
+    return replace(pieces, config=config | {"data_type": "fp", "fmt": "e4m3", "act_bits": 8} | extra)
+
+
 def modelopt_fp8(algorithm, *, mixed=False):
     """ModelOpt's FP8: a scale for each row, for blocks of 128 by 128, or exponents for 32 columns."""
     q = numbers(25, (130, 160), 127).astype(np.uint8).view(F8)
@@ -574,6 +598,10 @@ EXAMPLES = {
         f"{packing}{', by layer' * layer}": (lambda packing=packing, layer=layer: auto_round(packing, layer=layer))
         for packing in ("auto_round", "auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq")
         for layer in (False, True)
+    },
+    **{
+        f"auto-round {kind}": (lambda kind=kind: auto_round_floats(kind))
+        for kind in ("rows", "one scale", "blocks", "mxfp4", "mxfp8", "nvfp4", "mlx")
     },
     **{
         f"modelopt {algorithm}{', mixed' * mixed}": (

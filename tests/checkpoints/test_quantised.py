@@ -29,6 +29,9 @@ from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # noqa: E402
 from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear  # noqa: E402
 from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+from tokenizers.models import WordLevel  # noqa: E402
+from tokenizers.pre_tokenizers import Whitespace  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 from transformers import (  # noqa: E402
     BitsAndBytesConfig,
@@ -38,6 +41,7 @@ from transformers import (  # noqa: E402
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    PreTrainedTokenizerFast,
 )
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
@@ -234,6 +238,37 @@ def test_fp8_experts(tmp_path, monkeypatch, block, scale_fmt):
         for number, matrix in enumerate(wanted):
             for leaf, part in zip(leaves, matrix.chunk(len(leaves)), strict=True):
                 same(weights[f"model.layers.0.block_sparse_moe.experts.{number}.{leaf}.weight"], part)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [
+        *((scheme, {"sym": sym}) for scheme in ("W2A16", "W3A16", "W4A16") for sym in (True, False)),
+        *((scheme, {}) for scheme in ("FP8_STATIC", "MXFP4", "MXFP8", "NVFP4")),
+    ],
+)
+def test_auto_round(tmp_path, monkeypatch, scheme, options):
+    """AutoRound quantises a Llama, and its layers decode what it saved; the first ones by multiplying."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which it sets for good
+    auto_round = pytest.importorskip("auto_round")
+    words = Tokenizer(WordLevel({str(number): number for number in range(64)}, unk_token="0"))
+    words.pre_tokenizer = Whitespace()
+    tokens = [torch.arange(32).reshape(1, 32)] * 4
+    settings = {"iters": 0, "nsamples": 4, "seqlen": 32, "dataset": tokens, "device_map": "cpu", "scheme": scheme}
+    rounded = auto_round.AutoRound(plain(), PreTrainedTokenizerFast(tokenizer_object=words), **settings, **options)
+    rounded.quantize_and_save(output_dir=str(tmp_path), format="auto_round")
+    (folder,) = tmp_path.iterdir()
+    reference = LlamaForCausalLM.from_pretrained(folder, dtype="auto", device_map="cpu")
+    weights, names = decoded(folder, reference.dtype)
+    assert len(names) == 7
+    for name in names:
+        module = reference.get_submodule(name.removesuffix(".weight"))
+        if hasattr(module, "dequant_weight_online"):
+            wanted = module.dequant_weight_online().to(reference.dtype)
+        else:
+            wanted = module(torch.eye(weights[name].shape[1], dtype=reference.dtype)).T
+            weights[name] += 0  # sums have no -0
+        same(weights[name], wanted)
 
 
 GROUP = 64

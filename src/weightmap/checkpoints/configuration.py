@@ -143,9 +143,11 @@ def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
         names = " and ".join(name for name, _, _ in every)
         raise UnsupportedError(f"{names} of sub-configurations differ", path=path, field=where, expected="one of them")
     settings = _as_settings(value, path, where)
+    # AutoRound names itself, beside what MLX says.
+    packed_so = settings.values.get("packing_format") == "mlx" or "quant_method" not in settings.values
+    if packed_so and _is_mlx(values.get(_MLX)):
+        return _mlx(values[_MLX], path, where)
     if "quant_method" not in settings.values:
-        if _is_mlx(values.get(_MLX)):
-            return _mlx(values[_MLX], path, where)
         if where.endswith("compression_config"):
             settings.values = {"quant_method": "compressed-tensors", **settings.values}
         elif settings.values.get("load_in_8bit") or settings.values.get("load_in_4bit"):

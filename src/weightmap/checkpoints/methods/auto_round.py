@@ -1,20 +1,34 @@
-"""AutoRound of Intel: pieces of GPTQ or of AWQ, and what differs by layer in ``extra_config``."""
+"""AutoRound of Intel: pieces of other libraries, and what differs by layer in ``extra_config``."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from weightmap.checkpoints.methods import Group, Method, Settings
 from weightmap.checkpoints.methods.awq import Awq
+from weightmap.checkpoints.methods.compressed_tensors import CompressedTensors
+from weightmap.checkpoints.methods.fp8 import Fp8
 from weightmap.checkpoints.methods.gptq import Gptq
 
 if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
-# How the zero points of GPTQ's pieces are stored, by the format of packing.
-_GPTQ = {"auto_round": "gptq_v2", "auto_round:gptqmodel": "gptq_v2", "auto_round:auto_gptq": "gptq"}
-_AWQ = "auto_round:auto_awq"
+# By the format of packing, the method whose pieces integers have, and the name of their layout there.
+_INTEGERS: dict[str, tuple[type[Method], str]] = {
+    "auto_round": (Gptq, "gptq_v2"),
+    "auto_round:gptqmodel": (Gptq, "gptq_v2"),
+    "auto_round:auto_gptq": (Gptq, "gptq"),
+    "auto_round:auto_awq": (Awq, "gemm"),
+}
+# Floats in groups are in one of these formats of compressed-tensors, which their pieces tell apart.
+_FLOATS = "auto_round:llm_compressor"
+_FORMATS = {
+    "mxfp4-pack-quantized": {"num_bits": 4, "type": "float", "group_size": 32},
+    "mxfp8-quantized": {"num_bits": 8, "type": "float", "group_size": 32},
+    "nvfp4-pack-quantized": {"num_bits": 4, "type": "float", "group_size": 16},
+}
+_FP8 = ("", "auto_round:fp8", "auto_round:fp8_static")
 _WHOLE_BITS = 16
 
 
@@ -25,6 +39,8 @@ class AutoRound(Method):
     ``auto_round``, ``:gptqmodel``        of GPTQ, with zero points as they are: `GptqCoding`, ``gptq_v2``
     ``auto_round:auto_gptq``              of GPTQ, with zero points less one: `GptqCoding`, ``gptq``
     ``auto_round:auto_awq``               of AWQ: `AwqCoding`
+    ``auto_round:llm_compressor``         of compressed-tensors: MXFP4, MXFP8 and NVFP4
+    ``auto_round:fp8``, ``:fp8_static``   of `Fp8`, as those of ``data_type: "fp"`` without ``packing_format``
     ====================================  =============================================================================
 
     ``extra_config`` has other ``bits`` and ``group_size`` for modules, by name or by an expression that is found in it;
@@ -36,15 +52,14 @@ class AutoRound(Method):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.packing: str = settings.text("packing_format", "auto_round:auto_gptq")
-        if self.packing not in _GPTQ and self.packing != _AWQ:
-            settings.unsupported("packing_format", ", ".join([*_GPTQ, _AWQ]))
+        if self.packing not in _INTEGERS:
+            settings.unsupported("packing_format", ", ".join([*_INTEGERS, _FLOATS, *_FP8[1:]]))
         if settings.text("data_type", "int") != "int":
             settings.unsupported("data_type", "'int'")
         self.extra = settings.section("extra_config")
         for key in self.extra.values:
             self.extra.section(key)
         self.expressions: list[str] = [key for key in self.extra.values if re.search(r"[\\^$+*?[(|]", key)]
-        self._methods: dict[tuple[int, int], Method] = {}
 
     def _of(self, module: str) -> tuple[int, int]:
         """Return bits and size of the groups of a module."""
@@ -60,18 +75,23 @@ class AutoRound(Method):
 
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`: by the method whose pieces these are."""
-        sizes = self._of(group.module)
-        method = self._methods.get(sizes)
-        if method is None:
-            method = self._methods[sizes] = self._method(*sizes)
-        return method.coding(group)
-
-    def _method(self, bits: int, group_size: int) -> Method:
-        values: dict[str, Any] = {"bits": bits, "group_size": group_size}
-        if self.packing != _AWQ:
-            values["checkpoint_format"] = _GPTQ[self.packing]
-        settings = Settings(values, self.settings.path, self.settings.where)
-        return Awq(settings) if self.packing == _AWQ else Gptq(settings)
+        method, layout = _INTEGERS[self.packing]
+        bits, size = self._of(group.module)
+        values = {"bits": bits, "group_size": size, "checkpoint_format": layout}
+        return method(Settings(values, self.settings.path, self.settings.where)).coding(group)
 
 
-METHOD = AutoRound
+def method_of_pieces(settings: Settings) -> Method:
+    """Return the method whose pieces the parameters of a model have."""
+    packing, size = settings.text("packing_format", ""), settings.values.get("group_size")
+    if packing == _FLOATS:
+        groups = {name: {"format": name, "targets": ["Linear"], "weights": rules} for name, rules in _FORMATS.items()}
+        return CompressedTensors(Settings({**settings.values, "config_groups": groups}, settings.path, settings.where))
+    if packing in _FP8 and settings.text("data_type", "int") == "fp":
+        if type(size) is int and size > 0:
+            settings.unsupported("group_size", "0, -1 or a block: AutoRound itself does not load others")
+        return Fp8(settings)
+    return AutoRound(settings)
+
+
+METHOD = method_of_pieces
