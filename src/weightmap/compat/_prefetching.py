@@ -1,4 +1,7 @@
-"""`safe_open.prefetch` of safetensors 0.9: tensors that threads read while others are used, each handed out once."""
+"""`safe_open.prefetch` of safetensors 0.9: tensors that threads read while others are used, each handed out once.
+
+Those in the page cache need no thread: they are mapped, and their pages follow as they are touched.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -15,13 +19,17 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.compat._reading import OpenedFile, is_plain, is_region, over_region, packed_rows
 from weightmap.core.arguments import as_integer, as_threads, mistyped
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.memory import headroom
 from weightmap.core.dtypes import DTYPES, numpy_dtype
 from weightmap.core.model.internals import suggestion
 from weightmap.errors import TensorFileError, TensorNotFoundError, UnsupportedError
+from weightmap.plans.pages import is_cached
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from weightmap.core.table.table import Row
 
 
 # The part of free memory that a loader fills by default with tensors nobody has taken yet.
@@ -50,15 +58,20 @@ class PrefetchError(TensorFileError, ValueError):
 
 
 class _Entry(NamedTuple):
-    """A tensor of a loader: the index of what is read of it, None for all, and the bytes that this takes."""
+    """A tensor of a loader: the index of what is read of it, None for all, its bytes, and these as a run if mapped."""
 
     part: Any
     nbytes: int
+    run: Row | None
 
 
-def _load(loaded: dict[str, Any], reader: OpenedFile, name: str, part: Any) -> None:
+def _is_cached(run: Row | None) -> bool:
+    return run is not None and is_cached(run.source, Range(run.offset, run.offset + run.nbytes))
+
+
+def _load(loaded: dict[str, Any], reader: OpenedFile, name: str, entry: _Entry) -> None:
     """Read a tensor in a thread, which keeps no reference to it: a future would until its thread goes on."""
-    loaded[name] = reader.resident(name, part)
+    loaded[name] = reader.resident(name, entry.part, entry.run)
 
 
 def _count(part: Any, shape: tuple[int, ...]) -> int:
@@ -100,8 +113,8 @@ class PrefetchLoader:
         self._lock, self._process = Lock(), os.getpid()
         self._waiting = deque(self._entries)  # not read yet, or taken before their turn
         self._futures: dict[str, Future[None]] = {}  # being read, or read and not taken
-        self._loaded: dict[str, Any] = {}  # those that were read
-        self._filled = 0  # bytes of these
+        self._loaded: dict[str, Any] = {}  # those that were read, or mapped
+        self._filled = 0  # bytes of those that are read
         self._handed_out = set[str]()
         self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(as_threads(threads))
         self._read_ahead()
@@ -128,7 +141,7 @@ class PrefetchLoader:
             what = f"data type of tensor {quoted(name)}"
             raise UnsupportedError(what, actual=view.get_dtype(), expected="one that torch has; get_tensor gives bytes")
         if part is None:
-            return _Entry(None, math.prod(shape) * bits // 8)
+            return _Entry(None, math.prod(shape) * bits // 8, self._reader.run_of(name, None))
         if is_region(part):
             part = tuple(item[0] if isinstance(item, list) and len(item) == 1 else item for item in part)
         try:
@@ -138,7 +151,7 @@ class PrefetchLoader:
             raise PrefetchError(f"{what}: {error}") from None
         if dtype is not None and dtype.packed:
             packed_rows(name, dtype, shape, part)
-        return _Entry(part, count * bits // 8)
+        return _Entry(part, count * bits // 8, self._reader.run_of(name, part))
 
     def names(self) -> list[str]:
         """Return the names that this loader hands out, in file order."""
@@ -188,8 +201,13 @@ class PrefetchLoader:
         """Return a claimed tensor: what a thread has read, or else reads now."""
         with self._lock:
             future = self._futures.pop(name, None)
+        entry = self._entries[name]
         if future is None:
-            return self._reader.resident(name, self._entries[name].part)
+            mapped = self._loaded.pop(name, None)
+            if mapped is None or entry.run is None:
+                return self._reader.resident(name, entry.part, entry.run)
+            entry.run.source.check_unchanged()
+            return mapped
         try:
             future.result()
             return self._loaded.pop(name)
@@ -197,7 +215,7 @@ class PrefetchLoader:
             raise PrefetchError("the loader is closed") from None
         finally:
             with self._lock:
-                self._filled -= self._entries[name].nbytes
+                self._filled -= entry.nbytes
             self._read_ahead()
 
     def close(self) -> None:
@@ -225,15 +243,19 @@ class PrefetchLoader:
             raise PrefetchError("the loader is of another process, which has its threads: make one after the fork")
 
     def _read_ahead(self) -> None:
-        """Let the threads read the next tensors that the budget has room for."""
+        """Map the next tensors that lie in the page cache; let the threads read others, as the budget has room."""
         with self._lock:
             while self._waiting and self._executor is not None:
                 name = self._waiting[0]
-                nbytes = self._entries[name].nbytes
-                if name not in self._handed_out:
-                    if self._filled and self._filled + nbytes > self._budget:
-                        return
-                    self._filled += nbytes
-                    job = (self._loaded, self._reader, name, self._entries[name].part)
-                    self._futures[name] = self._executor.submit(_load, *job)
+                entry = self._entries[name]
+                if name in self._handed_out:
+                    pass
+                elif _is_cached(entry.run):
+                    with suppress(TensorFileError):  # raised again for who takes it
+                        _load(self._loaded, self._reader, name, entry)
+                elif self._filled and self._filled + entry.nbytes > self._budget:
+                    return
+                else:
+                    self._filled += entry.nbytes
+                    self._futures[name] = self._executor.submit(_load, self._loaded, self._reader, name, entry)
                 self._waiting.popleft()

@@ -111,19 +111,17 @@ class _Pages(np.ndarray[Any, np.dtype[np.uint8]]):
 def _pages_of(row: Row, memory: Any) -> NDArray[Any]:
     """Return an array over a mapping of a file whose pages are in memory, and leave it with its last user.
 
-    Those that lie in the page cache are mapped as they are touched: threads that map them get in each other's way.
+    Those that lie in the page cache are mapped as they are touched.
     """
-    source, begin = row.source, row.offset
-    for at in range(begin, begin + row.nbytes, _CHUNK):
-        nbytes = min(_CHUNK, begin + row.nbytes - at)
-        if is_cached(source, Range(at, at + nbytes)):
-            continue
+    source, begin, end = row.source, row.offset, row.offset + row.nbytes
+    for at in () if is_cached(source, Range(begin, end)) else range(begin, end, _CHUNK):
+        nbytes = min(_CHUNK, end - at)
         error = access.populate(memory, at, nbytes)
         if error:
             source.check_unchanged()
             source.fail_reading(at, nbytes, error)
     pages = np.ndarray.__new__(_Pages, (row.nbytes,), np.uint8, memory, begin)
-    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + row.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last:  # the pages at the edges are those of other tensors, too
         weakref.finalize(pages, drop_pages, memory, first, last - first, private=False).atexit = False
     return np.asarray(row.over(pages))
@@ -354,32 +352,43 @@ class OpenedFile:
         except (IndexError, OverflowError, ValueError) as error:
             raise SliceError.of(index, file.info(name).shape, error) from None
 
-    def resident(self, name: str, part: Any) -> Any:
-        """Return a tensor, or part of one, whose bytes are in memory; pages of the mapping where they are one run."""
+    def resident(self, name: str, part: Any, run: Row | None) -> Any:
+        """Return a tensor, or part of one, whose bytes are in memory: pages of the mapping where it has a `run`."""
         row = row_of(self.file, name)
         if is_region(part):
             if self._away:
                 return over_region(part, partial(self.part, name), imported("torch", "torch").cat)
             array = over_region(part, lambda box: read_part(self.file, name, (*box, ...)), np.concatenate)
             return self.deliver(name, array)
-        key = part if isinstance(part, tuple) else (part,)
         if row.dtype.packed and part is not None:
             return self._packed_rows(name, packed_rows(name, row.dtype, row.shape, part))
         if self._away or self._remote or self.pread:
             return self.whole(name) if part is None else self.slice_of(name)[part]
-        whole = row.dtype.packed or part is None
-        if row.geometry is None and not row.dtype.quantized and (whole or is_plain(key)):
-            axes = [] if whole else axes_of(key, row.shape, name)
-            starts, length = (np.zeros(1, np.int64), row.nbytes) if whole else runs_of(axes, row.shape, name)
-            if len(starts) == 1 and all(axis.step == 1 for axis in axes):
-                itemsize = 1 if whole else numpy_dtype(row.dtype).itemsize
-                shape = row.shape if whole else tuple(axis.size for axis in axes if axis.stays)
-                run = row._replace(shape=shape, offset=row.offset + int(starts[0]) * itemsize, nbytes=length * itemsize)
-                memory = self._memory_of(run) if run.nbytes else None
-                array = np.asarray(run.array()) if memory is None else _pages_of(run, memory)
-                return self._tensor(name, array, whole=part is None)
-        array = read_whole(self.file, name) if part is None else read_part(self.file, name, _with_ellipsis(key))
+        if run is not None:
+            memory = self._memory_of(run) if run.nbytes else None
+            array = np.asarray(run.array()) if memory is None else _pages_of(run, memory)
+        elif part is None:
+            array = read_whole(self.file, name)
+        else:
+            array = read_part(self.file, name, _with_ellipsis(part if isinstance(part, tuple) else (part,)))
         return self._tensor(name, array, whole=part is None)
+
+    def run_of(self, name: str, part: Any) -> Row | None:
+        """Return a row for the one run of bytes that a tensor, or part of one, is in a mapping; else None."""
+        row = row_of(self.file, name)
+        if self._away or self._remote or self.pread or row.geometry is not None or row.dtype.quantized:
+            return None
+        if part is None:
+            return row
+        key = part if isinstance(part, tuple) else (part,)
+        if row.dtype.packed or not is_plain(key):
+            return None
+        axes = axes_of(key, row.shape, name)
+        starts, length = runs_of(axes, row.shape, name)
+        if len(starts) != 1 or any(axis.step != 1 for axis in axes):
+            return None
+        itemsize, shape = numpy_dtype(row.dtype).itemsize, tuple(axis.size for axis in axes if axis.stays)
+        return row._replace(shape=shape, offset=row.offset + int(starts[0]) * itemsize, nbytes=length * itemsize)
 
     def _memory_of(self, row: Row) -> Any:
         """Return a mapping of a row's file that nobody else has, who would lose pages; None where there is none."""
