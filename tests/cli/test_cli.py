@@ -412,6 +412,7 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("convert MODEL MODEL", "this file is an input, and would be replaced"),
         ("convert MODEL a.weights --align 3", "--align is 3, expected a power of two from 8 to 4096"),
         ("convert MODEL a.weights --max-shard-size x", "--max-shard-size is 'x', expected a number of bytes"),
+        ("convert MODEL a.weights --include=--", "--include is '--', expected a value"),
         ("convert MODEL a.weights --names llama.cpp", "and the target is EMBD; leave --names llama.cpp out"),
         ("convert MODEL a.weights --rename x", "--rename is 'x', expected OLD=NEW"),
         ("convert MODEL a.weights --block-size 8", "--block-size: only with --quantize"),

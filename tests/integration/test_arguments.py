@@ -1,6 +1,7 @@
 """Arguments of a wrong type: a TypeError that names the argument and says what it takes, before anything is done."""
 
 import operator
+import pickle
 
 import numpy as np
 import pytest
@@ -92,6 +93,12 @@ WRONG = [
     (lambda f: f.save(vocab=5), "vocab must be a sequence of tokens, not int"),
     (lambda f: f.save(vocab="token"), "vocab must be a sequence of tokens, not str"),
     (lambda f: f.save(vocab={"token": 1}), "vocab must be a sequence of tokens, not dict"),
+    (lambda f: f.save(vocab=frozenset({"token"})), "vocab must be a sequence of tokens, not frozenset"),
+    (lambda f: pickle.dumps(f.plan()), "a plan cannot be pickled: pickle the path of its model, and plan again there"),
+    (
+        lambda f: pickle.dumps(f.file.pool(4096)),
+        "a pool cannot be pickled: pickle the path of its model, and open a pool there",
+    ),
     (lambda _: wm.Output(align="64"), "align must be an integer, not str"),
     (lambda _: wm.Output(align=64.0), "align must be an integer, not float"),
     (lambda f: wm.Output(5), "layout must be a str, not int"),

@@ -287,6 +287,12 @@ class _Parser(argparse.ArgumentParser):
         name, choices = "/".join(action.option_strings) or action.metavar, ", ".join(action.choices)
         self.error(f"{name} is {value!r}, expected one of {choices}")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuse ``--option=--``: argparse of Python 3.11 takes the value away, and fails for want of it."""
+        if action.option_strings and arg_strings == ["--"]:
+            self.error(f"{'/'.join(action.option_strings)} is '--', expected a value")
+        return super()._get_values(action, arg_strings)
+
     def _options_first(self, args: Sequence[str]) -> list[str]:
         """Return the arguments with the options and their values first."""
         actions, number = self._option_string_actions, self._negative_number_matcher

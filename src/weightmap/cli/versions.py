@@ -9,9 +9,9 @@ from weightmap import deltas
 from weightmap._messages import counted
 from weightmap.cli import show
 from weightmap.cli.arguments import add_json, add_threads
+from weightmap.cli.converting import spelt
 from weightmap.cli.outcome import OK, UsageError
 from weightmap.core.arguments import size
-from weightmap.core.model.sharding import bytes_of_size
 
 if TYPE_CHECKING:
     from weightmap.deltas.publishing import DeltaReport
@@ -54,11 +54,8 @@ def delta_publish(args: argparse.Namespace) -> int:
     _check("level", args.level, 1, 22)
     options = {"encoding": args.encoding, "checksum": args.checksum, "level": args.level, "full": args.full}
     if args.max_shard_size is not None:
-        try:
-            options["max_shard_size"] = bytes_of_size(args.max_shard_size)
-        except ValueError as error:
-            raise UsageError(f"--max-shard-size{str(error).removeprefix('max_shard_size')}") from None
-    with show.progress_bar("publishing") as progress:
+        options["max_shard_size"] = args.max_shard_size
+    with spelt(args), show.progress_bar("publishing") as progress:
         report = deltas.publish(
             *(args.base, args.new, args.directory),
             version=args.version,

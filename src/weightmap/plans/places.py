@@ -7,7 +7,7 @@ reads it once, through `Heads`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
-    Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
-
+# Where bytes of tensors begin and end
+Ranges: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64]]"
 # Bytes of heads that are kept: a mask is a hundredth of its tensor.
 _MAX_HEAD_BYTES = 16 << 20
 
@@ -87,12 +87,12 @@ def _head_of(ref: Row) -> bytes:
     return data
 
 
-def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
+def places_of(row: Row, starts: NDArray[np.int64], length: int) -> Ranges:
     """Return starts and stops, in the file, of the bytes that decode runs of elements; in no order, some perhaps equal.
 
     Parameters
     ----------
-    ref : Row
+    row : Row
         Of a quantised tensor.
     starts : ndarray of int64
         Where runs of elements begin in the flattened tensor.
@@ -108,18 +108,17 @@ def places_of(ref: Row, starts: NDArray[np.int64], length: int) -> Ranges:
     QuantError
         When the data is not what its scheme needs.
     """
-    row, scheme = ref, ref.dtype.name
-    parts = ref.row_parts()
+    scheme, parts = row.dtype.name, row.row_parts()
     if parts is not None:
         return _in_rows(row.offset, parts, *_blocks(starts, length, row.shape[-1]))
-    layout = ref.layout()
+    layout = row.layout()
     if layout is None or scheme not in (*BITS, *GGML_SCHEMES, "adaptive"):
         return np.array([row.offset], np.int64), np.array([row.offset + row.nbytes], np.int64)
     begin, block_size, scale_type = layout
     at = row.offset + begin
     head = SCALE[scale_type].itemsize if scheme in BITS and not block_size else 0
     if scheme == "adaptive":
-        places = _adaptive(ref, at, block_size, scale_type, *_blocks(starts, length, block_size))
+        places = _adaptive(row, at, block_size, scale_type, *_blocks(starts, length, block_size))
     elif head:  # one scale, then all codes
         bits = BITS[scheme]
         places = at + head + starts * bits // 8, at + head + ((starts + length) * bits + 7) // 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -412,6 +412,9 @@ class ReadPlan:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a plan cannot be pickled: pickle the path of its model, and plan again there")
 
     def __repr__(self) -> str:
         what = f"{counted(len(self), 'tensor')}, {counted(len(self._starts), 'read')}, {self.nbytes} bytes"

@@ -14,7 +14,7 @@ from weightmap._messages import quoted
 from weightmap.core.arguments import as_integer, mistyped
 from weightmap.core.table.table import PackedInfo, Row, TensorInfo
 from weightmap.errors import PlanError
-from weightmap.plans.places import places_of
+from weightmap.plans.places import Ranges, places_of
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 # Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices.
 
-# Where the bytes of tensors begin and end
-Ranges: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64]]"
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 MAX_RUNS = 1 << 24
 

@@ -25,7 +25,7 @@ import weakref
 from collections import deque
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -440,6 +440,9 @@ class Pool:
         if held_keys:
             what = f"{_called(held_keys[0])} is held while the pool is closed"
             raise ClosedError(what, path=name_of(self._file))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a pool cannot be pickled: pickle the path of its model, and open a pool there")
 
     def __enter__(self) -> Self:
         return self

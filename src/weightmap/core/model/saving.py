@@ -590,7 +590,7 @@ def save(
         tensors = open(tensors)
     name, how = as_path("path", path), Output.of(output)
     check_mappings(tensors, metadata=metadata, special_ids=special_ids)
-    if vocab is not None and (isinstance(vocab, str | dict | set) or not hasattr(vocab, "__len__")):
+    if vocab is not None and (isinstance(vocab, str | dict | set | frozenset) or not hasattr(vocab, "__len__")):
         raise mistyped("vocab", vocab, "a sequence of tokens")
     check_progress(progress)
     if max_shard_size is None:
