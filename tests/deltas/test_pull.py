@@ -114,6 +114,27 @@ def test_more_changed_shards_than_descriptors(tmp_path, in_place):
         assert (recorded(folder), digests(wm.load(folder))) == (number, digests(states[number]))
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_a_model_two_versions_behind_is_not_taken_for_the_base(tmp_path, single):
+    """No tensor of that delta tells: it would become the newest version, with an old tensor."""
+    states = [{"a": np.zeros(9, np.float32), "b": np.ones(9, np.float32)}]
+    states.append(states[0] | {"a": np.full(9, 5, np.float32)})
+    states.append(states[1] | {"b": np.full(9, 7, np.float32)})
+    source = tmp_path / "source"
+    for number in (1, 2):
+        write_delta(source, number, *states[number - 1 : number + 1])
+    folders = [write_model(tmp_path / f"{number}", state) for number, state in enumerate(states[:2])]
+    targets = [folder / "model.safetensors" if single else folder for folder in folders]
+    before = contents(folders[0])
+    with pytest.raises(wm.DeltaError, match="the model is not version 1, the base of that delta: it lacks"):
+        deltas.apply(targets[0], source / "weight_v000002")
+    assert contents(folders[0]) == before
+    deltas.apply(targets[0], source / "weight_v000001")
+    for target in targets:
+        assert deltas.apply(target, source / "weight_v000002").version == 2
+        assert digests(wm.load(target)) == digests(states[2])
+
+
 @pytest.mark.parametrize("version", [None, 1, 2, 9])
 @pytest.mark.parametrize("holds", ["nothing", "no model", "a model"])
 def test_a_pull_that_finds_no_path_leaves_nothing_behind(tmp_path, version, holds):

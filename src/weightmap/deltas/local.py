@@ -80,18 +80,15 @@ from weightmap.deltas.writing import MISSING, Tree, make_changes
 from weightmap.errors import DeltaError, FormatError, NotRegularFileError, Remedy, TargetError, TensorFileError
 from weightmap.plans.pages import numbered
 
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-_SYNC, _NEXT, _OLD_FILES, _STATE, _JOURNAL, _LOCK = (
-    ".weight_sync",
-    "next",
-    "spare",
-    "state.json",
-    "journal.json",
-    "lock",
-)
+_SYNC, _NEXT, _OLD_FILES = ".weight_sync", "next", "spare"
+_STATE, _JOURNAL, _LOCK = "state.json", "journal.json", "lock"
 # The file of changes; `weightmap.core.model.sharded` knows its place.
 CHANGES = "changes"
 # Errors of a file system without room, and of a process whose files may not grow.
@@ -671,15 +668,11 @@ def clone(new: access.Descriptor, old: access.Descriptor) -> None:
     """Let a new file share the bytes of another, as btrfs, XFS and bcachefs can. Raises OSError on others."""
     if sys.platform != "linux":
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    import fcntl  # noqa: PLC0415 - Windows has none
-
     fcntl.ioctl(new, _FICLONE, int(old))
 
 
 def _lock(file: access.Descriptor) -> None:
-    try:
-        import fcntl  # noqa: PLC0415 - Windows has none
-    except ImportError:
+    if sys.platform == "win32":
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -701,8 +694,6 @@ def _is_unused(file: access.Descriptor) -> bool:
     Linux grants a write lease only then. Not asked on file systems where a mapping is of another file underneath, as
     that of a container's layers, or where other machines may have it open.
     """
-    import fcntl  # noqa: PLC0415 - Windows has none
-
     status = os.fstat(file)
     local = numbered(files.file_system(file)).kind in ("local", "memory")
     if not local or status.st_nlink != 1 or not stat.S_ISREG(status.st_mode) or not hasattr(fcntl, "F_SETLEASE"):

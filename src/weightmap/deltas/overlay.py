@@ -89,10 +89,8 @@ class Patched(DecodedOnUse):
     @staticmethod
     def _old(row: Row) -> Iterator[NDArray[np.uint8]]:
         end = row.offset + row.nbytes
-        source, block = (
-            row.source.ahead([Range(row.offset, end)]),
-            np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8),
-        )
+        source = row.source.ahead([Range(row.offset, end)])
+        block = np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
         for at in range(row.offset, end, BLOCK):
             piece = block[: end - at]
             source.read_into(at, piece)
@@ -166,9 +164,8 @@ class OverlaidTable(JoinedTable):
     def side_ranges(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, Range]]:
         """Return the places of frames: see `Table.side_ranges`."""
         changes = (self.changed[row] for row in rows.tolist() if row in self.changed)
-        return [
-            (frame.source, Range(frame.offset, frame.offset + frame.nbytes)) for how in changes for frame in how.frames
-        ]
+        frames = (frame for how in changes for frame in how.frames)
+        return [(frame.source, Range(frame.offset, frame.offset + frame.nbytes)) for frame in frames]
 
     def check(self) -> None:
         """Check the table of the base."""

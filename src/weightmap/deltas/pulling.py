@@ -58,7 +58,8 @@ def apply(
     ----------
     model : str or os.PathLike
         A file of safetensors, or a directory or index of a model in such files. A directory gets the record of its
-        version, ``.weight_sync/``; one without a record is taken at its word, and the checksums decide.
+        version, ``.weight_sync/``; one without a record is taken at its word, and the checksums decide: of this delta,
+        and of the one before, if that lies beside it.
     delta : str or os.PathLike
         The directory of the delta, or its address in a store.
     in_place : bool
@@ -100,6 +101,8 @@ def apply(
     folder = _directory_of(path)
     step = read_delta(_address("delta", delta), _READING)
     try:
+        if step.base_version and (folder is None or not Local(folder).is_recorded):
+            _check_base(path, step)
         if folder is None:
             if in_place:
                 os.stat(path)  # a file that is not there
@@ -453,11 +456,8 @@ def _stage(
                 for name, part in listed[start : start + MAX_OPEN]
             ]
             write_files(files, work.threads, work.add)
-    moves = (
-        []
-        if update or path is None
-        else [(name, name) for name in CompanionFiles(path, place.staged(""), replace=True).copy()]
-    )
+    copied = () if update or path is None else CompanionFiles(path, place.staged(""), replace=True).copy()
+    moves = [(name, name) for name in copied]
     switch: tuple[str | None, str] = (only, only)
     if sharded:
         index = called(path) if update and path is not None else versions.INDEX
@@ -496,6 +496,25 @@ def _as_safetensors(file: TensorFile) -> WritePlan:
     target = by_name("safetensors")
     assert target.plan is not None  # noqa: S101 - for the type checker
     return target.plan(Request(Tensors(payloads), target.layouts[0], {"format": "pt"}))
+
+
+def _check_base(model: str, step: versions.Delta) -> None:
+    """Refuse a model without a record that lacks what the delta before changed, where that lies beside this one.
+
+    A delta has checksums of the tensors alone that it changes: a model two versions behind may pass for its base.
+    """
+    source, _ = versions.split_version(step.path)
+    before = None
+    with contextlib.suppress(TensorFileError, OSError):  # nobody can tell
+        before = versions.read_version(inside(source, versions.version_name(step.base_version)), _READING)
+    if before is None:
+        return
+    # The others are compared with their checksums as they are decoded.
+    before.frames = {name: frame for name, frame in before.frames.items() if name not in step.frames}
+    with overlaid(open_with(model, _READING), [before], _READING) as file:
+        if not all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
+            what = f"the model is not version {before.version}, the base of that delta: it lacks what that changed"
+            raise DeltaError(what, path=name_of(file), field="base_version")
 
 
 def _apply_to_file(path: str, delta: versions.Delta, work: _Work, started: float) -> DeltaReport:
