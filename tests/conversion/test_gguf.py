@@ -132,14 +132,14 @@ def test_more_than_four_dimensions_are_for_lenient_reading(version):
 
 def test_big_endian_files_have_numbers_and_no_blocks(tmp_path):
     tensors = {"n": normal((2, 3)), "h": noise("float16", (3,)), "b": noise("bfloat16", (2,))}
-    tensors["q"] = Tensor("q8_0", (1, 32), bytes(34))
+    tensors |= {"q": Tensor("q8_0", (1, 32), bytes(34)), "opaque": Tensor("q8_1", (1, 32), bytes(40))}
     path = tmp_path / "t.gguf"
     path.write_bytes(gguf.build(tensors, big=True))
     with wm.open(path) as f:
         assert f["n"].dtype == np.dtype(">f4")
         np.testing.assert_array_equal(f["n"], tensors["n"].array)
         np.testing.assert_array_equal(f.read("h"), tensors["h"].array.astype(np.float32))
-        for name in ("b", "q"):
+        for name in ("b", "q", "opaque"):
             with pytest.raises(wm.UnsupportedError, match="big-endian"):
                 f[name]
             with pytest.raises(wm.UnsupportedError, match="big-endian"):
@@ -147,7 +147,7 @@ def test_big_endian_files_have_numbers_and_no_blocks(tmp_path):
     little = tmp_path / "little.gguf"
     wm.convert(path, little, include=["n", "h"])
     assert gguf.parse(little.read_bytes())[0] == {name: tensors[name] for name in ("n", "h")}
-    assert wm.diff(path, little).only_in_a == ("b", "q")
+    assert wm.diff(path, little).only_in_a == ("b", "q", "opaque")
     wm.convert(path, tmp_path / "n.safetensors", include=["n"], dtype="float16")
     np.testing.assert_array_equal(wm.load(tmp_path / "n.safetensors")["n"], tensors["n"].array.astype(np.float16))
 

@@ -671,7 +671,7 @@ _FEWEST = 2
 def _dtype(name: str, *, big: bool) -> DType:
     """Return the type of this name in a file of either byte order."""
     if name in OPAQUE:
-        return DType(name, DECLARED)
+        return DType(name, DECLARED, quantized=big)  # look-ups refuse those of big-endian files, as they refuse blocks
     dense = DTYPES.get(name)
     if dense is None:
         return SCHEMES[name]
