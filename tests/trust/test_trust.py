@@ -16,7 +16,7 @@ from tests.device_support import FakeDevice
 
 import weightmap as wm
 from weightmap import cli
-from weightmap.conversion import converting, sharded
+from weightmap.conversion import converting, running
 from weightmap.core.bytes import source as sources
 from weightmap.core.model import single
 from weightmap.device import Staging, load
@@ -578,7 +578,7 @@ def test_workers_use_the_bytes_that_were_hashed(directory, tmp_path, monkeypatch
         opened.append(path)
         return file
 
-    monkeypatch.setattr(sharded, "open_file", open_file)
+    monkeypatch.setattr(running, "open_file", open_file)
     with wm.open(model, trust=given, mode=mode) as file:
         wm.convert(file, tmp_path / "new/", run=wm.Run(executor=Inline()))
     assert len(opened) == 2

@@ -11,7 +11,7 @@ from weightmap._messages import counted, quoted
 from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.checkpoints.weights import storage_of
 from weightmap.conversion.quantizer import Quantize
-from weightmap.conversion.running import ALONE, Run, validated_run
+from weightmap.conversion.running import ALONE, Run, as_run
 from weightmap.conversion.sharded import convert_model
 from weightmap.conversion.spec import Spec, checked_view, floating
 from weightmap.conversion.tensors import Preparer, overflow_note, unaligned, unaligned_note
@@ -193,7 +193,7 @@ def convert(
     >>> report.tensors, report.quantized[0].bits_per_weight
     (2, 4.5)
     """
-    output, run = Output.of(output), ALONE if run is None else validated_run(run)
+    output, run = Output.of(output), ALONE if run is None else as_run(run)
     threads = None if threads is None else as_threads(threads)
     path = as_path("dst", dst)
     check_progress(progress)

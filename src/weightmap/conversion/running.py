@@ -8,21 +8,25 @@ import json
 import os
 import queue
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from weightmap._messages import quoted
-from weightmap.core.arguments import Limits, as_integer, as_path, mistyped
+from weightmap.core.arguments import Limits, Options, as_integer, as_path, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import remove_leftovers, write_plan
 from weightmap.core.bytes.memory import keeping
-from weightmap.core.bytes.open_source import from_path
+from weightmap.core.bytes.open_source import from_path, inside
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.model.internals import shard_name
-from weightmap.errors import FormatError, ShardsError, TargetError, TensorFileError, UnsupportedError
+from weightmap.core.model.internals import shard_name, sources_of
+from weightmap.core.model.opening import open_with
+from weightmap.core.model.single import is_index, open_file
+from weightmap.errors import FileChangedError, FormatError, ShardsError, TargetError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
+
+    from weightmap.core.model.file import TensorFile
 
 
 # An executor takes some milliseconds for each call, so small tasks go there together: at most so many, of so many bytes
@@ -90,7 +94,7 @@ class Run:
 ALONE = Run()
 
 
-def validated_run(run: Run | None) -> Run:
+def as_run(run: Run | None) -> Run:
     """Return the argument `run` of a function, by default one process. Raises TypeError for anything else."""
     if run is None:
         return ALONE
@@ -306,9 +310,39 @@ def bundled(tasks: Sequence[Any], weights: Sequence[int]) -> list[tuple[Any, ...
     return [*bundles, tuple(bundle)] if bundle else bundles
 
 
-def digest(*values: Any) -> str:
-    """Return a fingerprint of plain values."""
-    return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+class FileRows(NamedTuple):
+    """Tensors of a source file: its name in the source's directory, its state, and ranges of rows [start, stop)."""
+
+    name: str
+    size: int
+    state: int | str
+    rows: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, name: str, file: TensorFile, rows: Iterable[tuple[int, int]]) -> FileRows:
+        """Return rows of an open file, with its size and its modification time, or tag in a store; of several, all."""
+        states: list[int | str] = []
+        for source in sources_of(file):
+            if source.store is not None:
+                states.append(str(source.identity[1] or source.identity[2]))
+            else:
+                states.append(source.identity[3] if source.identity else 0)  # a buffer has no time
+        return cls(name, file.nbytes, states[0] if len(states) == 1 else ", ".join(map(str, states)), tuple(rows))
+
+    def open(self, folder: str, options: Options) -> TensorFile:
+        """Open the file. Raises `FileChangedError` if it has changed since the task was made."""
+        path = inside(folder, plain_name(self.name, "name"))
+        # With digests in the caller's mode: "copy" uses the bytes that were hashed.
+        mode = options.mode if options.trust else None
+        options = Options(**options.keywords(mode=mode, verify="header", private=True))
+        file = open_with(path, options) if is_index(path) or options.deltas else open_file(path, path, options)
+        now = FileRows.of(self.name, file, self.rows)
+        if now != self:
+            file.close()
+            expected = f"{self.size} bytes and {self.state}"
+            what = "the file was changed after its shards were planned: its size and time of modification, or tag"
+            raise FileChangedError(what, path=path, actual=f"{now.size} bytes and {now.state}", expected=expected)
+        return file
 
 
 def plain_name(name: str, field: str) -> str:
@@ -327,7 +361,7 @@ class Manifest:
     ----------
     path : str
     work, run : str
-        What the run does, "convert" or "verify", and the `digest` of everything that holds for all its shards.
+        What the run does, "convert" or "verify", and the `key` of everything that holds for all its shards.
     fields : mapping of str to type
         The fields of a record, besides "key".
     limits : Limits
@@ -351,6 +385,11 @@ class Manifest:
                 self._add(name, record)
         except TensorFileError as error:
             raise error.located(path=path) from None
+
+    @staticmethod
+    def key(*values: Any) -> str:
+        """Return a fingerprint of plain values, such as a task: the key of its record."""
+        return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _read(self, limits: Limits) -> dict[str, Any]:
         """Return the records of the file; none if it is not there."""

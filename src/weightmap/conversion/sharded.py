@@ -11,21 +11,18 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import counted, quoted
-from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, plain_name, share_of
+from weightmap.conversion.running import FileRows, Manifest, Run, Runner, is_shared, manifests_of, plain_name, share_of
 from weightmap.conversion.spec import Spec, conversion_view
 from weightmap.conversion.tensors import Prepared, Preparer, check_total, overflow_note, unaligned, unaligned_note
-from weightmap.core.arguments import Options
 from weightmap.core.bytes.atomic import file_exists, remove_leftovers, write_plan
-from weightmap.core.bytes.open_source import called, folder_of, inside
+from weightmap.core.bytes.open_source import called, folder_of
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats import check_names
-from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of, sources_of, where_of
-from weightmap.core.model.opening import open_with
+from weightmap.core.model.internals import name_of, named_rows, parts_of, rows_of, where_of
 from weightmap.core.model.reports import ConvertReport, QuantizedInfo
 from weightmap.core.model.sharded import equal
 from weightmap.core.model.sharding import ShardTarget, encode_index, holding, removing_new, tensor_bytes, write_index
-from weightmap.core.model.single import is_index, open_file
-from weightmap.errors import EncodeError, FileChangedError, ShardsError, TensorFileError
+from weightmap.errors import EncodeError, ShardsError, TensorFileError
 from weightmap.huggingface.companion_files import CompanionFiles, check_not_read, is_whole
 from weightmap.huggingface.directory import read_beside
 from weightmap.llama.translating import without_keys
@@ -35,15 +32,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
-
-
-class FileRows(NamedTuple):
-    """Tensors of a source file: its name in the source's directory, its state, and ranges of rows [start, stop)."""
-
-    name: str
-    size: int
-    state: int | str
-    rows: tuple[tuple[int, int], ...]
 
 
 class ShardTask(NamedTuple):
@@ -120,7 +108,7 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
     spec = task.spec
     with contextlib.ExitStack() as stack:
         if opened is None:
-            files = [stack.enter_context(open_rows(task.folder, piece, spec.opening)) for piece in task.pieces]
+            files = [stack.enter_context(piece.open(task.folder, spec.opening)) for piece in task.pieces]
         else:
             files = [opened[piece.name] for piece in task.pieces]
             if spec.translated and task.number:
@@ -148,33 +136,6 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
     done = () if preparer.quantizer is None else tuple(preparer.quantizer.done)
     overflown, crc = preparer.overflow.total, sinks[0].digest or 0
     return ShardReport(task.number, size, crc, tensor_bytes(path), not_aligned, overflown, done, converted=True)
-
-
-def open_rows(folder: str, piece: FileRows, options: Options) -> TensorFile:
-    """Open a source file of a task. Raises `FileChangedError` if it has changed since the task was made."""
-    path = inside(folder, plain_name(piece.name, "name"))
-    # With digests in the caller's mode: "copy" uses the bytes that were hashed.
-    options = Options(**options.keywords(mode=options.mode if options.trust else None, verify="header", private=True))
-    whole = is_index(path) or options.deltas
-    file = open_with(path, options) if whole else open_file(path, path, options)
-    size, state = state_of(file)
-    if (size, state) != (piece.size, piece.state):
-        file.close()
-        expected = f"{piece.size} bytes and {piece.state}"
-        what = "the file was changed after its shards were planned: its size and time of modification, or tag"
-        raise FileChangedError(what, path=path, actual=f"{size} bytes and {state}", expected=expected)
-    return file
-
-
-def state_of(file: TensorFile) -> tuple[int, int | str]:
-    """Return size and modification time of a file, or its tag in a store; of several files, all times or tags."""
-    states: list[int | str] = []
-    for source in sources_of(file):
-        if source.store is not None:
-            states.append(str(source.identity[1] or source.identity[2]))
-        else:
-            states.append(source.identity[3] if source.identity else 0)  # a buffer has no time
-    return file.nbytes, states[0] if len(states) == 1 else ", ".join(map(str, states))
 
 
 def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple[str, Row]]:
@@ -314,7 +275,9 @@ def plan_shards(
     ]
     shared = None if directory is None else (sorted(directory.metadata.items()), sorted(directory.stamps.items()))
     keys = [
-        digest(task.number, len(tasks), task.pieces, shared if task.model else None, task.renamed, *(task.part or ()))
+        Manifest.key(
+            task.number, len(tasks), task.pieces, shared if task.model else None, task.renamed, *(task.part or ())
+        )
         for task in tasks
     ]
     encode_index(target, shard_of_new, 2**63, _index_metadata(file))
@@ -384,7 +347,7 @@ def _pieces(
     for shard, names in chosen.items():
         members = frozenset(names)
         rows = [i for i, name in enumerate(files[shard]) if name in members]
-        pieces.append(FileRows(shard, *state_of(files[shard]), tuple(_ranges(rows))))
+        pieces.append(FileRows.of(shard, files[shard], _ranges(rows)))
         places += [(name, row) for name, row in named_rows(files[shard]) if name in members]
     return tuple(pieces), places
 
@@ -510,7 +473,7 @@ class _Conversion:
 
     def _manifests(self) -> list[Manifest]:
         """Read the manifest of this rank, then those of the others."""
-        key = digest(self._target.index_name, self._spec.result, len(self._plan.tasks))
+        key = Manifest.key(self._target.index_name, self._spec.result, len(self._plan.tasks))
         return [Manifest(path, "convert", key, _RECORD, self._spec.opening.limits) for path in manifests_of(self._run)]
 
     def _recorded(self, manifests: list[Manifest]) -> dict[str, dict[str, Any]]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import quoted
 from weightmap.checkpoints.handle import Weights, stored_model
-from weightmap.conversion.running import Manifest, Run, Runner, digest, is_shared, manifests_of, share_of, validated_run
-from weightmap.conversion.sharded import FileRows, open_rows, state_of
+from weightmap.conversion.running import FileRows, Manifest, Run, Runner, as_run, is_shared, manifests_of, share_of
 from weightmap.core.arguments import Limits, Options, as_threads, check_progress, names_moved
 from weightmap.core.bytes.open_source import called, folder_of, inside
 from weightmap.core.model.internals import name_of, parts_of, sources_of
@@ -47,7 +46,7 @@ class VerifyTask(NamedTuple):
 def verify_shard(task: VerifyTask) -> VerifyReport:
     """Verify one file, in this process or another one."""
     options = Options(task.limits, strict=task.strict, private=True)
-    with open_rows(task.folder, task.piece, options) as file:
+    with task.piece.open(task.folder, options) as file:
         return file.verify(threads=task.threads)
 
 
@@ -99,7 +98,7 @@ def verify(
     >>> wm.verify("model.weights").scope
     'structure and checksums'
     """
-    run = validated_run(run)
+    run = as_run(run)
     check_progress(progress)
     threads = None if threads is None else as_threads(threads)
     with naming_all(source) if run.keep_going else nullcontext():
@@ -139,12 +138,14 @@ def _verify_files(
     folder, files = folder_of(source.absolute), file.shards or {called(source.absolute): file}
     tasks = []
     for number, (name, part) in enumerate(files.items()):
-        piece = FileRows(name, *state_of(part), ())
+        piece = FileRows.of(name, part, ())
         tasks.append(VerifyTask(number, folder, piece, strict, limits, threads))
     tasks = list(share_of(run, tasks))
     manifest = None
     if run.manifest is not None:
-        manifest = Manifest(manifests_of(run)[0], "verify", digest(called(source.absolute), strict), _RECORD, limits)
+        manifest = Manifest(
+            manifests_of(run)[0], "verify", Manifest.key(called(source.absolute), strict), _RECORD, limits
+        )
     reports: dict[int, VerifyReport] = {}
     total, done = sum(task.piece.size for task in tasks), 0
 
@@ -154,14 +155,14 @@ def _verify_files(
             raise ShardsError(f"shard {quoted(task.name)}: the executor returned something else than its report")
         reports[task.number] = report
         if manifest is not None:
-            manifest.add(task.name, digest(task.piece), **_recorded(report))
+            manifest.add(task.name, Manifest.key(task.piece), **_recorded(report))
         done += task.piece.size
         if progress is not None:
             progress(done, total)
 
     remaining = []
     for task in tasks:
-        record = None if manifest is None else manifest.find(task.name, digest(task.piece))
+        record = None if manifest is None else manifest.find(task.name, Manifest.key(task.piece))
         if record is None:
             remaining.append(task)
         else:
