@@ -116,7 +116,7 @@ static PyObject *finder(PyObject *module, PyObject *const *args, Py_ssize_t n_ar
     return function_over(&find_function, sizeof(wm_index), args, n_args);
 }
 
-/* place(i): see Table.place in index/table.py; None for a row that Python must look at. The first of the objects kept are the
+/* place(i): see Table.place in table/table.py; None for a row that Python must look at. The first of the objects kept are the
  * dtypes by code. */
 static PyObject *place(PyObject *self, PyObject *number) {
     const binding *k = PyCapsule_GetPointer(self, BINDING);

@@ -83,7 +83,7 @@ static PyObject *own(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
  * Memory: a buffer over a mapped file or new memory, released with the last view of it.
  */
 typedef struct {
-    PyObject_HEAD PyObject *weak; /* weak references, for io/prefetch.py */
+    PyObject_HEAD PyObject *weak; /* weak references, for plans/pages.py */
     uint8_t *bytes;
     uint64_t size;
     int readonly, mapped;

@@ -49,7 +49,7 @@ holds the lock next goes on to the new one.
 A folder from a stranger
 ------------------------
 Anything may lie in ``.weight_sync/``: links, folders, a journal. So whatever lies below the directory is reached from
-descriptors, without following a link (tree.py). Files of the model behind a linked folder belong to others: they are
+descriptors, without following a link (`Tree`). Files of the model behind a linked folder belong to others: they are
 read, and stay. A journal counts only if each of its files is the one that it tells of, by size and modification time.
 
 Configuration and tokenizer are files of their own: those of a full version come just before the step, so that they are

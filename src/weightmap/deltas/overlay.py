@@ -7,6 +7,7 @@ frames of all deltas over them. The files of the deltas are sources of the handl
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -225,13 +226,12 @@ def _changed(table: Table, base: str, deltas: Sequence[Delta], limits: Limits) -
     return changed
 
 
-def check_chain(deltas: Sequence[Delta], at: int | None = None) -> None:
-    """Raise `DeltaError` unless each delta is built on the one before; the first one on version `at`, if given."""
-    for delta in deltas:
-        if at is not None and delta.base_version != at:
-            actual = delta.base_version
-            raise DeltaError("base_version", path=delta.path, field="base_version", actual=actual, expected=at)
-        at = delta.version
+def _check_chain(deltas: Sequence[Delta]) -> None:
+    """Raise `DeltaError` unless each delta is built on the one before."""
+    for before, delta in pairwise(deltas):
+        if delta.base_version != before.version:
+            actual, expected = delta.base_version, before.version
+            raise DeltaError("base_version", path=delta.path, field="base_version", actual=actual, expected=expected)
 
 
 def read_delta(directory: str, options: Options, before: Sequence[Delta] = ()) -> Delta:
@@ -248,7 +248,7 @@ def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> T
     try:
         for directory in directories:
             deltas.append(read_delta(directory, options, deltas))
-        check_chain(deltas)
+        _check_chain(deltas)
     except BaseException:
         base.close()
         for delta in deltas:

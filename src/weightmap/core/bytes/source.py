@@ -62,7 +62,7 @@ ROUND_TRIP = 512 << 10
 
 
 class Source:
-    """The bytes of one file or buffer. The functions of io/open_source.py make one from the user's argument.
+    """The bytes of one file or buffer. The functions of bytes/open_source.py make one from the user's argument.
 
     Parameters
     ----------
