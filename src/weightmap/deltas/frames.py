@@ -223,10 +223,8 @@ class _Overwrite(_Patch):
 
     def apply(self, block: NDArray[np.uint8], at: int) -> None:
         end = at + len(block)
-        while True:
+        while len(self._positions) or self._pending:
             if not len(self._positions):
-                if not self._pending:
-                    break
                 self._read_places()
             count = int(np.searchsorted(self._positions, end))
             values = np.empty(count, np.uint8)

@@ -115,9 +115,8 @@ class Tree:
         return file
 
     def _irregular(self, name: str) -> NotRegularFileError:
-        return NotRegularFileError(
-            "this is a link or not a regular file: remove it", path=os.path.join(self.path, name)
-        )
+        what = "this is a link or not a regular file: remove it"
+        return NotRegularFileError(what, path=os.path.join(self.path, name))
 
     def _lstat(self, name: str) -> os.stat_result | None:
         """Return the status of a file, folder or link; None if there is none, or its path leads through a link."""
