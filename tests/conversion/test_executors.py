@@ -313,7 +313,7 @@ def test_keep_going_collects_errors(model, tmp_path, *, threads):
     assert set(content(tmp_path / "a")) == {name_of(i, suffix=".amb") for i in (1, 2, 4, 6)}
 
 
-def test_keep_going_names_every_shard_that_does_not_open(model, tmp_path):
+def test_keep_going_names_every_shard_that_does_not_open(model, tmp_path, monkeypatch):
     """Of a directory and of an index; without it, the first one."""
     (model / name_of(2)).unlink()
     path = model / name_of(5)
@@ -329,6 +329,9 @@ def test_keep_going_names_every_shard_that_does_not_open(model, tmp_path):
             assert [name for name, _ in caught.value.errors] == [name_of(2), name_of(5)]
             with pytest.raises(wm.LayoutError, match=name_of(2)):
                 run(source, wm.Run(manifest=tmp_path / "m"))
+    monkeypatch.chdir(model)  # where damaged content lies is no model of it
+    with pytest.raises(wm.TruncatedError):
+        wm.verify(b"EMBD", run=wm.Run(keep_going=True))
     (model / name_of(2)).symlink_to(name_of(1))
     with pytest.raises(wm.TruncatedError, match=name_of(5)):
         wm.verify(model, run=wm.Run(keep_going=True))

@@ -781,7 +781,9 @@ def naming_all(source: Any) -> Iterator[None]:
 def _closed_shards(source: Any) -> list[tuple[str, Exception]]:
     """Return the shards of a model that do not open, with their errors; none of a model that is no index of shards."""
     failed: list[tuple[str, Exception]] = []
-    path = open_source.path_of(source) or ""
+    path = open_source.path_of(source)
+    if path is None:
+        return failed
     with contextlib.suppress(errors.TensorFileError, OSError):  # no directory, or one without a model
         path = path if single.is_index(path) else find_model(path)
     for name in sorted(_shards_named(path)) if single.is_index(path) else ():
