@@ -99,7 +99,7 @@ def awq(*, group=32, zeros=True, columns=64):
 
 
 def gptq(bits, *, version="gptq", group=32, order=""):
-    """GPTQ; `order` is "" without g_idx, "plain", "empty" (all 0), or "act" for groups in another order."""
+    """GPTQ; `order` is "" without g_idx, "plain", or "act" for groups in another order."""
     rows, columns = 32, 128
     size = columns if group < 0 else group
     count, most = columns // size, 1 << bits
@@ -110,7 +110,7 @@ def gptq(bits, *, version="gptq", group=32, order=""):
     kept = (z - 1) % most if version == "gptq" else z
     tensors = {"qweight": words(q, bits).T, "qzeros": words(kept.T, bits), "scales": s.T}
     if order:
-        tensors["g_idx"] = (g if order != "empty" else 0 * g).astype(np.int32)
+        tensors["g_idx"] = g.astype(np.int32)
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version, "sym": False}
     values = product(q - z[:, g], s.astype(np.float32)[:, g])
     return Checkpoint(f"gptq{bits}", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values, dtype="float16")
@@ -546,7 +546,6 @@ EXAMPLES = {
     **{f"gptq {bits}": (lambda bits=bits: gptq(bits)) for bits in (2, 3, 4, 8)},
     **{f"gptq {bits} v2": (lambda bits=bits: gptq(bits, version="gptq_v2", order="plain")) for bits in (2, 3, 4, 8)},
     "gptq act-order": lambda: gptq(4, order="act"),
-    "gptq, empty order": lambda: gptq(4, order="empty"),
     "gptq, one group": lambda: gptq(4, group=-1),
     **{f"packed {bits}": (lambda bits=bits: packed(bits)) for bits in range(1, 9)},
     **{f"packed {bits}, zeros": (lambda bits=bits: packed(bits, symmetric=False)) for bits in (1, 2, 3, 4, 5, 6, 7, 8)},

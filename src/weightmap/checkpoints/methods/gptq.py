@@ -28,8 +28,7 @@ class GptqCoding(Transposed):
     Parameters
     ----------
     groups : ndarray of int32, shape (in,), optional
-        ``g_idx``, a checked copy. None too if all of it is 0: tools without act-order left it so, and the kernels of
-        exllama ignore it then.
+        ``g_idx``, a checked copy.
     added : int
         1 in the first version, else 0.
     """
@@ -129,8 +128,7 @@ class Gptq(Method):
         groups = None
         if "g_idx" in group:
             group.check("g_idx", ("int32",), (columns,))
-            stored = checked_groups(group, "g_idx", count)
-            groups = stored if stored.any() else None
+            groups = checked_groups(group, "g_idx", count)
         return GptqCoding((out, columns), size, bits, groups, added=self.added)
 
 
