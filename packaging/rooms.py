@@ -19,7 +19,7 @@ BUDGETS = {
     "compat": 1_496,
     "conversion": 2_747,
     "dcp": 300,
-    "deltas": 2_120,
+    "deltas": 2_125,
     "device": 1_200,
     "dlpack": 80,
     "hub": 180,
