@@ -1,6 +1,9 @@
 """`pull` and `apply`: every version of a chain, whole or not at all, whoever stops them and whoever reads meanwhile."""
 
+import contextlib
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -360,6 +363,58 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
         assert len(list(folder.glob("*.safetensors*"))) == (1 if target in (3, 4) else 3)
     assert number > (8 if in_place else 6)
     assert not in_place or refused > 3
+
+
+def failing(number):
+    """A stat of a file in an open directory that fails at the number-th call, as that of a server that is away."""
+    left, real = number, os.stat
+
+    def call(path, *, dir_fd=None, **options):
+        nonlocal left
+        left -= dir_fd is not None
+        if dir_fd is not None and left == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, dir_fd=dir_fd, **options)
+
+    return call, lambda: left <= 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
+@pytest.mark.parametrize(("then", "in_place"), [(None, False), ("move", False), ("remove", False), ("patch", True)])
+def test_a_file_that_cannot_be_looked_at_is_not_missing(chain, tmp_path, monkeypatch, then, in_place):
+    """A pull, or the one after a killed one, meets an error at each look; the next one ends at the target."""
+    base, source, states = chain
+    deltas.pull(tmp_path / "from", source, base=base, version=0)
+    shutil.rmtree(tmp_path / "from" / ".weight_sync" / "spare", ignore_errors=True)
+    if then is not None:
+        with monkeypatch.context() as patch, contextlib.suppress(Stopped):
+
+            def step(name):
+                if name == then:
+                    raise Stopped
+
+            patch.setattr(places, "step", step)
+            patch.setattr(places.Local, "abandon", lambda _: None)
+            patch.setattr(places.access, "cpus", lambda: 1)
+            deltas.pull(tmp_path / "from", source, version=1, in_place=in_place)
+    number, failed = 0, True
+    while failed:
+        number += 1
+        folder = tmp_path / "local"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / "from", folder)
+        call, met = failing(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", call)
+            with contextlib.suppress(OSError):
+                deltas.pull(folder, source, version=1, in_place=in_place, threads=1)
+            failed = met()
+        deltas.pull(folder, source, version=1)
+        assert digests(wm.load(folder)) == digests(states[1])
+        assert recorded(folder) == 1
+        assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
+        assert len(list(folder.glob("*.safetensors*"))) == 3
+    assert number > 10
 
 
 def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatch):

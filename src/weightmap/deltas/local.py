@@ -261,7 +261,7 @@ class Local:
         """Return which of some names are of files in ``next/``: regular ones that nobody else has a name for."""
         try:
             tree = self._next
-        except OSError:  # it is missing, or a link
+        except (FileNotFoundError, TargetError):  # it is missing, or a link
             return set()
         return {name for name in names if (status := tree.status(name)) is not None and status.st_nlink <= 1}
 

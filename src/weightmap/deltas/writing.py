@@ -118,13 +118,25 @@ class Tree:
         what = "this is a link or not a regular file: remove it"
         return NotRegularFileError(what, path=os.path.join(self.path, name))
 
-    def _lstat(self, name: str) -> os.stat_result | None:
-        """Return the status of a file, folder or link; None if there is none, or its path leads through a link."""
+    def _stat(self, name: str) -> os.stat_result:
+        """Return the status of a file, folder or link.
+
+        Raises FileNotFoundError; ValueError if no file can have the name, or its path leads through a link. Any other
+        OSError says that the system cannot tell: taken for a file that is missing, a model would be removed.
+        """
         try:
             path, at = self._where(name)
             return os.stat(path, dir_fd=at, follow_symlinks=False)
-        except (OSError, ValueError):  # ValueError: no file can have the name
-            return None
+        except OSError as error:
+            if isinstance(error, TargetError) or error.errno == errno.ENAMETOOLONG:
+                raise ValueError(name) from None
+            raise
+
+    def _lstat(self, name: str) -> os.stat_result | None:
+        """Return the status of a file, folder or link; None if there is none, or its path leads through a link."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return self._stat(name)
+        return None
 
     def status(self, name: str) -> os.stat_result | None:
         """Return the status of a regular file; None for anything else."""
@@ -143,11 +155,10 @@ class Tree:
     def takes(self, name: str) -> bool:
         """Whether a file can get a name: no folder has it, and its path leads through no link."""
         try:
-            path, at = self._where(name)
-            return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
+            return not stat.S_ISDIR(self._stat(name).st_mode)
         except FileNotFoundError:  # its folder will be made
             return True
-        except (OSError, ValueError):
+        except ValueError:
             return False
 
     def names(self) -> list[str]:
