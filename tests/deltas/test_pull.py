@@ -417,6 +417,28 @@ def test_a_file_that_cannot_be_looked_at_is_not_missing(chain, tmp_path, monkeyp
     assert number > 10
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_reads_that_return_fewer_bytes(chain, tmp_path, monkeypatch, in_place):
+    """As signals and file systems of networks may let them: each read returns half of what it could."""
+    base, source, states = chain
+    pread, preadv = os.pread, os.preadv
+    monkeypatch.setattr(os, "pread", lambda fd, count, at: pread(fd, (count + 1) // 2, at))
+    monkeypatch.setattr(os, "preadv", lambda fd, rooms, at: preadv(fd, [rooms[0][: (len(rooms[0]) + 1) // 2]], at))
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=0)
+    with monkeypatch.context() as patch, contextlib.suppress(Stopped):
+        patch.setattr(places, "step", stopping(6))
+        patch.setattr(places.Local, "abandon", lambda _: None)
+        deltas.pull(folder, source, version=1, in_place=in_place)
+    deltas.pull(folder, source, version=2, in_place=in_place)
+    assert digests(wm.load(folder)) == digests(states[2])
+    report = deltas.publish(folder, base, tmp_path / "published", version=3, base_version=2, full=False)
+    assert report.tensors
+    deltas.apply(folder, tmp_path / "published" / "weight_v000003")
+    assert digests(wm.load(folder)) == digests(states[0])
+
+
 def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatch):
     """Its record makes our journal void; without one, files that are no longer ours do too."""
     base, source, states = chain

@@ -76,7 +76,7 @@ from weightmap.core.bytes.open_source import is_hidden, read_small, stays_inside
 from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access, files
-from weightmap.deltas.writing import MISSING, Tree, make_changes
+from weightmap.deltas.writing import CHANGES, MISSING, Tree, make_changes
 from weightmap.errors import DeltaError, FormatError, NotRegularFileError, Remedy, TargetError, TensorFileError
 from weightmap.plans.pages import numbered
 
@@ -89,8 +89,6 @@ if TYPE_CHECKING:
 
 _SYNC, _NEXT, _OLD_FILES = ".weight_sync", "next", "spare"
 _STATE, _JOURNAL, _LOCK = "state.json", "journal.json", "lock"
-# The file of changes; `weightmap.core.model.sharded` knows its place.
-CHANGES = "changes"
 # Errors of a file system without room, and of a process whose files may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Digits of a version, and the largest number of a journal: times are in nanoseconds.
@@ -241,7 +239,7 @@ class Local:
         path, size = os.path.join(self.folder, _SYNC, name), os.fstat(file).st_size
         try:
             Limits().check("max_header_bytes", size, "size of the file")
-            return strict_json.loads(os.pread(file, size, 0), name)
+            return strict_json.loads(bytes(access.read_bytes(file, size, 0, path)), name)
         except FormatError as error:
             raise DeltaError(error.what, path=path, offset=error.offset) from None
 

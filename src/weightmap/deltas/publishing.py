@@ -476,9 +476,9 @@ class _Encoder:
             file_of |= dict.fromkeys(group, file)
         return file_of
 
-    def _read(self, frame: _Frame) -> Iterator[bytes]:
+    def _read(self, frame: _Frame) -> Iterator[bytearray]:
         for part in frame.parts:
-            yield os.pread(self._spool, part.nbytes, part.begin)
+            yield access.read_bytes(self._spool, part.nbytes, part.begin, self._hidden)
 
 
 def _blocks(old: Row, new: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:

@@ -22,10 +22,10 @@ from weightmap.core.model.opening import open_with
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access
 from weightmap.deltas import versions
-from weightmap.deltas.local import CHANGES, Journal, Local
+from weightmap.deltas.local import Journal, Local
 from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport
-from weightmap.deltas.writing import pieces, segments, write_changes, write_files, write_planned
+from weightmap.deltas.writing import CHANGES, pieces, segments, write_changes, write_files, write_planned
 from weightmap.errors import DeltaError, Remedy, TargetError, TensorFileError, UnsupportedError
 from weightmap.huggingface.companion_files import CompanionFiles
 

@@ -23,7 +23,7 @@ from weightmap.core.bytes.atomic import Folder, place
 from weightmap.core.bytes.open_source import MAX_OPEN
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
 from weightmap.core.native import files as native_files
-from weightmap.core.native.access import Descriptor, take_ownership, with_temporary
+from weightmap.core.native.access import Descriptor, read_bytes, read_into, take_ownership, with_temporary
 from weightmap.deltas.frames import BLOCK
 from weightmap.deltas.overlay import AT_ONCE, Patched
 from weightmap.errors import DeltaError, NotRegularFileError, TargetError
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 # The identity of a missing file
 MISSING = -1, -1
+# The file of the changes in place, whose place `weightmap.core.model.sharded` knows; what errors call other new files
+CHANGES, _NEW = "changes", "the new version"
 # Neither follow a link, nor wait for a FIFO.
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -432,9 +434,9 @@ def _written(fd: Descriptor, offset: int, nbytes: int) -> Iterator[NDArray[np.ui
     """Yield bytes of a file in blocks."""
     room = np.empty(min(BLOCK, nbytes), np.uint8)
     for at in range(offset, offset + nbytes, BLOCK):
-        block, count = room[: min(BLOCK, offset + nbytes - at)], 0
-        while count < len(block):
-            count += os.preadv(fd, [block[count:]], at + count)
+        block = room[: min(BLOCK, offset + nbytes - at)]
+        if read_into(fd, block.data, at, _NEW) != len(block):
+            raise TargetError("another program cut off a file of the new version meanwhile: pull again")
         yield block
 
 
@@ -517,7 +519,7 @@ def make_changes(
             if count % threads != share or number not in files:
                 continue
             step("block")
-            body = os.pread(log, size, at)
+            body = read_bytes(log, size, at, CHANGES)
             if nbytes > BLOCK or len(body) != size:
                 raise _damaged()
             block = memoryview(body)
@@ -525,7 +527,7 @@ def make_changes(
                 block = room[:nbytes]
                 listed = np.frombuffer(body, np.uint32)
                 positions = listed >> 8
-                if os.preadv(files[number], [block], offset) != nbytes or positions.max(initial=0) >= nbytes:
+                if read_into(files[number], block, offset, CHANGES) != nbytes or positions.max(initial=0) >= nbytes:
                     raise _damaged()
                 np.frombuffer(block, np.uint8)[positions] = listed.astype(np.uint8)
             write_all(files[number], block, offset)
@@ -544,7 +546,7 @@ def _records(log: Descriptor) -> Iterator[tuple[int, int, int, int, int, int]]:
     """Yield the fields of each record: number, count, offset, bytes; then position and size of its body in the log."""
     at, end = 0, os.fstat(log).st_size
     while at < end:
-        head = os.pread(log, _HEAD.size, at)
+        head = read_bytes(log, _HEAD.size, at, CHANGES)
         if len(head) != _HEAD.size:
             raise _damaged()
         number, count, offset, nbytes = _HEAD.unpack(head)

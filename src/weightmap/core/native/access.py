@@ -440,6 +440,15 @@ def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> i
     return filled
 
 
+def read_bytes(file: Descriptor, nbytes: int, offset: int, name: str) -> bytearray:
+    """Return bytes of a file from `offset` on: `nbytes`, or those up to its end. A single read may return fewer."""
+    data = bytearray(nbytes)
+    with memoryview(data) as buffer:
+        filled = read_into(file, buffer, offset, name)
+    del data[filled:]
+    return data
+
+
 def identity_of(state: State) -> tuple[int, ...]:
     """Return device, inode, size and modification time in ns of the state of a file."""
     return state.device, state.inode, state.size, state.mtime_ns
