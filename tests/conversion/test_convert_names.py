@@ -257,6 +257,35 @@ def test_hidden_companions(directory, tmp_path):
     assert not (tmp_path / "refused").exists()
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_conversion_that_fails_leaves_no_companions(directory, tmp_path, monkeypatch, there):
+    """A disk is full at each file that gets its name: what was not there before is gone, folders too."""
+    out, real = tmp_path / "out", atomic.Folder.replace
+    before = {"notes.txt": "mine", "config.json": ALONG["config.json"]} if there else {}
+    for name, text in before.items():
+        out.mkdir(exist_ok=True)
+        (out / name).write_text(text)
+    number, failed = 0, True
+    while failed:
+        number, failed, calls = number + 1, False, 0
+
+        def replace(*paths, at=number, **options):
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(*paths, **options)
+
+        monkeypatch.setattr(atomic.Folder, "replace", replace)
+        try:
+            wm.convert(directory, f"{out}/", format="safetensors")
+        except OSError:
+            failed = True
+            assert out.exists() == there
+            assert {path.name: path.read_text() for path in (out.rglob("*") if there else ())} == before
+    assert number > len(ALONG)
+
+
 def test_shards_do_not_write_through_links(directory, tmp_path):
     """Their names are made up here: a link of such a name would lead to a file that nobody named."""
     out, precious = tmp_path / "out", tmp_path / "precious"

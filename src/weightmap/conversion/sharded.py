@@ -414,7 +414,8 @@ def convert_model(
             files = CompanionFiles(model, target.folder, trust, dtype=dtype, replace=work.resumes, decoded=spec.weights)
         if not spec.output.overwrite:
             work.check_free()
-        with removing_new(target, () if run.manifest or run.keep_going else set(plan.where.values())):
+        new = {*plan.where.values(), *(files.names if files is not None else ())}
+        with removing_new(target, () if run.manifest or run.keep_going else new):
             work.run()
             nbytes, warnings = work.finish(files)
     return ConvertReport(

@@ -141,6 +141,11 @@ class CompanionFiles:
         For a file with a wrong digest or none.
     NotRegularFileError
         For a FIFO, socket or device, and for a loop of links.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The names that are looked for.
     """
 
     def __init__(
@@ -156,7 +161,7 @@ class CompanionFiles:
         self._source_folder, self._folder, self._replace = open_source.folder_of(model), folder, replace
         self._model, self._trust = model, trust
         names = companions(self._source_folder, trust)
-        self._names = tuple(name for name in names if not (decoded and name in SIDECARS))
+        self.names = tuple(name for name in names if not (decoded and name in SIDECARS))
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
             if name == "config.json":
@@ -166,7 +171,7 @@ class CompanionFiles:
     def _sources(self) -> Iterator[tuple[str, str, Source]]:
         """Yield name, target and source of each file that is there and not its own target."""
         mode = "mmap" if self._trust is None else "copy"
-        for name in self._names:
+        for name in self.names:
             target = os.path.join(self._folder, name)
             try:
                 source = open_source.from_path(open_source.inside(self._source_folder, name), mode)

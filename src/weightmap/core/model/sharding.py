@@ -187,7 +187,7 @@ def write_shards(
 
 @contextlib.contextmanager
 def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
-    """After an error, remove the shards of these names that were not there before, unless the index joins them."""
+    """After an error, remove the files of these names that were not there before, unless the index joins them."""
     paths = [os.path.join(target.folder, name) for name in names]
     new = [path for path in paths if not os.path.lexists(path)]
     try:
@@ -196,6 +196,8 @@ def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
         for path in () if os.path.lexists(target.path) else new:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+            with contextlib.suppress(OSError):
+                os.removedirs(os.path.dirname(path))  # up to the target's, which has the file of the lock
         raise
 
 
