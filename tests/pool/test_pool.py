@@ -505,3 +505,24 @@ def test_whole_models_past_the_page_cache(tmp_path, monkeypatch, call, part):
     for name, array in tensors.items():
         np.testing.assert_array_equal(found[name], array[part])
     assert sum(counted) >= sum(array.nbytes for array in found.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads past the page cache as Linux does")
+@pytest.mark.parametrize("call", [lambda path: wm.load(path, mode="direct"), lambda path: halves(path, 0), held])
+def test_reads_past_the_page_cache_that_return_fewer_bytes(tmp_path, monkeypatch, call):
+    """As a file system of a network may; a file that was cut off is still an error."""
+    path, real = tmp_path / "m.safetensors", os.preadv
+    wm.save(path, {name: np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024) + int(name[-1]) for name in NAMES})
+    expected = call(path)
+    monkeypatch.setattr(os, "preadv", lambda *given: (real(*given) + 2) // 3)
+    found = call(path)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+    def cut(*given):
+        os.truncate(path, 5000)
+        return real(*given)
+
+    monkeypatch.setattr(os, "preadv", cut)
+    with pytest.raises((wm.TruncatedError, wm.FileChangedError)):
+        call(path)

@@ -103,12 +103,12 @@ class DirectReader:
                 self._drops = True
                 break
             got += more
-            if more == 0 or (got % ALIGN and at + got < end):
-                source.fail_reading(at + got, end, 0)
             while pending and more >= len(pending[0]):
                 more -= len(pending.pop(0))
             if pending:
                 pending[0] = pending[0][more:]
+            if more == 0 or got % ALIGN:  # the end of the file, or of what its server sent
+                break
         for part in pending:
             if part := part[: max(end - at - got, 0)]:
                 source.read_into(at + got, np.frombuffer(part, np.uint8))
