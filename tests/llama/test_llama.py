@@ -422,6 +422,13 @@ REFUSED = {
     "missing": (LLAMA, {}, _without(LLAMA, "model.norm"), None, "the model has no output_norm.weight"),
     "missing output": (LLAMA, {}, _without(LLAMA, "lm_head"), None, "the model has no output.weight"),
     "odd tensor": (LLAMA, {}, tensors_of(LLAMA) | {"vision.weight": np.zeros(3)}, None, "'vision.weight' has no place"),
+    "its own head": (
+        GEMMA2,
+        {"tie_word_embeddings": False},
+        tensors_of(GEMMA2) | {"lm_head.weight": np.zeros((models.VOCAB, models.HIDDEN), np.float32)},
+        None,
+        "'lm_head.weight' has no place",
+    ),
     "odd bias": (QWEN, {}, tensors_of(QWEN) | _BIAS, None, "no place"),
     "shape": (LLAMA, {}, tensors_of(LLAMA) | {"model.norm.weight": np.zeros(3)}, None, "is 3, and by config.json it"),
     "expert": (MOE, {}, _without(MOE, "layers.1.mlp.experts.10."), None, "blk.1.ffn_gate_exps.weight has no expert 10"),
@@ -463,6 +470,26 @@ def test_yarn_with_what_llama_cpp_takes_without_a_key(tmp_path):
     source = write(tmp_path / "model", config_of(LLAMA, rope_scaling=_YARN | usual), tensors_of(LLAMA))
     wm.convert(source, tmp_path / "x.gguf")
     assert wm.open(tmp_path / "x.gguf").metadata["llama.rope.scaling.yarn_beta_fast"] == 32
+
+
+@pytest.mark.parametrize("name", [LLAMA, QWEN])
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_yarn_of_a_length_that_only_the_model_says(tmp_path, name, key):
+    """transformers takes max_position_embeddings for the length before scaling, and so does llama.cpp's converter."""
+    source = write(tmp_path / "model", config_of(name, **{key: {"rope_type": "yarn", "factor": 4.0}}), tensors_of(name))
+    wm.convert(source, tmp_path / "x.gguf")
+    stated = wm.open(tmp_path / "x.gguf").metadata
+    assert stated[f"{models.ARCHITECTURE[name]}.rope.scaling.original_context_length"] == 512
+
+
+def test_a_head_beside_embeddings_that_llama_cpp_always_uses(tmp_path):
+    head = {"lm_head.weight": tensors_of(GEMMA2)["model.embed_tokens.weight"]}
+    for changes in ({}, {"tie_word_embeddings": True}):
+        source = write(
+            tmp_path / "model", config_of(GEMMA2, **changes), tensors_of(GEMMA2) | head, files=files_of(GEMMA2)
+        )
+        wm.convert(source, tmp_path / "x.gguf")
+        assert set(wm.open(tmp_path / "x.gguf")) == set(expected(GEMMA2, tensors_of(GEMMA2)))
 
 
 def test_matrices_of_float64_that_become_another_type(tmp_path):

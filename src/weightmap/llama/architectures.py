@@ -163,6 +163,7 @@ def rope_of(config: Config) -> Config:
         nested = nested.table("full_attention")
     values = {**config.table("rope_scaling").values, **nested.values}
     values.setdefault("rope_type", values.get("type") or "default")
+    values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     theta = nested.get("rope_theta")
     return Config({**values, "rope_theta": config.get("rope_theta") if theta is None else theta})
 

@@ -238,6 +238,8 @@ class Translated(ViewTable):
         if layers > _MAX_LAYERS:
             raise refusal(f"config.json has {layers} layers, and llama.cpp takes at most {_MAX_LAYERS}")
         self._expected = wanted_tensors(architecture, config, gguf)
+        # A copy of the embeddings, which llama.cpp has alone.
+        self._copy = config.get("tie_word_embeddings") and "output.weight" not in self._expected and "lm_head.weight"
         self._map = gguf.get_tensor_name_map(_number(architecture, gguf), layers)
         rows: dict[str, Row] = {}
         experts: dict[str, dict[int, tuple[str, Row]]] = {}
@@ -259,7 +261,7 @@ class Translated(ViewTable):
         self, name: str, row: Row, experts: dict[str, dict[int, tuple[str, Row]]]
     ) -> Iterator[tuple[str, Row]]:
         """Yield the new name and row of a stored tensor, or note it among the `experts`, by their new name."""
-        if _LEFT_OUT.fullmatch(name) or name.endswith(CACHE_SCALES):
+        if _LEFT_OUT.fullmatch(name) or name.endswith(CACHE_SCALES) or name == self._copy:
             return
         match = _EXPERT.fullmatch(name)
         if match is not None:
@@ -276,15 +278,13 @@ class Translated(ViewTable):
                 yield new, _half(name, row, number) if len(halves) > 1 else row
             return
         new = self._place(name, name)
-        if new == "output.weight" and new not in self._expected:
-            return  # of an architecture that always uses the embeddings
         yield new, self._adjusted(new, row)
 
     def _place(self, name: str, stored: str) -> str:
         """Return llama.cpp's name of a tensor. Raises `EncodeError` where it has none."""
         new = self._map.get_name(name, try_suffixes=_SUFFIXES)
         whole = None if new is None else f"{new.removesuffix('.scale')}.weight" if new.endswith(".scale") else new
-        if new is None or (whole not in self._expected and new != "output.weight"):
+        if new is None or whole not in self._expected:
             title = self._architecture.name
             raise refusal(f"tensor {quoted(stored)} has no place in a model of the architecture {title}")
         return str(new)
