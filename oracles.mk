@@ -73,7 +73,7 @@ experts-test:
 	@WEIGHTMAP_EXPERTS=1 $(PYTEST_IN) tests/torch/test_experts.py
 	@WEIGHTMAP_EXPERTS=1 $(call PYTEST_IN,:$(abspath $(ORACLES)experts)/transformers-4) tests/torch/test_experts.py
 
-## quantised-test: quantised models of transformers and its libraries decoded beside them: an environment of 1.5 GB
+## quantised-test: quantised models of transformers and its libraries decoded beside them: an environment of 2 GB
 quantised-test:
 	@WEIGHTMAP_QUANTISED=1 $(PYTEST_IN) tests/checkpoints/test_quantised.py tests/checkpoints/test_mlx.py \
 	    'tests/compat/test_ranks.py::test_ranks_get_the_same_bits[packed-2]' 'tests/compat/test_ranks.py::test_ranks_get_the_same_bits[packed-4]'

@@ -520,6 +520,7 @@ def modelopt_fp8(algorithm, *, mixed=False):
     else:
         s = scales(26, (130,), np.float32)
         each = s[:, None]
+        q = numbers(25, (130, 160), 256).astype(np.uint8).view(np.int8) if algorithm[0] == "W" else q
     stated = {"quant_algo": algorithm}
     config = {"quant_method": "modelopt", **stated}
     if mixed:
@@ -527,6 +528,35 @@ def modelopt_fp8(algorithm, *, mixed=False):
         config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     tensors = {f"{MODULE}.weight": q, f"{MODULE}.weight_scale": s}
     return Checkpoint("modelopt", config, tensors, product(q, each))
+
+
+def modelopt_e2m1(algorithm, *, stated=False):
+    """ModelOpt's e2m1 codes with scales for 32 columns, exponents or floats with one of the tensor."""
+    (codes, q), (s, each), whole_scale = e2m1(24, 64), exponents(17, (24, 2)), np.float32(0.0123)
+    tensors = {"weight": codes, "weight_scale": s}
+    if "NV" in algorithm:
+        s = np.abs(scales(16, (24, 2), np.float32) * 1000).astype(F8)
+        each = s.astype(np.float32) * whole_scale
+        tensors |= {"weight_scale": s, "weight_scale_2": np.array(whole_scale)}
+    with np.errstate(over="ignore"):
+        values = product(q, np.repeat(each, 32, 1))
+    config = {"quant_method": "modelopt", "quant_algo": algorithm} | ({"group_size": 32} if stated else {})
+    return Checkpoint("modelopt", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values)
+
+
+def modelopt_experts(algorithm):
+    """ModelOpt's experts of Llama 4 and gpt-oss that are quantised as they lie: groups along the outputs."""
+    name = "model.layers.0.mlp.experts.down_proj"
+    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+        codes, s = numbers(33, (3, 64, 10), 127).astype(np.uint8).view(F8), scales(34, (3,), np.float32)
+        tensors, values = {"": codes, "_weight_scale": s}, product(codes, s[:, None, None])
+    else:
+        matrix = stacked(mxfp8() if algorithm == "MXFP8" else modelopt_e2m1(algorithm))
+        tensors = {key.removeprefix(f"{MODULE}.weight"): array for key, array in matrix.tensors.items()}
+        tensors = {key.replace("_scale", "_weight_scale", 1): array for key, array in tensors.items()}
+        values = matrix.values
+    config = {"quant_method": "modelopt", "quant_algo": algorithm}
+    return Checkpoint("modelopt experts", config, {f"{name}{k}": v for k, v in tensors.items()}, values, name)
 
 
 def comfyui(scale, kind="float8_e4m3fn", *, described=False):
@@ -607,8 +637,19 @@ EXAMPLES = {
         f"modelopt {algorithm}{', mixed' * mixed}": (
             lambda algorithm=algorithm, mixed=mixed: modelopt_fp8(algorithm, mixed=mixed)
         )
-        for algorithm in ("FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8")
+        for algorithm in ("FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "W8A16", "W8A8_SQ_PER_CHANNEL")
         for mixed in (False, True)
+    },
+    **{
+        f"modelopt {algorithm}{', stated' * stated}": (
+            lambda algorithm=algorithm, stated=stated: modelopt_e2m1(algorithm, stated=stated)
+        )
+        for algorithm in ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "mxfp4", "W4A8_MXFP4_FP8")
+        for stated in (False, True)
+    },
+    **{
+        f"modelopt {algorithm} experts": (lambda algorithm=algorithm: modelopt_experts(algorithm))
+        for algorithm in ("FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", "MXFP4", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8")
     },
     "comfyui": lambda: comfyui("scale_weight"),
     "comfyui e5m2, described": lambda: comfyui("weight_scale", "float8_e5m2", described=True),

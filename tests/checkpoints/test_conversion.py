@@ -333,7 +333,8 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
     """Codes and scales are those stored; the scale of the tensor stands beside it. What is not exact is decoded."""
     target = tmp_path / "x.gguf"
     scale = NAME.replace("weight", "scale")
-    for name, factor, inverse in (("modelopt nvfp4", None, None), ("nvfp4", 64, 1 / 64), ("nvfp4", 0.125, 8)):
+    of_modelopt = [(name, None, None) for name in ("modelopt nvfp4", "modelopt NVFP4")]  # the second: 32 columns
+    for name, factor, inverse in (*of_modelopt, ("nvfp4", 64, 1 / 64), ("nvfp4", 0.125, 8)):
         example = nvfp4(name, factor=factor)
         source = example.write(tmp_path / name)
         wm.convert(wm.open(source).weights, target)
@@ -344,7 +345,8 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
             assert g[scale][0] == wanted
             codes = g[NAME].payload.reshape(len(example.values), -1, 36)
             stored_scales = next(array for role, array in example.tensors.items() if role.endswith("weight_scale"))
-            assert codes[..., :4].tobytes() == stored_scales.tobytes()
+            again = codes[..., :4].size // stored_scales.size
+            assert codes[..., :4].tobytes() == stored_scales.repeat(again, -1).tobytes()
             # The scale is rounded once with the tensor's in the checkpoint, the product once more there.
             values = g[NAME].dequantize() * np.float32(wanted)
             np.testing.assert_allclose(values, f.weights[NAME].dequantize("float32"), rtol=2**-22)

@@ -37,6 +37,8 @@ from transformers import (  # noqa: E402
     BitsAndBytesConfig,
     CompressedTensorsConfig,
     FineGrainedFP8Config,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -339,3 +341,87 @@ def test_bitsandbytes(tmp_path, kind):
     folder = tmp_path / "quantised"
     model.save_pretrained(folder)
     check(folder, LlamaForCausalLM.from_pretrained(folder, **options).dequantize().eval())
+
+
+# At the end: with ModelOpt in the process gptqmodel's layers are compiled, which takes minutes.
+ENDS = ("", "_scale", "_scale_2")
+MODELOPT = {
+    "FP8": "FP8_DEFAULT_CFG",
+    "FP8_PER_CHANNEL_PER_TOKEN": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
+    "FP8_PB_WO": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
+    "MXFP8": "MXFP8_DEFAULT_CFG",
+    "NVFP4": "NVFP4_DEFAULT_CFG",
+    "W4A16_NVFP4": "W4A16_NVFP4_CFG",
+    "W4A8_NVFP4_FP8": "W4A8_NVFP4_FP8_CFG",
+    "MXFP4": "MXFP4_DEFAULT_CFG",
+    "W4A8_MXFP4_FP8": "W4A8_MXFP4_FP8_CFG",
+    "W8A16": "INT8_WEIGHT_ONLY_CFG",
+}
+
+
+def of_modelopt(algorithm, pieces, shape):
+    """What ModelOpt's own classes make of the pieces of a matrix, or of experts that are one parameter."""
+    from modelopt.torch.quantization import qtensor
+
+    codes, scale, whole = (pieces.get(role) for role in ("weight", "weight_scale", "weight_scale_2"))
+    if algorithm in {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W8A16"}:
+        return codes.float() * scale.reshape(-1, *[1] * (codes.ndim - 1) * (scale.numel() > 1))
+    kind, options = qtensor.MXFP8QTensor, {"block_sizes": {-1: 32}, "scale": scale}
+    if algorithm == "FP8_PB_WO":
+        blocks = [-(-size // 128) for size in shape]
+        kind, options = qtensor.FP8QTensor, {"block_sizes": {-1: 128, -2: 128}, "scale": scale.reshape(blocks)}
+    elif "MXFP4" in algorithm:
+        kind, options["scale"] = qtensor.MXFP4QTensor, scale.reshape(-1, 1)
+    elif "NVFP4" in algorithm:
+        kind, options["double_scale"] = qtensor.NVFP4QTensor, whole
+        turned = codes.ndim == 3 and algorithm != "W4A8_NVFP4_FP8"
+        codes, scale = (piece.transpose(1, 2).contiguous() if turned else piece for piece in (codes, scale))
+        shape, options["scale"] = (shape[0], shape[2], shape[1]) if turned else shape, scale
+        options["block_sizes"] = {-1: 2 * codes.shape[-1] // scale.shape[-1]}
+        values = kind(shape, torch.float32, codes).dequantize(**options)
+        return values.transpose(1, 2) if turned else values
+    return kind(shape, torch.float32, codes).dequantize(**options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of its own
+@pytest.mark.parametrize(
+    ("family", "algorithm"),
+    [*(("llama", one) for one in MODELOPT), *(("llama 4", one) for one in MODELOPT if one != "W8A16")],
+)
+def test_modelopt(tmp_path, family, algorithm):
+    """ModelOpt quantises and exports a model; its classes decode the pieces.
+
+    Experts of Llama 4 are one parameter; it does not export those of W8A16.
+    """
+    mtq = pytest.importorskip("modelopt.torch.quantization")
+    from modelopt.torch.export import export_hf_checkpoint
+
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 1, "vocab_size": 64, "head_dim": 32}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    else:
+        experts = {"num_local_experts": 3, "interleave_moe_layer_step": 1, "intermediate_size_mlp": 160}
+        model = Llama4ForCausalLM(Llama4TextConfig(**sizes, **experts))
+    model.config.architectures = [type(model).__name__]
+    model = mtq.quantize(model.eval(), getattr(mtq, MODELOPT[algorithm]), lambda model: model(torch.arange(32)[None]))
+    with torch.inference_mode():
+        export_hf_checkpoint(model, export_dir=tmp_path)
+    with wm.open(tmp_path) as f:
+        assert len(f.shards) <= 1
+        stored = {name: torch.from_numpy(np.array(f[name].view(f"u{f[name].dtype.itemsize}"))) for name in f}
+        stored = {name: t.view(getattr(torch, f.info(name).dtype)) for name, t in stored.items()}
+        decoded = 0
+        for name in f.weights:
+            fused = not name.endswith("weight")
+            if fused and algorithm == "FP8_PB_WO":  # with the scales of the transposed blocks
+                with pytest.raises(wm.UnsupportedError, match="FP8_PB_WO, expected another for experts"):
+                    f.weights[name]
+            elif isinstance(w := f.weights[name], wm.QuantizedTensor):
+                roles = {f"weight{end}": f"{name}{'_weight' * (fused and bool(end))}{end}" for end in ENDS}
+                pieces = {role: stored[piece] for role, piece in roles.items() if piece in stored}
+                # NVFP4 has no -0 there.
+                assert torch.equal(torch.from_numpy(w.dequantize("float32")), of_modelopt(algorithm, pieces, w.shape))
+                decoded += 1
+        assert decoded >= (7 if family == "llama" else 4)

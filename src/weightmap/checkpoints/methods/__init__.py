@@ -212,13 +212,17 @@ class Group:
                 msg = f"tensor {quoted(self.names[role])} does not go with {others}"
                 raise FormatError(msg, field="quantization_config")
 
-    def expert(self, count: int, shared: Collection[str]) -> Group:
-        """Return the pieces of the first of some experts, the first axis of every piece that they do not share."""
+    def expert(self, count: int, shared: Collection[str], *, lying: bool = False) -> Group:
+        """Return the pieces of the first of some experts, the first axis of every piece that they do not share.
+
+        Those that lie transposed are turned.
+        """
         rows = {}
         for role, row in self._rows.items():
             if role not in shared and row.shape[:1] != (count,):
                 self.refuse("shape", role, actual=list(row.shape), expected=f"{count} experts first")
-            part = row.dense._replace(shape=row.shape[1:], nbytes=row.nbytes // max(count, 1))
+            shape = row.shape[:0:-1] if lying else row.shape[1:]
+            part = row.dense._replace(shape=shape, nbytes=row.nbytes // max(count, 1))
             rows[role] = self.names[role], row if role in shared else part
         first = Group(self.module, rows)
         first.experts = [count]

@@ -148,9 +148,9 @@ class Fp4(Scaled):
     def blocks(self, pieces: pieced.Components, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
         """Implement `Coding.blocks`."""
         del first, last
-        return pieced.float_blocks(
-            layout, pieced.low_first(pieces[self.codes].view(np.uint8)), pieces[self.scales].view(np.uint8)
-        )
+        # Blocks of nvfp4 have a scale for 16 columns.
+        scales = pieces[self.scales].view(np.uint8).repeat(self.width // 16 if layout.scheme == "nvfp4" else 1, -1)
+        return pieced.float_blocks(layout, pieced.low_first(pieces[self.codes].view(np.uint8)), scales)
 
     def coded(self, pieces: pieced.Components, first: int, last: int) -> pieced.Codes:
         """Implement `Coding.coded`."""
@@ -256,7 +256,7 @@ class Experts(pieced.Coding):
         parts = {role: piece if role == self.shared else piece[number] for role, piece in pieces.items()}
         for role, part in parts.items():
             if role != self.shared:
-                flat = part.reshape(len(part), math.prod(part.shape[1:]))
+                flat = part.reshape(part.shape[0] if part.ndim else 1, math.prod(part.shape[1:]))
                 parts[role] = np.ascontiguousarray(flat.T) if self.lying else flat
         return parts
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, Group, Method, Settings
-from weightmap.checkpoints.methods._codings import Experts, Fp4, Scaled, fp4, scaled
+from weightmap.checkpoints.methods._codings import Experts, fp4, scaled
 from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
-_NVFP4 = ("NVFP4", "W4A16_NVFP4")
-# Rows and columns with one scale; 0 for all.
-_BLOCKS = {"FP8": (0, 0), "FP8_PB_WO": (128, 128), "FP8_PER_CHANNEL_PER_TOKEN": (1, 0), "MXFP8": (1, 32)}
-_ALGORITHMS = (*_NVFP4, *_BLOCKS)
+# Of e2m1 codes: what the scheme is called, the types of scales, and the scale of the tensor.
+_NVFP4, _MXFP4 = ("nvfp4", FLOAT8[:1], "weight_scale_2"), ("mxfp4", EXPONENTS, None)
+_FP4: dict[str, tuple[str, tuple[str, ...], str | None]] = {
+    **dict.fromkeys(("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8"), _NVFP4),
+    **dict.fromkeys(("MXFP4", "W4A8_MXFP4_FP8"), _MXFP4),
+}
+# Of others: the types of codes and of scales, and the rows and columns with one scale; 0 for all.
+_BYTES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
+    "FP8": (FLOAT8[:1], ("float32",), 0, 0),
+    "FP8_PB_WO": (FLOAT8[:1], ("float32",), 128, 128),
+    "FP8_PER_CHANNEL_PER_TOKEN": (FLOAT8[:1], ("float32",), 1, 0),
+    "MXFP8": (FLOAT8[:1], EXPONENTS, 1, 32),
+    **dict.fromkeys(("W8A16", "W8A8_SQ_PER_CHANNEL"), (("int8",), ("float32",), 1, 0)),
+}
+# Whose experts lie transposed.
+_LYING = {"NVFP4", "W4A16_NVFP4"}
 _MIXED = "MIXED_PRECISION"
 # Keys that say how the cache of keys and values is quantised, perhaps alone.
 _CACHE = {"kv_cache_scheme", "kv_cache_quant_algo"}
@@ -24,20 +36,25 @@ class ModelOpt(Method):
     """``quant_method: "modelopt"``, by ``quant_algo``.
 
     =============================  ====================================================================================
-    ``NVFP4``, ``W4A16_NVFP4``     ``weight`` uint8 (out, in / 2), ``weight_scale`` float8_e4m3fn (out, in / 16),
-                                   ``weight_scale_2`` float32, which multiplies: `Fp4`
+    ``NVFP4``, ``W4A16_NVFP4``,    ``weight`` uint8 (out, in / 2), ``weight_scale`` float8_e4m3fn (out, in / 16), or for
+    ``W4A8_NVFP4_FP8``             32 columns, ``weight_scale_2`` float32, which multiplies: `Fp4`
+    ``MXFP4``, ``W4A8_MXFP4_FP8``  ``weight`` so, ``weight_scale`` uint8 (out, in / 32), exponents
     ``FP8``                        ``weight`` float8_e4m3fn (out, in), ``weight_scale`` one float32: `Scaled`, as below
     ``FP8_PER_CHANNEL_PER_TOKEN``  ``weight_scale`` float32 (out,) or (out, 1)
     ``FP8_PB_WO``                  ``weight_scale`` float32 (out / 128, in / 128), or (out / 128, 1, in / 128, 1); ()
                                    if it is one number
     ``MXFP8``                      ``weight_scale`` uint8 (out, in / 32), exponents
+    ``W8A16``,                     ``weight`` int8, ``weight_scale`` float32 (out,)
+    ``W8A8_SQ_PER_CHANNEL``
     ``MIXED_PRECISION``            ``quantized_layers``: a module's own ``quant_algo``, or that of a module around it,
                                    such as all experts; other modules are not quantised
     =============================  ====================================================================================
 
-    The experts of a layer of Llama 4 are one parameter X (E, in, out), of the transposes of such matrices, as its
-    pieces are: ``X`` uint8 (E, in / 2, out), ``X_weight_scale`` float8_e4m3fn (E, in / 16, out), ``X_weight_scale_2``
-    one float32. FP8: ``X`` float8_e4m3fn (E, in, out), ``X_weight_scale`` one float32.
+    The experts of a layer of Llama 4 and of gpt-oss are one parameter X (E, in, out), of the transposes of such
+    matrices. NVFP4 has pieces that lie so, too: ``X`` uint8 (E, in / 2, out), ``X_weight_scale`` float8_e4m3fn
+    (E, in / 16, out), ``X_weight_scale_2`` one float32. Others are quantised as they lie: ``X`` (E, in, out),
+    ``X_weight_scale`` one float32, or (E,) by channel, or (E, in, out / 32). Blocks
+    are refused: ModelOpt 0.47 has the scales of the transposes for them.
     """
 
     endings: ClassVar[tuple[str, ...]] = (
@@ -62,10 +79,10 @@ class ModelOpt(Method):
     def _algorithm(settings: Settings) -> str:
         """Return the algorithm that an object names."""
         algorithm = settings.text("quant_algo", "").upper()
-        if algorithm not in _ALGORITHMS:
-            settings.unsupported("quant_algo", f"one of {', '.join(_ALGORITHMS)}, {_MIXED}")
-        if algorithm in _NVFP4 and settings.integer("group_size", 16) != 16:
-            settings.refuse("group_size", "16")
+        if algorithm not in _FP4 | _BYTES:
+            settings.unsupported("quant_algo", f"one of {', '.join(_FP4 | _BYTES)}, {_MIXED}")
+        if algorithm in _FP4 and settings.integer("group_size", 16) not in {16, 32}:
+            settings.refuse("group_size", "16 or 32")
         return algorithm
 
     def coding(self, group: Group) -> Coding:
@@ -78,34 +95,35 @@ class ModelOpt(Method):
                 group.refuse(f"entry in {self.layers.where}", actual="missing", expected="the algorithm of the module")
             settings = self.layers.section(module)
         algorithm = self._algorithm(settings)
-        group.only("weight", "weight_scale", "input_scale", *(["weight_scale_2"] if algorithm in _NVFP4 else []))
-        if group.fused:
-            return self._experts(group, algorithm)
-        if algorithm in _NVFP4:
-            return fp4(group, "modelopt nvfp4", "weight", "weight_scale", 16, FLOAT8[:1], whole="weight_scale_2")
-        name = f"modelopt {algorithm.lower()}"
-        high, wide = _BLOCKS[algorithm]
-        kinds = EXPONENTS if algorithm == "MXFP8" else ("float32",)
-        return scaled(group, name, "weight", "weight_scale", FLOAT8[:1], high, wide, kinds=kinds)
+        if "pre_quant_scale" in group:
+            expected = "none: columns that were multiplied are not divided"
+            group.refuse("factors", "pre_quant_scale", actual="stored", expected=expected, kind=UnsupportedError)
+        whole = _FP4.get(algorithm, _MXFP4)[2]
+        group.only("weight", "weight_scale", "input_scale", *([whole] if whole else []))
+        if not group.fused:
+            return self._matrix(group, algorithm, settings)
+        if algorithm == "FP8_PB_WO":
+            group.refuse("quant_algo", actual=algorithm, expected="another for experts", kind=UnsupportedError)
+        count = group.check("weight", (*FLOAT8, "uint8"), (None, None, None))[0]
+        shared, lying = "weight_scale" if algorithm == "FP8" else whole, algorithm in _LYING
+        first = group.expert(count, [f"{shared}", "input_scale"], lying=lying)
+        matrix = self._matrix(first, algorithm, settings)
+        return Experts(matrix, count, shared=shared, turned=lying, lying=lying)
 
-    def _experts(self, group: Group, algorithm: str) -> Coding:
-        if algorithm == "FP8":
-            count, rows, columns = group.check("weight", FLOAT8[:1], (None, None, None))
-            group.check("weight_scale", ("float32",), (), (1,))
-            name = "modelopt fp8 experts"
-            of_all = Scaled(name, (rows, columns), "weight", "weight_scale", height=rows or 1, width=columns or 1)
-            return Experts(of_all, count, shared="weight_scale")
-        if algorithm not in _NVFP4:
-            group.refuse("quant_algo", actual=algorithm, expected="NVFP4 or FP8 for experts", kind=UnsupportedError)
-        count, half, rows = group.check("weight", ("uint8",), (None, None, None))
-        columns = 2 * half
-        if columns % 16:
-            group.refuse("rows of experts", "weight", actual=half, expected="a multiple of 8")
-        group.check("weight_scale", FLOAT8[:1], (count, columns // 16, rows))
-        group.check("weight_scale_2", ("float32",), (), (1,))
-        name, whole = "modelopt nvfp4 experts", "weight_scale_2"
-        matrix = Fp4(name, (rows, columns), "weight", "weight_scale", width=16, whole=whole)
-        return Experts(matrix, count, shared=whole, turned=True, lying=True)
+    @staticmethod
+    def _matrix(group: Group, algorithm: str, settings: Settings) -> Coding:
+        """Return the coding of a matrix, or of that of an expert: all of it has the scale of a channel."""
+        end = " experts" if group.experts else ""
+        if algorithm in _FP4:
+            name, kinds, whole = _FP4[algorithm]
+            half, count = (group.row(role).shape[-1:] for role in ("weight", "weight_scale"))
+            by_pieces = 32 if whole is None or half == tuple(16 * n for n in count) else 16
+            width = settings.integer("group_size", by_pieces)
+            return fp4(group, f"modelopt {name}{end}", "weight", "weight_scale", width, kinds, whole=whole)
+        codes, kinds, high, wide = _BYTES[algorithm]
+        high = high if wide or not group.experts else 0
+        name = f"modelopt {algorithm.lower()}{end}"
+        return scaled(group, name, "weight", "weight_scale", codes, high, wide, kinds=kinds)
 
 
 METHOD = ModelOpt
