@@ -131,7 +131,7 @@ enum {
     WM_FAULT_ONNX_NUMBER = 165,   /* actual: a number that does not fit its type, expected: the bits of that */
     WM_FAULT_ONNX_SEGMENT = 166,  /* a tensor in segments */
     WM_FAULT_ONNX_LOCATION = 167, /* actual: an unknown data_location */
-    WM_FAULT_ONNX_DECIMAL = 168,  /* an offset or a length that is no decimal number; actual: its characters */
+    WM_FAULT_ONNX_DECIMAL = 168,  /* an offset or a length that is not a decimal number; actual: its characters */
     WM_FAULT_ONNX_PATH = 169,     /* actual: bytes of a location, 0 or more than expected */
     WM_FAULT_ONNX_GRAPH = 170,    /* the model has no graph; at: the end of the file */
     WM_FAULT_ONNX_READ = 171      /* at: what cannot be read; actual: errno, or 0 where the file ends */

@@ -52,10 +52,10 @@ class Remedy(NamedTuple):
     value: str | bool | None = None  # the value that helps, if it is known
     switch: bool = False  # whether the option is on or off, and off by default
     flag: str = ""  # the option of the command line, where it has another name
-    python: str = ""  # what to write in Python, where that is no keyword of the function that was called
+    python: str = ""  # what to write in Python, where that is not a keyword of the function that was called
 
 
-# Where Python has an option that is no keyword of the function: in an argument, or in another call.
+# Where Python has an option that is not a keyword of the function: in an argument, or in another call.
 _PLACES = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
 _PLACES |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
 _PLACES |= dict.fromkeys(("strict", "trust", "config"), "open(..., {})") | {"weights": "f.weights"}

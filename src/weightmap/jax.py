@@ -110,7 +110,7 @@ def read_sharded(file: TensorFile, name: str, sharding: Any) -> Any:
     Returns
     -------
     jax.Array
-        Of the part of each device that belongs to this process, only the bytes of that part are read.
+        Reads only the bytes of the parts on this process's devices.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def _fetched(file: TensorFile, shardings: Mapping[str, Any]) -> dict[str, Any]:
     for name, sharding in shardings.items():
         shape = shape_of(file.info(name))
         parts = [()] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
-        indices[name] = {str(index): index or ... for index in parts}  # slices are no keys before Python 3.12
+        indices[name] = {str(index): index or ... for index in parts}  # slices are not keys before Python 3.12
     pieces: dict[str, list[Any]] = {name: [] for name in shardings}
     with plan(file, [(name, index) for name, parts in indices.items() for index in parts.values()]) as reads:
         for name, array in reads.run():

@@ -27,7 +27,7 @@ def cases():
     whole = npy.build(npy.header_of(A), A.data)
     for name, data in {"text": b"hello", "empty": b"", "a pickle": b"\x80\x02}."}.items():
         raw = zip_files.archive([npz.entry("a", A), entry(b"b.npy", data)])
-        yield Case("Y6", KIND, name, raw, "LayoutError", "magic", raw.index(b"b.npy") + 5, odd="is no array")
+        yield Case("Y6", KIND, name, raw, "LayoutError", "magic", raw.index(b"b.npy") + 5, odd="is not an array")
     for name, data in {"one byte more": whole + b"\0", "one byte less": whole[:-1]}.items():
         raw = zip_files.archive([entry(b"a.npy", data)])
         yield Case("Y6", KIND, name, raw, "LayoutError", "size", 35, odd="size of entry 'a.npy'")
@@ -64,7 +64,7 @@ def cases():
         odd = "inflated size" if wrong[1] == "size" else None
         yield Case("Y5", KIND, f"9 deflated bytes for {size}", raw, *wrong, odd=odd)
     raw = zip_files.archive([entry(b"a.npy", b"", method=8)])
-    yield Case("Y6", KIND, "an empty deflated member", raw, "LayoutError", "magic", 35, odd="is no array")
+    yield Case("Y6", KIND, "an empty deflated member", raw, "LayoutError", "magic", 35, odd="is not an array")
     bomb = npy.build(npy.TEXT % ("'<f4'", False, "(2,)"), A.data + bytes(2**20))
     said = {"size": len(whole)}
     raw = zip_files.archive(

@@ -205,7 +205,7 @@ def test_parts_of_a_name_that_say_nothing(name, model):
 def test_a_loop_of_links_beside_a_file_is_an_error_of_the_file(model):
     model.with_name("loop").symlink_to("loop")
     model.write_bytes((MAGIC + b"loop").ljust(AT, b"\0") + INLINE["b"].tobytes())
-    with pytest.raises(wm.LayoutError, match="'loop', in which tensors lie, is no regular file"):
+    with pytest.raises(wm.LayoutError, match="'loop', in which tensors lie, is not a regular file"):
         wm.open(model)
 
 

@@ -322,7 +322,7 @@ def test_a_list_of_digests_that_cannot_be_kept_fails_before_anything_is_written(
         lambda: wm.save(path, {name: TENSORS[name]}, output=output),
         lambda: wm.convert(path, tmp_path / "b.safetensors", output=output),
     ):
-        with pytest.raises(wm.TrustError, match="line 2 is no line of sha256sum"):
+        with pytest.raises(wm.TrustError, match="line 2 is not a line of sha256sum"):
             write()
     assert path.read_bytes() == before
     assert listing(tmp_path) == ["SHA256SUMS", "a.safetensors"]

@@ -166,13 +166,13 @@ def test_names_that_lead_out_of_the_folder_are_refused(model, tmp_path, name):
     ("text", "match"),
     [
         ("", "no digest in this list"),
-        (f"{ZEROS[1:]}  {NAME}\n", "line 1 is no line"),
-        (f"{ZEROS}{NAME}\n", "line 1 is no line"),
+        (f"{ZEROS[1:]}  {NAME}\n", "line 1 is not a line"),
+        (f"{ZEROS}{NAME}\n", "line 1 is not a line"),
         (f"\\{ZEROS}  a\\tb\n", "escape"),
         (f"{ZEROS}  {NAME}\n{ZEROS[1:]}1  ./{NAME}\n", "contradict"),
-        (f"SHA1 ({NAME}) = {ZEROS}\n", "line 1 is no line"),
-        ("\0\xff", "line 1 is no line"),
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:zz\nsize 3\n", "line 1 is no line"),
+        (f"SHA1 ({NAME}) = {ZEROS}\n", "line 1 is not a line"),
+        ("\0\xff", "line 1 is not a line"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:zz\nsize 3\n", "line 1 is not a line"),
     ],
 )
 def test_a_list_that_sha256sum_would_not_write_is_refused(model, tmp_path, text, match):

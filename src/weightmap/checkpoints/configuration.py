@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
-# Of quantised checkpoints alone.
+# Only quantised checkpoints have these.
 _as_settings: Callable[..., Settings] = later("weightmap.checkpoints.methods", "as_settings")
 _parameters_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "parameters_of")
 _storage_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "storage_of")
@@ -125,7 +125,7 @@ def _sections(config: Mapping[str, Any], where: str = "", depth: int = 0) -> Ite
 
 
 def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
-    """Return what a configuration says; that of its top counts before those of sub-configurations."""
+    """Return the statement of a configuration: its top level's before its sub-configurations'."""
     sections = list(_sections(config))
     every = [
         (f"{where}{key}", values[key], values)
@@ -242,7 +242,7 @@ class Weight(NamedTuple):
     quantized_bits_per_weight : float or None
         Bits that are stored for one of these.
     training : int
-        Elements that are no parameters: of an optimiser, a schedule or a random-number generator.
+        Elements that are not parameters: of an optimiser, a schedule or a random-number generator.
     """
 
     parameters: int

@@ -39,16 +39,16 @@ Components: TypeAlias = "Mapping[str, NDArray[Any]]"
 # ``int8``        of AMB: one scale of the tensor, and codes
 # ==============  =====================================================================================================
 #
-# Of 4 bits, element j of a half is the low nibble of byte j, the other half the high ones; int4_block has neighbours
+# With 4 bits, element j of a half is the low nibble of byte j, the other half the high ones; int4_block has neighbours
 # in a
 # byte.
 
 _BLOCK, _QUARTER = 32, 16
-# The schemes of ggml that hold integers of so many bits.
+# The schemes of ggml that hold integers, by their bits.
 _BY_BITS = {4: "q4_0", 8: "q8_0"}
 # All schemes that hold what checkpoints do.
 REPACKED = frozenset({*_BY_BITS.values(), "mxfp4", "nvfp4", "int4_block", "int8"})
-# Of AMB, the most elements of a block.
+# The most elements that a block of AMB has.
 _LONGEST = 0xFFFF
 # Scales of nvfp4 from here on are NaN, or have their sign.
 _NOT_A_SCALE = 0x7F
@@ -61,9 +61,9 @@ class TargetTypes(NamedTuple):
     ----------
     schemes : frozenset of str
     block_size : int or None
-        Of int4_block, where only one will do.
+        For int4_block, where only one will do.
     scale_type : str or None
-        Of the schemes of AMB, where only one will do.
+        For the schemes of AMB, where only one will do.
     takes : callable
         Says whether a tensor of a name is wanted.
     """
@@ -264,9 +264,9 @@ class Coding:
     shape : tuple of int
         Of the parameter.
     step : int
-        Rows decode in groups of so many, for instance because a word has codes of several rows.
+        Rows decode in groups of this size, for instance because a word has codes of several rows.
     block_size : int
-        Elements of a row with one scale; 0 where that is no number.
+        Elements of a row with one scale; 0 where that is not a number.
     codes, scales : str
         The pieces that hold them.
     stated : str or None
@@ -323,7 +323,7 @@ class Coding:
         return self.rows(pieces, first, last, np.dtype(np.float32))
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:  # noqa: ARG002 - most have none
-        """Return the layout in which a target holds the same integers and scales; None where it has none.
+        """Return the layout of a target that holds the same integers and scales; None where it has none.
 
         ``read(role)`` returns a piece: scales and zero points.
         """
@@ -362,7 +362,7 @@ class Coding:
         return target
 
     def group_of_columns(self, groups: NDArray[np.int32] | None) -> NDArray[Any]:
-        """Return the group of each column: the given one, or that of `block_size` columns each."""
+        """Return the group of each column: as given, or a group for each `block_size` columns."""
         return np.arange(self.shape[1]) // self.block_size if groups is None else groups
 
     def around(self, first: int, last: int) -> tuple[int, int]:
@@ -472,7 +472,7 @@ class CompositeTensor(QuantizedTensor):
     ) -> NDArray[Any]:
         """Return the values: see `QuantizedTensor.dequantize`.
 
-        Without `out`, matrices of experts that are stored transposed are a view of what is decoded: not C-contiguous.
+        Without `out`, experts that are stored transposed are a view of the decoded matrices: not C-contiguous.
         """
         target = self._coding.empty(self.dtype if dtype is None else dtype_named(dtype)) if out is None else out
         return super().dequantize(out=target, threads=threads, strict=strict)
@@ -561,7 +561,7 @@ def to_float32(scales: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def low_first(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the nibbles of bytes along the last axis, that of the low four bits first."""
+    """Return the nibbles of bytes along the last axis, the low one first."""
     wide = packed.astype("<u2")
     halves: NDArray[np.uint8] = ((wide | wide << 4) & 0x0F0F).astype("<u2", copy=False).view(np.uint8)
     return halves

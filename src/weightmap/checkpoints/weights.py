@@ -78,13 +78,13 @@ def decoded_to(row: Row, dtype: DType) -> Row:
 
 
 def stored_rows(file: Any) -> Iterator[tuple[TensorInfo, Row]]:
-    """Yield the entry of every parameter, with the scheme and the bytes in which it is stored, and its row."""
+    """Yield the entry of every parameter, with its stored scheme and bytes, and its row."""
     for name, row in zip(file, rows_of(file), strict=True):
         yield stored_info(name, row), row
 
 
 def stored_info(name: str, row: Row) -> TensorInfo:
-    """Return the entry of a parameter, with the scheme and the bytes in which it is stored."""
+    """Return the entry of a parameter, with its stored scheme and bytes."""
     info, how = row.info(name), storage_of(row)
     return info if how is None else info._replace(dtype=how[0], nbytes=how[3])
 
@@ -120,7 +120,7 @@ class _Parameters(ViewTable):
         self.count = len(names)
 
     def _with_wholes(self, names: list[str]) -> tuple[list[str], list[Any]]:
-        """Return names and entries with the scales of whole tensors beside those that are repacked to nvfp4.
+        """Return names and entries, and the scales of whole tensors beside parameters repacked to nvfp4.
 
         Where there is no place for such a scale, the parameter is decoded.
         """
@@ -146,7 +146,7 @@ class _Parameters(ViewTable):
         return texts, entries
 
     def _whole_of(self, name: str) -> str:
-        """Return the name of the scale of a whole tensor, beside that of the parameter."""
+        """Return the name of the scale of a whole tensor, given the parameter's."""
         return name.removesuffix(self._method.parameter) + _WHOLE
 
     def _together(self, make: Callable[[int, _Small | None], _T], count: int) -> Iterator[_T]:
@@ -181,7 +181,7 @@ class _Parameters(ViewTable):
         return self._together(self._row_of, self.count)
 
     def row(self, i: int) -> Row:
-        """Return row i, checked; that of a quantised parameter has `Components` as its geometry."""
+        """Return row i, checked; a quantised parameter's row has `Components` as its geometry."""
         return self._row_of(i, None)
 
     def _row_of(self, i: int, small: _Small | None) -> Row:
@@ -360,7 +360,7 @@ class Components(Geometry):
 
 
 class _Blocks:
-    """What a table knows of quantised tensors, for those that are repacked: see `Table.quantized`."""
+    """What a table knows of repacked tensors: see `Table.quantized`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -397,7 +397,7 @@ def _read(row: Row) -> NDArray[Any]:
 
 
 def _columns(row: Row, key: Any) -> tuple[int, NDArray[Any]]:
-    """Read columns of a piece from those that an index selects on; return the number of the first one, and them."""
+    """Read the columns of a piece that an index selects; return the number of the first one, and the columns."""
     dtype, shape = row.viewed
     if key is None or row.nbytes <= _MAX_COLUMNS_NBYTES or type(row.source) is not Source:
         return 0, _read(row)
@@ -427,7 +427,7 @@ class _UnreadError(Exception):
 
 
 class _Small:
-    """Small pieces of parameters in a store, such as scales: those that were read, and those to read next."""
+    """Small pieces of parameters in a store, such as scales: read ones, and the ones to read next."""
 
     def __init__(self) -> None:
         self._there: dict[tuple[Source, int], NDArray[np.uint8]] = {}

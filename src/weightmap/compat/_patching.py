@@ -37,7 +37,7 @@ _PACKAGE = {
     "serialize": _saving.serialize,
     "serialize_file": _saving.serialize_file,
 }
-# Modules in which all names are replaced, beside those that import `safe_open` or `SafetensorError` by these names.
+# Modules whose names are all replaced, beside importers of `safe_open` or `SafetensorError` by these names.
 _PATCHED = {
     "__main__",  # a script, which imports while it runs
     "safetensors",
@@ -183,7 +183,7 @@ def _replaced(package: ModuleType) -> Callable[[], None] | None:
     _replace(before, swaps)
 
     def restore() -> None:
-        # Those that are new: a look at all of them, thousands, takes milliseconds.
+        # New modules only: a look at all of them, thousands, takes milliseconds.
         late = _importers([sys.modules.get(name) for name in sys.modules.keys() - names])
         _replace([module for module in before + late if id(module) not in ours], back)
 
@@ -191,7 +191,7 @@ def _replaced(package: ModuleType) -> Callable[[], None] | None:
 
 
 def _importers(modules: list[Any]) -> list[ModuleType]:
-    """Return the modules of other packages in which names may have to be replaced, among these and `_PATCHED`."""
+    """Return the modules of other packages whose names may have to be replaced, among these and `_PATCHED`."""
     importers: list[Any] = [sys.modules.get(name) for name in _PATCHED]
     for module in modules:
         names = getattr(module, "__dict__", ())

@@ -58,7 +58,7 @@ class PrefetchError(TensorFileError, ValueError):
 
 
 class _Entry(NamedTuple):
-    """A tensor of a loader: the index of what is read of it, None for all, its bytes, and these as a run if mapped."""
+    """A tensor of a loader: the index to read, None for all of it, its bytes, and these as a run if mapped."""
 
     part: Any
     nbytes: int
@@ -113,8 +113,8 @@ class PrefetchLoader:
         self._lock, self._process = Lock(), os.getpid()
         self._waiting = deque(self._entries)  # not read yet, or taken before their turn
         self._futures: dict[str, Future[None]] = {}  # being read, or read and not taken
-        self._loaded: dict[str, Any] = {}  # those that were read, or mapped
-        self._filled = 0  # bytes of those that are read
+        self._loaded: dict[str, Any] = {}  # tensors that were read, or mapped
+        self._filled = 0  # bytes of tensors in `_futures`
         self._handed_out = set[str]()
         self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(as_threads(threads))
         self._read_ahead()
@@ -182,7 +182,7 @@ class PrefetchLoader:
         return self._result(name)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield names and tensors in file order; those that were taken are skipped."""
+        """Yield names and tensors in file order; skip taken ones."""
         self._check_open()
         for name in self._entries:
             if self._claim(name):

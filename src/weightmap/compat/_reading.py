@@ -83,7 +83,7 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
         raise
     row.source.check_unchanged()
     if row.dtype.quantized:
-        partial = row.shape and 2 * axes[0].size <= row.shape[0]  # rows are what is decoded without the others
+        partial = row.shape and 2 * axes[0].size <= row.shape[0]  # a decoder can leave out rows, nothing else
         reader = PartReader(row.source, chunk=_CHUNK, gap=_GAP, max_over_read=math.inf)
         return np.asarray((reader.quantized(row, key, name, Heads(), 0) if partial else row.decoder())[index])
     stored = numpy_dtype(row.dtype)
@@ -111,7 +111,7 @@ class _Pages(np.ndarray[Any, np.dtype[np.uint8]]):
 def _pages_of(row: Row, memory: Any) -> NDArray[Any]:
     """Return an array over a mapping of a file whose pages are in memory, and leave it with its last user.
 
-    Those that lie in the page cache are mapped as they are touched.
+    Pages in the page cache are mapped as they are touched.
     """
     source, begin, end = row.source, row.offset, row.offset + row.nbytes
     for at in () if is_cached(source, Range(begin, end)) else range(begin, end, _CHUNK):
@@ -234,7 +234,7 @@ def code_of(dtype: str) -> str:
 
 
 def dtype_of(file: TensorFile, info: TensorInfo) -> str:
-    """Return the type that a tensor is read in: "float32" where int8 is no type but the scheme of a quantised one."""
+    """Return the type that a tensor is read in: "float32" where int8 is the scheme of a quantised one, not a type."""
     decoded = info.dtype == "int8" and row_of(file, info.name).dtype.quantized
     return "float32" if decoded else info.dtype
 

@@ -53,7 +53,7 @@ def save_file(
     tensor_dict : mapping of str to np.ndarray, torch.Tensor or jax.Array
         Any strides and byte order.
     filename : str or os.PathLike
-        Of any suffix.
+        With any suffix.
     metadata : mapping of str to str, optional
         Free text to keep in the file.
 
@@ -184,7 +184,7 @@ class TensorSpec:
         )
 
     def payload(self, name: str) -> Payload:
-        """Return what is to be written."""
+        """Return the tensor as a payload to write."""
         dtype, shape = self._dtype, tuple(self.shape)
         nbytes = math.prod(shape) * dtype.bits // 8
         if nbytes != self.data_len or (nbytes and not self.data_ptr):
@@ -205,7 +205,7 @@ def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str]
     EncodeError
         The size of a tensor does not match its shape, or safetensors cannot express something.
     TypeError
-        A value is no `TensorSpec`.
+        A value is not a `TensorSpec`.
     """
     return to_bytes(_plan("<bytes>", _payloads(tensor_dict), metadata))
 

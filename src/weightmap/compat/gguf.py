@@ -140,7 +140,7 @@ class ReaderField(NamedTuple):
     data : sequence of int
         Which of the parts are the value.
     types : list of GGUFValueType
-        Of the value; of an array ARRAY, and the type of its items.
+        The value's type; for an array ARRAY, and the type of its items.
     """
 
     offset: int

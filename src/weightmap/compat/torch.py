@@ -51,7 +51,7 @@ def save_file(
     Raises
     ------
     EncodeError
-        A value is no dense and contiguous tensor (`weightmap.save` takes any strides), or safetensors lacks its type.
+        A value is not a dense, contiguous tensor (`weightmap.save` takes any strides), or safetensors lacks its type.
         Where tensors share memory or have no data, it is a RuntimeError too, as in safetensors: `save_model` writes one
         of those that share.
     OSError
@@ -105,7 +105,7 @@ def load_model(
 ) -> tuple[set[str], list[str]]:
     """Copy the tensors of a file into a module.
 
-    Of parameters that share memory the file has one, as `save_model` writes them.
+    The file has one of the parameters that share memory, as `save_model` writes them.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def _remove_duplicate_names(
 
 
 def _check(tensors: Any, *, strided: bool = False) -> None:
-    """Refuse what is no dictionary of dense tensors, contiguous or `strided`, in the words of safetensors."""
+    """Refuse what is not a dictionary of dense tensors, contiguous or `strided`, in the words of safetensors."""
     if not isinstance(tensors, dict):
         raise EncodeError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, value in tensors.items():

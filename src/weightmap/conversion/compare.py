@@ -72,7 +72,7 @@ def diff(
     """Compare two model files tensor by tensor, bit by bit or by value, with flat memory.
 
     A file and its conversion are equal, except for what the report of `convert` names: changed on request, renamed or
-    omitted. Additions of `convert` are no differences: see `DiffReport.notes`.
+    omitted. Additions of `convert` are not differences: see `DiffReport.notes`.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def _differ_in_type(a: _Side, b: _Side, name: str) -> bool:
 
 
 def _only_in(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
-    """Return the names of tensors of one side only; those that `convert` leaves out become notes."""
+    """Return the names of tensors on one side only; names that `convert` leaves out become notes."""
     names = []
     for name in side.file:
         if name in other:

@@ -276,7 +276,7 @@ def _is_sharded(path: str) -> bool:
 
 
 def _target_of(source: _Source, path: str, format: str | None, spec: Spec, run: Run) -> _Target:
-    """Say where a conversion goes, in which format. A directory gets the format of the source, by default."""
+    """Return the target of a conversion and its format. A directory gets the source's format by default."""
     layout, directory = spec.output.layout, source.directory
     if directory is not None and format not in NAMES and "." not in os.path.basename(path):
         path = path if os.path.lexists(path) else os.path.join(path, "")
@@ -395,7 +395,7 @@ def _raw(file: TensorFile, spec: Spec) -> list[str]:
     if not names:
         return []
     what = f"{counted(len(names), 'tensor')} of a quantised checkpoint, such as {quoted(names[0])}, copied as stored"
-    return [f"{what}: their codes are no values to its readers; f.weights (--weights) decodes them"]
+    return [f"{what}: their codes are not values to its readers; f.weights (--weights) decodes them"]
 
 
 def _as_quantize(quantize: Any, target: _Target) -> Quantize:
@@ -436,7 +436,7 @@ def _check_scheme(target: _Target, scheme: str) -> None:
 
 
 def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
-    """Say whether the tensors of a conversion take at most so many bytes."""
+    """Say whether the tensors of a conversion fit into this many bytes."""
     prepared = Preparer(spec).prepare(file, internals.named_rows(file), None, target, {}, trial=True)
     return prepared.tensors.nbytes <= (spec.max_shard_size or 0)
 

@@ -248,7 +248,7 @@ class Quantizer:
     threads : int, optional
         At most this many share the work; by default one for each CPU that this process may use.
     shape : Shape, optional
-        Of a model under llama.cpp's names: tensors that llama.cpp needs in float32 stay so, and a mixture chooses
+        For a model under llama.cpp's names: tensors that llama.cpp needs in float32 stay so, and a mixture chooses
         schemes by names.
 
     Attributes

@@ -1,4 +1,4 @@
-"""Runs one task for each shard of a model, by itself or by an executor; a manifest records those that are done."""
+"""Runs one task for each shard of a model, by itself or by an executor; a manifest records finished shards."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
 
 
-# An executor takes some milliseconds for each call, so small tasks go there together: at most so many, of so many bytes
-# together, and so many calls in all that workers end at about the same time.
+# An executor takes some milliseconds for each call, so small tasks share one: this many tasks or bytes at most, in at
+# least this many calls, so that workers end at about the same time.
 _TOGETHER, _BYTES, _CALLS = 16, 64 << 20, 16
 # What a manifest says of itself.
 _MARK, _VERSION = "weightmap_manifest", 1
@@ -48,7 +48,7 @@ class Run:
         that all workers share. Each task uses one thread unless `threads` says more. By default, this process handles
         the shards one by one. The files are the same, byte for byte.
     manifest : str or os.PathLike, optional
-        A file that records finished shards, with size and checksum. A run with the same arguments skips those that are
+        A file that records finished shards, with size and checksum. A run with the same arguments skips shards that are
         intact and whose source is unchanged.
     rank, world_size : int
         Handle every `world_size`-th shard, from number `rank` on; other processes handle the rest. `convert` then needs
@@ -109,7 +109,7 @@ def is_shared(run: Run) -> bool:
 
 
 def manifests_of(run: Run) -> list[str]:
-    """Return the paths of the manifests: that of this rank, and behind it those of the others."""
+    """Return the paths of the manifests: this rank's first, then the others'."""
     if run.manifest is None:
         return []
     count = run.world_size

@@ -375,7 +375,7 @@ def _joined(refused: Sequence[EncodeError]) -> EncodeError:
 
 
 def _index_metadata(file: TensorFile) -> dict[str, Any]:
-    """Return the metadata of a model's index, without those that its shards have themselves."""
+    """Return the metadata of a model's index that its shards lack."""
     return {
         key: value
         for key, value in (file.metadata if file.shards else {}).items()

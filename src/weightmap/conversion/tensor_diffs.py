@@ -164,9 +164,9 @@ class TensorDiff(NamedTuple):
     rms : float or None
         Root of the mean square of the differences, over all elements, equal ones included.
     relative : float or None
-        Of a comparison by value: `rms` divided by the root of the mean square of the elements in A.
+        By value: `rms` divided by the root of the mean square of the elements in A.
     worst_row : int or None
-        Of a comparison by value: the index on the first axis where the mean square of the differences is largest.
+        By value: the index on the first axis where the mean square of the differences is largest.
     """
 
     name: str

@@ -561,7 +561,7 @@ class Preparer:
         return packed, dropped
 
     def _payload(self, name: str, row: Row, *, quantizing: bool, keeps_type: bool, trial: bool) -> Payload:
-        """Return the payload of a tensor, in its own type or that of the conversion. A `trial` estimates its size."""
+        """Return the payload of a tensor, in its own type or the conversion's. A `trial` estimates its size."""
         if self.quantizer is not None and quantizing:
             return self.quantizer.payload(name, row, self._schemes, trial=trial)
         dtype = None if keeps_type else self._dtype

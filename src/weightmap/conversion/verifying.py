@@ -117,7 +117,7 @@ def verify(
             report = model.verified(report)
         if trust is None:
             return report
-        # Of an index, its shards were compared as they were opened.
+        # The shards of an index were compared when they were opened.
         line = compared(trust, sorted({trust.name_of(str(one.absolute)) for one in sources_of(file)}.union(names)))
         return report._replace(checks=(line, *report.checks), structure_only=None, digests=line)
 

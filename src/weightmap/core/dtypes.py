@@ -1,6 +1,6 @@
 """Data types: their names, their sizes in files, and the numpy dtypes that read them.
 
-The canonical name of a type is that of numpy and ml_dtypes: "float32", "bfloat16", "float8_e4m3fn". Formats translate
+The canonical name of a type is numpy's and ml_dtypes': "float32", "bfloat16", "float8_e4m3fn". Formats translate
 their own codes and names to these. All values in files are little-endian.
 
 Quantised tensors have a scheme instead of a type: see `weightmap.core.quant.schemes`.
@@ -62,7 +62,7 @@ class DType:
         self.packed: bool = not quantized and bits % 8 != 0
 
 
-# In place of the bits of a scheme; no element has so many. kernels.h has the same number.
+# In place of the bits of a scheme: more than any element has. kernels.h has the same number.
 DECLARED = 255
 # A limit of numpy, not of a format.
 NUMPY_MAX_NDIM = 64
@@ -86,7 +86,7 @@ _NUMPY = {
     "complex128": "<c16",
 }
 # Types of ml_dtypes, which is imported for the first array of one; torch has the same names. With each the integer type
-# of the same width, in which elements go from one library to the other.
+# of the same width, which carries elements from one library to the other.
 CROSSING: dict[str, type[np.generic]] = {
     "bfloat16": np.int16,
     "float8_e4m3fn": np.uint8,

@@ -322,7 +322,7 @@ class LoadReport(NamedTuple):
     tensors : int
         Tensors of the file behind them.
     reads, nbytes, wanted_nbytes : int
-        Of the plan; ``nbytes - wanted_nbytes`` are bytes of gaps between slices, read in vain.
+        The plan's; ``nbytes - wanted_nbytes`` are bytes of gaps between slices, read in vain.
     """
 
     items: int

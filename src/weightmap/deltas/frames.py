@@ -269,7 +269,7 @@ def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[
         Bytes of the tensor.
     encoding : str
     level : int
-        Of zstd.
+        Level of zstd.
     """
     pieces: Iterator[Any]
     if encoding == "xor":

@@ -11,7 +11,7 @@ A directory of a model has ``.weight_sync/`` beside its files. ``lock`` (flock) 
 The step
 --------
 Readers open a model by one name: its index of shards, or its only file. So one rename of that name is the step, and
-each reader finds one version or the other, those that know nothing of us too. Shards of a new version have names that
+each reader finds one version or the other, even one that knows nothing of us. Shards of a new version have names that
 no version before had, and lie beside the old ones before the index names them; the old ones go after it. An index that
 comes to nothing (from shards to a single file) is removed instead. The order, ``|`` where it waits for the disk::
 
@@ -629,7 +629,7 @@ class Local:
 
 
 def _as_journal(content: dict[str, Any]) -> Journal:
-    """Return a journal. Raises errors of many kinds for what is none."""
+    """Return a journal. Raises errors of many kinds for content that is not a journal."""
     pairs = [[(old, new) for old, new in content.get(key, ())] for key in ("moves", "patches")]
     (moves, patches), (old, new) = pairs, content["switch"]
     coming, before = [
@@ -690,7 +690,7 @@ def _is_unused(file: access.Descriptor) -> bool:
     """Whether nobody else has a file open or mapped, and it has no other name.
 
     Linux grants a write lease only then. Not asked on file systems where a mapping is of another file underneath, as
-    that of a container's layers, or where other machines may have it open.
+    in a container's layers, or where other machines may have it open.
     """
     status = os.fstat(file)
     local = numbered(files.file_system(file)).kind in ("local", "memory")

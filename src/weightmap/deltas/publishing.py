@@ -123,7 +123,7 @@ def publish(
         ModelExpress reads only "adler32", which is weak, with "xor". No checksum shows who wrote the delta: it lies in
         the file that it protects.
     level : int
-        Of zstd, from 1 to 22.
+        Level of zstd, from 1 to 22.
     max_shard_size : int or str
         Most bytes per file, such as ``"5GB"``. A larger tensor gets its own file.
     full : bool, optional
@@ -221,7 +221,7 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
 
 @contextlib.contextmanager
 def _folders(path: str) -> Iterator[None]:
-    """Make a folder and those that it lies in, where they are missing; at the end, remove new ones that are empty."""
+    """Make a folder and its missing parents; at the end, remove the new ones that are empty."""
     new, parent = list[str](), os.path.abspath(path)
     while not os.path.lexists(parent):
         new.append(parent)

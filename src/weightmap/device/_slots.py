@@ -238,7 +238,7 @@ def _new_memory(nbytes: int) -> NDArray[np.uint8]:
     """Return memory of its own pages, which a child process finds empty.
 
     A page that parent and child share is copied when one of them writes to it, and the device goes on reading the old
-    page. Pages that the child lacks altogether would be a hole, in which something else may lie when it is unmapped.
+    page. Pages that the child lacks altogether would be a hole, where something else may lie when it is unmapped.
     """
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     unit = _HUGE_PAGE_BYTES if nbytes >= _HUGE_PAGE_BYTES else mmap.PAGESIZE

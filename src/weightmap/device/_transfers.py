@@ -338,7 +338,7 @@ class BatchTransfer:
     Attributes
     ----------
     name : str
-        Of the first tensor.
+        The first tensor's.
     begin, end, nbytes
         As of `Transfer`; on the device, each tensor begins at a multiple of `ALIGN`.
     """

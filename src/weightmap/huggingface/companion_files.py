@@ -1,4 +1,4 @@
-"""Files that go along with a model from one directory to another: configuration, tokenizer, code, terms."""
+"""Files that are copied with a model from one directory to another: configuration, tokenizer, code, terms."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # `check_not_read`: a target is neither a source file nor belongs to one.
 
-# Files that programs read beside a model in a directory of Hugging Face, and its terms: they go along to a new one, and
-# no target replaces them.
+# Files that programs read beside a model in a directory of Hugging Face, and its terms: `convert` copies them to a new
+# directory, and no target replaces them.
 COMPANIONS = (
     "config.json",
     "hf_quant_config.json",
@@ -251,7 +251,7 @@ def _folders(folder: str, trust: Any) -> list[str]:
         modules = modules if isinstance(modules, list) else [modules]
         paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
     except TensorFileError as error:
-        error.offset = None if error.offset is None else max(error.offset, 0)  # of the whole, it is that of `opening`
+        error.offset = None if error.offset is None else max(error.offset, 0)  # of the whole file, as `opening` has it
         raise error.located(path=path) from None
     folders: list[str] = []
     for name in paths:

@@ -120,7 +120,7 @@ class Architecture:
         ``keys(writer, config, rope)`` adds the keys that not all architectures have, and refuses what llama.cpp does
         not compute.
     tokenizers : tuple of str
-        The kinds of tokenizer, in the order in which they are looked for: see `tokenizers`.
+        The kinds of tokenizer, in the order of looking for them: see `tokenizers`.
     """
 
     name: str

@@ -382,7 +382,7 @@ def _half(name: str, row: Row, number: int) -> Row:
     row = row.dense
     count, rows, width = row.shape if len(row.shape) == 3 else (0, 0, 0)
     if not row.nbytes or rows % 2 or row.dtype.packed:
-        raise refusal(f"tensor {quoted(name)} is no stack of gates and projections of experts")
+        raise refusal(f"tensor {quoted(name)} is not a stack of gates and projections of experts")
     each = row.nbytes // count // rows
     begin, nbytes = row.offset + number * (rows // 2) * each, row.nbytes // 2
     source = StridedSource(row.source, begin, nbytes, (count, rows // 2), (rows * each, each), each)

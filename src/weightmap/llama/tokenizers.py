@@ -194,7 +194,7 @@ def merges_of_model(files: Files, notes: list[str]) -> list[str]:
     split = [line.split() for line in lines if line]
     whole = [" ".join(parts) for parts in split if len(parts) == 2]
     if len(whole) < len(split):
-        notes.append(f"{_MERGES} has {len(split) - len(whole)} lines that are no pairs, which are left out")
+        notes.append(f"{_MERGES} has {len(split) - len(whole)} lines that are not pairs, which are left out")
     return whole
 
 
@@ -233,7 +233,7 @@ def chat_template(files: Files, others: Sequence[str], notes: list[str]) -> str 
 
 
 def _distinct(entries: list[dict[str, str]], notes: list[str]) -> list[dict[str, str]]:
-    """Return the templates whose names differ as keys of GGUF, in which only letters and digits are kept."""
+    """Return the templates whose names differ as keys of GGUF, which keep only letters and digits."""
     named: dict[str, dict[str, str]] = {}
     for entry in entries:
         key = re.sub("[^a-zA-Z0-9]", "_", entry["name"])
@@ -247,7 +247,7 @@ def _is_template(entry: Any) -> bool:
 
 
 MODEL, TOKENIZER, SETTINGS = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
-# More tokens than any model has: a list of so many names takes a gigabyte.
+# More tokens than any model has: a list of that many names takes a gigabyte.
 _MAX_TOKENS = 1 << 24
 # The blank of sentencepiece.
 _BLANK = "\u2581"
@@ -426,7 +426,7 @@ def _adds_dummy_prefix(raw: bytes) -> bool:
 
 
 def _padding(count: int) -> tuple[list[str], list[int], list[float]]:
-    """Return tokens, types and scores of a vocabulary in which nothing is used yet."""
+    """Return tokens, types and scores of a vocabulary whose entries are all unused."""
     return [f"[PAD{i}]" for i in range(count)], [_UNUSED] * count, [_PADDING] * count
 
 
@@ -605,7 +605,7 @@ def add_vocab(writer: Any, vocab: Vocab) -> None:
 
 
 def check_text(tokens: list[str]) -> None:
-    """Raise `EncodeError` for a token that is no Unicode text, or that comes twice."""
+    """Raise `EncodeError` for a token that is not Unicode text, or that comes twice."""
     if len(set(tokens)) < len(tokens):
         texts: set[str] = set()
         twice = next(token for token in tokens if token in texts or texts.add(token))  # type: ignore[func-returns-value]

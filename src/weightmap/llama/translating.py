@@ -131,7 +131,7 @@ _OTHERS = {
     "params.json": "a model in its maker's own form, which convert_hf_to_gguf.py --mistral-format of llama.cpp may "
     "convert, as it does the form of Hugging Face",
 }
-# A longer name is no name, and gguf would search it for parts.
+# A longer name is not a name, and gguf would search it for parts.
 _MAX_NAME = 1000
 # The layers of a model for which llama.cpp has a rule of its own.
 _LAYERS_OF_70B = 80
@@ -196,7 +196,7 @@ def as_llama(
     with_keys : bool
         Whether the handle has the key-values, tokenizer included; the parts of a model but the first have none.
     plain : callable, optional
-        Of a quantised checkpoint: returns its parameters decoded, for experts that are not all repacked.
+        Returns the decoded parameters of a quantised checkpoint, for experts that are not all repacked.
 
     Raises
     ------

@@ -63,7 +63,7 @@ class PlanReport(NamedTuple):
     ----------
     path : str or None
     tensors, reads, nbytes, wanted_nbytes : int
-        Of the plan.
+        The plan's.
     places : tuple of Place
     cold : int or None
         Bytes that are not in memory; None where the system does not tell.

@@ -117,7 +117,7 @@ def file_system_of(source: Source) -> FileSystem:
     return _IN_MEMORY if file < 0 else numbered(files.file_system(file))
 
 
-# Of at most this many bytes, the system is asked about each page; of more, about halves where not all are alike.
+# Up to this many bytes, the system is asked about each page; beyond, about halves whose pages differ.
 _WINDOW = 8 << 20
 # Bytes per read into the page cache, and so per request to a device with little read-ahead.
 _READ_BYTES = 1 << 20
@@ -211,7 +211,7 @@ class _Pages:
         page = self._page
         start = first - first % page
         inner = places - start
-        # Of the last page, the bytes up to the place; less the bytes before `first`.
+        # The last page counts up to the place, the first one from `first`.
         number = np.minimum(inner // page, len(counts) - 2)
         there = counts[number + 1] - counts[number]
         skipped = (first - start) * int(counts[1] - counts[0])
@@ -335,7 +335,7 @@ def ask_for(source: Source, part: Range) -> None:
 def is_cached(source: Source, part: Range) -> bool:
     """Whether a range of a file seems to be in the page cache; False where the system does not tell.
 
-    Of many pages it looks at the beginning, the middle and the end: counting those of a GiB takes 2 ms.
+    It samples large ranges at the beginning, middle and end: counting the pages of a GiB takes 2 ms.
     """
     begin, end = part
     looks = [part]

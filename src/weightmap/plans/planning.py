@@ -123,7 +123,7 @@ class ReadPlan:
         else:
             self._begins, self._nbytes = spans.begin[numbers], spans.nbytes[numbers]
             self._ends = self._begins + self._nbytes
-        # Rows and ranges of tensors wanted in part, but for those that `Slices` computes; heads of quantised ones.
+        # Rows and ranges of tensors wanted in part, unless `Slices` computes them; heads of quantised ones.
         self._rows: dict[int, Row] = {}
         self._heads: Heads | None = None
         self._ranges = {number: self._ranges_of(number, indices[number]) for number in in_part}
@@ -427,7 +427,7 @@ def reads_of(plan: ReadPlan) -> int:
 
 
 class _Part:
-    """A wanted parameter of several components, and those that have been read so far.
+    """A wanted parameter of several components, and the components read so far.
 
     Parameters
     ----------
@@ -450,7 +450,7 @@ class _Part:
             self._rows = coding.around(low, high + 1) if size else (0, 0)
             cut = coding.cut(*self._rows)
             self.indices = {stored: cut[role] for stored, role in self._roles.items() if role in cut}
-        # Of tensors that have components of several parameters, which are read whole.
+        # For tensors that hold components of several parameters: they are read whole.
         self._cuts = {name: cut for name, cut in self.indices.items() if self._roles[name] in components.starts}
         self.indices |= dict.fromkeys(self._cuts)
         self._read: dict[str, tuple[str, NDArray[Any]]] = {}

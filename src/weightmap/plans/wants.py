@@ -122,7 +122,7 @@ def shard(name_or_info: str | TensorInfo | TensorLike, dim: int, rank: int, worl
 
 
 def shape_of(info: Any) -> tuple[int, ...]:
-    """Return the shape that indices of a tensor are for: of packed elements, that of their bytes."""
+    """Return the shape that indices of a tensor refer to: packed elements are indexed by their bytes."""
     return (info.nbytes,) if isinstance(info, PackedInfo) else tuple(info.shape)
 
 

@@ -189,7 +189,7 @@ class Arena:
 
 def _drop_pages(memory: mmap.mmap, begin: int, nbytes: int) -> None:
     _advise(memory, _DONTNEED, begin, nbytes)
-    # Or Linux makes huge pages of it again, together with what is in use beside it.
+    # Or Linux makes huge pages of it again, together with its neighbours in use.
     _advise(memory, _NOHUGEPAGE, begin, nbytes)
 
 

@@ -2,7 +2,7 @@
 
 A tensor, or an entry of its first dimension such as an expert, is read when it is held, and stays until others need
 its room. The pool evicts the tensor with the fewest holds. It counts the holds of every tensor it has ever seen, and
-halves the counts after a while, so that old favourites give way. Of equal counts the most recently used goes: a loop
+halves the counts after a while, so that old favourites give way. Among equal counts the most recently used goes: a loop
 over a model needs it last.
 
 An `Arena` has a slot of memory for each tensor; a freed slot serves the next one. `DirectReader` reads, never through a
@@ -213,7 +213,7 @@ class Pool:
         # A heap with at least one element, perhaps outdated, for each entry that may be evicted. None while it changes:
         # see _candidates.
         self._waiting: list[Candidate] | None = []
-        self._counts: dict[Key, int] = {}  # of what is not in the pool
+        self._counts: dict[Key, int] = {}  # of entries outside the pool
         self._ticks = self._holds = 0
         self._arena = Arena()
         self._hits = self._misses = self._evictions = self._read_nbytes = 0
@@ -234,7 +234,7 @@ class Pool:
             into one array; quantised ones are decoded.
         index : int, optional
             Only this entry of the first dimension, such as one of stacked experts: no other bytes are read where it
-            lies apart in the file, as in dense tensors and in blocks of GGUF. Of other quantised tensors it is decoded.
+            lies apart in the file, as in dense tensors and in blocks of GGUF. Other quantised tensors are decoded.
 
         Returns
         -------
@@ -245,7 +245,7 @@ class Pool:
         Raises
         ------
         LimitError
-            When it does not fit beside what is held.
+            When it does not fit beside held tensors.
         TensorNotFoundError
         PlanError
             When tensors to be joined differ in their type, or in other dimensions than the first; for an index that is
@@ -324,8 +324,8 @@ class Pool:
     def prefetch(self, items: Iterable[tuple[str | tuple[str, ...], int | None] | str]) -> None:
         """Begin to read tensors in the background, as far as the budget allows; return at once.
 
-        Those that lie beside each other in a file are read together. What does not fit beside what is held, or
-        prefetched and not held yet, is left out. An error is raised by the hold that follows.
+        Neighbours in a file are read together. Tensors that do not fit beside held and prefetched ones are left out.
+        The next hold raises an error.
 
         Parameters
         ----------
@@ -417,12 +417,12 @@ class Pool:
             return PoolStats(self._hits, self._misses, self._evictions, self._read_nbytes, held_nbytes, resident)
 
     def close(self) -> None:
-        """Free what is not held. Idempotent.
+        """Free all entries that are not held. Idempotent.
 
         Raises
         ------
         ClosedError
-            When something is held: the pool is closed all the same, and what is held stays valid until it is released.
+            When something is held: the pool is closed all the same, and held tensors stay valid until released.
         """
         if self._process is not _PROCESS.instance:
             return
@@ -730,7 +730,7 @@ def _called(key: Key) -> str:
 
 
 def _neighbours(entries: list[tuple[_Entry, _Reading]]) -> Iterable[list[tuple[_Entry, _Reading]]]:
-    """Return what is read together, in groups; that with the one asked for first comes first."""
+    """Return groups of entries to read together; the group of the one asked for first comes first."""
     groups: list[list[int]] = []
     last, end, nbytes = None, 0, 0
     for number in sorted(range(len(entries)), key=lambda number: _place(entries[number][1])):

@@ -110,7 +110,7 @@ class Pin(NamedTuple):
 
     @property
     def is_versioned(self) -> bool:
-        """Whether the state differs from that of another object of the same size."""
+        """Whether the state belongs to another object of the same size."""
         return self.etag is not None or self.modified != 0
 
     def check(self, now: Pin) -> None:
@@ -203,7 +203,7 @@ def _fault_of(error: Exception) -> StoreError | None:
 
 
 class Pieces:
-    """Several pieces of memory for one answer. A slice reaches at most to the end of the piece in which it begins."""
+    """Several pieces of memory for one answer. A slice ends at the latest with the piece that it begins in."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self._pieces = pieces

@@ -59,7 +59,7 @@ class _Snapshot(NamedTuple):
     files : mapping of str to Entry
         By plain relative paths.
     odd : tuple of str
-        Names that are no plain relative paths: nothing is read or written by these.
+        Names that are not plain relative paths: nothing is read or written by these.
     modified : datetime or None
     offline : str
         Why the Hub was not asked; empty if it was.

@@ -31,7 +31,7 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
     Raises
     ------
     AddressError
-        For an address with credentials, without a host, or with a key that is no plain path.
+        For an address with credentials, without a host, or with a key that is not a plain path.
     MissingDependencyError
     """
     scheme, separator, after = path.partition("://")

@@ -1,8 +1,8 @@
 """Writing to stores: files are made in a folder of the system, and become objects once all of them are complete.
 
 A store renames nothing, and an object appears with its last byte. So one file replaces its object in one step; of
-several files, none of which may be there, the index comes last, and a failure removes those that were written. Ours,
-for the specifications leave it open.
+several files, none of which may be there, the index comes last, and a failure removes the written ones. Ours: the
+specifications leave it open.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _check_free(folder: Location, names: Iterable[str]) -> None:
 def _check_source(source: Any, address: Location) -> None:
     """Raise `TargetError` for the source's own address, one in its folder, or one of an object that it has opened.
 
-    A store may be a source by another name than that of its address: its objects are known by size, tag and time.
+    A source may have another name than the address: objects are known by size, tag and time.
     """
     name = path_of(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "path", None)
     path = "" if name is None else str(name).rstrip("/")

@@ -132,7 +132,7 @@ class _Answer:
         self.meta = meta
         self.range: Range = span
         self._missing = span.nbytes
-        self.linked = False  # whether its tag is that of a redirect, which stands for the file
+        self.linked = False  # whether its tag came with a redirect, and stands for the file
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response
         self._give_back = give_back

@@ -128,7 +128,7 @@ def _lines(node: Module, depth: int, mark: str, max_lines: int | None, times: in
         alone = inner.tensor if not inner.children else None
         yield Line(depth, label, count, *totals, alone)
         if inner.children:
-            if inner.tensor is not None:  # a tensor whose name is also that of a module
+            if inner.tensor is not None:  # a tensor that shares its name with a module
                 yield Line(depth + 1, "", 1, times * count, times * count * inner.tensor.nbytes, inner.tensor)
             yield from _lines(inner, depth + 1, mark, max_lines, times * count)
     hidden = groups[len(shown) :]

@@ -58,7 +58,7 @@ class Numbers(NamedTuple):
     sampled : int
         Elements looked at.
     low, high, mean, deviation : float or None
-        Of the finite elements; None without any.
+        Over the finite elements; None without any.
     zeros, nans, infinities : int
     bins : tuple of int
         A histogram of the finite ones, in equal steps from `low` to `high`.
@@ -286,7 +286,7 @@ class Survey(NamedTuple):
     tensors : tuple of Tensor
         The same, or the parameters that they make.
     weight : Weight or None
-        Of the parameters; None where the configuration beside the file cannot be used.
+        For the parameters; None where the configuration beside the file cannot be used.
     verified : VerifyReport or None
         None where verification failed or was not asked for.
     damage : str or None

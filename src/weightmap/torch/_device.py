@@ -349,7 +349,7 @@ def pour(loader: Loader, cargo: Transfer | ArrayTransfer, target: Any) -> None:
     Parameters
     ----------
     loader : Loader
-        Of a `TorchBackend` of the device of the tensor.
+        A loader for the tensor's device, by a `TorchBackend`.
     cargo : Transfer or ArrayTransfer
         As many elements as `target`; torch converts them if the types differ.
     target : torch.Tensor

@@ -44,9 +44,9 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
         Its experts are stacked in parameters such as ``experts.gate_up_proj``, as in transformers 5, or a
         ``torch.nn.ModuleList`` of modules of ``torch.nn.Linear``, as in transformers 4.
     pool : Pool
-        Of the model's files, or of ``f.weights``: see `TensorFile.pool`. Their experts may be stacked too, or lie apart
-        under the names of Mixtral or Qwen; then matrices that the model wants as one are joined in the pool. Quantised
-        ones are decoded at each use. Values take the type of the parameter that they replace.
+        The pool of the model's files, or of ``f.weights``: see `TensorFile.pool`. Experts may be stacked there, or lie
+        apart under the names of Mixtral or Qwen; then matrices that the model wants as one are joined in the pool.
+        Quantised ones are decoded at each use. Values take the type of the parameter that they replace.
     name : callable, optional
         Takes the name of a parameter, and returns what the files call it.
 
@@ -93,7 +93,7 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
     experts: dict[str, list[_Served]] = {}
     for path, inner, served, stacked in replaced:
         for key, one in served.items():
-            del inner._parameters[key]  # noqa: SLF001 - or torch refuses what is no parameter
+            del inner._parameters[key]  # noqa: SLF001 - or torch refuses what is not a parameter
             setattr(inner, key, one)
         inner.forward = _stacked(inner, pool, served) if stacked else _linear(served)
         if not stacked:
@@ -204,7 +204,7 @@ class _Writable:
 
 
 def _tensor(values: Any) -> Any:
-    """Return a tensor over memory of the pool, which is no mapping of a file; quantised values are decoded."""
+    """Return a tensor over memory of the pool, which is not a mapping of a file; quantised values are decoded."""
     if isinstance(values, np.ndarray) and values.flags.c_contiguous and values.size:
         octets = values.reshape(-1).view(np.uint8)
         values = np.ndarray(values.shape, values.dtype, np.asarray(_Writable(octets)))

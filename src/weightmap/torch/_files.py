@@ -117,7 +117,7 @@ def _decoded(model: TensorFile, device: Any, dtype: str | None, *, verify: bool)
 
 
 def _for_type(array: Any, dtype: str | None) -> Any:
-    """Return a parameter that becomes another type in float32, in which it is computed, so that it is rounded once."""
+    """Return a parameter that becomes another type in float32, its computed type, so that it is rounded once."""
     if dtype is None or not isinstance(array, QuantizedTensor) or array.dtype == dtype:
         return array
     return array.dequantize(np.float32)

@@ -253,7 +253,7 @@ def check_all(
     """Hash every file of a model, several at a time, and return their names.
 
     A model of one file has only that one. A directory has all that are listed, and all others but lists of digests,
-    signatures, the files of git and of downloads, and those that a signature leaves out. A link stands for the file
+    signatures, the files of git and of downloads, and files that a signature leaves out. A link stands for the file
     that it leads to.
 
     Raises

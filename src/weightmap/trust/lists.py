@@ -140,7 +140,7 @@ def of_sums(raw: bytes, origin: str) -> Digests:
         elif (match := _BSD.fullmatch(text)) is not None:
             name, digits = match.groups()
         else:
-            raise TrustError(f"line {number} is no line of sha256sum: {quoted(line)}", path=origin)
+            raise TrustError(f"line {number} is not a line of sha256sum: {quoted(line)}", path=origin)
         if escaped:
             if any(mark not in _ESCAPED for mark in _ESCAPE.findall(name)):
                 raise TrustError(f"line {number} has an escape that sha256sum does not write", path=origin)
@@ -209,7 +209,7 @@ def listed_in(folder: str) -> Digests:
 
 
 def recorded(folder: str, name: str) -> Digests:
-    """Return what is recorded of one file of a model, apart from ``SHA256SUMS``."""
+    """Return the recorded digests of one file of a model, apart from ``SHA256SUMS``."""
     digests: Digests = {}
     path = os.path.join(folder, *name.split("/"))
     for digest in (_blob(path), _download(folder, name), *_neighbours(path)):
@@ -297,7 +297,7 @@ def write_sums(path: str) -> None:
 
 
 def listed_beside(path: str) -> Digests:
-    """Return the digests that `write_sums` keeps, of a list that is there already; it raises what is wrong with it."""
+    """Return the digests that `write_sums` keeps from an existing list. Raises as `read_list` does."""
     absolute = os.path.abspath(path)
     folder = absolute if os.path.isdir(absolute) else os.path.dirname(absolute)
     target = os.path.join(folder, SUMS)

@@ -107,7 +107,7 @@ def convert(
     limits
         As for `weightmap.open`.
     strict : bool
-        As for `weightmap.open`. Of other programs' files, False takes the words that are there where the first line
+        As for `weightmap.open`. In other programs' files, False takes the words that are there where the first line
         declares another number of them; the report's warnings name both numbers.
 
     Returns

@@ -124,7 +124,7 @@ def train_pq(
     Returns
     -------
     ProductQuantized
-        Of shape (n, d).
+        Shape (n, d).
 
     Raises
     ------

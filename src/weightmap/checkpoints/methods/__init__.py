@@ -246,11 +246,11 @@ class Method:
     parameter : str
         What the name of a parameter ends with, behind the name of its module.
     fused : tuple of str
-        What the names of pieces of experts end with: behind the name of the parameter, which that of the codes is.
+        Endings of pieces of experts, behind the name of the parameter, which the codes have too.
     coded : tuple of str
         Types of a weight, beside integers of several dimensions, that mean nothing without its other pieces.
     markers : tuple of str
-        Names of tensors that say how the file is quantised, and are no parameters.
+        Names of tensors that say how the file is quantised, and are not parameters.
     lists : tuple of str
         Keys of the configuration with modules that are not quantised.
     """
@@ -274,7 +274,7 @@ class Method:
         return True
 
     def layers_of(self, parameter: str) -> Sequence[str]:  # noqa: ARG002 - most share no pieces
-        """Return what the matrices of all experts may be called as one parameter, given that of one expert."""
+        """Return possible names of the matrices of all experts as one parameter, given the name of one expert's."""
         return ()
 
     def of_one(self, rows: Mapping[str, tuple[str, Row]]) -> Mapping[str, tuple[str, Row]]:
@@ -344,7 +344,7 @@ def _like(entry: str, module: str) -> bool:
 
 
 def blocks_of(count: int, size: int) -> int:
-    """Return how many blocks of a size hold so many elements."""
+    """Return how many blocks of a size hold this many elements."""
     return -(-count // size)
 
 

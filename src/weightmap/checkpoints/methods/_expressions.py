@@ -60,7 +60,7 @@ class Expression:
     Raises
     ------
     re.error, OverflowError, RecursionError
-        For a text that is no expression.
+        For a text that is not an expression.
     UnsupportedExpressionError
         For one with back-references, atomic groups, possessive repetitions, flags other than i, s and x, or counted
         repetitions of thousands.
@@ -105,7 +105,7 @@ class Expression:
         if name.endswith("\n"):
             bits[-2] |= _END
         for number, lookaround in enumerate(self._lookarounds):
-            # What is ahead is matched from the end of the name on.
+            # The rest of the expression is matched from the end of the name on.
             pairs = list(zip((*name, ""), bits, strict=True))
             if lookaround.backwards:
                 pairs = list(zip((*reversed(name), ""), reversed(bits), strict=True))

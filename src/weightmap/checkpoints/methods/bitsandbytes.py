@@ -104,7 +104,7 @@ class EightBits(Scaled):
         return super().coded(pieces, first, last)._replace(factor=float(_ONE_127TH))
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> None:
-        """Implement `Coding.counterpart`: two factors are no scale of ggml's."""
+        """Implement `Coding.counterpart`: ggml has no scale of two factors."""
 
 
 class BitsAndBytes(Method):

@@ -329,7 +329,7 @@ class CompressedTensors(Method):
         return PackedCoding(shape, width, bits, columns_of, spans=spans, zeros=zeros, single=not high)
 
     def _has_zeros(self, group: Group, weights: _Weights) -> bool:
-        """Say whether there are zero points. Up to version 0.8.1 those that are all 0 were left out."""
+        """Say whether there are zero points. Up to version 0.8.1 zero points that are all 0 were left out."""
         if "weight_zero_point" in group:
             if weights.symmetric:
                 group.refuse("the configuration says symmetric: zero points", "weight_zero_point")

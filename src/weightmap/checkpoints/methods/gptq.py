@@ -112,7 +112,7 @@ class Gptq(Method):
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
         if group.module.endswith(("embed_tokens", "embeddings", "embed_in", "wte")):
-            # Of GPTQModel; their parameter is the transposed matrix.
+            # GPTQModel's; the parameter is the transposed matrix.
             group.refuse("layout", "qweight", actual="of embeddings", expected="a linear layer", kind=UnsupportedError)
         bits, size = self._rule(group.module) or self.whole
         words, out = group.check("qweight", ("int32",), (None, None))

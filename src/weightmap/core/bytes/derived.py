@@ -32,7 +32,7 @@ class Derived(Source):
     Parameters
     ----------
     parent : Source
-        Of the file.
+        The file's.
     base, size : int
         Where the tensor begins, and how many bytes it has.
     """
@@ -129,7 +129,7 @@ class Fetched(Derived):
     Parameters
     ----------
     parent : Source
-        Of the file.
+        The file's.
     base : int
         Where the bytes lie in it.
     octets : ndarray of uint8

@@ -165,7 +165,7 @@ def _group(root: str, folder: str, version: int) -> ControlGroup | None:
     if not limit.isdigit() or _number(limit) >= _NO_LIMIT:
         return None
     used = _line(root, f"{folder}/{names[1]}")
-    # "file" would include tmpfs, which is no cache. Version 1 has the groups below under other names.
+    # "file" would include tmpfs, which is not a cache. Version 1 has the groups below under other names.
     keys = ("active_file", "inactive_file") if version == 2 else ("total_active_file", "total_inactive_file")
     pages = (line.split() for line in _lines(root, f"{folder}/memory.stat"))
     files = sum(_number(pair[1]) for pair in pages if pair[0] in keys)

@@ -319,7 +319,7 @@ def open_beside(source: Source, name: str) -> Source:
     Raises
     ------
     LayoutError
-        For a name or link to another directory, and for a missing file. Of a name, ``./`` and the like say nothing.
+        For a name or link to another directory, and for a missing file. ``./`` and the like in a name are ignored.
     UnsupportedError
         When `source` was not opened by path.
     """
@@ -333,7 +333,7 @@ def open_beside(source: Source, name: str) -> Source:
     try:
         sibling = from_path(target, source.mode)
     except (IsADirectoryError, NotRegularFileError):
-        raise LayoutError(f"{quoted(name)}, in which tensors lie, is no regular file", field="location") from None
+        raise LayoutError(f"{quoted(name)}, in which tensors lie, is not a regular file", field="location") from None
     except OSError as error:
         if not is_missing(error):
             raise

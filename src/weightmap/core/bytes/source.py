@@ -485,7 +485,7 @@ class Source:
         return np.ndarray(shape, dtype, self._get_memory() if memory is None else memory, offset)
 
     def check_size(self, what: str, nbytes: int) -> None:
-        """Raise `LimitError` if this file may not expand to so many bytes: see `check_expansion`."""
+        """Raise `LimitError` if this file may not expand to this many bytes: see `check_expansion`."""
         check_expansion(self._limits or DEFAULT_LIMITS, nbytes, self.size, f"size of {what}", self.name)
 
     def strided(

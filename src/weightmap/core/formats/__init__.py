@@ -267,7 +267,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 def fields(data: bytes, what: str, field: str | None = None) -> Iterator[tuple[int, int | bytes]]:
     """Yield the fields of a message of protobuf by number: varints, and the bytes of texts and messages.
 
-    Raises `FormatError`, at its end, where `what` is no message.
+    Raises `FormatError`, at its end, where `what` is not a message.
     """
     at = 0
     try:
@@ -284,7 +284,7 @@ def fields(data: bytes, what: str, field: str | None = None) -> Iterator[tuple[i
     except IndexError:
         at = len(data) + 1
     if at > len(data):
-        raise FormatError(f"{what} is no message of protobuf", field=field)
+        raise FormatError(f"{what} is not a message of protobuf", field=field)
 
 
 def is_onnx(head: bytes, _size: int) -> bool:

@@ -185,7 +185,7 @@ class Request(NamedTuple):
     part: tuple[int, int, int] | None = None
 
     def unfit_texts(self) -> Iterator[Unfit]:
-        """Yield the entries of `metadata` that are no texts, for a format that holds nothing else."""
+        """Yield the entries of `metadata` that are not texts, for a format that holds nothing else."""
         for key, value in (self.metadata or {}).items():
             if not (isinstance(key, str) and isinstance(value, str) and encodable(key) and encodable(value)):
                 yield Unfit("metadata", str(key), "keys and values must be strings")

@@ -114,7 +114,7 @@ _DESCRIPTOR = b"PK\7\x08"
 def _headers(central: memoryview) -> Iterator[Range]:
     """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory.
 
-    Of a pickle, with all bytes: it says what the others are.
+    The pickle comes with all bytes: it says what the others are.
     """
     at = 0
     while at + scans.MIN_ZIP_ENTRY <= len(central):
@@ -190,7 +190,7 @@ class Archive:
     ----------
     entries : ZipEntries
     names : StringTable
-        Of the entries; in lower case where capitals are alike.
+        The entries' names; in lower case where capitals are alike.
     refused : dict of str to FormatError
         The entries that ``strict=False`` left out, by name.
     summed : bool

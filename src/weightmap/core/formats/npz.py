@@ -98,10 +98,9 @@ class _Members:
         stored, what = archive.is_stored(i), f"entry {quoted(archive.label(i))}"
         start = archive.beginning(i, _npy.FIRST)
         if not start.startswith(_npy.MAGIC):
-            shown = repr(start[: len(_npy.MAGIC)])
-            raise LayoutError(
-                f"{what} is no array: its magic", field="magic", offset=begin, actual=shown, expected=repr(_npy.MAGIC)
-            )
+            shown, magic = repr(start[: len(_npy.MAGIC)]), repr(_npy.MAGIC)
+            what += " is not an array: its magic"
+            raise LayoutError(what, field="magic", offset=begin, actual=shown, expected=magic)
         dtype, shape, strides, data = _npy.read_header(start, functools.partial(archive.beginning, i), what, begin)
         if data.end != size:
             expected = f"{data.end}, by its header"

@@ -22,12 +22,12 @@ _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
 # Integers that are codes where they are a weight.
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
-# Those that are stored packed: `read` alone has their values.
+# Types that are stored packed: `read` alone has their values.
 _SMALL_INTEGERS = frozenset({"int4", "uint4", "int2", "uint2"})
 # Types of codes, and of scales beside them.
 SMALL_FLOATS = _FLOAT8 | _PACKED
 _CODES = SMALL_FLOATS | _SMALL_INTEGERS | set(INTEGERS)
-# Types in which bitsandbytes may store bytes of codes.
+# Types that bitsandbytes may store bytes of codes in.
 _VIEWED = frozenset({"float16", "bfloat16", "float32"})
 _SCALES = frozenset({"float16", "bfloat16", "float32", "float64", "uint8", "int32", "int64", "float8_e8m0fnu"})
 # Names of scales: in the module of their codes, and as endings of the name of the codes.

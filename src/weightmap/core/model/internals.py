@@ -74,7 +74,7 @@ def sources_of(file: Handle) -> tuple[Source, ...]:
 
 
 def is_remote(file: Handle) -> bool:
-    """Whether tensors lie in a store: what is read twice is fetched twice."""
+    """Whether tensors lie in a store: a second read fetches again."""
     return any(source.store is not None for source in file._sources)
 
 
@@ -216,7 +216,7 @@ def requested(rows: Sequence[Row], *, arrays: bool = False) -> Iterator[Row]:
 
 
 def check_made(file: Handle, what: str, nbytes: int) -> None:
-    """Raise `LimitError` if a model may not expand to so many bytes: see `check_expansion`."""
+    """Raise `LimitError` if a model may not expand to this many bytes: see `check_expansion`."""
     check_expansion(file._options.limits, nbytes, file.nbytes, f"size of {what}", file._source.name)
 
 

@@ -202,7 +202,7 @@ def open_privately(
 
 
 def open_stored(filename: Any, *, mode: Mode | None = None, private: bool = False, trust: Any = None) -> TensorFile:
-    """Open a file for `weightmap.compat`, which shows what is stored: of a delta, its frames."""
+    """Open a file for `weightmap.compat`, which shows stored tensors: the frames of a delta."""
     digests = None if trust is None else hooks.trust_in(trust, filename)
     return open_with(filename, arguments.Options(arguments.DEFAULT_LIMITS, mode=mode, private=private, trust=digests))
 

@@ -65,7 +65,7 @@ def read(
 
 
 def _target_dtype(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of the result: by default float32, or that of floats and complex numbers it cannot hold."""
+    """Return the type of the result: by default float32, or the stored type where float32 cannot hold it."""
     if dtype is not None:
         return dtype_named(dtype)
     wider = stored.kind in "fc" and not np.can_cast(stored, _FLOAT32)
@@ -79,7 +79,7 @@ def _as_saved(stored: np.dtype[Any], target: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _check_numbers(stored: np.dtype[Any], target: np.dtype[Any], what: str) -> None:
-    """Refuse elements that are no numbers, such as texts, dates and records, unless `target` has them."""
+    """Refuse elements that are not numbers, such as texts, dates and records, unless `target` has them."""
     if stored.kind not in "fc" and not np.can_cast(stored, target, "same_kind"):
         saved = "; dtype='bfloat16' reads them if they were saved as that" if stored == "V2" else ""
         msg = f"{what} has elements of {stored}, which do not become {target}; f[name] gives them{saved}"

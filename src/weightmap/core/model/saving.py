@@ -598,7 +598,7 @@ def save(
     else:
         from weightmap.core.model import sharding  # noqa: PLC0415 - most programs save single files
 
-        # The suffix of shards is that of their index without its ending.
+        # Shards have the suffix of their index without its ending.
         limit, chosen_by = sharding.bytes_of_size(max_shard_size), name.removesuffix(INDEX_SUFFIX)
     if not how.overwrite and os.path.lexists(name) and not os.path.isdir(name):
         raise file_exists(name)

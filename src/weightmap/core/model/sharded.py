@@ -142,7 +142,7 @@ class ShardedContent(Content):
         return np.array(sorted(rows.values()), np.int64)
 
     def _compare(self, listing: Listing, options: Options) -> None:
-        """Note where the index and the shards disagree. Raises `LayoutError` in strict mode for what is missing."""
+        """Note where the index and the shards disagree. Raises `LayoutError` in strict mode for missing tensors."""
         names, shards = self.table.names, list(self.shards)
         rows = listing.numbers_in(names)
         numbers = {name: number for number, name in enumerate(shards)}
@@ -633,8 +633,8 @@ def _by_number(
 ) -> dict[str, TensorFile]:
     """Return the parts of a model by their numbers, where `names` has them by their names.
 
-    Raises `LayoutError` in strict mode where one is missing. Otherwise what is no part of the model, and a second part
-    of one number, is left out.
+    Raises `LayoutError` in strict mode where one is missing. Otherwise files of other models, and a second part of one
+    number, are left out.
     """
     numbered: dict[int, str] = {}
     wrong: list[tuple[str, errors.LayoutError]] = []
@@ -669,7 +669,7 @@ def _refuse_delta(listing: Listing) -> None:
 
 
 def _names_of(listing: Listing, options: Options, odd: list[str]) -> list[str]:
-    """Return the names of the shards of an index. Raises `FormatError` in strict mode for what is no name of a file."""
+    """Return the names of the shards of an index. Raises `FormatError` in strict mode for impossible file names."""
     names = []
     for name in listing.shards:
         try:
@@ -708,8 +708,8 @@ def _open_shards(
 ) -> Iterator[tuple[str, TensorFile | errors.TensorFileError]]:
     """Open shards, in order; those in a store many at a time, since opening one is waiting for its header.
 
-    Those that are hashed are opened by as many threads as there are processors. Where `strict` is False, its error
-    takes the place of a shard that cannot be read.
+    Hashed ones are opened by as many threads as there are processors. Where `strict` is False, the error of an
+    unreadable shard takes its place.
     """
     hashed = options.trust is not None
     if len(names) < 2 or (type(index) is str and not hashed):
@@ -779,7 +779,7 @@ def naming_all(source: Any) -> Iterator[None]:
 
 
 def _closed_shards(source: Any) -> list[tuple[str, Exception]]:
-    """Return the shards of a model that do not open, with their errors; none of a model that is no index of shards."""
+    """Return the shards of a model that do not open, with their errors; none for a model without an index."""
     failed: list[tuple[str, Exception]] = []
     path = open_source.path_of(source)
     if path is None:
@@ -806,7 +806,7 @@ def _check_total(content: ShardedContent, metadata: Mapping[str, Any]) -> None:
     total = int(content.table.spans()[1].sum())
     if stated is not None and stated != total:
         line = f"total_size of the index of shards is {_spelt(stated)}, expected {total}, the bytes of all tensors"
-        # Of tensors that share memory, transformers counts the first.
+        # transformers counts the first of the tensors that share memory.
         shared = any(parts_of(file)[1].table.rules.scattered for file in content.shards.values())
         (content.warnings if shared else content.odd).append(line)
 

@@ -91,7 +91,7 @@ def sharded_target(path: str, target_format: Format | None) -> ShardTarget | Non
     """Return the target of a sharded model if `path` names one, else None.
 
     A directory (one that exists, or a path that ends in a slash) gets the index ``model.SUFFIX.index.json``; any other
-    path is that of an index, ``*.index.json``, whose name says the format unless `target_format` is given.
+    path names an index, ``*.index.json``, whose name says the format unless `target_format` is given.
 
     Raises
     ------

@@ -72,7 +72,7 @@ def exists_already(path: str) -> TargetError:
 
 
 def mode_of(mode: str | None, *, private: bool = False) -> str:
-    """Return the mode to open in: the given one, else that of the environment, else "mmap".
+    """Return the mode to open in: the given one, else the environment's, else "mmap".
 
     The environment's mode is for tensors that are handed out; `private` callers hand out none and read the file piece
     by piece. Raises ValueError for an unknown mode from either.
@@ -128,7 +128,7 @@ def delta_error(what: str, field: str) -> UnsupportedError:
 
 
 def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
-    """Open one file or buffer; `path` is that of `source`, if any. Raises `IsADirectoryError` for a directory."""
+    """Open one file or buffer; `path` is the path of `source`, if any. Raises `IsADirectoryError` for a directory."""
     return open_opened(open_source(source, path, mode_of(options.mode, private=options.private)), options)
 
 
@@ -190,7 +190,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        # Of an empty file, too, `identify` raises the error.
+        # `identify` raises the error for an empty file, too.
         recognised = by_name(format_name) if format_name and head else identify(source, head, hooks.importers)
         try:
             if options.importing and not isinstance(recognised, Format):

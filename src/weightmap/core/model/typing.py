@@ -166,7 +166,7 @@ class Pool(AbstractContextManager["Pool", None], Protocol):
         """Begin to read tensors in the background, as far as the budget allows."""
 
     def close(self) -> None:
-        """Free what is not held."""
+        """Free all entries that are not held."""
 
 
 class Embeddings(Collection[str], Protocol):

@@ -686,7 +686,7 @@ class GgmlType(NamedTuple):
 
 # Every type that `decode_ggml` knows, by its name.
 GGML_TYPES = {name: GgmlType(name, number, *ggml_block(number)) for name, number in GGML_SCHEMES.items()}
-# Those that `encode_ggml` knows too.
+# The types that `encode_ggml` knows too.
 GGML_ENCODED: tuple[str, ...] = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
 
 

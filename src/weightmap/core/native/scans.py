@@ -329,7 +329,7 @@ def scan_model(
     source : (int, bytes-like or Reader)
         See `Source.c_input`.
     size : int
-        Of the file.
+        The file's.
     max_tensors, max_kept : int
         More are a fault: tensors, and bytes of names and of metadata.
     lax : bool
@@ -645,7 +645,7 @@ PICKLE_VALUES = {
         *("DTYPE", "DEVICE", "KIND", "SCALAR", "COMPLEX", "PATH", "ARRAY", "ODD"),
     )
 }
-# What is no tensor or value: the words for it by number.
+# Objects that are neither tensor nor value: words for them, by number.
 PICKLE_ODD = {
     getattr(lib, f"WM_PICKLE_ODD_{name}"): name
     for name in ("UNKNOWN", "CONJUGATE", "NEGATIVE", "STORAGE", "CLASS", "KEY", "ARRAY")
@@ -658,7 +658,7 @@ _new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class PickleValues:
-    """The values of a checkpoint that are no tensors, as columns: see wm_pickle_values in kernels.h.
+    """The values of a checkpoint that are not tensors, as columns: see wm_pickle_values in kernels.h.
 
     Attributes
     ----------
@@ -947,7 +947,7 @@ class Columns:
         return Columns(text, bounds, self.array(self.dtype, n, "u1")[order], dims, dim_bounds, begin, end)
 
     def with_shapes(self, shapes: Mapping[int, Sequence[int]]) -> Columns:
-        """Return new columns in which the rows of these numbers have other shapes."""
+        """Return new columns with other shapes for the rows of these numbers."""
         n = self.count
         text, dims = self.text(), self.array(self.dims, self.n_dims, "<u8")
         bounds, dim_bounds = (self.array(column, n + 1, "<u4") for column in (self.bounds, self.dim_bounds))
@@ -1175,7 +1175,7 @@ def look_up(
 ) -> None:
     """Fill an array with ``(values[code of row r, column c] - zeros[b]) * scales[b] * factor + biases[b]``.
 
-    The operations are of float32, and are rounded once more for other types of `out`. Of two NaNs that are
+    The operations are of float32, and are rounded once more for other types of `out`. Where two NaNs are
     multiplied, either is the result.
 
     Parameters

@@ -299,7 +299,7 @@ def regroup(tensor: QuantizedTensor, *, first: int = 0, scale: NDArray[np.float1
     ------
     QuantError
         For another scheme, and for q8_0 with different scales. On the way to ggml's blocks also for a last dimension or
-        a block size that is no multiple of 32, and for a float32 scale that float16 cannot hold.
+        a block size that is not a multiple of 32, and for a float32 scale that float16 cannot hold.
     """
     check_counterpart(tensor.scheme, tensor.shape, tensor.block_size)
     if isinstance(tensor, GgmlTensor):

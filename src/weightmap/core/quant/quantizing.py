@@ -56,7 +56,7 @@ def nearest_scheme(scheme: Any, writable: Sequence[str]) -> str:
     if scheme is None or scheme not in every:
         return ""
     able = [name for name in writable if name in every]
-    # Of several as near, the first one listed: the plain scheme of that size.
+    # Among equally near ones the first listed: the plain scheme of that size.
     best = min(able, key=lambda name: (abs(_bits(name) - _bits(scheme)), -_bits(name)), default=None)
     if best is None:
         return ""
@@ -97,7 +97,7 @@ def quantize(
     Parameters
     ----------
     array : array_like
-        Real numbers, of any strides and byte order; taken as float32. Of any shape, of two dimensions for "pq".
+        Real numbers, of any strides and byte order; taken as float32. Any shape; two dimensions for "pq".
     scheme : str
         "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
         int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,

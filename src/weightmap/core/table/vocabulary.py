@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # ========== ================================================================================================
 # bucket     FNV-1a 64 over the number of characters (u64) and each character (u32), little-endian, modulo
 #            `size`, a power of two
-# fasttext   FNV-1a 32 over the UTF-8, in which a byte of 0x80 or more is sign-extended before the XOR, modulo
+# fasttext   FNV-1a 32 over the UTF-8, with bytes of 0x80 or more sign-extended before the XOR, modulo
 #            `size`
 # explicit   listed in the file; other n-grams have none
 # ========== ================================================================================================

@@ -370,7 +370,7 @@ def _undo(words: _words.Words, subwords: Subwords, block: NDArray[np.float32], a
 
 MAGIC = 793712314
 VERSION = 12
-# Of the versions before, 11 differs in supervised models alone.
+# Version 11 differs from 12 in supervised models alone.
 VERSIONS = (11, 12)
 HEAD = struct.Struct("<2i12id3i2q")
 ENTRY = struct.Struct("<qb")

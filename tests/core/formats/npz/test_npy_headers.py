@@ -134,7 +134,7 @@ def test_plain_and_other_members_in_any_order(members, draw):
     data = archive(entries)
     with pytest.MonkeyPatch.context() as patch:
         if strangers:
-            with pytest.raises(wm.LayoutError, match="is no array"):
+            with pytest.raises(wm.LayoutError, match="is not an array"):
                 wm.open(data, format="npz")
         else:
             assert told(data, patch, by_python=False) == told(data, patch, by_python=True)

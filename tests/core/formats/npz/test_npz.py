@@ -210,7 +210,7 @@ APART = "the header of entry 0 and its entry in the central directory differ in"
         (CENTRAL + 42, b"\xff\xff", rf"the end of entry 0 is 65535, expected at most {CENTRAL}, where"),
         (CENTRAL + 16, b"\xff\xff", f"{APART} sizes or CRC"),
         (30, b"z", f"{APART} signature, name"),
-        (SOUND.index(b"\x93NUMPY"), b"X", r"entry 'a\.npy' is no array: its magic is b'XNUMPY', expected"),
+        (SOUND.index(b"\x93NUMPY"), b"X", r"entry 'a\.npy' is not an array: its magic is b'XNUMPY', expected"),
     ],
 )
 def test_messages_of_damaged_archives(at, damage, message):

@@ -201,7 +201,7 @@ def test_a_link_that_leads_out_of_the_directory(path, tmp_path):
             wm.open(other / "m.onnx")
         assert caught.value.field == "location"
     path.write_bytes(model([apart("a", "sub")]))
-    with pytest.raises(wm.LayoutError, match="is no regular file"):
+    with pytest.raises(wm.LayoutError, match="is not a regular file"):
         wm.open(path)
 
 

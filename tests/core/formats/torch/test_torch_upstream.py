@@ -298,7 +298,7 @@ LEFT = {
     "an array of objects": (lambda: np.array([None], object), "other things than little-endian numbers"),
     "an array of records": (lambda: np.zeros(2, [("a", "f4")]), "other things than little-endian numbers"),
     "a big-endian array": (lambda: np.ones(2, ">f4"), "other things than little-endian"),
-    "a key": (lambda: {0.5: 1}, "it has a key that is no text"),
+    "a key": (lambda: {0.5: 1}, "it has a key that is not a text"),
 }
 
 

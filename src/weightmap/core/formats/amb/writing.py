@@ -128,7 +128,7 @@ _LARGEST = 10**1000
 
 
 def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one return for each kind of value
-    """Return why a value is no JSON of texts and numbers that every reader takes; None if it is."""
+    """Return why a value is not JSON of texts and numbers that every reader takes; None if it is."""
     if depth > DEEPEST:
         return f"it is nested more than {DEEPEST} deep"
     if isinstance(value, str):

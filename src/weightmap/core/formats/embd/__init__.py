@@ -182,7 +182,7 @@ def record_rules(flags: int, base: int, size: int, file_size: int, options: Opti
 def check_table(table: RecordTable, start: int, data: int) -> None:
     """Check the descriptors, their names, and that only padding lies between the names and the data.
 
-    `start` is the offset of the index, `data` that of the data.
+    `start` is the offset of the index, `data` the offset of the data.
     """
     table.check()
     end = start + DESCRIPTOR.size * table.count + table.names_size
@@ -330,7 +330,7 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
     missing = [key for key in REQUIRED_KEYS if key not in metadata]
     if 0 < len(missing) < len(REQUIRED_KEYS):
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
-    # Without any of them, the file is not meant for cpp_embedder, as are those that `save` writes without metadata.
+    # Without any of them, the file is not meant for cpp_embedder: `save` without metadata writes such files.
     run.checked(
         "metadata" if len(missing) < len(REQUIRED_KEYS) else "metadata: none of the keys of cpp_embedder's models"
     )

@@ -511,7 +511,7 @@ def loads(text: str) -> dict[str, Any]:
     LimitError
         When it has more than `MAX_KEYS` keys.
     ValueError
-        `TooDeepError` for nesting deeper than `DEEPEST`; that of `tomllib` for any other defect.
+        `TooDeepError` for nesting deeper than `DEEPEST`; as `tomllib` for any other defect.
     """
     import tomllib  # noqa: PLC0415 - takes 5 ms, needed when metadata is used
 

@@ -31,7 +31,7 @@ class _Ngrams(NamedTuple):
 
     table: StringTable
     indices: NDArray[np.uint64]
-    order: NDArray[np.int64] | None  # in which they are written; None for the order of the table
+    order: NDArray[np.int64] | None  # the order to write them in; None for the order of the table
 
     def entries(self) -> Iterator[tuple[list[bytes], list[int]]]:
         """Yield n-grams and their indices in batches: there are many more n-grams than words."""

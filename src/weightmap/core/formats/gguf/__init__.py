@@ -94,7 +94,7 @@ _REMEDIES = {
     ("TABLE_DTYPE", 0): Remedy("{} reads the other tensors, and shows the bytes of this one", "strict", value=False),
     ("TABLE_NDIM", 4): Remedy("{} reads up to 64, and ComfyUI writes 5", "strict", value=False),
 }
-# For each kind of fault: the class of the error, what is wrong, its field (if any), and what was expected.
+# For each kind of fault: the class of the error, the fault, its field (if any), and what was expected.
 _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
     "GGUF_KEY": (FormatError, "length of its key", "key", "at most {}"),
     "GGUF_KEY_UTF8": (FormatError, "its key is not UTF-8", "key", ""),

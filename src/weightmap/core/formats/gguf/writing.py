@@ -277,7 +277,7 @@ def plan(request: Request) -> WritePlan:
 
 
 def _laid_out(tensor: Payload) -> tuple[int, ...]:
-    """Return the shape in the file of a tensor whose rows are no whole blocks; else ()."""
+    """Return the shape in the file of a tensor whose rows are not whole blocks; else ()."""
     size, block = math.prod(tensor.shape), gguf.BLOCKS.get(tensor.dtype.name, (1,))[0]
     if not tensor.dtype.declared or not tensor.shape or tensor.shape[-1] % block == 0:
         return ()

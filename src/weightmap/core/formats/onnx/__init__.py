@@ -344,7 +344,7 @@ def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[s
 # ---------------------------------------------------------------------------------------------------- metadata
 SCALARS = {1: "ir_version", 2: "producer_name", 3: "producer_version", 4: "domain", 5: "model_version", 6: "doc_string"}
 OPSET, PROPS = 8, 14
-# What is no message where these are damaged, and its field.
+# What is not a message where these are damaged, and its field.
 _RECORDS = "opset_import or metadata_props", "metadata_props"
 
 

@@ -10,7 +10,7 @@ The header is one JSON object, ``{`` at its first byte, padded behind with white
 * ``dtype``: BOOL F4 F6_E2M3 F6_E3M2 U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 F16 BF16 I32 U32 F32
   C64 F64 I64 U64. F4 and F6 pack elements below the byte, the first one in the lowest bits: ``f[name]`` has their
   bytes, and `read` their values.
-* ``__metadata__`` maps strings to strings. null is no metadata: mlx writes it.
+* ``__metadata__`` maps strings to strings. null is not metadata: mlx writes it.
 * Keys in a tensor's object besides these three mean nothing: they are skipped, with a warning that names the first one.
 
 Ours
@@ -24,7 +24,7 @@ Ours
 * `convert` adds ``"format": "pt"`` to the metadata of a model of Hugging Face: accelerate refuses metadata without.
 * ``strict=False`` tolerates trailing bytes, holes and overlaps, as warnings.
 * A file that one rank of ``torch.distributed.checkpoint`` saved (``HuggingFaceStorageWriter(save_distributed=True)``)
-  opens as it is, with a warning that its shapes are those of parts. The files of all ranks are no sharded model.
+  opens as it is, with a warning that its shapes are those of parts. The files of all ranks are not a sharded model.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ DTYPE_NAMES = {
 
 
 _FIELDS = b"".join(name.encode().ljust(16, b"\0") for name in DTYPE_NAMES)
-# Only metadata need a JSON parser in Python, whose import takes a tenth of that of the package.
+# Only metadata need a JSON parser in Python, whose import takes a tenth of the package's.
 _loads: Callable[..., dict[str, Any]] = later("weightmap.core.bytes.strict_json", "loads")
 _kind_of: Callable[..., str] = later("weightmap.core.bytes.strict_json", "kind_of")
 # The key of torch.distributed.checkpoint for the indices at which a file's parts of tensors begin; and the names of

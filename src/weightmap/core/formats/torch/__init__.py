@@ -25,7 +25,7 @@ Tensors
 A tensor is a storage, an offset, a shape and strides; all that it reaches lies within the storage. A storage takes
 exactly the bytes of its entry. Tensors of one storage share memory: tied weights are saved once. Empty tensors lie at
 the beginning of their storage. An element of ``float4_e2m1fn_x2`` is a byte with two numbers: the last dimension is
-doubled, as in safetensors. What is no view of a storage is refused, or left out: tensors that are sparse,
+doubled, as in safetensors. What is not a view of a storage is refused, or left out: tensors that are sparse,
 quantised, nested or of the device "meta", conjugate and negative views, types that numpy lacks, storages by themselves.
 
 Ours
@@ -85,7 +85,7 @@ _EXPORTS = (b"/archive_format", TORCH_EXPORT)
 
 
 _PROGRAM = "data.pkl"
-# Bytes of the first window in which the programs of a legacy file run; each next window is `_GROWTH` times as large.
+# Bytes of the first window for the programs of a legacy file; each next window is `_GROWTH` times as large.
 _WINDOW, _GROWTH = 1 << 16, 4
 # Bytes of the folder in an archive, which torch.save calls as the file; every storage is looked up in it.
 _MAX_FOLDER = 255
@@ -142,7 +142,7 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     begins = _storages_in(archive, prefix, pickle, program, options, warnings)
     _leave_out(pickle, program, options, warnings)
     has_values = bool(pickle.n_values)
-    # What is done with goes before the next step: the archive, the program and the table take as much memory each.
+    # Each step frees what the one before needed: the archive, the program and the table take as much memory each.
     del archive
     table = _table(pickle, begins, program, options, warnings, big=big)
     del pickle, begins
@@ -284,7 +284,7 @@ def _storages_in(
 ) -> NDArray[np.uint64]:
     """Return where each storage begins in the file, once its entry is known to be as large as it claims.
 
-    ``strict=False`` puts those that cannot be read at `_ABSENT`.
+    ``strict=False`` puts unreadable ones at `_ABSENT`.
     """
     entries, names = archive.entries, archive.names
     folder = f"{prefix}data/".encode()
@@ -413,7 +413,7 @@ class _Mentions:
     at, nbytes, item, type : ndarray
         See `PickleStorages`.
     first : ndarray of int64
-        Of each mention, the number of the first one of the same storage.
+        For each mention, the number of the first one of the same storage.
     """
 
     def __init__(self, pickle: Pickle, program: Program, options: Options) -> None:
@@ -599,7 +599,7 @@ def _strided(
 
 
 def _load_metadata(program: Program, size: int, crc: int, options: Options) -> dict[str, Any]:
-    """Return the values that are no tensors: the program is run again, since nothing of it is kept."""
+    """Return the values that are not tensors: the program is run again, since nothing of it is kept."""
     if program.crc32(size) != crc:
         raise FileChangedError(f"{program.name} changed after the file was opened", path=program.source.name)
     return values_of(program.run(options), program, options)

@@ -31,7 +31,7 @@ DTYPE_NAMES = (
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
     "float4_e2m1fn",
 )
-# What is known of names that are not on the list, by a part of them: what they make, and what to save in its place.
+# By a part of a name that is not on the list: what it makes, and what to save in its place.
 _KINDS = (
     ("qtensor", "a tensor quantised by torch", "tensor.dequantize()"),
     ("sparse", "a sparse tensor", "tensor.to_dense()"),
@@ -43,13 +43,13 @@ _KINDS = (
     ("complex32", "a type that numpy lacks", "tensor.to(torch.complex64)"),
     ("", "", "model.state_dict() and plain values"),
 )
-# The same of what is odd in another way.
+# The same for other odd values.
 _ODD = {
     "CONJUGATE": ("a conjugate view, whose values are not those of its storage", "tensor.resolve_conj()"),
     "NEGATIVE": ("a negative view, whose values are not those of its storage", "tensor.resolve_neg()"),
     "STORAGE": ("a storage by itself", "a tensor"),
     "CLASS": ("a class or function by itself", "its name"),
-    "KEY": ("a key that is no text, integer, truth value, None or tuple of such", "texts as keys"),
+    "KEY": ("a key that is not a text, integer, truth value, None or tuple of such", "texts as keys"),
     "ARRAY": ("an array, scalar or type of numpy of other things than little-endian numbers", "a tensor"),
 }
 _LAX = Remedy("or {} leaves it out", "strict", value=False)
@@ -62,7 +62,7 @@ _PIECE, _SHORT, _READ = 4096, 64, 1 << 16
 # Bytes of values that are mentioned again, for each byte of a program, and besides: whoever writes metadata out writes
 # each of them.
 _REPEATED, _MIN_REPEATED = 32, 1 << 20
-# Kinds of values whose length is that of bytes of the program.
+# Kinds of values whose length counts bytes of the program.
 _STORED = frozenset(("TEXT", "BYTES", "LATIN", "LONG"))
 _OF_KIND = {number: name for name, number in scans.PICKLE_VALUES.items()}
 
@@ -143,7 +143,7 @@ def error_of(fault: access.Fault, program: Program, options: Options) -> FormatE
             return OSError(actual, f"{name} cannot be read", program.source.name)
         return shrank(at)
     if kind == "PICKLE_NAME":
-        # What is shown of them, and one byte more.
+        # The bytes shown of them, and one more.
         module, attribute = (program.read(a, min(n, _SHOWN + 1)) for a, n in ((row, expected), (fault.at, actual)))
         called, effect, instead = _unknown(module, attribute)
         needs = f"{name} needs {called}{effect and ', '}{effect}"
@@ -323,7 +323,7 @@ def _latin(text: str, program: Program, name: str) -> bytes:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         raise FormatError(
-            f"{program.name}: the bytes of {quoted(name)} are no bytes", field="pickle", offset=program.offset
+            f"{program.name}: the bytes of {quoted(name)} are not bytes", field="pickle", offset=program.offset
         ) from None
 
 
