@@ -227,14 +227,6 @@ def listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def add_format(monkeypatch, record):
-    """Let the package know a format with magic bytes, as if its file lay in the folder of formats."""
-    known = sys.modules["weightmap.core.formats"]
-    monkeypatch.setitem(known.FORMATS._records, record.name, record)
-    monkeypatch.setitem(known._SIGNS, record.name, known._signs_of(record.name))
-    monkeypatch.setitem(known._BY_MAGIC, record.magic[:4], record.name)
-
-
 def save_with(path, tensors, *, layout=None, checksums=True, durable=True, **options):
     """`wm.save` with the arguments that builders name."""
     wm.save(path, tensors, output=wm.Output(layout, checksums=checksums, durable=durable), **options)

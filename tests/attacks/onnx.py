@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from tests.builders import noise, normal
-from tests.builders.onnx import HEAD, build, field, graph, model, packed, tensor_proto, varint
+from tests.builders.onnx import HEAD, build, external, field, graph, model, packed, tensor_proto, varint
 
 from .case import BAD_UTF8, U32, U63, U64, WILD_NAMES, Case
 
@@ -41,11 +41,6 @@ class Lie(NamedTuple):
 
 def start(dtype=1, *dims):
     return b"".join(field(1, dim) for dim in dims) + field(2, dtype) + field(8, b"w")
-
-
-def external(**entries):
-    pairs = [field(13, field(1, key.encode()) + field(2, value.encode())) for key, value in entries.items()]
-    return b"".join(pairs) + field(14, 1)
 
 
 def wire():

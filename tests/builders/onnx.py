@@ -60,6 +60,12 @@ def tensor_proto(name, value, *more, typed=False):
     return start + field(8, raw) + field(9, value.data) + b"".join(more)
 
 
+def external(**entries):
+    """The fields of a tensor whose data lie in another file."""
+    pairs = [field(13, field(1, key.encode()) + field(2, str(value).encode())) for key, value in entries.items()]
+    return b"".join(pairs) + field(14, 1)
+
+
 def graph(initialisers, *more):
     """A GraphProto, with a node and a name before its initialisers."""
     node = field(1, b"x") + field(2, b"y") + field(4, b"Relu")

@@ -1,4 +1,4 @@
-"""A format whose tensors lie in a second file beside the first: whatever walks bytes has both."""
+"""A model of ONNX whose tensors lie in a second file beside the first: whatever walks bytes has both."""
 
 import os
 import pickle
@@ -6,80 +6,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.builders import onnx, tensor
 from tests.device_support import FakeDevice
-from tests.support import add_format
 
 import weightmap as wm
-from weightmap.core.bytes.geometry import Strided
-from weightmap.core.bytes.open_source import open_beside
-from weightmap.core.dtypes import DTYPES, DType
-from weightmap.core.formats import Content, Format
 from weightmap.core.model.internals import sources_of
-from weightmap.core.native import scans
-from weightmap.core.table import Rules
-from weightmap.core.table.columns import ColumnTable, JoinedTable
 from weightmap.device import Staging, load
 
-MAGIC, AT = b"ASID", 4096
-INLINE = {"b": np.arange(1024, dtype="<f4")}
+AT = 4096
+INLINE = np.arange(1024, dtype="<f4")
 BESIDE = {"a": np.arange(2048, dtype="<f4").reshape(32, 64) + 0.5, "c": -np.arange(600, dtype="<f4").reshape(20, 30)}
-# "c" is stored with its first axis the fastest.
-WANT = {"a": BESIDE["a"], "b": INLINE["b"], "c": BESIDE["c"]}
+WANT = {"a": BESIDE["a"], "b": INLINE, "c": BESIDE["c"]}
 WAYS = ("map", "read")
 
 
-class _Rules(Rules):
-    __slots__ = ()
-    dtypes = (DTYPES["float32"], DType("any", 255))
-    scattered = True
+def apart(name, offset, location="m.data"):
+    dims = b"".join(onnx.field(1, dim) for dim in BESIDE[name].shape)
+    where = onnx.external(location=location, offset=offset, length=BESIDE[name].nbytes)
+    return dims + onnx.field(2, 1) + onnx.field(8, name.encode()) + where
 
 
-def _table(source, tensors):
-    names, shapes = list(tensors), [tensor.shape for tensor in tensors.values()]
-    sizes = np.array([tensor.nbytes for tensor in tensors.values()], np.uint64)
-    begins = np.cumsum(sizes) - sizes + np.uint64(AT)
-    columns = scans.Columns(
-        "".join(names).encode(),
-        np.cumsum([0, *map(len, names)]).astype(np.uint32),
-        np.array([name == "c" for name in names], np.uint8),
-        np.array([dim for shape in shapes for dim in shape], np.uint64),
-        np.cumsum([0, *map(len, shapes)]).astype(np.uint32),
-        begins,
-        begins + sizes,
-    )
-
-    def typed(_row, shape):
-        return DTYPES["float32"], Strided((4, 4 * shape[0]))
-
-    return ColumnTable(columns, _Rules(0, source.size), utf8=True, typed=typed)
-
-
-def _parse(source, head, _options):
-    side = open_beside(source, head[4:64].rstrip(b"\0").decode())
-    apart = _table(side, BESIDE)
-    apart.belongs_to(side, "aside")
-    table = JoinedTable([_table(source, INLINE), apart], np.array([1, 0, 2]))
-    table.check()
-
-    def verify(run):
-        run.finish()
-
-    content = Content("aside", table, dict, verify, [])
-    content.sources = (side,)
-    return content
-
-
-FORMAT = Format("aside", "Aside", (".aside",), ("aside",), _parse, magic=MAGIC)
+def lay(path, location="m.data"):
+    inner = onnx.tensor_proto("b", tensor(INLINE))
+    path.write_bytes(onnx.model([apart("a", AT, location), inner, apart("c", AT + 8192, location)]))
+    return path
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
-    add_format(monkeypatch, FORMAT)
-    path = tmp_path / "m.aside"
-    path.write_bytes((MAGIC + b"m.data").ljust(AT, b"\0") + INLINE["b"].tobytes())
-    apart = BESIDE["a"].tobytes() + BESIDE["c"].tobytes(order="F")
-    (tmp_path / "m.data").write_bytes(bytes(AT) + apart)
-    return path
+def model(tmp_path):
+    (tmp_path / "m.data").write_bytes(bytes(AT) + BESIDE["a"].tobytes() + BESIDE["c"].tobytes())
+    return lay(tmp_path / "m.onnx")
 
 
 def _equal(found):
@@ -87,12 +43,12 @@ def _equal(found):
 
 
 def test_tensors_are_those_of_both_files(model, tmp_path):
-    sizes = [(tmp_path / name).stat().st_size for name in ("m.aside", "m.data")]
+    sizes = [(tmp_path / name).stat().st_size for name in ("m.onnx", "m.data")]
     with wm.open(model) as f:
         assert _equal({name: f[name] for name in f})
         assert _equal(dict(f.items()))
         assert _equal({name: f.read(name) for name in f})
-        assert [info.offset for info in f.infos()] == [AT, AT, AT + 8192]
+        assert [f.info(name).offset for name in "ac"] == [AT, AT + 8192]
         assert f.nbytes == sum(sizes)
         report = f.verify()
         assert report.nbytes == sum(sizes)
@@ -100,7 +56,7 @@ def test_tensors_are_those_of_both_files(model, tmp_path):
         f.prefetch("a")
         plan = wm.plan(f, gap=0)
         assert plan.nbytes == plan.wanted_nbytes == sum(tensor.nbytes for tensor in WANT.values())
-        assert {Path(str(path)).name for path, _, _ in plan.reads} == {"m.aside", "m.data"}
+        assert {Path(str(path)).name for path, _, _ in plan.reads} == {"m.onnx", "m.data"}
         assert plan.warm() <= plan.nbytes
         for how in WAYS:
             found = dict(plan.run(how))
@@ -181,13 +137,6 @@ def test_a_second_file_that_ends_early_is_an_error(model):
         wm.open(model)
 
 
-def test_a_name_of_both_files_is_an_error(model, monkeypatch):
-    monkeypatch.setitem(INLINE, "a", INLINE["b"])
-    model.write_bytes(model.read_bytes() + INLINE["b"].tobytes())
-    with pytest.raises(wm.LayoutError, match="'a'"):
-        wm.open(model)
-
-
 def test_no_file_of_a_model_is_a_target(model):
     """Converting a model over its second file would lose it."""
     os.link(model.with_name("m.data"), model.with_name("m.safetensors"))
@@ -197,26 +146,23 @@ def test_no_file_of_a_model_is_a_target(model):
 
 @pytest.mark.parametrize("name", ["./m.data", "a/../m.data", ".//./m.data"])
 def test_parts_of_a_name_that_say_nothing(name, model):
-    model.write_bytes((MAGIC + name.encode()).ljust(AT, b"\0") + INLINE["b"].tobytes())
-    with wm.open(model) as f:
+    with wm.open(lay(model, name)) as f:
         assert _equal(dict(f.items()))
 
 
 def test_a_loop_of_links_beside_a_file_is_an_error_of_the_file(model):
     model.with_name("loop").symlink_to("loop")
-    model.write_bytes((MAGIC + b"loop").ljust(AT, b"\0") + INLINE["b"].tobytes())
     with pytest.raises(wm.LayoutError, match="'loop', in which tensors lie, is not a regular file"):
-        wm.open(model)
+        wm.open(lay(model, "loop"))
 
 
 @pytest.mark.parametrize("name", ["../m.data", "/m.data", "a/../../m.data", "", "link", "gone", "c:m.data", "./"])
 def test_names_that_lead_elsewhere(name, model):
     """A file lies below the directory of the one that names it, links included, or it is an error."""
-    (model.parent.parent / "m.data").write_bytes(b"secret")
+    (model.parent.parent / "m.data").write_bytes(bytes(1 << 16))
     model.with_name("link").symlink_to(model.parent.parent / "m.data")
-    model.write_bytes((MAGIC + name.encode()).ljust(AT, b"\0") + INLINE["b"].tobytes())
     with pytest.raises(wm.LayoutError) as caught:
-        wm.open(model)
+        wm.open(lay(model, name))
     assert caught.value.field == "location"
 
 
@@ -225,10 +171,10 @@ def test_a_cache_of_links(model, tmp_path):
     blobs, view = tmp_path / "blobs", tmp_path / "view"
     blobs.mkdir()
     view.mkdir()
-    for name in ("m.aside", "m.data"):
+    for name in ("m.onnx", "m.data"):
         (tmp_path / name).rename(blobs / name)
         (view / name).symlink_to(blobs / name)
-    with wm.open(view / "m.aside") as f:
+    with wm.open(view / "m.onnx") as f:
         assert _equal(dict(f.items()))
 
 
