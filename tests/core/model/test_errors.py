@@ -107,15 +107,6 @@ def test_messages_have_one_form(put):
     assert text.endswith("(at byte 4)")
 
 
-def test_key_errors_read_like_messages(put):
-    """The text of TensorNotFoundError is the message, not its repr as of a plain KeyError; names stand as repr."""
-    path = put(sample())
-    error = raised(lambda: wm.open(path)["wieght"])
-    assert str(error).startswith(f"{path}: ")
-    assert "'wieght'" in str(error)
-    assert "'weight'" in str(error)
-
-
 def test_limits_show_their_values():
     limits = wm.Limits(max_tensors=10)
     assert repr(limits) == "Limits(max_header_bytes=100000000, max_tensors=10, max_copy_bytes=None, max_shards=32768)"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests import guard
 
 from weightmap import kernels
 
@@ -92,21 +91,8 @@ SIZES = (0, 1, 8 * MIB - 1, 8 * MIB, 12 * MIB + 5, 17 * MIB + 4095, 32 * MIB)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.usefixtures("isa")
 def test_threads(size):
-    """The number of threads, more than there are cores too, never changes the result; below one it is refused."""
+    """The number of threads, more than there are cores too, never changes the result."""
     data = memoryview(DATA)[3 : 3 + size]
     expected = zlib.crc32(data, 9)
     for threads in (1, 2, 3, 4, 5, 64, 1000, 2**70):
         assert kernels.crc32(data, 9, threads=threads) == expected, threads
-    for threads in (0, -3, -(2**70)):
-        with pytest.raises(ValueError, match="threads is"):
-            kernels.crc32(data, 9, threads=threads)
-
-
-@pytest.mark.skipif(not guard.AVAILABLE, reason="needs mprotect")
-@pytest.mark.parametrize("at", ["start", "end"])
-@pytest.mark.usefixtures("isa")
-def test_guard_pages(at):
-    """No byte before the data or behind it is read: forbidden pages lie there."""
-    for length in (*range(300), 383, 384, 511, 1000, 3072, 4095, 4096, 5000, 10001, 40_000, 46_111, 60_000):
-        data = DATA[:length]
-        assert kernels.crc32(guard.guarded(data, at=at)) == zlib.crc32(data), length

@@ -11,8 +11,8 @@ from tests.scan_support import Arena, pack, u8, u32
 
 from weightmap._kernels import ffi, lib
 
+FLOOD = -2
 DATA, BOUNDS, SLOTS, NAMES = (Arena(1 << 20) for _ in range(4))
-BAD, FLOOD = -1, -2
 GOLDEN = 0x9E3779B9
 
 

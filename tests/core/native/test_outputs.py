@@ -173,7 +173,3 @@ def test_kernels_get_aligned_numbers(pointers, corpus, shift):
                 outcome(reading)
     assert len(pointers) > 1000
     assert all(aligned for _, aligned in pointers)
-
-
-READ_ONLY = np.zeros(8, np.float32)
-READ_ONLY.flags.writeable = False

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from tests import guard
 from tests.core.native import scale_search
 
 import weightmap as wm
@@ -164,8 +163,7 @@ def test_decoding_of_different_kinds(isa, size, scale_type):
         data, values = assemble(kinds.tolist(), size, scale_type)
         n = max(0, blocks * size - (blocks % 7))
         options = {"scale_type": scale_type, "threads": 2}
-        room = guard.guarded(data) if guard.AVAILABLE else data
-        assert quantised.decode_adaptive(room, n, size, **options).tobytes() == values[:n].tobytes()
+        assert quantised.decode_adaptive(data, n, size, **options).tobytes() == values[:n].tobytes()
         assert adaptive_counts(data, n, size, scale_type=scale_type) == tuple(np.bincount(kinds, minlength=3))
         for start in range(0, n, 1 + n // 40):
             for stop in {start, min(n, start + 5), min(n, start + 3 * size), n}:

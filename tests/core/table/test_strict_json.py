@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from tests.support import in_one_item, run_child
+from tests.support import in_one_item
 
 import weightmap as wm
 from weightmap.core.bytes import strict_json
@@ -67,9 +67,3 @@ def test_damaged_texts_are_judged_as_the_library_judges_them():
 def test_lone_surrogates_are_refused_wherever_they_stand(text):
     with pytest.raises(wm.FormatError, match="lone surrogate"):
         strict_json.loads(text.encode(), "text")
-
-
-def test_importing_the_package_imports_no_json():
-    run_child(
-        "import sys, numpy; before = 'json' in sys.modules; import weightmap; assert ('json' in sys.modules) == before"
-    )

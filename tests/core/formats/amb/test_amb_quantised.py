@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.bounds_support import error_of
 from tests.builders import amb, normal
+from tests.core.quant.test_quant import payload_of
 
 import weightmap as wm
 from weightmap.core.quant.blocks import QuantizedTensor
@@ -23,22 +24,8 @@ WAYS += [(scheme, size) for scheme in BLOCKED for size in (8, 32, 128, 1000)]
 WAYS += [("int4_block", 2), ("int4_block", 50)]
 
 
-def payload(scheme, size, block_size, scale_type, seed=0):
-    """The bytes of random codes, the extreme ones included, and random scales; missing elements are zero."""
-    rng = np.random.default_rng(seed)
-    bits = BITS[scheme]
-    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
-    codes = rng.integers(low, high + 1, size).tolist()
-    codes[:2] = [low, high][:size]
-    if not block_size:
-        return amb.pack_scale(float(rng.standard_normal()), scale_type) + amb.pack(codes, bits)
-    starts = range(0, size, block_size)
-    blocks = [(float(rng.standard_normal()), codes[i : i + block_size]) for i in starts]
-    return amb.pack_blocks(blocks, bits, block_size, scale_type)
-
-
 def record(scheme, size, block_size=0, scale_type=1, name="q"):
-    data = payload(scheme, size, block_size, scale_type)
+    data = payload_of(scheme, size, block_size, SCALES[scale_type])
     return amb.quantised(name, (size,), amb.SCHEMES[scheme], data, block_size, scale_type)
 
 
@@ -168,7 +155,7 @@ def test_what_was_read_is_written_as_it_was(put, tmp_path):
 @pytest.mark.parametrize(("scheme", "block_size"), WAYS)
 def test_tensors_from_memory_are_written(tmp_path, scheme, block_size):
     for scale_type, size in itertools.product((0, 1), SIZES):
-        data = payload(scheme, size, block_size, scale_type)
+        data = payload_of(scheme, size, block_size, SCALES[scale_type])
         q = QuantizedTensor(scheme, (size,), data, block_size=block_size, scale_type=SCALES[scale_type])
         path = tmp_path / "x.amb"
         wm.save(path, {"q": q})
@@ -187,8 +174,10 @@ def test_tensors_from_memory_are_written(tmp_path, scheme, block_size):
 
 
 def test_the_configuration_describes_most_of_the_file(tmp_path):
-    large = QuantizedTensor("int5_block", (320,), payload("int5_block", 320, 32, 0), block_size=32, scale_type="fp32")
-    few = QuantizedTensor("int4_block", (64,), payload("int4_block", 64, 64, 1), block_size=64)
+    large = QuantizedTensor(
+        "int5_block", (320,), payload_of("int5_block", 320, 32, "fp32"), block_size=32, scale_type="fp32"
+    )
+    few = QuantizedTensor("int4_block", (64,), payload_of("int4_block", 64, 64, "fp16"), block_size=64)
     wm.save(tmp_path / "x.amb", {"a": few, "b": large, "c": np.zeros(1000, np.float32)})
     with wm.open(tmp_path / "x.amb") as f:
         assert f.config["quant"] == {"type": "int5_block", "block_size": 32, "scale_type": "fp32"}

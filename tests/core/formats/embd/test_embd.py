@@ -58,25 +58,6 @@ def test_ground_truth_of_the_simple_layout(name):
         f.verify()
 
 
-def _verdicts(folder, table):
-    rows = (DATA / "malformed" / folder / table).read_text(encoding="utf-8").splitlines()
-    return [(row.split("\t")[0], row.split("\t")[1]) for row in rows if not row.startswith("file\t")]
-
-
-@pytest.mark.parametrize(("name", "verdict"), _verdicts("embd_spec_ourreading", "_recommended.tsv"))
-def test_verdicts_on_malformed_files(name, verdict):
-    path = DATA / "malformed" / "embd_spec_ourreading" / f"{name}.weights"
-    if verdict.startswith("reject"):
-        with pytest.raises(wm.FormatError) as caught:
-            wm.open(path)
-        assert name in str(caught.value)
-    else:
-        with wm.open(path) as f:
-            assert len(f) == 14
-            data = path.read_bytes()
-            assert f["w.float32"].tobytes() == data[960:1020]
-
-
 def test_a_wrong_total_size_of_the_metadata_is_a_warning():
     draft_ = draft(metadata=embd.metadata_section(embd.REQUIRED.items(), total=5))
     with wm.open(memoryview(draft_.seal())) as f:
@@ -84,21 +65,10 @@ def test_a_wrong_total_size_of_the_metadata_is_a_warning():
         assert any("total_size" in line for line in f.verify().warnings)
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict"),
-    [("ok", "accept"), ("magic", "reject"), ("trailing_bytes", "reject"), ("vocab_100001", "accept")],
-)
-def test_recorded_files_of_the_simple_layout(name, verdict):
-    """As upstream, but that trailing bytes are refused and a vocabulary may exceed 100,000 tokens."""
-    path = DATA / "malformed" / "embd_simple" / f"{name}.weights"
-    if verdict == "reject":
-        with pytest.raises(wm.FormatError):
-            wm.open(path)
-    else:
-        with wm.open(path) as f:
-            assert f.layout == "simple"
-            assert list(f) == ["a"]
-            assert len(f.vocab) == (100001 if "100001" in name else 1)
+def test_more_words_than_upstream_allows():
+    """A vocabulary of the simple layout may exceed 100,000 tokens."""
+    with wm.open(embd.simple([("a", normal((1,)))], [f"{i}" for i in range(100_001)])) as f:
+        assert len(f.vocab) == 100_001
 
 
 def test_a_minor_version_is_accepted_with_a_warning():
