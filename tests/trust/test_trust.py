@@ -7,11 +7,11 @@ import pickle
 import shutil
 import subprocess
 import threading
-from concurrent.futures import Executor, Future
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conversion.test_executors import Inline
 from tests.device_support import FakeDevice
 
 import weightmap as wm
@@ -553,15 +553,6 @@ def test_a_published_version_has_the_files_that_were_hashed(directory, tmp_path)
     with wm.open(model, trust=given, mode="copy") as file, pytest.raises(wm.TrustError, match=CODE):
         wm.deltas.publish(file, file, tmp_path / "to", version=1, full=True, progress=lambda *_: tampered(model / CODE))
     assert not list((tmp_path / "to").rglob("*.py"))
-
-
-class Inline(Executor):
-    """Runs each task where it is submitted."""
-
-    def submit(self, function, /, *args, **options):
-        future = Future()
-        future.set_result(function(*args, **options))
-        return future
 
 
 @pytest.mark.parametrize("mode", ["copy", "sealed"])
