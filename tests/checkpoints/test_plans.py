@@ -1,15 +1,11 @@
 """`plan` of `f.weights`: parameters, of whose pieces only what decodes the wanted rows is read."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tests.checkpoints.checkpoints import EXAMPLES
 from tests.support import each, in_one_item
 
 import weightmap as wm
-
-TRUTH = Path(__file__).parent / "groundtruth"
 
 
 @in_one_item("name", EXAMPLES)

@@ -151,22 +151,6 @@ VALUES = [
     (lambda f: f.quantize([1]), wm.QuantError, r"scheme is \[1\], expected one of int8, "),
     (lambda f: f.convert(quantize={}), wm.QuantError, r"scheme is \{\}, expected one of int8, "),
     (lambda f: safe_open(f.model, [1]), wm.UnsupportedError, r"framework is \[1\], expected np, "),
-    *(
-        (call, ValueError, "threads is 0, expected 1 or more")
-        for call in (
-            lambda f: f.file.read("w", threads=0),
-            lambda f: f.quantized.dequantize(threads=0),
-            lambda f: f.file.verify(threads=0),
-            lambda f: wm.verify(f.model, threads=0),
-            lambda f: f.convert(threads=0),
-            lambda f: f.quantize(threads=0),
-            lambda f: words.convert(f.words, f.target, threads=0),
-            lambda f: f.plan().warm(0),
-            lambda f: f.file.pool(1, threads=0),
-            lambda _: wm.kernels.crc32(b"", threads=0),
-            lambda f: wm.open(f.words).embeddings.batch(["a"], threads=0),
-        )
-    ),
     (lambda f: f.convert(include=[]), wm.EncodeError, "include is empty, which leaves none of 1 tensor"),
     (lambda f: f.convert(include="w", exclude=["x", "w"]), wm.EncodeError, "exclude is 'x', which matches none of 1"),
     (lambda _: train_pq("words"), wm.QuantError, "dtype is <U5, expected real numbers"),

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
 
 import pytest
 from tests.attacks import sound
@@ -280,23 +279,6 @@ else:
     1 / 0
 """
     subprocess.run([sys.executable, "-B", "-c", STATE + code], check=True, cwd=tmp_path)
-
-
-@pytest.mark.parametrize("earlier", ["pass", "import numpy"])
-def test_garbage_of_a_program_is_collected_after_the_import(earlier):
-    """An import freezes nothing: a cycle that the program dropped before it is still collected."""
-    code = f"""
-        import gc, weakref
-        {earlier}
-        class C: pass
-        c = C(); c.c = c; r = weakref.ref(c)
-        gc.collect(); del c
-        import weightmap
-        assert not gc.get_freeze_count()
-        gc.collect()
-        assert r() is None
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
 def test_the_package_lists_its_exports():

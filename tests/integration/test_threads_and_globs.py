@@ -57,7 +57,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("threads", [0, -1])
+@pytest.mark.parametrize("threads", [0, -1, -(2**70)])
 def test_threads_below_1(name, threads, model):
     with pytest.raises(ValueError, match=rf"threads is {threads}, expected (1 or more|at least 1)"):
         FUNCTIONS[name](model, threads=threads)

@@ -6,7 +6,6 @@ import pickle
 import struct
 import sys
 import traceback
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +27,6 @@ from weightmap.errors import (
 )
 from weightmap.remote import fetching
 
-DATA = Path(__file__).parent.parent / "data"
 EXAMPLES = {example.name: example for example in builders.examples()}
 KIB, GIB = 1 << 10, 1 << 30
 FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256) + i for i in range(24)}

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import sys
+import tomllib
 import tracemalloc
 
 import numpy as np
@@ -183,6 +184,12 @@ FINE = {
     "carriage returns": b"a = 1\r\n" * 1 + b"[b]\r\nc.d = [\r\n" + b"[],\r\n" * 200 + b"]\r\n",
     "no end of line": b"[a]\n" * 0 + b"a = [" + b"{}," * 200 + b"]",
 }
+
+
+@pytest.mark.parametrize("case", FINE)
+def test_toml_within_the_bounds_is_read(case):
+    with wm.open(toml(FINE[case])) as f:
+        assert dict(f.metadata) == tomllib.loads(FINE[case].decode())
 
 
 BAD = {
