@@ -271,11 +271,11 @@ class ShardsError(TensorFileError):
 
     @classmethod
     def of(cls, errors: Sequence[tuple[str, BaseException]]) -> ShardsError:
-        """Return the error for shards that failed, from their names and errors."""
+        """Return the error for shards that failed, from their names and errors; the first is its cause."""
         some = "; ".join(f"{_quoted(name)}: {_named(error)}" for name, error in errors[:_NAMED])
         more = f"; and {len(errors) - _NAMED:,} more" if len(errors) > _NAMED else ""
         failed = cls(f"{_counted(len(errors), 'shard')} failed: {some}{more}")
-        failed.errors = tuple(errors)
+        failed.errors, failed.__cause__ = tuple(errors), errors[0][1]
         return failed
 
 

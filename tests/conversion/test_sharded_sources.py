@@ -1,8 +1,13 @@
 """Sharded models as sources: what opening tolerates, `verify` and `convert` say."""
 
+import contextlib
+import errno
+import gc
 import json
+import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -255,3 +260,29 @@ def test_shards_that_disagree_on_metadata(tmp_path):
     assert report.warnings == (f"{told}: left behind",)
     with wm.open(tmp_path / "one.safetensors") as f:
         assert f.metadata == {"a": "1"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_an_error_holds_no_files(tmp_path, monkeypatch, keep_going):
+    """Once it is handled, the files of the model are closed: no cycle keeps them for the collector."""
+    wm.save(f"{tmp_path}/model/", {"a": np.ones(9, "f4"), "b": np.ones(9, "f4")}, format="embd", max_shard_size=40)
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def attempt():
+        with contextlib.suppress(OSError, wm.ShardsError):
+            wm.convert(tmp_path / "model", f"{tmp_path}/out/", run=wm.Run(keep_going=keep_going))
+            pytest.fail("no error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    attempt()
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    gc.disable()
+    try:
+        attempt()
+        assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    finally:
+        gc.enable()

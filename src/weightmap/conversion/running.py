@@ -8,7 +8,7 @@ import json
 import os
 import queue
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap._messages import quoted
 from weightmap.core.arguments import Limits, Options, as_integer, as_path, mistyped
@@ -165,7 +165,7 @@ class Runner:
             bundles = [_Bundle(function, some, keep_going=self._keep_going) for some in bundled(tasks, weights)]
             self._by_executor(self._executor, bundles, finished)
         if self._errors:
-            self._fail()
+            raise self._error()
 
     def _serially(
         self, function: Callable[[Any], Any], tasks: Iterable[Any], finished: Callable[[Any, Any], None]
@@ -243,15 +243,15 @@ class Runner:
         for future in list(running):
             future.cancel()
 
-    def _fail(self) -> NoReturn:
-        """Raise the error of the run."""
-        errors = self._errors
+    def _error(self) -> BaseException:
+        """Return the error of the run, and let it go: its traceback refers to this object, and to open files."""
+        errors, self._errors = self._errors, []
         for _, error in errors:
             self._name_as_given(error)
         first = errors[0][1]
         if not self._keep_going and isinstance(first, TensorFileError | OSError | MemoryError):
-            raise first
-        raise ShardsError.of(errors) from first
+            return first
+        return ShardsError.of(errors)
 
     def _name_as_given(self, error: BaseException) -> None:
         """Put the path of a file as the caller gave it into an error of a task."""
