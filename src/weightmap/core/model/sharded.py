@@ -775,7 +775,7 @@ def naming_all(source: Any) -> Iterator[None]:
         failed = _closed_shards(source)
         if len(failed) < 2:
             raise
-        raise errors.ShardsError.of(failed)
+        raise errors.ShardsError.of(failed) from failed[0][1]
 
 
 def _closed_shards(source: Any) -> list[tuple[str, Exception]]:

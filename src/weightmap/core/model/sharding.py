@@ -188,16 +188,16 @@ def write_shards(
 @contextlib.contextmanager
 def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
     """After an error, remove the files of these names that were not there before, unless the index joins them."""
-    paths = [os.path.join(target.folder, name) for name in names]
-    new = [path for path in paths if not os.path.lexists(path)]
+    new = [name for name in names if not os.path.lexists(os.path.join(target.folder, name))]
     try:
         yield
     except BaseException:
-        for path in () if os.path.lexists(target.path) else new:
+        for name in () if os.path.lexists(target.path) else new:
             with contextlib.suppress(OSError):
-                os.unlink(path)
-            with contextlib.suppress(OSError):
-                os.removedirs(os.path.dirname(path))  # up to the target's, which has the file of the lock
+                os.unlink(os.path.join(target.folder, name))
+            with contextlib.suppress(OSError):  # it is not empty
+                while name := os.path.dirname(name):  # of the folders in the target's
+                    os.rmdir(os.path.join(target.folder, name))
         raise
 
 
