@@ -1,7 +1,9 @@
 """What `publish` writes: read by plain definitions, by `pull`, and by nobody before it is complete."""
 
+import errno
 import json
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -157,6 +159,55 @@ def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(wm.EncodeError, match="'embed' is 576000, expected at most 1000"):
         deltas.publish(base, after, source, version=2, encoding="overwrite")
     assert sorted(source.rglob("*")) == before
+
+
+def test_an_error_at_any_call_says_whether_there_is_a_version(tmp_path, monkeypatch):
+    """Each open, listing or flush fails in turn: no version, or a note that it is in place."""
+    base = write_model(tmp_path / "base", model())
+    new, source = write_model(tmp_path / "new", stepped(model(), 1)), tmp_path / "source"
+    number, ended = 0, False
+    while not ended:
+        number, left = number + 1, number + 1
+
+        def around(call):
+            def run(*given, **named):
+                nonlocal left
+                left -= 1
+                if not left:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return call(*given, **named)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            for name in ("open", "scandir", "fsync", "rename"):
+                patch.setattr(os, name, around(getattr(os, name)))
+            told = None
+            try:
+                deltas.publish(base, new, source, version=1, threads=1)
+                ended = left > 0
+            except OSError as error:
+                told = getattr(error, "__notes__", [])
+        there = (source / "weight_v000001").exists()
+        assert told is None or not there or "the new file is in place" in str(told)
+        shutil.rmtree(source, ignore_errors=True)
+    assert number > 10
+
+
+def test_a_disk_that_says_nothing(tmp_path, monkeypatch):
+    """Where no folder can be looked at, not even the root, the way up ends there."""
+    base, real = write_model(tmp_path / "base", model()), os.path.lexists
+    new = write_model(tmp_path / "new", stepped(model(), 1))
+    asked = []
+
+    def lexists(path):
+        asked.append(path)
+        assert len(asked) < 100
+        return False
+
+    monkeypatch.setattr(os.path, "lexists", lexists)
+    deltas.publish(base, new, tmp_path / "source", version=1)
+    assert real(tmp_path / "source" / "weight_v000001")
 
 
 def test_nobody_sees_half_a_version(tmp_path, monkeypatch):

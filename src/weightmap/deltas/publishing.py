@@ -16,7 +16,7 @@ from weightmap._messages import quoted
 from weightmap.conversion.converting import convert
 from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress, names_moved
 from weightmap.core.bytes import Range
-from weightmap.core.bytes.atomic import flush_folder, write_plan
+from weightmap.core.bytes.atomic import Folder, flush_folder, write_plan
 from weightmap.core.bytes.open_source import inside, names_in, path_of
 from weightmap.core.bytes.sink import WritePlan, write_all
 from weightmap.core.dtypes import DTYPES
@@ -210,8 +210,8 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
                 _check_needed(job)
                 encoder = _Encoder(old, now, job.how, hidden, job.progress)
                 changed = encoder.write(job.version, job.base_version, job.threads)
+            stored = sum(entry.stat().st_size for entry in os.scandir(hidden) if entry.name.endswith(".safetensors"))
             _reveal(hidden, final, folder)
-        stored = sum(entry.stat().st_size for entry in os.scandir(final) if entry.name.endswith(".safetensors"))
         sizes = {name: row.nbytes for name, row in zip(now, rows_of(now), strict=True)}
         changed_nbytes, total = sum(sizes[name] for name in changed), sum(sizes.values())
         reason = "" if full or difference is None else f"{difference}, which a delta cannot express"
@@ -223,7 +223,7 @@ def _publish(job: _Job, folder: str) -> DeltaReport:
 def _folders(path: str) -> Iterator[None]:
     """Make a folder and its missing parents; at the end, remove the new ones that are empty."""
     new, parent = list[str](), os.path.abspath(path)
-    while not os.path.lexists(parent):
+    while not os.path.lexists(parent) and parent != os.path.dirname(parent):
         new.append(parent)
         parent = os.path.dirname(parent)
     try:
@@ -288,13 +288,14 @@ def _reveal(hidden: str, final: str, folder: str) -> None:
     """Flush a complete version, and give it its final name."""
     for path, _, _ in os.walk(hidden):
         flush_folder(path)
+    opened = Folder(folder)  # before: an error leaves no version
     try:
         os.rename(hidden, final)
     except OSError:
         if os.path.lexists(final):
             raise _exists(final) from None
         raise
-    flush_folder(folder)
+    flush_folder(folder, opened)
 
 
 def _exists(final: str) -> TargetError:

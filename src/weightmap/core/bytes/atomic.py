@@ -419,9 +419,9 @@ def reserve(fd: int, size: int) -> None:
                 raise
 
 
-def flush_folder(path: str) -> None:
-    """Flush the entries of a directory to the disk."""
-    _flush_folder(_folder_of(path), path)
+def flush_folder(path: str, folder: Folder | None = None) -> None:
+    """Flush the entries of a directory, which may be open, to the disk."""
+    _flush_folder(_folder_of(path) if folder is None else folder, path)
 
 
 def _flush_folder(folder: Folder, path: str) -> None:
