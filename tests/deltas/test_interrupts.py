@@ -5,6 +5,7 @@ thread, descriptor or folder is left, and the next run works.
 """
 
 import asyncio
+import errno
 import gc
 import os
 import shutil
@@ -242,6 +243,32 @@ def test_interrupts_of_a_lock(tmp_path, is_new):
         assert not folder.exists() or not list(folder.iterdir()), number
         assert descriptors() == before
         work()
+
+
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_a_process_that_gets_no_more_threads(monkeypatch, started):
+    """Those that there are do all the work; an error ends it, as ever."""
+    real, left, done = writing._thread.start_new_thread, started, []
+
+    def start(*args):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("can't start new thread")
+        return real(*args)
+
+    monkeypatch.setattr(writing._thread, "start_new_thread", start)
+    monkeypatch.setattr(writing.threading, "_start_new_thread", start)
+    writing.exhaust([iter([number]) for number in range(1, 9)], 4, done.append)
+    assert sorted(done) == [*range(1, 9)]
+
+    def fail():
+        yield 1
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    left = started
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        writing.exhaust([fail() for _ in range(4)], 4, done.append)
 
 
 def test_a_thread_that_ends_late_holds_nothing(monkeypatch):

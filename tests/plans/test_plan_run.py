@@ -4,6 +4,7 @@ import collections
 import mmap
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -333,6 +334,26 @@ def test_runs_of_a_file_that_becomes_shorter(left, tmp_path, monkeypatch):
         with pytest.raises(wm.TruncatedError, match=r"m\.safetensors.*became shorter") as caught:
             next(run)
         assert caught.value.offset == at
+
+
+def test_warming_in_a_process_that_gets_no_more_threads(tmp_path, monkeypatch):
+    wm.save(tmp_path / "m.weights", {name: np.ones((1 << 20,), np.float32) for name in "abc"})
+    real, started = threading.Thread.start, []
+
+    def start(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    told = []
+    source = from_path(str(tmp_path / "m.weights"), "mmap")
+    work = [(0, at, at + (1 << 20)) for at in range(0, 8 << 20, 1 << 20)]
+    warming._Warming([source], work, 1 << 18, lambda done, total: told.append((done, total))).run(4)
+    source.close()
+    assert not started[0].is_alive()
+    assert told[-1] == (8 << 20, 8 << 20)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_warmed(tmp_path, monkeypatch):

@@ -50,6 +50,21 @@ def right(file):
     return bool(file["w"].tobytes() == TENSOR.data)
 
 
+def test_a_process_without_threads(opened, monkeypatch):
+    """A request is an error then, not one that waits for ever, and the next one has its thread."""
+
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(fetching, "_loop", fetching.PerProcess(fetching._Loop))
+    with monkeypatch.context() as patch:
+        patch.setattr(fetching, "Thread", NoThread)
+        with pytest.raises(RemoteError, match="no request can be made: can't start new thread"):
+            opened()
+    assert right(opened())
+
+
 @pytest.mark.parametrize("fault", AGAIN)
 def test_what_fails_in_passing_is_tried_again(fault, objects, opened):
     """Errors of a server, resets in the middle and answers that end early cost requests, and nothing else."""

@@ -270,21 +270,22 @@ def exhaust(work: Sequence[Iterator[int]], threads: int, progress: Callable[[int
     """
     crew = _Crew(work, min(threads, len(work)), progress)
     try:
-        _thread.start_new_thread(crew.supervise, ())
-        crew.wait()
+        try:
+            _thread.start_new_thread(crew.supervise, ())
+        except RuntimeError:  # no thread to be had: this one does it all
+            crew.work()
+        else:
+            crew.wait()
     finally:
         try:
             crew.end()
         except BaseException:  # `end` was interrupted
             crew.end()
             raise
-    if crew.errors:
-        error = crew.errors[0]
-        crew.errors.clear()  # the error's traceback refers to this crew
-        try:
-            raise error
-        finally:
-            del error
+    first = crew.errors[:1]
+    crew.errors.clear()  # the error's traceback refers to this crew, and to this frame
+    if first:
+        raise first.pop()
 
 
 class _Crew:
@@ -304,14 +305,14 @@ class _Crew:
                 return
             self._begun = True
         crew: list[threading.Thread] = []
-        try:
+        with contextlib.suppress(RuntimeError, MemoryError):  # no more threads to be had: fewer do it all
             for _ in range(self._threads):
                 # Without `daemon=`, and in `join`, Python would ask for the current thread and so register this one.
-                crew.append(threading.Thread(target=self._work, daemon=False))
-                crew[-1].start()
-        except BaseException as error:  # noqa: BLE001 - the caller gets it, such as that there are too many threads
-            self._fail(error)
-            crew.pop()
+                thread = threading.Thread(target=self.work, daemon=False)
+                thread.start()
+                crew.append(thread)
+        if not crew:
+            self.work()
         for thread in crew:
             while thread.is_alive():
                 time.sleep(_THREAD_POLL_S)
@@ -343,7 +344,8 @@ class _Crew:
         with self._lock:
             return self._pending.pop() if self._pending and not self._stopped else None
 
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Take work until there is none."""
         try:
             with memory.keeping():
                 while (steps := self._next()) is not None:

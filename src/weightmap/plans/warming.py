@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,10 +134,13 @@ class _Warming:
             self._progress(0, self._total)
         from threading import Thread  # noqa: PLC0415 - imported during a fork, it would register its hook too late
 
-        others = [Thread(target=self._work, name="weightmap-warm") for _ in range(threads - 1)]
-        for other in others:
-            other.start()
+        others: list[Thread] = []
         try:
+            with suppress(RuntimeError):  # no more threads to be had: fewer do it all
+                for _ in range(threads - 1):
+                    thread = Thread(target=self._work, name="weightmap-warm")
+                    thread.start()
+                    others.append(thread)
             self._work()
         except BaseException:  # an interrupted caller waits only for the current chunks
             self._ended = True

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.bytes.memory import PerProcess
-from weightmap.errors import Remedy
+from weightmap.errors import Remedy, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -392,7 +392,7 @@ class Access:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a coroutine. An interrupt ends it first."""
-        call = Call(work, _loop.instance.started(), self._under_way.discard)
+        call = self._call(work)
         try:
             self._start(call)
             return call.result()
@@ -404,13 +404,21 @@ class Access:
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Call:
         """Start a coroutine."""
-        call = Call(work, _loop.instance.started(), self._under_way.discard)
+        call = self._call(work)
         try:
             self._start(call)
         except BaseException:
             call.stop()
             raise
         return call
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Call:
+        """Return the call of a coroutine, not started yet. Raises `RemoteError` if no thread is to be had for it."""
+        try:
+            return Call(work, _loop.instance.started(), self._under_way.discard)
+        except RuntimeError as error:
+            work.close()
+            raise RemoteError(f"no request can be made: {error}") from None
 
     def _start(self, call: Call) -> None:
         self._under_way.add(call)
@@ -606,13 +614,18 @@ class _Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, running."""
+        """Return the loop, running. Raises RuntimeError if the system starts no thread."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = Thread(target=self._loop.run_forever, name="weightmap-remote", daemon=True)
-                thread.start()
-                atexit.register(_end, self._loop, thread)
+                loop = asyncio.new_event_loop()
+                thread = Thread(target=loop.run_forever, name="weightmap-remote", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    loop.close()
+                    raise
+                self._loop = loop
+                atexit.register(_end, loop, thread)
             return self._loop
 
 
