@@ -117,6 +117,24 @@ def test_older_places_of_the_configuration(tmp_path):
             np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
 
 
+@pytest.mark.parametrize("name", ["fp8 tensor", "modelopt nvfp4"])
+def test_an_infinity_in_the_configuration(tmp_path, name):
+    """Of Nemotron-H, as transformers 4 wrote it: its JSON is Python's."""
+    example = EXAMPLES[name]()
+    example.extra = {"time_step_limit": [0.0, float("inf")]}
+    path = example.write(tmp_path / "model")
+    assert "Infinity" in (path.parent / "config.json").read_text(encoding="utf-8")
+    with wm.open(path.parent) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+        wm.convert(f.weights, f"{tmp_path / 'plain'}/")
+    wm.convert(path.parent, f"{tmp_path / 'copy'}/")
+    for folder in ("plain", "copy"):
+        content = (tmp_path / folder / "config.json").read_text(encoding="utf-8")
+        assert json.loads(content)["time_step_limit"] == [0.0, float("inf")]
+    for target in ("x.amb", "x.gguf"):
+        wm.convert(wm.open(tmp_path / "plain"), tmp_path / target)
+
+
 @pytest.mark.parametrize(
     ("name", "quantisation", "keys"),
     [

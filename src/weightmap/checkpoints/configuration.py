@@ -110,7 +110,7 @@ def _is_mlx(value: Any) -> bool:
 def _json(path: str, trust: Any = None) -> dict[str, Any] | None:
     raw = read_small(path, trust)
     try:
-        return None if raw is None else _loads(raw, os.path.basename(path))
+        return None if raw is None else _loads(raw, os.path.basename(path), constants=True)
     except TensorFileError as error:
         raise error.located(path=path) from None
 

@@ -269,7 +269,7 @@ def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
     """Return a configuration that says this type, of a model that was perhaps decoded; None where it does already."""
     if dtype not in _DTYPES and not decoded:
         return None
-    config = strict_json.loads(source.pread(0, source.size), "config.json")
+    config = strict_json.loads(source.pread(0, source.size), "config.json", constants=True)
     result = without_quantisation(config) if decoded else dict(config)
     if dtype in _DTYPES:
         result |= {key: dtype for key in _DTYPE_KEYS if isinstance(config.get(key), str)}

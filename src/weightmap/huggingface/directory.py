@@ -315,7 +315,7 @@ class _Files:
         path = inside(self.folder, name)
         try:
             raw = self.read(path)
-            return None if raw is None else strict_json.loads(raw, name)
+            return None if raw is None else strict_json.loads(raw, name, constants=True)
         except TensorFileError as error:
             raise error.located(path=path) from None
 

@@ -53,6 +53,17 @@ def test_values_and_places_are_those_of_the_library(text):
     assert outcome_of(lambda raw: strict_json.loads(raw, "text"), text.encode()) == library(text)
 
 
+def test_constants_of_python_are_taken_where_they_are_asked_for():
+    raw = b'{"a": [NaN, Infinity, -Infinity]}'
+    for constant in (b"NaN", b"Infinity", b"-Infinity"):
+        with pytest.raises(wm.FormatError, match=f"{constant.decode()} is not JSON"):
+            strict_json.loads(b'{"a": %b}' % constant, "text")
+    assert str(strict_json.loads(raw, "text", constants=True)) == "{'a': [nan, inf, -inf]}"
+    for damaged in (b'{"a": 1e999}', b'{"a": NaN, "a": 1}', b'{"a": Inf}', b'{"a": nan}'):
+        with pytest.raises(wm.FormatError, match="text: "):
+            strict_json.loads(damaged, "text", constants=True)
+
+
 def test_damaged_texts_are_judged_as_the_library_judges_them():
     dice = random.Random(1)
     places = [place for place in range(len(TEXTS[1])) for _ in range(20)]

@@ -53,6 +53,7 @@ def _constant(text: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_constant)
+_OF_PYTHON = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
 
 
 def _encode(value: Any) -> None:
@@ -69,7 +70,7 @@ def _encode(value: Any) -> None:
             pending.extend(inner)
 
 
-def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]:
+def loads(raw: bytes, what: str, *, offset: int | None = None, constants: bool = False) -> dict[str, Any]:
     """Parse one JSON object.
 
     Parameters
@@ -80,6 +81,9 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
         Name of the text in messages, such as "config.json".
     offset : int, optional
         Position of the text in the file, for messages.
+    constants : bool
+        Whether to take NaN, Infinity and -Infinity, which Python's own parser writes and reads: transformers wrote
+        them to the ``config.json`` of Mamba 2 and Nemotron-H.
 
     Returns
     -------
@@ -114,7 +118,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None) -> dict[str, Any]
         # Texts with few brackets cannot be deep.
         if raw.count(b"{") + raw.count(b"[") > DEEPEST and scans.json_depth(raw) > DEEPEST:
             fail(f"it is nested more than {DEEPEST} deep")
-        value = _DECODER.decode(text)
+        value = (_OF_PYTHON if constants else _DECODER).decode(text)
         if b"\\u" in raw:
             _encode(value)
     except _ForbiddenError as error:
