@@ -117,6 +117,27 @@ def test_older_places_of_the_configuration(tmp_path):
             np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
 
 
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("float8 block", {"block_structure": "16x40"}),
+        ("int8 channel", {"strategy": None, "group_size": -1}),
+        ("int8 tensor", {"strategy": None, "group_size": None}),
+        ("int8 group", {"strategy": None, "group_size": 32}),
+    ],
+)
+def test_other_spellings_of_compressed_tensors(tmp_path, name, rules):
+    """Blocks as versions up to 0.10 spelled them; and the strategy that follows from the size of groups."""
+    example = EXAMPLES[name]()
+    example.config["config_groups"]["group_0"]["weights"] |= rules
+    with wm.open(example.write(tmp_path / "model")) as f:
+        np.testing.assert_array_equal(f.weights[example.name].dequantize("float32"), example.values)
+    for text in ("16x", "0x40", "16x40x1", "-16x40", "16 x 40"):
+        example.config["config_groups"]["group_0"]["weights"] |= {"strategy": "block", "block_structure": text}
+        with wm.open(example.write(tmp_path / text)) as f, pytest.raises(wm.FormatError, match="block_structure"):
+            f.weights  # noqa: B018
+
+
 @pytest.mark.parametrize("name", ["fp8 tensor", "modelopt nvfp4"])
 def test_an_infinity_in_the_configuration(tmp_path, name):
     """Of Nemotron-H, as transformers 4 wrote it: its JSON is Python's."""

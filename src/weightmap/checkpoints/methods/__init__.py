@@ -97,10 +97,12 @@ class Settings:
         return value
 
     def sizes(self, key: str) -> tuple[int, int] | None:
-        """Return a list of two positive numbers; None where there is none."""
+        """Return a list of two positive numbers, or such a text: "128x128"; None where there is none."""
         if self._is_absent(key):
             return None
         value = self.values[key]
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}x[0-9]{1,9}", value):
+            value = [int(size) for size in value.split("x")]
         if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
             self.refuse(key, "a list of two positive numbers")
         return value[0], value[1]

@@ -169,7 +169,8 @@ class _Weights:
         self.kind: str = rules.text("type", "int")
         self.symmetric: bool = rules.flag("symmetric", default=True)
         self.size: int = rules.integer("group_size", -1)
-        self.strategy: str = rules.text("strategy", "group" if self.size > 0 else "tensor")
+        usual = {None: "tensor", -1: "channel"}.get(rules.values.get("group_size"), "group")
+        self.strategy: str = rules.text("strategy", usual)
         order = rules.values.get("actorder")
         self.ordered: bool = order is True or (isinstance(order, str) and order.lower() in {"group", "dynamic"})
         self.block: tuple[int, int] | None = rules.sizes("block_structure") if self.strategy == "block" else None
