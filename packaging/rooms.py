@@ -19,7 +19,7 @@ BUDGETS = {
     "compat": 1_496,
     "conversion": 2_747,
     "dcp": 300,
-    "deltas": 2_125,
+    "deltas": 2_130,
     "device": 1_200,
     "dlpack": 80,
     "hub": 180,
