@@ -271,6 +271,17 @@ def test_a_process_that_gets_no_more_threads(monkeypatch, started):
         writing.exhaust([fail() for _ in range(4)], 4, done.append)
 
 
+def test_a_supervisor_without_memory_is_an_error(monkeypatch):
+    """Its caller waits no longer."""
+
+    def fail(_):
+        raise MemoryError
+
+    monkeypatch.setattr(threading.Thread, "is_alive", fail)
+    with pytest.raises(MemoryError):
+        writing.exhaust([iter([1])], 1, lambda _: None)
+
+
 def test_a_thread_that_ends_late_holds_nothing(monkeypatch):
     late, here = [], type("Holder", (), {"report": lambda self, _: None})()
     monkeypatch.setattr(writing._thread, "start_new_thread", lambda call, given: (late.append(call), call(*given)))

@@ -299,7 +299,16 @@ class _Crew:
         self.errors: list[BaseException] = []
 
     def supervise(self) -> None:
-        """Start the threads, and wait for their end: in a thread of its own."""
+        """Start the threads, and wait for their end: in a thread of its own, whose caller waits for it."""
+        try:
+            self._supervise()
+        except BaseException as error:  # noqa: BLE001 - of memory, say: the caller gets it
+            self._fail(error)
+        finally:
+            self._ended = True
+            self._wakeup.release()
+
+    def _supervise(self) -> None:
         with self._lock:
             if self._stopped:
                 return
@@ -318,8 +327,6 @@ class _Crew:
                 time.sleep(_THREAD_POLL_S)
         with self._lock:
             self._pending.clear()  # this thread ends a moment after the caller's wait, and must not hold the files
-        self._ended = True
-        self._wakeup.release()
 
     def wait(self) -> None:
         """Wait for the end of all work."""
