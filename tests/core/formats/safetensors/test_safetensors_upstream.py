@@ -86,7 +86,8 @@ DEEP = "the reference skips values that are nested more than 64 deep, up to 125"
 LIST = "the reference reads a tensor that is a list of its three values"
 IMPOSSIBLE = "the shape is beyond what numpy can hold"
 REASONS = {NAME_TWICE, KEY_TWICE, WHITE_SPACE, DEEP, LIST, IMPOSSIBLE}
-# The one thing that weightmap reads and the reference refuses: a number in a value that both skip.
+# What weightmap reads and the reference refuses: a number in a value that both skip, and elements below the byte that
+# fill no whole bytes, which no file here has.
 LARGE = b"1e999"
 
 

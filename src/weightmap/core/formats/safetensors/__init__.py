@@ -17,6 +17,8 @@ Ours
 ----
 * Repeated keys are errors (safetensors 0.8.0 accepts them), and so are tensors as lists of their three values, numbers
   that are not plain integers, lone surrogates, values nested more than 64 deep, and anything that is not strict JSON.
+* Elements below the byte that fill no whole bytes are read, with the rest of their last byte unused. safetensors reads
+  no such tensors, and none are written.
 * Tensors are listed in the order of their data. They are written as safetensors writes them: larger types first, then
   by name, so that each is naturally aligned; the header is padded to a multiple of 8. With ``align=``, the data
   begins at a multiple of that in the file, and tensors whose size is a multiple come first.
