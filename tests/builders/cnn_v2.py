@@ -5,7 +5,7 @@ import struct
 import numpy as np
 from tests.fuzz.anatomy import Walk
 
-from . import Bounds, Builder, Example, Golden, Tensor, noise, normal
+from . import Bounds, Builder, Example, Golden, noise, normal
 
 FORMAT = "cnn_v2"
 SUFFIX = ".bin"
@@ -40,25 +40,6 @@ def build(tensors, mip_level=0, version=2, *, pad=True):
     data = b"".join(value.data for value in tensors)
     spare = bytes(2) if pad and total % 2 else b""
     return header(len(tensors), total, mip_level, version) + parts + data + spare
-
-
-def parse(data):
-    """Read a valid file, asserting what the format demands of a writer; layers in the order of the file."""
-    assert data[:4] == b"CNN2"
-    version, count, total = struct.unpack_from("<3I", data, 4)
-    assert version in {1, 2}
-    start = {1: 16, 2: 20}[version]
-    mip_level = struct.unpack_from("<I", data, 16)[0] if version == 2 else 0
-    base, offset, tensors = start + 20 * count, 0, []
-    for number in range(count):
-        kernel, inputs, outputs, first, weights = struct.unpack_from("<5I", data, start + 20 * number)
-        assert (first, weights) == (offset, outputs * inputs * kernel**2)
-        values = data[base + 2 * first : base + 2 * (first + weights)]
-        tensors.append(Tensor("float16", (outputs, inputs, kernel, kernel), values))
-        offset += weights
-    assert offset == total
-    assert data[base + 2 * total :] == bytes(2 * (total % 2))
-    return tensors, {"version": version, "mip_level": mip_level}
 
 
 def layer(outputs, inputs, kernel, seed=0):

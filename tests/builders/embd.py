@@ -195,7 +195,7 @@ def simple(tensors=(), vocab=()):
 
 @dataclass
 class Parsed:
-    """The content that `parse` and `parse_simple` find."""
+    """The content that `parse` finds."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
@@ -284,33 +284,6 @@ def _parse_tensors(data, head):
     assert not any(data[start + used : start + head["tensor_data_size"]])
     assert not any(data[names_at:start])
     return found
-
-
-def parse_simple(data):
-    """Read a file of the simple layout."""
-    magic, version, count = struct.unpack_from("<4sII", data)
-    assert (magic, version) == (b"EMBD", 1)
-    tensors, place = {}, 12
-    for _ in range(count):
-        (length,) = struct.unpack_from("<I", data, place)
-        name = data[place + 4 : place + 4 + length].decode()
-        place += 4 + length
-        (ndim,) = struct.unpack_from("<I", data, place)
-        shape = struct.unpack_from(f"<{ndim}I", data, place + 4)
-        place += 4 + 4 * ndim
-        size = 4 * math.prod(shape)
-        assert name not in tensors
-        tensors[name] = Tensor("float32", shape, data[place : place + size])
-        place += size
-    (count,) = struct.unpack_from("<I", data, place)
-    place += 4
-    tokens = []
-    for _ in range(count):
-        (length,) = struct.unpack_from("<I", data, place)
-        tokens.append(data[place + 4 : place + 4 + length].decode())
-        place += 4 + length
-    assert place == len(data)
-    return Parsed(tensors, {}, tokens, None, {})
 
 
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "##ing", "日本", "", "🌎", "a b")

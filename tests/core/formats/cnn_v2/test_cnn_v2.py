@@ -143,8 +143,7 @@ def test_the_layout_follows_the_metadata_unless_it_is_given(tmp_path):
         ({"metadata": {"version": "4.30"}, "layout": "v1"}, 1),
     ):
         save_with(path, arrays(cnn.ODD), **options)
-        _, metadata = cnn.parse(path.read_bytes())
-        assert metadata["version"] == expected, options
+        assert path.read_bytes()[4] == expected, options
 
 
 HALF = np.zeros((1, 1, 1, 1), np.float16)
