@@ -39,7 +39,6 @@ LEFT_OUT = {
             "tests/deltas/test_pull.py::test_memory_is_that_of_some_blocks",
             "tests/pool/test_pool.py::test_memory_stays_within_the_budget",
             "tests/faults/test_threads.py::test_ten_thousand_openings_leave_nothing",
-            "tests/core/formats/torch/test_checkpoint_memory.py::test_the_most_memory_that_opening_takes",
             "tests/integration/test_memory.py::test_memory_stays_flat[words]",
         ),
         "counts memory, of which the sanitiser keeps for a while what was freed",

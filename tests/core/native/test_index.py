@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.collisions import colliding, fnv1a
-from tests.scan_support import Arena, pack, u8, u32
+from tests.scan_support import pack, u8, u32
 
 from weightmap._kernels import ffi, lib
 
 FLOOD = -2
-DATA, BOUNDS, SLOTS, NAMES = (Arena(1 << 20) for _ in range(4))
 GOLDEN = 0x9E3779B9
 
 
@@ -30,27 +29,22 @@ class Index:
         else:
             blob, bounds = b"".join(strings), np.cumsum([0, *map(len, strings)]).astype(np.uint32)
         capacity = capacity or capacity_for(len(strings))
-        if max(len(blob), bounds.nbytes, 4 * capacity) <= DATA.size:
-            data, self.bounds, self.slots = DATA.put(blob), BOUNDS.array(len(bounds), "u4"), SLOTS.array(capacity, "u4")
-            self.bounds[:] = bounds
-        else:
-            data, self.bounds, self.slots = u8(blob), bounds, np.zeros(capacity, np.uint32)
+        self.bounds, self.slots = bounds, np.zeros(capacity, np.uint32)
         self.strings = strings
-        self.base = (data, len(blob), u32(self.bounds), len(strings), gap)
+        self.base = (u8(blob), len(blob), u32(self.bounds), len(strings), gap)
         self.table = (u32(self.slots), capacity)
         duplicate, original = ffi.new("uint64_t *", 99), ffi.new("uint64_t *", 99)
         self.result = lib.wm_index_build(*self.base, *self.table, duplicate, original)
         self.twins = (duplicate[0], original[0])
 
     def find(self, name):
-        return lib.wm_index_lookup(ffi.new("wm_index *", (*self.base, *self.table)), NAMES.put(name), len(name))
+        return lib.wm_index_lookup(ffi.new("wm_index *", (*self.base, *self.table)), u8(name), len(name))
 
     def find_many(self, names):
         bounds = np.cumsum([0, *map(len, names)]).astype(np.uint32)
         out = np.full(len(names), -7, np.int64)
         blob = b"".join(names)
-        pointer = NAMES.put(blob) if len(blob) <= NAMES.size else u8(blob)
-        pointers = (pointer, len(blob), u32(bounds), len(names), ffi.from_buffer("int64_t[]", out))
+        pointers = (u8(blob), len(blob), u32(bounds), len(names), ffi.from_buffer("int64_t[]", out))
         assert lib.wm_index_find_many(*self.base, *self.table, *pointers) == 0
         return out.tolist()
 

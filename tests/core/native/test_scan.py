@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.scan_support import Arena, pack, u32
+from tests.scan_support import pack, u8, u32
 
 from weightmap._kernels import ffi, lib
 
-ARENA = Arena(1 << 20)
 # Where the ranges of table 3-7 of the Unicode standard begin and end.
 EDGES = bytes.fromhex("00 41 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
 
@@ -32,16 +31,15 @@ def walk_oracle(data, count, width):
 
 
 def walk(data, count, width):
-    """Walk in C, the data flush against a page that must not be touched."""
     bounds = np.zeros(min(count, len(data)) + 1, np.uint32)
-    walked = lib.wm_walk_strings(ARENA.put(data), len(data), count, width, u32(bounds))
-    assert lib.wm_walk_strings(ARENA.put(data), len(data), count, width, ffi.NULL) == walked
+    walked = lib.wm_walk_strings(u8(data), len(data), count, width, u32(bounds))
+    assert lib.wm_walk_strings(u8(data), len(data), count, width, ffi.NULL) == walked
     return walked, (bounds[: count + 1].tolist() if walked >= 0 else None)
 
 
 def first_bad(strings, width=0):
     blob, bounds = pack(strings, width) if width else (b"".join(strings), ends(strings))
-    return lib.wm_utf8_strings(ARENA.put(blob), len(blob), u32(bounds), len(strings), width)
+    return lib.wm_utf8_strings(u8(blob), len(blob), u32(bounds), len(strings), width)
 
 
 def ends(strings):
