@@ -111,6 +111,16 @@ def test_metadata_that_is_empty_is_not_none(tmp_path, metadata):
         assert ours.metadata() == theirs.metadata() == metadata
 
 
+def test_what_writers_add_to_a_header_changes_nothing(tmp_path):
+    """mlx writes null for no metadata, others pad with newlines; either is a file without metadata."""
+    header = b'{"__metadata__":null,"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}\r\n\t '
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\1\2")
+    with wm.open(path) as f, compat.safe_open(path, "np") as ours, safetensors.safe_open(path, "np") as theirs:
+        assert (f["a"].tolist(), f.metadata, f.verify().warnings) == ([1, 2], {}, ())
+        assert ours.metadata() is theirs.metadata() is None
+
+
 def test_arrays_are_views_that_outlive_the_handle(matrix):
     path, values = matrix
     with compat.safe_open(path, "np") as file:
