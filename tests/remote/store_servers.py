@@ -11,14 +11,13 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support import HANG
+from tests.support import HANG, until
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 # Microsoft's emulator of Azure's blobs, with its published account.
@@ -72,15 +71,23 @@ def _free_port():
         return int(sock.getsockname()[1])
 
 
-def _wait(port, process):
-    for _ in range(20 * HANG):
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        if process.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise RuntimeError(f"no server came up: {process.args}")
+@contextlib.contextmanager
+def _running(port, *command):
+    """Run a server until the end of the block, which begins when the server answers."""
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: process.poll() is not None or _answers(port))
+        assert process.poll() is None, f"no server came up: {process.args}"
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(port):
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
 
 
 @contextlib.contextmanager
@@ -90,30 +97,19 @@ def nginx(folder):
     user = "user root;" if os.geteuid() == 0 else ""  # else its workers may not read the folder
     (folder / "nginx.conf").write_text(_CONFIGURATION.format(folder=folder, port=port, user=user), encoding="utf-8")
     assert NGINX is not None
-    process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf")], stderr=subprocess.DEVNULL)
-    try:
-        _wait(port, process)
+    with _running(port, NGINX, "-p", folder, "-c", folder / "nginx.conf"):
         yield Nginx(f"http://127.0.0.1:{port}/", folder / "data", folder / "access.log")
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @contextlib.contextmanager
 def s3():
     """Run an S3 server with one bucket, called "bucket", that anybody may read; yield its endpoint."""
     port = _free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait(port, process)
+    with _running(port, sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port):
         endpoint = f"http://127.0.0.1:{port}"
         new = urllib.request.Request(f"{endpoint}/bucket", headers={"x-amz-acl": "public-read"}, method="PUT")
         urllib.request.urlopen(new).close()
         yield endpoint
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @contextlib.contextmanager
@@ -121,16 +117,10 @@ def azure():
     port = _free_port()
     assert AZURITE is not None
     flags = ("--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry")
-    command = [AZURITE, "--blobHost", "127.0.0.1", "--blobPort", str(port), *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait(port, process)
+    with _running(port, AZURITE, "--blobHost", "127.0.0.1", "--blobPort", port, *flags):
         endpoint = f"http://127.0.0.1:{port}/{AZURE_KEYS['AZURE_STORAGE_ACCOUNT_NAME']}"
         urllib.request.urlopen(_new_container(endpoint)).close()
         yield endpoint
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _new_container(endpoint):

@@ -234,6 +234,7 @@ def test_headers_are_asked_for_at_once(suffix, objects, url, tmp_path):
     with together(20, objects, first=3):  # the tail of an .npz is two requests of 48 KiB at most
         assert wm.open(url).keys() == tensors.keys()
     assert len(objects.requests) <= 5 + len(tensors)
+    assert objects.nbytes <= len(tensors) * 17 * KIB + 3 * 64 * KIB
 
 
 def test_headers_of_unequal_tensors_are_read_by_windows(objects, url, tmp_path):

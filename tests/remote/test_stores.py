@@ -131,19 +131,6 @@ def test_one_tensor_of_a_large_object_takes_three_requests(objects, url):
     assert objects.nbytes <= each + len(header) + 64 * KIB
 
 
-@pytest.mark.parametrize("suffix", [".amb", ".npz"])
-def test_formats_without_an_index_ask_for_the_headers_of_tensors(suffix, objects, url, tmp_path):
-    if suffix == ".npz":
-        np.savez(tmp_path / "model.npz", **FLOATS)
-        objects.objects["m"] = (tmp_path / "model.npz").read_bytes()
-    else:
-        objects.objects["m"] = saved(suffix, tmp=tmp_path)
-    file = wm.open(url + "m")
-    assert len(objects.requests) <= len(FLOATS) + 3
-    assert objects.nbytes <= len(FLOATS) * 17 * KIB + 3 * 64 * KIB
-    assert np.array_equal(file["layer.5.w"], FLOATS["layer.5.w"])
-
-
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_rank_reads_its_part(world, objects, url, tmp_path):
     """Each of several ranks fetches its part of the bytes and 2 %, of whole tensors and of slices."""
