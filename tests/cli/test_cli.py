@@ -366,21 +366,6 @@ def test_verify_says_first_when_it_could_check_the_structure_only(write, words_f
     assert all(line.startswith("  checked: ") and "checksums" not in line for line in checks)
 
 
-def test_usage_errors_name_the_option_as_it_was_written(write, run, tmp_path):
-    path, text = write(), tmp_path / "text"
-    text.write_bytes(b"a 1 2\n")
-    for options, said in (
-        (["--format", "nope"], "weightmap: --format is 'nope', expected one of "),
-        (["--layout", "nope"], "weightmap: --layout is 'nope', expected one of "),
-        (["--layout", "nope", "--format", "gguf"], "weightmap: --layout is 'nope', and GGUF has none"),
-        (["--dtype", "layout=3"], "weightmap: --dtype is 'layout=3', expected one of "),
-        (["--format", "text", "--layout", "spec"], "weightmap: --layout is not for files of format text"),
-    ):
-        target = tmp_path / "out.weights"
-        status, out, err = run("convert", text if "text" in options else path, target, *options)
-        assert (status, out, err.startswith(said), target.exists()) == (2, "", True, False)
-
-
 def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
     """A checkpoint of a training has thousands: the list says how many there are, and where all of them are."""
     path, metadata = tmp_path / "m.safetensors", {f"key{i}.lr": str(i) for i in range(1000)}
@@ -406,10 +391,17 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("diff MODEL MODEL --atol nan", "--atol is nan, expected a finite number of at least 0"),
         ("report MODEL page.txt", "OUT is 'page.txt', expected a name that ends in .html"),
         ("export MODEL w a.txt", "OUT is 'a.txt', expected a name that ends in .npy"),
-        ("export MODEL nope a.npy", "no tensor is called 'nope'"),
+        ("export MODEL w weight.npy.csv", "OUT is 'weight.npy.csv', expected a name that ends in .npy"),
+        ("export MODEL w npy", "OUT is 'npy', expected a name that ends in .npy"),
+        ("export MODEL wieght a.npy", "no tensor is called 'wieght' among 2 tensors; similar names: 'weight'"),
         ("cache show MODEL nope", "no tensor is called 'nope'"),
         ("cache warm MODEL --threads -1", "--threads is -1, expected 1 or more"),
         ("convert MODEL MODEL", "this file is an input, and would be replaced"),
+        ("convert MODEL a.weights --format nope", "weightmap: --format is 'nope', expected one of "),
+        ("convert MODEL a.weights --layout nope", "weightmap: --layout is 'nope', expected one of "),
+        ("convert MODEL a.gguf --layout nope", "weightmap: --layout is 'nope', and GGUF has none"),
+        ("convert MODEL a.weights --dtype layout=3", "weightmap: --dtype is 'layout=3', expected one of "),
+        ("convert TEXT a.fifu --format text --layout spec", "--layout is not for files of format text"),
         ("convert MODEL a.weights --align 3", "--align is 3, expected a power of two from 8 to 4096"),
         ("convert MODEL a.weights --max-shard-size x", "--max-shard-size is 'x', expected a number of bytes"),
         ("convert MODEL a.weights --include=--", "--include is '--', expected a value"),
@@ -552,16 +544,6 @@ def test_numpy_loads_exported_files(write, run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors", "out.NPY"]
 
 
-@pytest.mark.parametrize("name", ["out.txt", "out", "out.npz", "weight.npy.csv"])
-def test_export_writes_no_other_format_than_its_name_says(write, run, tmp_path, name):
-    target = tmp_path / name
-    target.write_text("old")
-    status, out, err = run("export", write(), "weight", target)
-    assert (status, out) == (2, "")
-    assert "expected a name that ends in .npy" in err
-    assert target.read_text() == "old"
-
-
 def outputs(file):
     return [
         ("export", file, "weight"),
@@ -599,13 +581,6 @@ def test_an_output_never_replaces_a_part_of_a_model(write, run, tmp_path, target
     for command in outputs(index):
         assert run(*command, tmp_path / target)[0] == 2, command
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_export_of_an_unknown_tensor_suggests_and_exits_2(write, run, tmp_path):
-    status, out, err = run("export", write(), "wieght", tmp_path / "out.npy")
-    assert (status, out) == (2, "")
-    assert "weight" in err.replace("wieght", "")
-    assert not (tmp_path / "out.npy").exists()
 
 
 # Those of versions name another file first: tests/deltas.

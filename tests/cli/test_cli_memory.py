@@ -111,9 +111,3 @@ def test_on_a_terminal(command, path):
     if command == "cache warm":
         assert "\x1b[" in sent
         assert "were cold" in sent
-
-
-def test_threads_are_one_or_more(run, tmp_path):
-    status, out, err = run("cache", "warm", tmp_path / "m.safetensors", "--threads", "0")
-    assert (status, out) == (2, "")
-    assert "--threads is 0, expected 1 or more" in err
