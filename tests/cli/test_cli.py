@@ -407,7 +407,6 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("convert MODEL a.weights --include=--", "--include is '--', expected a value"),
         ("convert MODEL a.weights --names llama.cpp", "and the target is EMBD; leave --names llama.cpp out"),
         ("convert MODEL a.weights --rename x", "--rename is 'x', expected OLD=NEW"),
-        ("convert MODEL a.weights --block-size 8", "--block-size: only with --quantize"),
         ("convert MODEL a.gguf --quantize q4_k_m", "this model does not get (a Hugging Face directory gets them)"),
         ("convert MODEL a.fifu --lossy", "there is no vocabulary"),
         ("convert TEXT a.fifu --dtype float16", "--dtype is not for word embeddings, which stay float32"),
@@ -415,8 +414,6 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
         ("convert TEXT a.fifu --lossy --align 64", "--align: not for word embeddings"),
         ("convert TEXT a.fifu --lossy --names llama.cpp", "--names: not for word embeddings"),
         ("quantize MODEL a.weights --scheme int8", "it holds no quantised tensors, as AMB does"),
-        ("quantize MODEL a.amb --scheme int9", "--scheme is 'int9', expected one of"),
-        ("quantize MODEL a.amb --scheme int4_block --block-size 7", "--block-size for 4-bit codes is 7"),
         ("delta publish MODEL MODEL d --version 0", "--version is 0, expected 1 or more"),
         (
             "delta publish MODEL MODEL d --version 2 --base-version 2",
