@@ -61,7 +61,7 @@ def _processes() -> set[int]:
 def _settings() -> dict[str, Any]:
     os.umask(mask := os.umask(0o77))
     # pytest, torch and jax have variables of their own.
-    own = (b"PYTEST_CURRENT_TEST", b"TORCH", b"TF_", b"TPU_")
+    own = (b"PYTEST_CURRENT_TEST", b"TORCH", b"_TORCH", b"TF_", b"TPU_")
     environment = {name: value for name, value in os.environ._data.items() if not name.startswith(own)}
     return {
         "the instruction set": kernels.isa(),
