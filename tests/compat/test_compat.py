@@ -10,6 +10,7 @@ from tests.builders import safetensors as st
 
 import weightmap as wm
 from weightmap import compat
+from weightmap.compat import _reading
 
 safetensors = pytest.importorskip("safetensors")
 theirs_numpy = pytest.importorskip("safetensors.numpy")
@@ -161,6 +162,17 @@ def test_a_closed_handle_says_so(matrix):
         with pytest.raises(wm.errors.ClosedError):
             use()
     np.testing.assert_array_equal(part[0], matrix[1][0])  # a slice keeps the file, as there
+
+
+def test_a_file_that_another_thread_closes(tmp_path, monkeypatch):
+    """A tensor that was asked for before is still given."""
+    wm.save(tmp_path / "m.safetensors", {"w": np.arange(6.0)})
+    file = compat.safe_open(tmp_path / "m.safetensors", framework="np")
+    real = _reading.OpenedFile.check
+    monkeypatch.setattr(_reading.OpenedFile, "check", lambda *given: (real(*given), file.__exit__(None, None, None)))
+    assert file.get_tensor("w").tolist() == [*range(6)]
+    with pytest.raises(wm.errors.ClosedError):
+        file.get_tensor("w")
 
 
 def test_what_save_file_writes_safetensors_reads(tmp_path):

@@ -152,11 +152,11 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
     def _open(self, name: str | None = None) -> OpenedFile:
         """Return the open file, which has a tensor called `name` if that is one."""
-        if self._reader is None:
+        if (reader := self._reader) is None:  # another thread may close it from here on
             raise ClosedError("file is closed", path=self._path)
         if name is not None:
-            self._reader.check(name)
-        return self._reader
+            reader.check(name)
+        return reader
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, sorted, as safetensors does."""
