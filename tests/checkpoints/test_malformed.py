@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tests.checkpoints.checkpoints import EXAMPLES, MODULE, mutated
+from tests.checkpoints.checkpoints import BF16, EXAMPLES, MODULE, mutated
 from tests.support import in_one_item
 
 import weightmap as wm
@@ -180,6 +180,7 @@ ROWS = [
     ("fp8 e8m0", lambda e: e.tensors.update({"alone.scale": list(e.tensors.values())[1]}), "lacks its tensor 'weight'"),
     ("fp8 experts of fp4", fused("", lambda a: a[..., :8]), "experts.down_proj"),
     ("fp8 experts with a weight", piece("weight_scale_inv", lambda a: a[:2]), "q_proj.weight_scale_inv"),
+    ("fp8 f32", piece("weight", lambda a: a.astype(BF16)), "weights beside scales of tensor"),
     ("fp8 f32", config(weight_block_size=[16]), "weight_block_size"),
     ("fp8 f32", config(weight_block_size=[16, 16]), "q_proj.weight_scale_inv"),
     ("fp8 f32", config(fmt="e5m2"), "q_proj.weight"),

@@ -100,11 +100,13 @@ class Fp8(Method):
         group.only("weight", scales, "input_scale", "activation_scale", "input_scale_ub")
         if len(group.row("weight").shape) > 2:
             return self._experts(group, scales)
-        shape = list(group.row(scales).shape)
+        shape, kind = group.row(scales).shape, group.row("weight").dtype.name
         if len(shape) > 2:
-            expected = "one row of blocks for each expert, or an even number"
-            group.refuse("shape", scales, actual=shape, expected=expected, kind=UnsupportedError)
-        if group.row("weight").dtype.name == "int8":
+            expected = "an even number of rows for each expert"
+            group.refuse("blocks", scales, actual=list(shape), expected=expected, kind=UnsupportedError)
+        if kind in FLOATS:
+            group.refuse("weights beside scales", "weight", actual=kind, expected=self.stored, kind=UnsupportedError)
+        if kind == "int8":
             return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
         kinds = (*FLOATS, *EXPONENTS)
         by_rows = self.block is None and max(shape, default=1) > 1
@@ -119,9 +121,7 @@ class Fp8(Method):
                 group.refuse("columns", "weight", actual=2 * half, expected="a multiple of 32")
             return Experts(Fp4("fp8 fp4 experts", (rows, 2 * half), "weight", scales, width=32), count)
         count, rows, columns = group.check("weight", (self.stored,), (None, None, None))
-        high, wide = (
-            min(size or n, n) or 1 for size, n in zip(self.block or (rows, columns), (rows, columns), strict=True)
-        )
+        high, wide = (min(size, n) or 1 for size, n in zip(self.block or (rows, columns), (rows, columns), strict=True))
         shape = count, blocks_of(rows, high), blocks_of(columns, wide)
         group.check(scales, (*FLOATS, *EXPONENTS), shape)
         return Experts(Scaled("fp8 experts", (rows, columns), "weight", scales, height=high, width=wide), count)
