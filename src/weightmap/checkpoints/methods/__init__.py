@@ -1,8 +1,8 @@
-"""How checkpoints quantise: a module here for each ``quant_method`` of ``config.json``, with a class called `METHOD`.
+"""How checkpoints quantise: a module here for each ``quant_method`` of ``config.json``, or for several (`_ALIASES`).
 
-To add a method, add a module, named as the method with ``_`` for ``-``; `method_of` finds it. Its `METHOD` says what
-the pieces of a parameter are called, and makes a `Coding` of a group of them, or refuses it. The docstring of a coding
-is its formula.
+To add a method, add a module, named as the method with ``_`` for ``-``; `method_of` finds it. Its `METHOD`, a class or
+a function, makes a `Method` of a configuration, which says what the pieces of a parameter are called, and makes a
+`Coding` of a group of them, or refuses it. The docstring of a coding is its formula.
 """
 
 from __future__ import annotations
