@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from weightmap._messages import quoted
 from weightmap.core.arguments import as_globs, check_progress, takes
+from weightmap.core.bytes.atomic import name_error
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.model.typing import Remote
 from weightmap.errors import AddressError, ChecksumError, NotRegularFileError, RemoteError
@@ -162,6 +163,9 @@ class _Download:
                     partial = os.path.join(folder, "incomplete", digest)
                     try:
                         self._fetch(name, entry, blob, partial)
+                    except OSError as error:
+                        name_error(error, partial)
+                        raise
                     finally:
                         if os.path.exists(partial) and not os.path.getsize(partial):
                             os.unlink(partial)

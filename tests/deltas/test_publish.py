@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 
@@ -192,6 +193,26 @@ def test_an_error_at_any_call_says_whether_there_is_a_version(tmp_path, monkeypa
         assert told is None or not there or "the new file is in place" in str(told)
         shutil.rmtree(source, ignore_errors=True)
     assert number > 10
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    """The error of a call with a descriptor names the version, of `publish`, and the model, of `pull`."""
+    base, new = write_model(tmp_path / "base", model()), write_model(tmp_path / "new", stepped(model(), 1))
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fail)
+        with pytest.raises(OSError, match="weight_v000001") as caught:
+            deltas.publish(base, new, tmp_path / "source", version=1, full=False)
+        assert str(caught.value.filename).startswith(str(tmp_path / "source"))
+    deltas.publish(base, new, tmp_path / "source", version=1)
+    for name in ("fsync", "pwrite", "fstat"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            with pytest.raises(OSError, match=re.escape(str(base))):
+                deltas.pull(base, tmp_path / "source")
 
 
 def test_a_disk_that_says_nothing(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -592,6 +593,16 @@ def test_names_that_are_no_plain_paths(name, hub):
     assert not Path(hub_library.constants.HF_HUB_CACHE).exists()
     with pytest.raises(OSError, match=r"no model file|no such file"):
         wm.open(f"hf://{NAME}")
+
+
+def test_a_disk_that_fails_is_named(hub, monkeypatch):
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
+        weightmap.hub.download(f"hf://{NAME}")
+    assert "incomplete" in str(caught.value.filename)
 
 
 def test_wrong_bytes_get_no_name(hub):

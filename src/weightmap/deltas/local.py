@@ -71,7 +71,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.arguments import Limits
 from weightmap.core.bytes import strict_json
-from weightmap.core.bytes.atomic import leftovers, reserve
+from weightmap.core.bytes.atomic import leftovers, name_error, reserve
 from weightmap.core.bytes.open_source import is_hidden, read_small, stays_inside
 from weightmap.core.model.sharded import find_model
 from weightmap.core.model.single import INDEX_SUFFIX
@@ -194,6 +194,7 @@ class Local:
             yield
         except OSError as error:
             if error.errno not in _NO_ROOM or isinstance(error, TensorFileError):
+                name_error(error, self.folder)
                 raise
             raise TargetError("the file system has no room for the new version", path=self.folder) from error
         finally:

@@ -16,7 +16,7 @@ from weightmap._messages import quoted
 from weightmap.conversion.converting import convert
 from weightmap.core.arguments import as_integer, as_path, as_threads, check_progress, names_moved
 from weightmap.core.bytes import Range
-from weightmap.core.bytes.atomic import Folder, flush_folder, write_plan
+from weightmap.core.bytes.atomic import Folder, flush_folder, name_error, write_plan
 from weightmap.core.bytes.open_source import inside, names_in, path_of
 from weightmap.core.bytes.sink import WritePlan, write_all
 from weightmap.core.dtypes import DTYPES
@@ -243,6 +243,9 @@ def _new_folder(folder: str, name: str) -> Iterator[None]:
         tree.clear(name)  # of a run that was killed
         tree.make(name)
         yield
+    except OSError as error:
+        name_error(error, os.path.join(folder, name))
+        raise
     finally:
         try:
             tree.clear(name)

@@ -99,7 +99,7 @@ def write_plan(
     except FileExistsError:  # it appeared while this one was written
         raise file_exists(path) from None
     except BaseException as error:
-        _name(error, path)
+        name_error(error, path)
         raise
     if durable:
         _flush_folder(folder, path)
@@ -165,8 +165,8 @@ def _write_copy(
     folder.replace(temporary, hidden, name, overwrite=overwrite)
 
 
-def _name(error: BaseException, path: str) -> None:
-    """Make an error of the system name the target instead of the temporary file or nothing.
+def name_error(error: BaseException, path: str) -> None:
+    """Make an error of the system name the target instead of the temporary file, a descriptor or nothing.
 
     An error from reading another file keeps that file's name.
     """
@@ -175,7 +175,7 @@ def _name(error: BaseException, path: str) -> None:
     if error.filename2 is not None:  # from renaming
         error.filename = path
         del error.filename2
-    elif error.filename is None:
+    elif error.filename is None or isinstance(error.filename, int):
         error.filename = path
         if isinstance(error, FileNotFoundError):  # its directory is open
             error.strerror = _TAKES_NONE.format(error.strerror)
