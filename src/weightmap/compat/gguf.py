@@ -222,8 +222,7 @@ class GGUFReader:
 
     def __init__(self, path: os.PathLike[str] | str, mode: Literal["r", "c"] = "r") -> None:
         if mode not in _MODES:
-            msg = f"mode is {mode!r}, expected 'r' or 'c': files are not written to in place"
-            raise ValueError(msg)
+            raise ValueError(f"mode is {mode!r}, expected 'r' or 'c': files are not written to in place")
         name = as_path("path", path)
         handle = open_file(name, name, Options(DEFAULT_LIMITS, format="gguf", mode=_MODES[mode]))
         content: Any

@@ -44,8 +44,7 @@ class Tolerance(NamedTuple):
         """Return the tolerance of these options; raises ValueError for one that is negative or not finite."""
         for name, value in (("rtol", rtol), ("atol", atol)):
             if value is not None and not 0 <= as_float(name, value) < math.inf:
-                msg = f"{name} is {value}, expected a finite number of at least 0"
-                raise ValueError(msg)
+                raise ValueError(f"{name} is {value}, expected a finite number of at least 0")
         return cls(rtol or 0.0, atol or 0.0)
 
 

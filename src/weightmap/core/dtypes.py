@@ -161,8 +161,7 @@ def _from_ml_dtypes(dtype: DType) -> np.dtype[Any]:
     try:
         import ml_dtypes  # noqa: PLC0415 - takes 10 ms, needed by few files
     except ImportError:
-        msg = f"dtype {dtype.name} needs ml_dtypes: pip install ml_dtypes"
-        raise MissingDependencyError(msg) from None
+        raise MissingDependencyError(f"dtype {dtype.name} needs ml_dtypes: pip install ml_dtypes") from None
     element: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype.name))
     return element
 

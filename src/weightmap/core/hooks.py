@@ -106,8 +106,7 @@ def on_demand(
             return import_module(f"{package}.{name}")
         module = where.get(name)
         if module is None:
-            msg = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = namespace[name] = getattr(import_part(f"{package}.{module}", f"{package}.{name}"), name)
         return value
 

@@ -457,8 +457,7 @@ class Local:
             raise
         if not all(_is_free(self._next, name) for _, name in change.patches):  # opened since `is_unused`
             self._give_back(change, recorded=recorded)
-            msg = "the model was opened while it was to be changed in place: pull again"
-            raise TargetError(msg, path=self.folder)
+            raise TargetError("the model was opened while it was to be changed in place: pull again", path=self.folder)
         self._complete(change)
 
     def _forget(self, name: str) -> None:

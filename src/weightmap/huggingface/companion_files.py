@@ -86,8 +86,7 @@ def check_apart(sources: Sequence[Source], targets: Iterable[str], siblings: Ite
     inputs |= dict.fromkeys(others.values(), "this file belongs to the source")
     for target, identity in there.items():
         if identity in inputs:
-            msg = f"{inputs[identity]}, and would be replaced: choose another target"
-            raise TargetError(msg, path=target)
+            raise TargetError(f"{inputs[identity]}, and would be replaced: choose another target", path=target)
 
 
 def _identities(paths: Iterable[str]) -> dict[str, tuple[int, int]]:

@@ -438,8 +438,7 @@ class Pool:
         for reader in self._readers.values():
             reader.close()
         if held_keys:
-            what = f"{_called(held_keys[0])} is held while the pool is closed"
-            raise ClosedError(what, path=name_of(self._file))
+            raise ClosedError(f"{_called(held_keys[0])} is held while the pool is closed", path=name_of(self._file))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool cannot be pickled: pickle the path of its model, and open a pool there")

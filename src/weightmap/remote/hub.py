@@ -404,5 +404,4 @@ def _library() -> Any:
 
 
 def _fail_missing() -> NoReturn:
-    what = "hf:// addresses need huggingface_hub: pip install '.[hub]' in a checkout"
-    raise MissingDependencyError(what) from None
+    raise MissingDependencyError("hf:// addresses need huggingface_hub: pip install '.[hub]' in a checkout") from None

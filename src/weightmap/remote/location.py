@@ -288,7 +288,6 @@ def fail(fault: StoreError, name: str, what: str = "") -> NoReturn:
     if fault.kind == "denied":
         raise PermissionError(errno.EACCES, f"the store refuses it: {fault.words}", name) from None
     if fault.kind == "changed":
-        msg = "the object was changed, replaced or deleted after it was opened"
-        raise FileChangedError(msg, path=name) from None
+        raise FileChangedError("the object was changed, replaced or deleted after it was opened", path=name) from None
     msg = f"{what or 'it'} cannot be read from its store: {fault.words}"
     raise RemoteError(msg, path=name, remedy=fault.remedy) from None

@@ -49,8 +49,7 @@ def library() -> str:
             if folder is not None:
                 _store(os.path.join(folder, name), script)
     except ImportError:  # or no such distribution
-        msg = "reports need Vega-Lite: pip install '.[report]' in a checkout"
-        raise MissingDependencyError(msg) from None
+        raise MissingDependencyError("reports need Vega-Lite: pip install '.[report]' in a checkout") from None
     # The end tag of a script can only occur in string literals of the bundle.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 

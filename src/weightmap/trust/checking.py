@@ -268,8 +268,7 @@ def check_all(
         trust.expected(os.path.join(trust.root, name))
     missing = next((name for name in names if not os.path.isfile(os.path.join(trust.root, name))), None)
     if missing is not None:
-        what = f"{quoted(missing)} is in the list of digests, and not in the folder"
-        raise TrustError(what, path=trust.root)
+        raise TrustError(f"{quoted(missing)} is in the list of digests, and not in the folder", path=trust.root)
     sizes = {name: status_of(os.path.join(trust.root, name)).st_size for name in names}
     total, done, lock = sum(sizes.values()), 0, threading.Lock()
 

@@ -176,8 +176,7 @@ def hand_over(
     refused = {**tensors, **dict(zip(("include", "exclude"), globs, strict=True))} if of_words else tensors
     for name, value in refused.items():
         if value is not None:
-            msg = f"{name}= is not for word embeddings, which stay float32"
-            raise ValueError(msg)
+            raise ValueError(f"{name}= is not for word embeddings, which stay float32")
     if of_words:
         return convert_words(opened, target, target_record, **options)
     limits, tolerated = parts_of(opened)[2].limits, [f"tolerated in the source: {line}" for line in warnings_of(opened)]

@@ -259,8 +259,7 @@ def _similar(word: str, vocab: Vocabulary) -> list[str]:
 def _words_in(name: str, words: Iterable[str]) -> list[str]:
     """Return words as a list; raises TypeError for a single one, whose letters would count as words."""
     if isinstance(words, str):
-        msg = f"{name} is a str, expected an iterable of them"
-        raise TypeError(msg)
+        raise TypeError(f"{name} is a str, expected an iterable of them")
     return list(words)
 
 

@@ -216,8 +216,7 @@ def _target_mode(target: str, path: str) -> tuple[int, int] | None:
     if stat.S_ISDIR(status.st_mode):
         raise directory_given(path)
     if not stat.S_ISREG(status.st_mode):
-        msg = "this is a FIFO, socket or device: only a regular file can be replaced"
-        raise NotRegularFileError(msg, path=path)
+        raise NotRegularFileError("this is a FIFO, socket or device: only a regular file can be replaced", path=path)
     return status.st_mode & 0o777, status.st_gid
 
 

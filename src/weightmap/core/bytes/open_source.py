@@ -184,8 +184,7 @@ def from_buffer(data: Any, mode: str) -> Source:
     """Open the memory of a bytes-like object; mode "mmap" does not copy it."""
     view, name = memoryview(data), f"<{type(data).__name__}>"
     if not view.c_contiguous:
-        msg = f"source is a {type(data).__name__} with strides {view.strides}, expected a contiguous buffer"
-        raise TypeError(msg)
+        raise TypeError(f"source is a {type(data).__name__} with strides {view.strides}, expected a contiguous buffer")
     octets = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     if mode == "mmap":
         octets.flags.writeable = False
@@ -208,8 +207,7 @@ def from_buffer(data: Any, mode: str) -> Source:
 def _from_object(file: Any, mode: str) -> Source:
     """Open a binary file object by its descriptor if it has one, else read its whole content."""
     if isinstance(file, io.TextIOBase):
-        msg = "source is a file in text mode, expected a binary file object"
-        raise TypeError(msg)
+        raise TypeError("source is a file in text mode, expected a binary file object")
     if isinstance(file, io.BytesIO):
         return from_buffer(file.getbuffer(), mode)
     try:

@@ -272,8 +272,7 @@ class Sink:
         if self._first is not None:
             write_all(self._fd, self._first, 0)
         if self._exact and self.offset != self._total:
-            msg = f"the format planned {self._total} bytes and wrote {self.offset}"
-            raise AssertionError(msg)
+            raise AssertionError(f"the format planned {self._total} bytes and wrote {self.offset}")
         self._view = self._first = self._other = memoryview(b"")
 
 

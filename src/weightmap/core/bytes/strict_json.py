@@ -34,22 +34,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs_by_key) != len(pairs):
         keys: set[str] = set()
         key = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
-        msg = f"key {key!r} occurs twice"
-        raise _ForbiddenError(msg)
+        raise _ForbiddenError(f"key {key!r} occurs twice")
     return pairs_by_key
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        msg = f"the number {text[:40]} is too large"
-        raise _ForbiddenError(msg)
+        raise _ForbiddenError(f"the number {text[:40]} is too large")
     return value
 
 
 def _constant(text: str) -> NoReturn:
-    msg = f"{text} is not JSON"
-    raise _ForbiddenError(msg)
+    raise _ForbiddenError(f"{text} is not JSON")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_constant)
@@ -107,8 +104,7 @@ def loads(raw: bytes, what: str, *, offset: int | None = None, constants: bool =
 
     def fail(reason: str, at: int | None = None) -> NoReturn:
         where = offset if at is None or offset is None else offset + at
-        msg = f"{what}: {reason}"
-        raise FormatError(msg, field=what, offset=where if offset is not None else at) from None
+        raise FormatError(f"{what}: {reason}", field=what, offset=where if offset is not None else at) from None
 
     try:
         text = raw.decode()

@@ -454,8 +454,7 @@ def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Impor
 def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatError:
     """Return the error for a file that none, or more than one, recognises."""
     if not head:
-        msg = "the file is empty"
-        return TruncatedError(msg, offset=0)
+        return TruncatedError("the file is empty", offset=0)
     if claims:
         msg = f"more than one format recognises this file: {', '.join(claim.name for claim in claims)}"
         return UnknownFormatError(msg, remedy=Remedy("give {}", "format"))

@@ -426,8 +426,7 @@ class Cursor:
         try:
             return self.take(length, field, what).decode()
         except UnicodeDecodeError as error:
-            msg = f"{what} is not UTF-8 ({error.reason})"
-            raise FormatError(msg, field=field, offset=at + error.start) from None
+            raise FormatError(f"{what} is not UTF-8 ({error.reason})", field=field, offset=at + error.start) from None
 
     def array(self, dtype: str, count: int, field: str, what: str) -> NDArray[Any]:
         """Return the next `count` numbers of a numpy dtype, shape (count,)."""

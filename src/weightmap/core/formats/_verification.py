@@ -177,8 +177,7 @@ class Verification:
     def unchanged(self, data: bytes, crc: int, what: str) -> None:
         """Refuse `data` unless its CRC-32 is `crc`, which `what` had at opening."""
         if checksums.crc32(data) != crc:
-            msg = f"{what} changed after the file was opened"
-            raise LayoutError(msg, offset=0)
+            raise LayoutError(f"{what} changed after the file was opened", offset=0)
 
     def vocabulary(self, vocab: Vocabulary) -> None:
         """Check that tokens are UTF-8; warn of repeated ones, and of special ids that no token has."""

@@ -485,7 +485,6 @@ def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int,
     signature, size, _, _, *numbers = _WIDE_RECORD.unpack(source.pread(begin, _WIDE_RECORD.size))
     # Directly before its locator, and no longer than it has to be: readers look for it in one place or the other.
     if signature != _WIDE_END or begin + _WIDE_RECORD.size != at or size != _WIDE_RECORD.size - 12:
-        what = "no ZIP64 end record is where its locator says"
-        raise LayoutError(what, field="locator", offset=at, actual=begin)
+        raise LayoutError("no ZIP64 end record is where its locator says", field="locator", offset=at, actual=begin)
     first, second, here, count, length, directory = numbers
     return begin, (first, second, here, count, length, directory)

@@ -311,8 +311,7 @@ def shared_descriptor(file: Handle) -> int:
     check_open(file)
     number = file._source.sealed
     if number is None or len(file._sources) > 1:
-        msg = 'only a single file opened with mode="sealed" has a descriptor to share'
-        raise UnsupportedOperation(msg)
+        raise UnsupportedOperation('only a single file opened with mode="sealed" has a descriptor to share')
     return number
 
 
@@ -332,8 +331,7 @@ def embeddings_of(file: Handle) -> Embeddings | None:
 def shard_name(name: object) -> str:
     """Return the name of a shard if it is a plain relative path that stays within the directory."""
     if not isinstance(name, str):
-        msg = f"name of a shard is a {type(name).__name__}, expected a string"
-        raise FormatError(msg, field="weight_map")
+        raise FormatError(f"name of a shard is a {type(name).__name__}, expected a string", field="weight_map")
     # Only the name is checked: the owner of the directory may use symbolic links, as the caches of model hubs do.
     if not stays_inside(name):
         what = "name of a shard"

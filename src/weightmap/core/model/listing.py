@@ -194,8 +194,7 @@ def package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        what = f"this delta needs {name}: pip install '.[deltas]' in a checkout"
-        raise MissingDependencyError(what) from None
+        raise MissingDependencyError(f"this delta needs {name}: pip install '.[deltas]' in a checkout") from None
 
 
 def kind_in(metadata: Mapping[str, Any]) -> str | None:

@@ -151,8 +151,7 @@ def options_of(
 ) -> arguments.Options:
     """Return valid options for `open_with`: the arguments of `open`, and directories of deltas."""
     if verify not in _VERIFY:
-        msg = f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}"
-        raise ValueError(msg)
+        raise ValueError(f"verify is {verify!r}, expected one of {', '.join(_VERIFY)}")
     if format is not None:
         by_name(format)
     limits = arguments.DEFAULT_LIMITS if limits is None else arguments.validated_limits(limits)
@@ -341,8 +340,7 @@ def _reduce(file: TensorFile) -> tuple[Any, ...]:
         if shared is not None:
             return receive, (shared, source.absolute, options.keywords(), source.identity)
     if source.absolute is None:
-        msg = f"a handle on {source.name} cannot be pickled: only one opened by path can"
-        raise TypeError(msg)
+        raise TypeError(f"a handle on {source.name} cannot be pickled: only one opened by path can")
     return reopen, (source.absolute, options.keywords(), identities(file), source.advice)
 
 

@@ -209,8 +209,7 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
             shape = array.shape if info is None else info.shape
             payloads.append(formats.Payload(name, dtype, shape, array.nbytes, pieces, array))
     if reasons:
-        msg = f"cannot write {'; '.join(reasons)}"
-        raise EncodeError(msg)
+        raise EncodeError(f"cannot write {'; '.join(reasons)}")
     return payloads
 
 
@@ -277,8 +276,7 @@ def choose(path: str, format_: str | None, layout: str | None, others: Iterable[
     """
     target = formats.by_suffix(path) if format_ is None else format_named(format_, others)
     if target.plan is None:
-        msg = f"{target.title} files can be read but not written"
-        raise EncodeError(msg, path=path, format=target.name)
+        raise EncodeError(f"{target.title} files can be read but not written", path=path, format=target.name)
     if layout is not None and layout not in target.layouts:
         several = len(target.layouts) > 1
         offer = f"expected one of {', '.join(target.layouts)}" if several else f"and {target.title} has none"
@@ -344,8 +342,7 @@ def _plan(target: formats.Format, request: formats.Request) -> WritePlan:
     max_align = target.aligns.get(request.layout, 1)
     if request.align > max_align:
         limit = f" to more than {max_align} bytes" if max_align > 1 else ""
-        msg = f"{target.title}, layout {request.layout}, cannot align tensors{limit}"
-        raise EncodeError(msg)
+        raise EncodeError(f"{target.title}, layout {request.layout}, cannot align tensors{limit}")
     schemes = target.schemes.get(request.layout, frozenset())
     quantized = list(request.tensors.filter(lambda t: t.dtype.quantized and t.dtype.name not in schemes))
     if quantized:
@@ -354,13 +351,11 @@ def _plan(target: formats.Format, request: formats.Request) -> WritePlan:
     keys = target.metadata_keys
     homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
     if homeless:
-        msg = f"{target.title} has no place for the metadata entries {formats.listed(homeless)}"
-        raise EncodeError(msg)
+        raise EncodeError(f"{target.title} has no place for the metadata entries {formats.listed(homeless)}")
     # No array has such a shape, but an empty tensor may get one by conversion to larger elements.
     endless = [f"{t.name[:80]!r} {t.shape}" for t in request.tensors.filter(_is_endless)]
     if endless:
-        msg = f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}"
-        raise EncodeError(msg)
+        raise EncodeError(f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}")
     assert target.plan is not None  # noqa: S101 - `choose` has checked it
     return target.plan(request)
 
@@ -429,8 +424,7 @@ def aligned_to(align: int | None) -> int:
         return 1
     multiple = as_integer("align", align)
     if multiple not in range(8, 4097) or multiple & (multiple - 1):
-        msg = f"align is {multiple}, expected a power of two from 8 to 4096"
-        raise ValueError(msg)
+        raise ValueError(f"align is {multiple}, expected a power of two from 8 to 4096")
     return multiple
 
 

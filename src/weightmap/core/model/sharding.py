@@ -323,8 +323,7 @@ def bytes_of_size(size: int | str) -> int:
     elif not isinstance(size, bool) and (hasattr(size, "__index__") or (isinstance(size, float) and size.is_integer())):
         nbytes = int(size)
     if nbytes < 1:
-        msg = f"max_shard_size is {size!r}, expected a number of bytes, or a text such as '5GB' or '4GiB'"
-        raise ValueError(msg)
+        raise ValueError(f"max_shard_size is {size!r}, expected a number of bytes, or a text such as '5GB' or '4GiB'")
     return nbytes
 
 

@@ -83,16 +83,14 @@ def mode_of(mode: str | None, *, private: bool = False) -> str:
     chosen = mode if mode is not None else os.environ.get("WEIGHTMAP_MODE") or "mmap"
     named = "mode" if mode is not None else "the environment variable WEIGHTMAP_MODE"
     if chosen not in MODES:
-        msg = f"{named} is {chosen!r}, expected one of {', '.join(MODES)}"
-        raise ValueError(msg)
+        raise ValueError(f"{named} is {chosen!r}, expected one of {', '.join(MODES)}")
     if mode is None and private:
         return "mmap"
     if chosen == "sealed":
         from weightmap.core.bytes.sealed import AVAILABLE  # noqa: PLC0415 - few handles need it
 
         if not AVAILABLE:
-            msg = f"{named} is 'sealed', which this system does not support: it needs Linux; use 'copy'"
-            raise ValueError(msg)
+            raise ValueError(f"{named} is 'sealed', which this system does not support: it needs Linux; use 'copy'")
     return chosen
 
 

@@ -51,8 +51,7 @@ def as_input(data: Buffer) -> Any:
             raise TypeError("a bytes-like object is required, not 'str'") from None
         if isinstance(error, TypeError):
             raise
-        msg = f"expected a C-contiguous buffer, not this {type(data).__name__}: {error}"
-        raise TypeError(msg) from None
+        raise TypeError(f"expected a C-contiguous buffer, not this {type(data).__name__}: {error}") from None
 
 
 def thread_count(threads: int) -> int:
@@ -100,8 +99,7 @@ def faults() -> dict[str, int]:
 def fault_of(fault: Any) -> Fault:
     """Return the fault in a wm_fault. Raises MemoryError if a scan ran out of memory."""
     if fault.code == lib.WM_FAULT_MEMORY:
-        msg = f"no memory for a table of {fault.actual} bytes"
-        raise MemoryError(msg)
+        raise MemoryError(f"no memory for a table of {fault.actual} bytes")
     return Fault(fault.code, fault.row, fault.at, fault.actual, fault.expected)
 
 
@@ -249,8 +247,7 @@ def aligned(size: int) -> NDArray[np.uint8]:
 def given_array(out: object) -> NDArray[Any]:
     """Return the caller's `out`. Raises TypeError when it is not an array."""
     if not isinstance(out, np.ndarray):
-        msg = f"out must be an array, not {type(out).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"out must be an array, not {type(out).__name__}")
     return out
 
 
@@ -258,11 +255,9 @@ def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
     """Raise TypeError or ValueError unless `out` is a writeable array with the shape of `what`."""
     array = given_array(out)
     if array.shape != shape:
-        msg = f"out has shape {array.shape}, but {what} has {shape}"
-        raise ValueError(msg)
+        raise ValueError(f"out has shape {array.shape}, but {what} has {shape}")
     if not array.flags.writeable:
-        msg = "out is read-only"
-        raise ValueError(msg)
+        raise ValueError("out is read-only")
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -311,8 +306,7 @@ def use_isa(name: str) -> None:
         if ffi.string(name_).decode() == name and lib.wm_isa_select(tier) == 0:
             return
         tier += 1
-    msg = f"instruction set {name!r} is not available here; there are {', '.join(available_isas())}"
-    raise ValueError(msg)
+    raise ValueError(f"instruction set {name!r} is not available here; there are {', '.join(available_isas())}")
 
 
 def variant(kernel: str) -> str:
@@ -424,8 +418,7 @@ def refuse(mode: int, name: str) -> NoReturn:
         stat.S_IFBLK: "a device",
     }
     what = names.get(stat.S_IFMT(mode), "a special file")
-    msg = f"this is {what}, not a regular file: only regular files can be opened"
-    raise NotRegularFileError(msg, path=name)
+    raise NotRegularFileError(f"this is {what}, not a regular file: only regular files can be opened", path=name)
 
 
 def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> int:

@@ -61,8 +61,7 @@ def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
     """
     first, second, length = index(crc1), index(crc2), index(len2)
     if not 0 <= length < 1 << 64:
-        msg = f"len2 is {length}, expected 0 to 2**64 - 1"
-        raise ValueError(msg)
+        raise ValueError(f"len2 is {length}, expected 0 to 2**64 - 1")
     crc: int = lib.wm_crc32_combine(first & U32_MAX, second & U32_MAX, length)
     return crc
 
@@ -146,16 +145,13 @@ def fnv1a32_many(
     counts = np.asarray(lengths)
     if counts.dtype != np.uint32:
         if counts.size and counts.dtype.kind not in "ui":
-            msg = f"lengths must be integers, not {counts.dtype}"
-            raise ValueError(msg)
+            raise ValueError(f"lengths must be integers, not {counts.dtype}")
         if int(counts.min(initial=0)) < 0 or int(counts.max(initial=0)) > U32_MAX:
             actual = f"{counts.dtype} from {counts.min()} to {counts.max()}"
-            msg = f"lengths must be integers from 0 to 2**32 - 1, not {actual}"
-            raise ValueError(msg)
+            raise ValueError(f"lengths must be integers from 0 to 2**32 - 1, not {actual}")
         counts = counts.astype(np.uint32)
     if counts.ndim != 1:
-        msg = f"lengths has {counts.ndim} dimensions, expected 1"
-        raise ValueError(msg)
+        raise ValueError(f"lengths has {counts.ndim} dimensions, expected 1")
     if not (counts.flags.c_contiguous and counts.flags.aligned):
         counts = counts.copy()
     if out is None:
@@ -171,8 +167,7 @@ def fnv1a32_many(
     words, target = access.as_items("uint32_t[]", counts), access.as_output(hashes, "uint32_t[]")
     where = lib.wm_fnv1a32_many(buffer, len(buffer), words, len(counts), 0, target)
     if where >= 0:
-        msg = f"name {where} of {len(counts)} runs past the blob of {len(buffer)} bytes"
-        raise ValueError(msg)
+        raise ValueError(f"name {where} of {len(counts)} runs past the blob of {len(buffer)} bytes")
     return hashes
 
 

@@ -125,16 +125,14 @@ def unpack_f16_pairs(
     if isinstance(u32_array, (np.ndarray, np.generic)):
         u32_array = np.asarray(u32_array)
         if (u32_array.dtype.kind, u32_array.dtype.itemsize) != ("u", 4):
-            msg = f"the words are {u32_array.dtype}, expected uint32"
-            raise ValueError(msg)
+            raise ValueError(f"the words are {u32_array.dtype}, expected uint32")
         *leading, last = u32_array.shape or (1,)
         source, shape = as_input(np.asarray(u32_array, "<u4", order="C")), (*leading, 2 * last)
     else:
         source = as_input(u32_array)
         shape = (len(source) // 2,)
         if len(source) % 4:
-            msg = f"the buffer has {len(source)} bytes, expected a multiple of 4"
-            raise ValueError(msg)
+            raise ValueError(f"the buffer has {len(source)} bytes, expected a multiple of 4")
     return _run("float16", source, shape, out, 1)
 
 
@@ -159,8 +157,7 @@ def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) 
     """
     source = as_input(data)
     if len(source) != 2 * out.size:
-        msg = f"data has {len(source)} bytes, expected {2 * out.size}, two for each element of out"
-        raise ValueError(msg)
+        raise ValueError(f"data has {len(source)} bytes, expected {2 * out.size}, two for each element of out")
     _run(dtype, source, out.shape, out, threads)
 
 
@@ -171,8 +168,7 @@ def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) 
         return _run(dtype, from_buffer("uint8_t[]", _little_endian(a, dtype)), a.shape, out, threads)
     source = as_input(a)
     if len(source) % 2:
-        msg = f"the buffer has {len(source)} bytes, expected an even number"
-        raise ValueError(msg)
+        raise ValueError(f"the buffer has {len(source)} bytes, expected an even number")
     return _run(dtype, source, (len(source) // 2,), out, threads)
 
 
@@ -187,8 +183,7 @@ def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
     # The name of the type is compared: ml_dtypes need not be imported, and byte-swapped dtypes have other names.
     name = a.dtype.type.__name__
     if name not in {dtype, "uint16"}:
-        msg = f"the array is {a.dtype}, expected {dtype} or uint16"
-        raise ValueError(msg)
+        raise ValueError(f"the array is {a.dtype}, expected {dtype} or uint16")
     if a.flags.c_contiguous and a.dtype.isnative and _LITTLE:
         return a.view(np.uint16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
     return np.asarray(a.view(_words(a.dtype.byteorder)), "<u2", order="C")
@@ -201,9 +196,7 @@ def _run(
     if out is None:
         out = empty(shape, np.float32)
     elif given_array(out).dtype != np.float32 or out.shape != shape or not out.flags.carray:
-        msg = f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable"
-        raise ValueError(msg)
+        raise ValueError(f"out is {out.dtype} {out.shape}, expected float32 {shape}, contiguous and writeable")
     if _CONVERSIONS[dtype](source, as_output(out, "float[]"), out.size, thread_count(threads)):
-        msg = "out overlaps the data"
-        raise ValueError(msg)
+        raise ValueError("out overlaps the data")
     return out

@@ -901,8 +901,7 @@ class Columns:
         self._memory = memory = _new_words("uint64_t[]", words)
         self.native = ffi.new("wm_columns *", (count, n_dims, size))
         if lib.wm_columns_place(self.native, memory, words):
-            msg = f"no memory for a table of {8 * words} bytes"
-            raise MemoryError(msg)
+            raise MemoryError(f"no memory for a table of {8 * words} bytes")
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -92,8 +92,7 @@ def selected(key: Any, shape: tuple[int, ...]) -> tuple[range | NDArray[np.intp]
 def _row_number(key: SupportsIndex, count: int) -> int:
     row = index(key)
     if not -count <= row < count:
-        msg = f"index {row} is out of bounds for axis 0 with size {count}"
-        raise IndexError(msg)
+        raise IndexError(f"index {row} is out of bounds for axis 0 with size {count}")
     return row + count if row < 0 else row
 
 
@@ -102,8 +101,7 @@ def _row_numbers(picked: NDArray[Any], count: int) -> NDArray[np.intp]:
     rows[rows < 0] += count
     bad = picked[(rows < 0) | (rows >= count)]
     if len(bad):
-        msg = f"index {bad[0]} is out of bounds for axis 0 with size {count}"
-        raise IndexError(msg)
+        raise IndexError(f"index {bad[0]} is out of bounds for axis 0 with size {count}")
     return rows
 
 

@@ -390,8 +390,7 @@ class Rules:
 
     def __init_subclass__(cls) -> None:
         if "__slots__" not in cls.__dict__:
-            msg = f"{cls.__name__} needs __slots__ = (): its rules are class attributes"
-            raise TypeError(msg)
+            raise TypeError(f"{cls.__name__} needs __slots__ = (): its rules are class attributes")
         cls.native = None
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.dtypes import DType
     from weightmap.errors import LayoutError
+
+# The index of an EMBD file
+Index: TypeAlias = "bytes | NDArray[np.uint8]"
 
 
 class ColumnTable(Table):
@@ -298,7 +301,3 @@ class JoinedTable(Table):
     def disorder(self) -> LayoutError | None:
         """Return the first overlap or hole that lax rules tolerated; None when there is none."""
         return next(filter(None, (table.disorder() for table in self._tables)), None)
-
-
-if TYPE_CHECKING:
-    Index = bytes | NDArray[np.uint8]

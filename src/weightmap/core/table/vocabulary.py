@@ -325,8 +325,7 @@ class Vocabulary(Sequence[str]):
             raise mistyped("a token id", i, "an integer") from None
         k = k + self._count if k < 0 else k
         if not 0 <= k < self._count:
-            msg = f"token id {i} is out of range for a vocabulary of {self._count}"
-            raise IndexError(msg)
+            raise IndexError(f"token id {i} is out of range for a vocabulary of {self._count}")
         return table[k]
 
     def __iter__(self) -> Iterator[str]:
@@ -353,8 +352,7 @@ class Vocabulary(Sequence[str]):
         id_ = self._strings.find(token)
         begin, end, _ = slice(start, stop).indices(self._count)
         if not begin <= id_ < end:
-            msg = f"{token!r} is not in the vocabulary"
-            raise ValueError(msg)
+            raise ValueError(f"{token!r} is not in the vocabulary")
         return id_
 
     if TYPE_CHECKING:

@@ -553,8 +553,7 @@ def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantiz
         block_size, scale_type = bare[0], next(name for name, of in SCALE_SIZES.items() if of == bare[1])
         if payload_size(scheme, size, block_size, scale_type) == row.nbytes:
             return Quantization(0, block_size, scale_type)
-    msg = f"quantised data of scheme {scheme}: {problem}"
-    raise errors.QuantError(msg, offset=row.offset)
+    raise errors.QuantError(f"quantised data of scheme {scheme}: {problem}", offset=row.offset)
 
 
 def _fits(scheme: str, block_size: int) -> bool:

@@ -243,8 +243,7 @@ class _Reading:
             raise LayoutError(what, field="index_map", actual=highest, expected=f"less than {count}")
         begin, end = columns.array(columns.begin, count, "<u8"), columns.array(columns.end, count, "<u8")
         if begin[0] or (begin[1:] != end[:-1]).any():  # checked here, because rows of the new table may overlap
-            what = "the tensors do not lie one after another"
-            raise LayoutError(what, field="data_offsets")
+            raise LayoutError("the tensors do not lie one after another", field="data_offsets")
         ordered = sorted(names, key=names.__getitem__)
         self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
         scan.end, scan.wide = position, position

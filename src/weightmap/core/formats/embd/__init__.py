@@ -229,8 +229,7 @@ def _metadata_error(fault: access.Fault, count: int, raw: bytes, offset: int) ->
 
 
 def _repeated(number: int, offset: int) -> FormatError:
-    msg = f"metadata entry {number} repeats the key of an earlier entry"
-    return LayoutError(msg, field="metadata", offset=offset)
+    return LayoutError(f"metadata entry {number} repeats the key of an earlier entry", field="metadata", offset=offset)
 
 
 def _pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -447,8 +447,7 @@ def product_sizes(shape: tuple[int, ...], product: PQShape) -> tuple[int, int, i
 def _check_product(placing: Placing, fields: dict[str, int]) -> None:
     def fail(name: str, expected: str, cls: type[errors.FormatError] = errors.FormatError) -> None:
         at = placing.payload + QUANTIZED_AT[name]
-        what = f"{name} of the quantised matrix"
-        raise cls(what, field=name, offset=at, actual=fields[name], expected=expected)
+        raise cls(f"{name} of the quantised matrix", field=name, offset=at, actual=fields[name], expected=expected)
 
     for name in ("projection", "norms"):
         if fields[name] > 1:
@@ -801,8 +800,7 @@ def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
     `chunks` were in the file at opening, `again` are in it now.
     """
     if again != chunks:
-        msg = "the chunks changed after the file was opened"
-        raise errors.LayoutError(msg, field="chunk", offset=0)
+        raise errors.LayoutError("the chunks changed after the file was opened", field="chunk", offset=0)
     run.checked("header and chunks: order, sizes, rows")
     _compare_list(run, chunks)
     text = chunks.metadata
