@@ -286,6 +286,25 @@ def test_a_conversion_that_fails_leaves_no_companions(directory, tmp_path, monke
     assert number > len(ALONG)
 
 
+def test_a_file_that_cannot_be_looked_at_is_not_removed(directory, tmp_path, monkeypatch):
+    """It may be somebody's: only what was missing before is removed after an error."""
+    there, real = tmp_path / "out" / "config.json", os.lstat
+    there.parent.mkdir()
+    there.write_text("mine")
+
+    def lstat(path, **options):
+        if os.fspath(path) == str(there):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", lstat)
+        with pytest.raises(OSError):  # noqa: PT011 - of the target, or of the disk
+            wm.convert(directory, f"{tmp_path}/out/", format="safetensors")
+    assert listing(there.parent) == ["config.json"]
+    assert there.read_text() == "mine"
+
+
 def test_shards_do_not_write_through_links(directory, tmp_path):
     """Their names are made up here: a link of such a name would lead to a file that nobody named."""
     out, precious = tmp_path / "out", tmp_path / "precious"

@@ -188,7 +188,7 @@ def write_shards(
 @contextlib.contextmanager
 def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
     """After an error, remove the files of these names that were not there before, unless the index joins them."""
-    new = [name for name in names if not os.path.lexists(os.path.join(target.folder, name))]
+    new = [name for name in names if _is_missing(os.path.join(target.folder, name))]
     try:
         yield
     except BaseException:
@@ -199,6 +199,15 @@ def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
                 while name := os.path.dirname(name):  # of the folders in the target's
                     os.rmdir(os.path.join(target.folder, name))
         raise
+
+
+def _is_missing(path: str) -> bool:
+    """Whether no file has a path. False where the system cannot tell: what may be there is not ours to remove."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return False
 
 
 def within(
