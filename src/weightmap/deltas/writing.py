@@ -47,6 +47,11 @@ CHANGES, _NEW = "changes", "the new version"
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
+def _is_impossible(error: OSError) -> bool:
+    """Whether no file can have a name: its path leads through a link, or it is too long."""
+    return isinstance(error, TargetError) or error.errno == errno.ENAMETOOLONG
+
+
 class Tree:
     """An open directory, below which no link is followed: a stranger's model may have links that lead elsewhere.
 
@@ -120,25 +125,18 @@ class Tree:
         what = "this is a link or not a regular file: remove it"
         return NotRegularFileError(what, path=os.path.join(self.path, name))
 
-    def _stat(self, name: str) -> os.stat_result:
-        """Return the status of a file, folder or link.
+    def _lstat(self, name: str) -> os.stat_result | None:
+        """Return the status of a file, folder or link; None if there is none, or no file can have the name.
 
-        Raises FileNotFoundError; ValueError if no file can have the name, or its path leads through a link. Any other
-        OSError says that the system cannot tell: taken for a file that is missing, a model would be removed.
+        Another OSError says that the system cannot tell: taken for a file that is missing, a model would be removed.
         """
         try:
             path, at = self._where(name)
             return os.stat(path, dir_fd=at, follow_symlinks=False)
         except OSError as error:
-            if isinstance(error, TargetError) or error.errno == errno.ENAMETOOLONG:
-                raise ValueError(name) from None
+            if isinstance(error, FileNotFoundError) or _is_impossible(error):
+                return None
             raise
-
-    def _lstat(self, name: str) -> os.stat_result | None:
-        """Return the status of a file, folder or link; None if there is none, or its path leads through a link."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return self._stat(name)
-        return None
 
     def status(self, name: str) -> os.stat_result | None:
         """Return the status of a regular file; None for anything else."""
@@ -157,11 +155,14 @@ class Tree:
     def takes(self, name: str) -> bool:
         """Whether a file can get a name: no folder has it, and its path leads through no link."""
         try:
-            return not stat.S_ISDIR(self._stat(name).st_mode)
+            path, at = self._where(name)
+            return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
         except FileNotFoundError:  # its folder will be made
             return True
-        except ValueError:
-            return False
+        except OSError as error:
+            if _is_impossible(error):
+                return False
+            raise
 
     def names(self) -> list[str]:
         """Return the names in the directory itself, sorted."""
