@@ -1,8 +1,10 @@
 """`safe_open.prefetch`, as safetensors 0.9 has it, and what it does besides."""
 
+import errno
 import gc
 import mmap
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from tests.support import each, in_one_item, run_child
 
 import weightmap as wm
 from weightmap import compat
-from weightmap.compat import PrefetchError, _prefetching, _reading, safe_open
+from weightmap.compat import PrefetchError, _frameworks, _prefetching, _reading, safe_open
 from weightmap.core.native import access
 
 TENSORS = {
@@ -100,6 +102,21 @@ def test_tensors_nobody_takes_stay_within_the_budget(tmp_path):
             names.append(name)
             np.testing.assert_array_equal(value, tensors[name])
         assert sorted(names) == sorted(tensors)
+
+
+def test_tensors_that_a_framework_copies_stay_within_the_budget(tmp_path, monkeypatch):
+    """In the page cache too: only mapped ones take no memory."""
+    copied = []
+
+    def deliver(array):
+        copied.append(array.nbytes)
+        return array.copy()
+
+    monkeypatch.setitem(_frameworks._NAMED, "mlx", _frameworks.Framework("mlx", False, False, deliver, "numpy"))
+    wm.save(tmp_path / "m.safetensors", {f"t{i}": np.full(256, i, np.float32) for i in range(8)})  # 1 KiB each
+    with safe_open(tmp_path / "m.safetensors", "mlx") as f, f.prefetch(budget=2 << 10) as loader:
+        assert len(copied) <= len(loader._futures) == 2
+        assert [tensor[0] for _, tensor in loader] == list(range(8))
 
 
 def resident():
@@ -309,6 +326,41 @@ def test_an_error_reaches_who_takes_the_tensor(tmp_path):
             file.truncate(8)
         with pytest.raises((wm.FileChangedError, wm.TruncatedError)):
             dict(loader)
+
+
+def test_an_error_of_the_system_reaches_who_takes_the_tensor(tmp_path, monkeypatch):
+    """Neither who makes the loader, nor who takes another one."""
+    path, tensors = saved(tmp_path / "m.safetensors")
+    stale, memory_of = wm.open(path).info("c").offset, _reading.OpenedFile._memory_of
+
+    def failing(reader, row):
+        if row.offset == stale:
+            raise OSError(errno.ESTALE, "stale file handle", str(path))
+        return memory_of(reader, row)
+
+    monkeypatch.setattr(_reading.OpenedFile, "_memory_of", failing)
+    with safe_open(path, "np") as f, f.prefetch() as loader:
+        for name in tensors.keys() - {"c"}:
+            np.testing.assert_array_equal(loader.take(name), tensors[name])
+        with pytest.raises(OSError, match="stale"):
+            loader.take("c")
+
+
+def test_another_thread_closes_the_loader_once_a_tensor_is_read(tmp_path, monkeypatch):
+    path, _ = saved(tmp_path / "m.safetensors")
+    monkeypatch.setattr(_prefetching, "is_cached", lambda *_: False)
+    with safe_open(path, "np") as f, f.prefetch() as loader:
+        read = loader._futures["a"]
+
+        class Read(Future):
+            def result(self, timeout=None):
+                read.result(timeout)
+                loader.close()
+
+        loader._futures["a"] = Read()
+        loader._futures["a"].set_result(None)
+        with pytest.raises(PrefetchError, match="the loader is closed"):
+            loader.take("a")
 
 
 def test_meta(tmp_path):

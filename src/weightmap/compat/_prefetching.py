@@ -1,6 +1,7 @@
 """`safe_open.prefetch` of safetensors 0.9: tensors that threads read while others are used, each handed out once.
 
-Those in the page cache need no thread: they are mapped, and their pages follow as they are touched.
+Those in the page cache need no thread, unless the framework copies: they are mapped, and their pages follow as they
+are touched.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ class PrefetchLoader:
         try:
             future.result()
             return self._loaded.pop(name)
-        except CancelledError:
+        except (CancelledError, KeyError):  # closed before it was read, or since
             raise PrefetchError("the loader is closed") from None
         finally:
             with self._lock:
@@ -250,8 +251,8 @@ class PrefetchLoader:
                 entry = self._entries[name]
                 if name in self._handed_out:
                     pass
-                elif _is_cached(entry.run):
-                    with suppress(TensorFileError):  # raised again for who takes it
+                elif not self._reader.copies and _is_cached(entry.run):
+                    with suppress(Exception):  # raised again for who takes it
                         _load(self._loaded, self._reader, name, entry)
                 elif self._filled and self._filled + entry.nbytes > self._budget:
                     return

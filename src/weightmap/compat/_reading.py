@@ -255,6 +255,7 @@ class OpenedFile:
         self._remote = is_remote(self.file)
         self.pread: bool = pread and not self._remote
         self._convert = framework.deliver
+        self.copies: bool = framework.deliver is not None and not framework.devices  # PyTorch shares memory
 
     def _aim(self, device: Any) -> None:
         """Note where tensors go."""
@@ -423,8 +424,8 @@ class OpenedFile:
 
     def deliver(self, name: str, array: NDArray[Any]) -> Any:
         """Return an array of this tensor as it is, or as a tensor on the device."""
-        if self._convert is not None and (self._away or self.device is None) and not array.flags.c_contiguous:
-            check_copied(self.file, name, array.nbytes)  # PyTorch shares memory, on the CPU; others copy
+        if (self._away or self.copies) and not array.flags.c_contiguous:
+            check_copied(self.file, name, array.nbytes)
         if not self._away:
             return array if self._convert is None else self._convert(array)
         return wm.torch.to_device(array, self.device)
