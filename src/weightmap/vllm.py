@@ -55,7 +55,7 @@ _USUAL_INDEX = "model.safetensors.index.json"
 _STOCK = ("enable_weights_track",)
 _CHOICES = {"mode": ("mmap", "cow", "copy", "sealed", "direct"), "verify": ("header", "full", "none")}
 # Bytes of tensors that share a piece of a GPU's memory. Beside the model there are three: the one that vLLM copies
-# from, the next one, and the tensor which its loop still holds.
+# from, the next one, and the one with the tensor that its loop still holds.
 _GROUP = (512 << 20) // 3
 # What llama.cpp calls the tensors of layers.
 _LLAMA_CPP = re.compile(r"blk\.\d+\.")

@@ -40,8 +40,7 @@ Components: TypeAlias = "Mapping[str, NDArray[Any]]"
 # ==============  =====================================================================================================
 #
 # With 4 bits, element j of a half is the low nibble of byte j, the other half the high ones; int4_block has neighbours
-# in a
-# byte.
+# in a byte.
 
 _BLOCK, _QUARTER = 32, 16
 # The schemes of ggml that hold integers, by their bits.

@@ -397,7 +397,7 @@ def _read(row: Row) -> NDArray[Any]:
 
 
 def _columns(row: Row, key: Any) -> tuple[int, NDArray[Any]]:
-    """Read the columns of a piece that an index selects; return the number of the first one, and the columns."""
+    """Read the columns of a piece that an index selects, and some behind; return the first number, and them all."""
     dtype, shape = row.viewed
     if key is None or row.nbytes <= _MAX_COLUMNS_NBYTES or type(row.source) is not Source:
         return 0, _read(row)

@@ -266,8 +266,8 @@ _THREAD_POLL_S, _WORK_POLL_S = 0.001, 0.1
 def exhaust(work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
     """Exhaust iterators, each in a thread; `progress` is called with what they yield, by one thread at a time.
 
-    They begin in order. After an error or an interrupt none begins, and running ones stop at their next
-    ``yield``. All threads have ended when this returns or raises.
+    They begin in order. After an error or an interrupt none begins, and running ones stop at their next ``yield``. All
+    threads have ended when this returns or raises.
     """
     crew = _Crew(work, min(threads, len(work)), progress)
     try:

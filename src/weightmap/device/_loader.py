@@ -454,8 +454,8 @@ class Group:
     def reserve(self, backend: Backend, *, divide: bool) -> list[Group]:
         """Allocate memory: one piece, or with `divide` several smaller ones where there is no room for it.
 
-        Returns the rest of the group, if it may be handed out later: in smaller groups, for a caller holds
-        the last tensor of one while the next is allocated.
+        Returns the rest of the group, if it may be handed out later: in smaller groups, for a caller holds the last
+        tensor of one while the next is allocated.
         """
         waiting = [self._transfers]
         while waiting:

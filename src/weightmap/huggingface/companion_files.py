@@ -250,7 +250,7 @@ def _folders(folder: str, trust: Any) -> list[str]:
         modules = modules if isinstance(modules, list) else [modules]
         paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
     except TensorFileError as error:
-        error.offset = None if error.offset is None else max(error.offset, 0)  # of the whole file, as `opening` has it
+        error.offset = None if error.offset is None else max(error.offset, 0)  # of the whole, it is where `opening` is
         raise error.located(path=path) from None
     folders: list[str] = []
     for name in paths:

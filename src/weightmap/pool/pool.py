@@ -325,7 +325,7 @@ class Pool:
         """Begin to read tensors in the background, as far as the budget allows; return at once.
 
         Neighbours in a file are read together. Tensors that do not fit beside held and prefetched ones are left out.
-        The next hold raises an error.
+        The hold of a tensor raises the error of its read.
 
         Parameters
         ----------

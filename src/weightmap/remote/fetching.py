@@ -110,7 +110,7 @@ class Pin(NamedTuple):
 
     @property
     def is_versioned(self) -> bool:
-        """Whether the state belongs to another object of the same size."""
+        """Whether the state tells the object from another one of the same size."""
         return self.etag is not None or self.modified != 0
 
     def check(self, now: Pin) -> None:

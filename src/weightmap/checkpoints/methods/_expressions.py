@@ -105,7 +105,7 @@ class Expression:
         if name.endswith("\n"):
             bits[-2] |= _END
         for number, lookaround in enumerate(self._lookarounds):
-            # The rest of the expression is matched from the end of the name on.
+            # A look ahead runs from the end of the name to its beginning.
             pairs = list(zip((*name, ""), bits, strict=True))
             if lookaround.backwards:
                 pairs = list(zip((*reversed(name), ""), reversed(bits), strict=True))

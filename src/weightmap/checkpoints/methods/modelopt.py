@@ -53,8 +53,8 @@ class ModelOpt(Method):
     The experts of a layer of Llama 4 and of gpt-oss are one parameter X (E, in, out), of the transposes of such
     matrices. NVFP4 has pieces that lie so, too: ``X`` uint8 (E, in / 2, out), ``X_weight_scale`` float8_e4m3fn
     (E, in / 16, out), ``X_weight_scale_2`` one float32. Others are quantised as they lie: ``X`` (E, in, out),
-    ``X_weight_scale`` one float32, or (E,) by channel, or (E, in, out / 32). Blocks
-    are refused: ModelOpt 0.47 has the scales of the transposes for them.
+    ``X_weight_scale`` one float32, or (E,) by channel, or (E, in, out / 32). Blocks are refused: ModelOpt 0.47 has the
+    scales of the transposes for them.
     """
 
     endings: ClassVar[tuple[str, ...]] = (

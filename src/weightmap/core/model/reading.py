@@ -65,7 +65,7 @@ def read(
 
 
 def _target_dtype(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of the result: by default float32, or the stored type where float32 cannot hold it."""
+    """Return the type of the result: by default float32, or that of floats and complex numbers beyond it."""
     if dtype is not None:
         return dtype_named(dtype)
     wider = stored.kind in "fc" and not np.can_cast(stored, _FLOAT32)
