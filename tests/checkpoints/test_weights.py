@@ -248,7 +248,7 @@ def test_codes_of_each_expert_and_scales_of_all(tmp_path, leaves, options):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s, _: s[:, :3], r"blocks of tensor .*gate_up_proj_scale_inv' is \[3, 3, 3\], expected an even"),
+        (lambda s, _: s[:, :3], r"gate_up_proj_scale_inv' is \[3, 3, 3\], expected rows for every expert, an even"),
         (lambda s, _: s[:2], "gate_up_proj_scale_inv' is"),
         (lambda s, _: s[:, :2], "gate_up_proj_scale_inv' is"),
         (lambda s, _: s[0], "gate_up_proj_scale_inv' is"),

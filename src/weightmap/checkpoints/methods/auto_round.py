@@ -53,7 +53,7 @@ class AutoRound(Method):
         super().__init__(settings)
         self.packing: str = settings.text("packing_format", "auto_round:auto_gptq")
         if self.packing not in _INTEGERS:
-            settings.unsupported("packing_format", ", ".join([*_INTEGERS, _FLOATS, *_FP8[1:]]))
+            settings.unsupported("packing_format", ", ".join([*_INTEGERS, _FLOATS, *_FP8[1:]]) + " of data_type 'fp'")
         if settings.text("data_type", "int") != "int":
             settings.unsupported("data_type", "'int'")
         self.extra = settings.section("extra_config")

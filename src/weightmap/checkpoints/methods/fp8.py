@@ -101,8 +101,8 @@ class Fp8(Method):
         if len(group.row("weight").shape) > 2:
             return self._experts(group, scales)
         shape, kind = group.row(scales).shape, group.row("weight").dtype.name
-        if len(shape) > 2:
-            expected = "an even number of rows for each expert"
+        if len(shape) > 2 and scales == "scale_inv":
+            expected = "rows for every expert, an even number in gate_up_proj"
             group.refuse("blocks", scales, actual=list(shape), expected=expected, kind=UnsupportedError)
         if kind in FLOATS:
             group.refuse("weights beside scales", "weight", actual=kind, expected=self.stored, kind=UnsupportedError)
