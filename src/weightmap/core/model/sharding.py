@@ -187,17 +187,19 @@ def write_shards(
 
 @contextlib.contextmanager
 def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
-    """After an error, remove the files of these names that were not there before, unless the index joins them."""
-    new = [name for name in names if _is_missing(os.path.join(target.folder, name))]
+    """After an error, remove the files of these names that were not there before, unless the index joins them.
+
+    Their folders in the target's go, too, if they were not there before and are empty.
+    """
+    below = {name.rsplit("/", count)[0] for name in names for count in range(name.count("/") + 1)}
+    # What is in a folder comes before the folder.
+    new = [path for name in sorted(below, reverse=True) if _is_missing(path := os.path.join(target.folder, name))]
     try:
         yield
     except BaseException:
-        for name in () if os.path.lexists(target.path) else new:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(target.folder, name))
-            with contextlib.suppress(OSError):  # it is not empty
-                while name := os.path.dirname(name):  # of the folders in the target's
-                    os.rmdir(os.path.join(target.folder, name))
+        for path in () if os.path.lexists(target.path) else new:
+            with contextlib.suppress(OSError):  # it was not made, or has files of others
+                (os.rmdir if os.path.isdir(path) else os.unlink)(path)
         raise
 
 
