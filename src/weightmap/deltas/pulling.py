@@ -513,7 +513,7 @@ def _check_base(model: str, step: versions.Delta) -> None:
     before.frames = {name: frame for name, frame in before.frames.items() if name not in step.frames}
     with overlaid(open_with(model, _READING), [before], _READING) as file:
         if not all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
-            what = f"the model is not version {before.version}, the base of that delta: it lacks what that changed"
+            what = f"the model lacks what version {before.version} changed, the base of that delta"
             raise DeltaError(what, path=name_of(file), field="base_version")
 
 
