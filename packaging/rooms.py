@@ -23,7 +23,7 @@ BUDGETS = {
     "device": 1_200,
     "dlpack": 80,
     "hub": 184,
-    "huggingface": 500,
+    "huggingface": 504,
     "jax": 80,
     "llama": 1_282,
     "onnxruntime": 50,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -338,7 +339,7 @@ def read_directory(folder: str, model: str, trust: Any = None) -> ModelDirectory
     """Read the files beside the model file `model` in `folder`; any of them may be missing.
 
     `trust` has the digests that they must have. Raises `FormatError` when ``config.json``,
-    ``special_tokens_map.json`` or ``vocab.txt`` is damaged.
+    ``special_tokens_map.json`` or ``vocab.txt`` is damaged, or a size in ``config.json`` is not finite.
     """
     files = _Files(folder, trust)
     config = files.json("config.json")
@@ -361,6 +362,10 @@ def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]
     metadata |= {key: config.get(theirs) for key, theirs in _KEYS.items()}
     metadata["created_at"] = _created(model)
     metadata |= {key: config.get(key) for key in _EXTRA}
+    for key, value in metadata.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            what, path = f"{_KEYS.get(key, key)} of the configuration", inside(folder, "config.json")
+            raise FormatError(what, path=path, actual=str(value), expected="a finite number")
     return {key: str(value) for key, value in metadata.items() if isinstance(value, (str, int, float))}
 
 
