@@ -346,6 +346,28 @@ def test_an_error_of_the_system_reaches_who_takes_the_tensor(tmp_path, monkeypat
             loader.take("c")
 
 
+def test_another_thread_closes_the_loader_while_a_tensor_is_waited_for(tmp_path, monkeypatch):
+    """A future that `close` cancels wakes those who ask for its result, not those in `concurrent.futures.wait`."""
+    path, _ = saved(tmp_path / "m.safetensors")
+    begin, said = threading.Event(), []
+    monkeypatch.setattr(_prefetching, "is_cached", lambda *_: False)
+    monkeypatch.setattr(_prefetching, "_load", lambda *_: begin.wait())
+
+    def take(loader):
+        with pytest.raises(PrefetchError, match="the loader is closed"):
+            loader.take(last)
+        said.append("closed")
+
+    with safe_open(path, "np") as f, f.prefetch(threads=1) as loader:
+        *_, last = loader.names()
+        loader._futures[last].cancel()  # as `close` does, before it waits for the thread that reads another one
+        thread = threading.Thread(target=take, args=(loader,), daemon=True)
+        thread.start()
+        thread.join(10)
+        begin.set()
+        assert said == ["closed"]
+
+
 def test_another_thread_closes_the_loader_once_a_tensor_is_read(tmp_path, monkeypatch):
     path, _ = saved(tmp_path / "m.safetensors")
     monkeypatch.setattr(_prefetching, "is_cached", lambda *_: False)

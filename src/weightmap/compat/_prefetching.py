@@ -10,7 +10,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -175,9 +175,8 @@ class PrefetchLoader:
             what = f"tensor {quoted(name)} is not in the prefetch plan{suggestion(name, self._entries)}"
             raise TensorNotFoundError(what)
         self._check_open()
-        future = self._futures.get(name)
-        if future is not None:
-            wait((future,))  # an interrupt here leaves the tensor to be taken
+        with suppress(CancelledError, KeyError):  # the loader is closed meanwhile, or no thread reads it
+            self._futures[name].exception()  # an interrupt here leaves the tensor to be taken
         if not self._claim(name):
             raise PrefetchError(f"tensor {quoted(name)} was already delivered: it was already taken")
         return self._result(name)
