@@ -239,7 +239,7 @@ class Experts(pieced.Coding):
     def counterpart(
         self, read: Callable[[str], NDArray[Any]], target_types: pieced.TargetTypes
     ) -> pieced.Layout | None:
-        """Implement `Coding.counterpart`: blocks lie along in, so the matrices are built as they are."""
+        """Implement `Coding.counterpart`: blocks lie along in, so each expert keeps its matrix."""
         return self.matrix.counterpart(read, target_types)
 
     def blocks(self, pieces: pieced.Components, first: int, last: int, layout: pieced.Layout) -> NDArray[np.uint8]:
