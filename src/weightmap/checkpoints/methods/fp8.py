@@ -109,7 +109,7 @@ class Fp8(Method):
         if kind == "int8":
             return fp4(group, "fp8 fp4 experts", "weight", scales, 32, EXPONENTS, stored=("int8",))
         kinds = (*FLOATS, *EXPONENTS)
-        by_rows = self.block is None and max(shape, default=1) > 1
+        by_rows = int(self.block is None and max(shape, default=1) > 1)  # rows with one scale; 0 for all
         name = "fp8 blocks" if self.block else "fp8 rows" if by_rows else "fp8"
         return scaled(group, name, "weight", scales, (self.stored,), *(self.block or (by_rows, 0)), kinds=kinds)
 

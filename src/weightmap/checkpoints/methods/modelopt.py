@@ -106,7 +106,7 @@ class ModelOpt(Method):
             group.refuse("quant_algo", actual=algorithm, expected="another for experts", kind=UnsupportedError)
         count = group.check("weight", (*FLOAT8, "uint8"), (None, None, None))[0]
         shared, lying = "weight_scale" if algorithm == "FP8" else whole, algorithm in _LYING
-        first = group.expert(count, [f"{shared}", "input_scale"], lying=lying)
+        first = group.expert(count, {"input_scale", *filter(None, [shared])}, lying=lying)
         matrix = self._matrix(first, algorithm, settings)
         return Experts(matrix, count, shared=shared, turned=lying, lying=lying)
 

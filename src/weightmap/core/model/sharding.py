@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightmap.core.arguments import DEFAULT_LIMITS, Options
 from weightmap.core.bytes.atomic import no_directory, remove_leftovers, write_plan
+from weightmap.core.bytes.open_source import is_missing
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.formats import FORMATS, Format, Payload, Tensors, check_names
 from weightmap.core.model.internals import dense_rows
@@ -193,7 +194,7 @@ def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
     """
     below = {name.rsplit("/", count)[0] for name in names for count in range(name.count("/") + 1)}
     # What is in a folder comes before the folder.
-    new = [path for name in sorted(below, reverse=True) if _is_missing(path := os.path.join(target.folder, name))]
+    new = [path for name in sorted(below, reverse=True) if _is_new(path := os.path.join(target.folder, name))]
     try:
         yield
     except BaseException:
@@ -203,12 +204,12 @@ def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
         raise
 
 
-def _is_missing(path: str) -> bool:
+def _is_new(path: str) -> bool:
     """Whether no file has a path. False where the system cannot tell: what may be there is not ours to remove."""
     try:
         os.lstat(path)
     except OSError as error:
-        return isinstance(error, FileNotFoundError | NotADirectoryError)
+        return is_missing(error)
     return False
 
 
