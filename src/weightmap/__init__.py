@@ -160,7 +160,7 @@ _MODULES = (
     "vllm",
     "words",
 )
-__getattr__ = on_demand(__name__, globals(), _ON_DEMAND, _MODULES)
+__getattr__, __dir__ = on_demand(__name__, globals(), _ON_DEMAND, _MODULES)
 
 hooks.location_of.register("weightmap.remote.stores", "location_of")
 hooks.open_location.register("weightmap.remote.remote", "open_location")
@@ -172,7 +172,3 @@ hooks.quantisation_stated.register("weightmap.checkpoints.configuration", "quant
 hooks.importers.register("weightmap.words.importers", "every")
 hooks.direct_reader.register("weightmap.plans.direct", "DirectReader")
 hooks.prefetch.register("weightmap.plans.pages", "prefetch")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -283,7 +283,7 @@ else:
 
 def test_the_package_lists_its_exports():
     """Completion offers them, too: `dir` has these names, and dunders."""
-    for module in (weightmap, weightmap.words):
+    for module in (weightmap, weightmap.deltas, weightmap.words):
         assert [name for name in dir(module) if not name.startswith("__")] == sorted(module.__all__)
     assert list(weightmap.__all__) == sorted(set(weightmap.__all__))
     assert not [name for name in weightmap.__all__ if not hasattr(weightmap, name)]

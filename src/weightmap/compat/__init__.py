@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 _MODULES = ("flax", "gguf", "mlx", "numpy", "tensorflow", "torch")
-__getattr__ = on_demand(
+__getattr__, _names = on_demand(
     __name__,
     globals(),
     dict.fromkeys(("TensorSpec", "deserialize", "save_file", "serialize", "serialize_file"), "_saving")
@@ -82,4 +82,4 @@ __getattr__ = on_demand(
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*_names(), *_MODULES})

@@ -86,8 +86,10 @@ def import_part(module: str, purpose: str) -> ModuleType:
 
 def on_demand(
     package: str, namespace: dict[str, Any], where: Mapping[str, str], modules: Collection[str] = ()
-) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package that imports each name from its module at first use.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package that imports each name from its module at first use.
+
+    `dir`, and so completion, has the names of ``__all__``, and dunders.
 
     Parameters
     ----------
@@ -110,7 +112,7 @@ def on_demand(
         value = namespace[name] = getattr(import_part(f"{package}.{module}", f"{package}.{name}"), name)
         return value
 
-    return get
+    return get, lambda: sorted({*namespace["__all__"], *(name for name in namespace if name.startswith("__"))})
 
 
 class later:  # noqa: N801 - it takes the place of a function

@@ -21,4 +21,4 @@ _ON_DEMAND = {
     "publish": "publishing",
     "pull": "pulling",
 }
-__getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
+__getattr__, __dir__ = on_demand(__name__, globals(), _ON_DEMAND)

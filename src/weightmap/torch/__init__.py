@@ -38,14 +38,10 @@ __all__ = [
 ]
 
 # Plans and transfers are imported at their first use: a view of one tensor needs none.
-__getattr__ = on_demand(
+__getattr__, __dir__ = on_demand(
     __name__,
     globals(),
     dict.fromkeys(("TorchBackend", "TorchExchange", "to_device"), "_device")
     | dict.fromkeys(("StateError", "from_torch", "load_into"), "_modules")
     | {"load_file": "_files", "serve_experts": "_experts"},
 )
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -54,8 +54,4 @@ __all__ = ["NAMES", "Pq", "convert", "train_pq"]
 
 # Imported at first use: `weightmap.open` needs only the importers, to recognise a file.
 _ON_DEMAND = {"NAMES": "importers", "Pq": "training", "convert": "converting", "train_pq": "training"}
-__getattr__ = on_demand(__name__, globals(), _ON_DEMAND)
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+__getattr__, __dir__ = on_demand(__name__, globals(), _ON_DEMAND)

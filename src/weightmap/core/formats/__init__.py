@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightmap.core.formats._base import CONSOLIDATE, HEAD, LOOK, Content, Format, module_names
 from weightmap.core.hooks import on_demand
@@ -45,7 +45,7 @@ __all__ = [
 _WRITING = dict.fromkeys(
     ("Filled", "Importer", "Payload", "Request", "Tensors", "check_names", "listed", "refuse"), "_writing"
 )
-__getattr__: Callable[[str], Any] = on_demand(__name__, globals(), _WRITING | {"Verification": "_verification"})
+__getattr__, __dir__ = on_demand(__name__, globals(), _WRITING | {"Verification": "_verification"})
 
 # ----------------------------------------------------------------------------------------------------
 # Kinds of files that are not models, by their first bytes, for messages
