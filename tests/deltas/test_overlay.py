@@ -165,6 +165,28 @@ def test_deltas_come_in_order(tmp_path):
         deltas.open(base, str(versions[0]))
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_the_first_delta_is_built_on_the_recorded_version(tmp_path, indexed):
+    """No checksum tells, if other tensors change: a handle would show a version that never was."""
+    states = [{"a": np.zeros(9, np.float32), "b": np.ones(9, np.float32), "c": np.ones(9, np.float32)}]
+    for number, name in enumerate("abc", 1):
+        states.append(states[-1] | {name: np.full(9, 5, np.float32)})
+        write_delta(tmp_path / "source", number, *states[-2:])
+    shards = [{name: value} for name, value in states[0].items()] if indexed else states[:1]
+    base, versions = write_model(tmp_path / "base", *shards), chain(tmp_path / "source", 3)
+    deltas.apply(base, versions[0])
+    index = base / f"model.safetensors{'.index.json' if indexed else ''}"
+    for place in (base, index):
+        for wrong in (versions, versions[:1], versions[2:]):
+            with pytest.raises(wm.DeltaError, match="version 1, which is not the base of that delta: base_version is"):
+                deltas.open(place, wrong)
+        for count in (1, 2, 3):
+            with deltas.open(place, versions[1:count]) as f, pickle.loads(pickle.dumps(f)) as again:
+                assert digests(f) == digests(again) == digests(states[count])
+    with deltas.open(index.read_bytes() if not indexed else base, versions[1:]) as f:
+        assert digests(f) == digests(states[3])
+
+
 @pytest.mark.parametrize(
     ("metadata", "field"),
     [

@@ -628,6 +628,17 @@ class Local:
         return all(self._root.identity(name) == change.before.get(name, MISSING) != MISSING for name in names)
 
 
+def folder_of_model(path: str) -> str | None:
+    """Return the directory of a model that is one, or has a record of its version; None for a file on its own."""
+    if os.path.isdir(path):
+        return path
+    folder = os.path.dirname(os.path.abspath(path))
+    if path.endswith(INDEX_SUFFIX):
+        return folder
+    place = Local(folder)
+    return folder if place.is_recorded and place.model() == os.path.basename(path) else None
+
+
 def _as_journal(content: dict[str, Any]) -> Journal:
     """Return a journal. Raises errors of many kinds for content that is not a journal."""
     pairs = [[(old, new) for old, new in content.get(key, ())] for key in ("moves", "patches")]

@@ -7,7 +7,6 @@ frames of all deltas over them. The files of the deltas are sources of the handl
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -15,115 +14,26 @@ import numpy as np
 from weightmap._messages import counted, quoted
 from weightmap.core.arguments import Limits, Options, mistyped, unexpected
 from weightmap.core.bytes import Range
-from weightmap.core.bytes.derived import DecodedSource
-from weightmap.core.bytes.geometry import DecodedOnUse
-from weightmap.core.bytes.memory import room
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.formats import Content, Verification
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import name_of, parts_of, warnings_of
 from weightmap.core.model.opening import OPEN_OPTIONS, located, open_with, options_of
 from weightmap.core.table.columns import JoinedTable
-from weightmap.deltas.frames import BLOCK, Frame, patched
+from weightmap.deltas.frames import Patched
+from weightmap.deltas.local import Local, folder_of_model
 from weightmap.deltas.versions import Delta, read_version
 from weightmap.errors import DeltaError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Place, Row, Table
+    from weightmap.deltas.frames import Frame
     from weightmap.typing import ModelSource, OpenOptions
-
-
-# Frames that are decoded side by side in all threads: each takes 1.7 MiB at the level that trainers use.
-AT_ONCE = 36
-
-
-class Patched(DecodedOnUse):
-    """A tensor that deltas changed: its old bytes lie in the file, the frames of the deltas in others.
-
-    Parameters
-    ----------
-    nbytes : int
-    frames : sequence of Frame
-        In the order of versions.
-    limits : Limits
-    """
-
-    __slots__ = ("frames",)
-
-    def __init__(self, nbytes: int, frames: Sequence[Frame], limits: Limits) -> None:
-        super().__init__(nbytes, limits)
-        self.frames: Sequence[Frame] = frames
-
-    def pieces(self, row: Row, before: NDArray[np.uint8] | None = None) -> Iterator[memoryview]:
-        """Yield the new bytes, compared with their checksums once the last piece was taken.
-
-        They are at most `BLOCK` each; `before`, of as many, gets the old bytes of each piece.
-        """
-        return map(memoryview, patched(self.frames, self._old(row), row.nbytes, before))
-
-    def stages(
-        self, row: Row, at_once: int, back: Callable[[], Iterator[NDArray[np.uint8]]]
-    ) -> Iterator[Iterator[memoryview]]:
-        """Yield iterators as `pieces` is one, each of the bytes after some more versions; the last has the new bytes.
-
-        Each frame that is decoded takes some memory: long chains go over the bytes again, from where the caller has put
-        them meanwhile, block by block.
-
-        Parameters
-        ----------
-        row : Row
-        at_once : int
-            Most frames that are decoded side by side.
-        back : callable
-            Returns the bytes that the iterator before yielded, in blocks of at most `BLOCK` bytes, which may be written
-            to. A block may be used again once it was taken.
-        """
-        for start in range(0, len(self.frames), at_once):
-            old = back() if start else self._old(row)
-            yield map(memoryview, patched(self.frames[start : start + at_once], old, row.nbytes))
-
-    @staticmethod
-    def _old(row: Row) -> Iterator[NDArray[np.uint8]]:
-        end = row.offset + row.nbytes
-        source = row.source.ahead([Range(row.offset, end)])
-        block = np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
-        for at in range(row.offset, end, BLOCK):
-            piece = block[: end - at]
-            source.read_into(at, piece)
-            yield piece
-
-    def fill(self, row: Row, out: NDArray[np.uint8]) -> None:
-        """Implement `DecodedOnUse.fill`."""
-
-        def back() -> Iterator[NDArray[np.uint8]]:
-            return (out[at : at + BLOCK] for at in range(0, len(out), BLOCK))
-
-        for stage in self.stages(row, AT_ONCE, back):
-            at = 0
-            for piece in stage:
-                out[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-                at += len(piece)
-
-    def dense(self, row: Row) -> Source:
-        """Return a source of these bytes."""
-        return _PatchedSource(row, self)
-
-
-class _PatchedSource(DecodedSource):
-    """The bytes of a `Patched` tensor: all of them without memory for them."""
-
-    _how: Patched
-
-    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        if (start, stop) == (0, self._row.nbytes):
-            yield from (np.frombuffer(piece, np.uint8) for piece in self._how.pieces(self._row))
-        else:  # a part is used only if the whole has its checksum
-            yield from super()._pieces(start, stop)
 
 
 class OverlaidTable(JoinedTable):
@@ -226,12 +136,13 @@ def _changed(table: Table, base: str, deltas: Sequence[Delta], limits: Limits) -
     return changed
 
 
-def _check_chain(deltas: Sequence[Delta]) -> None:
-    """Raise `DeltaError` unless each delta is built on the one before."""
-    for before, delta in pairwise(deltas):
-        if delta.base_version != before.version:
-            actual, expected = delta.base_version, before.version
-            raise DeltaError("base_version", path=delta.path, field="base_version", actual=actual, expected=expected)
+def check_chain(at: int | None, deltas: Sequence[Delta]) -> None:
+    """Raise `DeltaError` unless each delta is built on the one before, and the first on `at` if a record has that."""
+    for delta in deltas:
+        if at is not None and at != delta.base_version:
+            what = f"the model is at version {at}, which is not the base of that delta: base_version"
+            raise DeltaError(what, path=delta.path, field="base_version", actual=delta.base_version, expected=at)
+        at = delta.version
 
 
 def read_delta(directory: str, options: Options, before: Sequence[Delta] = ()) -> Delta:
@@ -248,17 +159,19 @@ def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> T
     try:
         for directory in directories:
             deltas.append(read_delta(directory, options, deltas))
-        _check_chain(deltas)
+        path = parts_of(base)[0].path
+        folder = folder_of_model(path) if type(path) is str else None
+        check_chain(None if folder is None else Local(folder).version(), deltas)
+        return overlaid(base, deltas, options)
     except BaseException:
         base.close()
         for delta in deltas:
             delta.close()
         raise
-    return overlaid(base, deltas, options)
 
 
 def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> TensorFile:
-    """Return a handle on a model under deltas that are open. It closes the files of both, as this does if it fails."""
+    """Return a handle on a model under deltas that are open. It closes the files of both; the caller, if this fails."""
     source, _, _ = parts_of(base)
     try:
         content = OverlaidContent(base, deltas, options)
@@ -267,13 +180,8 @@ def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> Ten
         file = TensorFile(source, base.format, content, options)
         if options.verify == "full":
             file.verify()
-    except BaseException as error:
-        base.close()
-        for delta in deltas:
-            delta.close()
-        if isinstance(error, TensorFileError):
-            raise error.located(path=source.name) from None
-        raise
+    except TensorFileError as error:
+        raise error.located(path=source.name) from None
     return file
 
 
@@ -297,7 +205,8 @@ def open(
     Raises
     ------
     DeltaError
-        For a delta that is damaged, or not built on the one before.
+        For a delta that is damaged, or not built on the one before: for the first, the version that a record beside the
+        base states.
     UnsupportedError
         With ``trust=``: nobody recorded a digest of a model under deltas.
     MissingDependencyError

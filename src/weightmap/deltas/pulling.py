@@ -19,11 +19,11 @@ from weightmap.core.formats._writing import Payload, Request
 from weightmap.core.model.internals import name_of, rows_of, sources_of
 from weightmap.core.model.listing import new_sum
 from weightmap.core.model.opening import open_with
-from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access
 from weightmap.deltas import versions
-from weightmap.deltas.local import Journal, Local
-from weightmap.deltas.overlay import AT_ONCE, Patched, overlaid, read_delta
+from weightmap.deltas.frames import AT_ONCE, Patched
+from weightmap.deltas.local import Journal, Local, folder_of_model
+from weightmap.deltas.overlay import check_chain, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport
 from weightmap.deltas.writing import CHANGES, pieces, segments, write_changes, write_files, write_planned
 from weightmap.errors import DeltaError, Remedy, TargetError, TensorFileError, UnsupportedError
@@ -98,7 +98,7 @@ def apply(
     """
     started = time.perf_counter()
     path, work = _local_path("model", model), _Work(threads, progress, in_place=in_place)
-    folder = _directory_of(path)
+    folder = folder_of_model(path)
     step = read_delta(_address("delta", delta), _READING)
     try:
         if step.base_version and (folder is None or not Local(folder).is_recorded):
@@ -114,9 +114,7 @@ def apply(
             at = local.version()
             if at == step.version:
                 raise DeltaError(f"the model is already at version {at}, to which this delta leads", path=path)
-            if at is not None and at != step.base_version:
-                what = f"the model is at version {at}, which is not the base of that delta: base_version"
-                raise DeltaError(what, path=step.path, field="base_version", actual=step.base_version, expected=at)
+            check_chain(at, [step])
             at = step.base_version if at is None else at
             return _advance(local, UpgradePath(local.folder, at, [step]), step.version, at, work, started)
     finally:
@@ -283,17 +281,6 @@ def _address(name: str, value: Any) -> str:
     return path
 
 
-def _directory_of(path: str) -> str | None:
-    """Return the directory of a model that is one, or has a record of its version; None for a file on its own."""
-    if os.path.isdir(path):
-        return path
-    folder = os.path.dirname(os.path.abspath(path))
-    if path.endswith(INDEX_SUFFIX):
-        return folder
-    place = Local(folder)
-    return folder if place.is_recorded and place.model() == os.path.basename(path) else None
-
-
 def _find_path(place: Local, source: str, target: int, at: int | None, base: Any) -> UpgradePath:
     """Return the path to a version with the fewest deltas. Raises `DeltaError` where there is none."""
     deltas: list[versions.Delta] = []
@@ -347,8 +334,7 @@ def _advance(place: Local, path: UpgradePath, target: int, at: int | None, work:
     identities = place.identities()
     try:
         # The handle closes the files of the model and of the deltas. Nobody may have files open that change in place.
-        base = open_with(path.begin, _READING)
-        with overlaid(base, path.deltas, _READING) as file, _explained(file, path.version, target):
+        with _opened(path) as (base, file):
             if not update:
                 versions.check_values(base)
             rows = list(rows_of(file))
@@ -376,20 +362,24 @@ def _advance(place: Local, path: UpgradePath, target: int, at: int | None, work:
 
 
 @contextlib.contextmanager
-def _explained(file: TensorFile, version: int, target: int) -> Iterator[None]:
-    """Where the checksum of a tensor differs, say that the model may not be the base version, or is the target."""
-    try:
-        yield
-    except DeltaError as error:
-        if error.field != "checksum":
+def _opened(path: UpgradePath) -> Iterator[tuple[TensorFile, TensorFile]]:
+    """Open the model at which a path begins, and the one at its end.
+
+    Where the checksum of a tensor differs, say that the first may not be the base version, or is the last one.
+    """
+    with open_with(path.begin, _READING) as base, overlaid(base, path.deltas, _READING) as file:
+        try:
+            yield base, file
+        except DeltaError as error:
+            if error.field != "checksum":
+                raise
+            name = name_of(file)
+            if all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
+                raise DeltaError(f"the model is already at version {path.deltas[-1].version}", path=name) from None
+            error.what = (
+                f"{name} is not version {path.version}, the base of that delta, or one is damaged: {error.what}"
+            )
             raise
-        changed = [row for row in rows_of(file) if isinstance(row.geometry, Patched)]
-        if all(map(_is_there, changed)):
-            raise DeltaError(f"the model is already at version {target}", path=name_of(file)) from None
-        error.what = (
-            f"{name_of(file)} is not version {version}, the base of that delta, or one is damaged: {error.what}"
-        )
-        raise
 
 
 def _is_there(row: Row) -> bool:
@@ -511,7 +501,7 @@ def _check_base(model: str, step: versions.Delta) -> None:
         return
     # The others are compared with their checksums as they are decoded.
     before.frames = {name: frame for name, frame in before.frames.items() if name not in step.frames}
-    with overlaid(open_with(model, _READING), [before], _READING) as file:
+    with open_with(model, _READING) as base, overlaid(base, [before], _READING) as file:
         if not all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
             what = f"the model lacks what version {before.version} changed, the base of that delta"
             raise DeltaError(what, path=name_of(file), field="base_version")
@@ -519,8 +509,7 @@ def _check_base(model: str, step: versions.Delta) -> None:
 
 def _apply_to_file(path: str, delta: versions.Delta, work: _Work, started: float) -> DeltaReport:
     """Replace a file by what a delta makes of it."""
-    base = open_with(path, _READING)
-    with overlaid(base, [delta], _READING) as file, _explained(file, delta.base_version, delta.version):
+    with _opened(UpgradePath(path, delta.base_version, [delta])) as (base, file):
         source, rows = sources_of(file)[0], list(rows_of(file))
         changed = [row for row in rows if isinstance(row.geometry, Patched)]
         if file.format != "safetensors" or base.shards:

@@ -24,8 +24,7 @@ from weightmap.core.bytes.open_source import MAX_OPEN
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
 from weightmap.core.native import files as native_files
 from weightmap.core.native.access import Descriptor, read_bytes, read_into, take_ownership, with_temporary
-from weightmap.deltas.frames import BLOCK
-from weightmap.deltas.overlay import AT_ONCE, Patched
+from weightmap.deltas.frames import AT_ONCE, BLOCK, Patched
 from weightmap.errors import DeltaError, NotRegularFileError, TargetError
 
 if TYPE_CHECKING:
