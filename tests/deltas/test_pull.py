@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,11 @@ def contents(folder):
 
 def recorded(folder):
     return int(json.loads((folder / ".weight_sync" / "state.json").read_text(encoding="utf-8"))["version"])
+
+
+def open_files():
+    """The paths of the files that this process has open, where the system lists them."""
+    return [os.path.realpath(path) for path in Path("/proc/self/fd").glob("*")]
 
 
 def split(tensors):
@@ -132,6 +138,11 @@ def test_a_model_two_versions_behind_is_not_taken_for_the_base(tmp_path, single)
     with pytest.raises(wm.DeltaError, match="the model lacks what version 1 changed, the base of that delta"):
         deltas.apply(targets[0], source / "weight_v000002")
     assert contents(folders[0]) == before
+    (tmp_path / "damaged.safetensors").write_bytes(bytes(99))
+    with pytest.raises(wm.FormatError) as caught:
+        deltas.apply(tmp_path / "damaged.safetensors", source / "weight_v000002")
+    assert caught.tb is not None
+    assert not [path for path in open_files() if path.startswith(f"{source}")]  # while the error is held
     deltas.apply(targets[0], source / "weight_v000001")
     for target in targets:
         assert deltas.apply(target, source / "weight_v000002").version == 2

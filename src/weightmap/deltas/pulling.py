@@ -501,7 +501,7 @@ def _check_base(model: str, step: versions.Delta) -> None:
         return
     # The others are compared with their checksums as they are decoded.
     before.frames = {name: frame for name, frame in before.frames.items() if name not in step.frames}
-    with open_with(model, _READING) as base, overlaid(base, [before], _READING) as file:
+    with contextlib.closing(before), open_with(model, _READING) as base, overlaid(base, [before], _READING) as file:
         if not all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
             what = f"the model lacks what version {before.version} changed, the base of that delta"
             raise DeltaError(what, path=name_of(file), field="base_version")
