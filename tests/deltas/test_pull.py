@@ -565,3 +565,36 @@ print((max(seen) - begin) // 1024)
     assert int(done.stdout) <= most
     with wm.open(folder) as f:
         assert np.array_equal(f["w"], state["w"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="calls by absolute paths")
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("open", ".weight_sync"),
+        ("open", ".weight_sync/lock"),
+        ("open", ".weight_sync/state.json"),
+        ("mkdir", ".weight_sync/next"),
+        ("stat", "model-00002-of-00002.safetensors"),
+        ("replace", "model-00001-of-00002.v000002.safetensors"),
+        ("unlink", ".weight_sync/state.json"),
+    ],
+)
+def test_errors_of_the_system_name_a_path_from_the_root(chain, tmp_path, monkeypatch, call, name):
+    """Not the name alone of a file in an open directory."""
+    base, source, _ = chain
+    folder = tmp_path / "local"
+    deltas.pull(folder, source, base=base, version=1)
+    system = getattr(os, call)
+
+    def refuse(path, *args, dir_fd=None, **how):
+        target = args[0] if call == "replace" else path
+        if (dir_fd, how.get("dst_dir_fd")) != (None, None) and target == name.rpartition("/")[2]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path, None, *args[:1] * (call == "replace"))
+        return system(path, *args, **how) if dir_fd is None else system(path, *args, dir_fd=dir_fd, **how)
+
+    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, refuse})
+    with pytest.raises(PermissionError) as caught:
+        deltas.pull(folder, source, version=2)
+    assert (caught.value.filename, caught.value.filename2) == (f"{folder / name}", None)

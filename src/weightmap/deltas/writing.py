@@ -75,43 +75,47 @@ class Tree:
             folder = self._inner(folder, part, make=make)
         return folder, last
 
-    def _where(self, name: str, *, make: bool = False) -> tuple[str, Descriptor | None]:
-        """Return path and `dir_fd` of a file, for system calls."""
-        folder, last = (self._folder, name) if "/" not in name else self._parent(name, make=make)
-        return os.path.join(folder.path, last), folder.fd
+    @contextlib.contextmanager
+    def _where(self, name: str, *, make: bool = False) -> Iterator[tuple[str, Descriptor | None]]:
+        """Yield path and `dir_fd` of a file, for system calls. Their errors name its path from the root."""
+        try:
+            folder, last = self._parent(name, make=make)
+            yield os.path.join(folder.path, last), folder.fd
+        except OSError as error:
+            if not isinstance(error, TargetError):
+                error.filename = os.path.join(self.path, name)
+                del error.filename2  # of a rename
+            raise
 
     def _inner(self, folder: Folder, name: str, *, make: bool) -> Folder:
-        if make:
-            path, at = os.path.join(folder.path, name), folder.fd
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, dir_fd=at)
         try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(os.path.join(folder.path, name), dir_fd=folder.fd)
             return Folder(name, folder)
         except OSError as error:
             if error.errno not in _LINKED:
+                error.filename = os.path.join(self.path, name)
                 raise
             msg = f"{name!r} is a link or not a directory: remove it, or choose another directory"
             raise TargetError(msg, path=self.path) from None
 
     def folder(self, name: str, *, make: bool = False) -> Tree:
         """Open a folder; make it if it may be missing. Raises `TargetError` for a link."""
-        parent, last = (self._folder, name) if "/" not in name else self._parent(name)
+        parent, last = self._parent(name)
         return Tree(self._inner(parent, last, make=make), os.path.join(self.path, name))
 
     def make(self, name: str, mode: int = 0o777) -> Tree:
         """Make a folder, which must be new, and open it."""
-        path, at = self._where(name)
-        os.mkdir(path, mode, dir_fd=at)
+        with self._where(name) as (path, at):
+            os.mkdir(path, mode, dir_fd=at)
         return self.folder(name)
 
     def open(self, name: str, flags: int) -> Descriptor:
         """Open a regular file. Raises `NotRegularFileError` for anything else, such as a link."""
-        path, at = self._where(name)
-        flags |= _CAREFUL
         try:
-            file = take_ownership(partial(os.open, path, flags, 0o666, dir_fd=at))
-        except FileNotFoundError:
-            raise
+            with self._where(name) as (path, at):
+                file = take_ownership(partial(os.open, path, flags | _CAREFUL, 0o666, dir_fd=at))
         except OSError:
             if self.is_free(name) or self.status(name) is not None:
                 raise
@@ -130,8 +134,8 @@ class Tree:
         Another OSError says that the system cannot tell: taken for a file that is missing, a model would be removed.
         """
         try:
-            path, at = self._where(name)
-            return os.stat(path, dir_fd=at, follow_symlinks=False)
+            with self._where(name) as (path, at):
+                return os.stat(path, dir_fd=at, follow_symlinks=False)
         except OSError as error:
             if isinstance(error, FileNotFoundError) or _is_impossible(error):
                 return None
@@ -154,8 +158,8 @@ class Tree:
     def takes(self, name: str) -> bool:
         """Whether a file can get a name: no folder has it, and its path leads through no link."""
         try:
-            path, at = self._where(name)
-            return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
+            with self._where(name) as (path, at):
+                return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
         except FileNotFoundError:  # its folder will be made
             return True
         except OSError as error:
@@ -169,9 +173,9 @@ class Tree:
 
     def move(self, name: str, to: Tree, new: str) -> None:
         """Move a file to a name in another tree, and replace what has it. Do nothing if the file was moved before."""
-        (old_path, at), (new_path, new_at) = self._where(name), to._where(new, make=True)
         try:
-            os.replace(old_path, new_path, src_dir_fd=at, dst_dir_fd=new_at)
+            with to._where(new, make=True) as (new_path, new_at), self._where(name) as (path, at):
+                os.replace(path, new_path, src_dir_fd=at, dst_dir_fd=new_at)
         except FileNotFoundError:
             if to.is_free(new):
                 msg = "another program changed or removed this file of the model meanwhile: pull again"
@@ -179,21 +183,19 @@ class Tree:
 
     def link(self, name: str, to: Tree, new: str) -> None:
         """Give a file a second name in another tree."""
-        (old_path, at), (new_path, new_at) = self._where(name), to._where(new)
-        os.link(old_path, new_path, src_dir_fd=at, dst_dir_fd=new_at, follow_symlinks=False)
+        with to._where(new) as (new_path, new_at), self._where(name) as (path, at):
+            os.link(path, new_path, src_dir_fd=at, dst_dir_fd=new_at, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a link."""
-        path, at = self._where(name)
-        os.unlink(path, dir_fd=at)
+        with self._where(name) as (path, at):
+            os.unlink(path, dir_fd=at)
 
     def clear(self, name: str) -> None:
         """Remove a file, link, or folder with all in it, if the directory itself has the name. Follows no links."""
-        status = self._lstat(name)
-        if status is None:
-            return
-        if not stat.S_ISDIR(status.st_mode):
-            self.remove(name)
+        if not self.is_folder(name):
+            if not self.is_free(name):
+                self.remove(name)
             return
         tree = self.folder(name)
         while names := tree.names():
@@ -222,8 +224,8 @@ class Tree:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def _rmdir(self, name: str) -> None:
-        path, at = self._where(name)
-        os.rmdir(path, dir_fd=at)
+        with self._where(name) as (path, at):
+            os.rmdir(path, dir_fd=at)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file in the directory itself, atomically, and flush it."""
@@ -236,8 +238,8 @@ class Tree:
 
     def is_at(self, path: str) -> bool:
         """Whether a path leads to this directory."""
-        here, at = self._where(os.curdir)
-        return os.path.samestat(os.stat(here, dir_fd=at), os.stat(path))
+        with self._where(os.curdir) as (here, at):
+            return os.path.samestat(os.stat(here, dir_fd=at), os.stat(path))
 
 
 def _write_small(temporary: Temporary, folder: Folder, name: str, data: bytes) -> None:
