@@ -3,7 +3,9 @@
 Files are read back by the suite's own parser, not only by the package.
 """
 
+import errno
 import os
+import re
 import stat
 import threading
 
@@ -203,6 +205,21 @@ def test_targets_that_are_no_files(tmp_path):
             wm.save(tmp_path / f"{name}.weights", {"a": BASE})
     assert listing(tmp_path) == before
     assert stat.S_ISFIFO((tmp_path / "fifo.weights").stat().st_mode)
+
+
+@pytest.mark.parametrize("error", [OSError("enough"), BrokenPipeError(errno.EPIPE, "Broken pipe")])
+def test_an_error_of_progress_does_not_name_the_file(tmp_path, error):
+    """It would seem to be about the model; the words of an error without a number would be lost."""
+    message = str(error)
+
+    def progress(_done, _total):
+        raise error
+
+    with pytest.raises(OSError, match=re.escape(message)) as caught:
+        wm.save(tmp_path / "w.bt", {"a": BASE}, progress=progress)
+    assert caught.value is error
+    assert (str(error), error.filename) == (message, None)
+    assert listing(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["new/", "there/", "dir/", "dir/new/", "slash link", "."])

@@ -168,9 +168,10 @@ def _write_copy(
 def name_error(error: BaseException, path: str) -> None:
     """Make an error of the system name the target instead of the temporary file, a descriptor or nothing.
 
-    An error from reading another file keeps that file's name.
+    An error from reading another file keeps that file's name. One of a connection, or without a number, is none of a
+    file: the caller's `progress` raised it.
     """
-    if not isinstance(error, OSError) or isinstance(error, TensorFileError):
+    if not isinstance(error, OSError) or isinstance(error, (TensorFileError, ConnectionError)) or error.errno is None:
         return
     if error.filename2 is not None:  # from renaming
         error.filename = path
