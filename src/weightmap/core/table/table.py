@@ -215,6 +215,10 @@ class PackedInfo(TensorInfo):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """Return the text of a `TensorInfo`, which it is for users."""
+        return repr(TensorInfo(*self))
+
 
 # Rows turned into Python objects at once in a pass over all
 _BATCH = 4096

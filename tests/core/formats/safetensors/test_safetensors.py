@@ -60,6 +60,7 @@ def test_dtypes_below_a_byte(dtype, nbytes, put):
     named = {"F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn"}[dtype]
     with wm.open(path) as f:
         assert (f.info("a1").dtype, f.info("a1").shape, f.info("a1").nbytes) == (named, (2, 4), nbytes)
+        assert repr(f.info("a1")).startswith(f"TensorInfo(name='a1', dtype='{named}', shape=(2, 4), offset=")
         everything = dict(f.items())
         for i in range(6):
             for array in (f[f"a{i}"], everything[f"a{i}"]):
