@@ -23,7 +23,7 @@ typedef struct {
     uint32_t *crc;
     uint64_t *stored, *size, *offset, *data; /* bytes in the file and when inflated; where its header and its bytes begin */
 } wm_zip_entries;
-/* A name has a zero byte; is not ASCII, and not marked as UTF-8; or there is another one, in an extra field. */
+/* Defects of a name: a zero byte; bytes beyond ASCII without the mark of UTF-8; another name in an extra field. */
 enum { WM_ZIP_ENDED = 1, WM_ZIP_UNMARKED = 2, WM_ZIP_RENAMED = 3 };
 /* Checks that entries lie one behind the other from byte 0 to `end`, where the directory begins: order[i] is the i-th of them
  * (NULL: entry i). A data descriptor of 12, 16, 20 or 24 bytes belongs to the entry before it. Returns 0, or -1 with *fault
@@ -34,8 +34,8 @@ int wm_zip_order(const wm_zip_entries *entries, const uint64_t *order, uint64_t 
  *   name         that of the entry, without ".npy"
  *   dtype        the number of its type in `kinds`: the text of a type such as <f4, first byte lowest
  *   begin, end   the place of its data
- * and fortran[i] says whether its first dimension is the fastest. A member that is deflated, or of another form than numpy writes,
- * has the type WM_NPY_ODD and no dimensions; `begin` and `end` are its own beginning. So has one for whose dimensions there is no
+ * and fortran[i] says whether its first dimension is the fastest. A member has the type WM_NPY_ODD, no dimensions, and its own
+ * beginning as `begin` and `end`, if it is deflated, differs from what numpy writes, or has dimensions for which there is no
  * room. The columns have room for the names and rows of all entries. */
 enum { WM_NPY_KINDS = 64, WM_NPY_ODD = 255, WM_NPY_NDIM = 32, WM_NPY_FIRST = 128 };
 typedef struct {
@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
     uint64_t end;                          /* where the program ends */
     uint64_t root, storages;               /* where they are in the arena */
-    uint64_t n_storages;                   /* how often a storage was mentioned: 0 to n_storages - 1 are their numbers */
+    uint64_t n_storages;                   /* mentions of storages, which are numbered from 0 */
     uint64_t n_tensors, n_dims, names_len; /* by wm_pickle_walk: the room for columns of tensors, */
     uint64_t n_values, value_names_len;    /* the room for columns of values, */
     uint64_t longest, n_strided;           /* the longest name, and the number of tensors that are not row-major */
@@ -78,7 +78,7 @@ typedef struct {
     uint64_t *strides;
 } wm_pickle_tensors;
 /* The other values of the result: names as in columns, and for each its kind (a WM_PICKLE_ constant), its length, and its place or
- * the value itself. A value of several parts is followed by rows for these, without names. */
+ * the value itself. The parts of a value follow it as rows without names. */
 typedef struct {
     uint64_t cap, names_cap;
     uint8_t *names;
@@ -97,13 +97,13 @@ enum {
     WM_PICKLE_BYTES = 7,
     WM_PICKLE_LATIN = 8, /* bytes as a text of the characters 0 to 255 */
     WM_PICKLE_DTYPE = 13,
-    WM_PICKLE_DEVICE = 14,  /* length: of its name, and 256 times one more than its number, 0 for none */
+    WM_PICKLE_DEVICE = 14,  /* length: of its name, plus 256 * (its number + 1) if it has one */
     WM_PICKLE_KIND = 17,    /* a dtype of numpy, as a text */
     WM_PICKLE_SCALAR = 18,  /* of numpy. Length: the number of parts that follow; its dtype and its bytes */
     WM_PICKLE_COMPLEX = 19, /* two parts */
-    WM_PICKLE_PATH = 20,    /* at: 1 on Windows. As many parts as length says */
-    WM_PICKLE_ARRAY = 21, /* of numpy. As many parts as length says: its dtype, its bytes, 1 for Fortran's order, dimensions */
-    WM_PICKLE_ODD = 22    /* left out. at: a WM_PICKLE_ODD_ constant; UNKNOWN has two parts: module and name */
+    WM_PICKLE_PATH = 20,    /* at: 1 on Windows; length: the number of parts */
+    WM_PICKLE_ARRAY = 21,   /* of numpy. Length: the number of parts: dtype, bytes, 1 for Fortran's order, dimensions */
+    WM_PICKLE_ODD = 22      /* left out. at: a WM_PICKLE_ODD_ constant; UNKNOWN has two parts: module and name */
 };
 /* Kinds of objects that are neither tensors nor values */
 enum {
@@ -112,12 +112,12 @@ enum {
     WM_PICKLE_ODD_NEGATIVE = 2,
     WM_PICKLE_ODD_STORAGE = 3,
     WM_PICKLE_ODD_CLASS = 4,
-    WM_PICKLE_ODD_KEY = 5, /* the value of a key that makes no name; it has the name of the dictionary */
+    WM_PICKLE_ODD_KEY = 5, /* value of a key that cannot be part of a name; it has the dictionary's name */
     WM_PICKLE_ODD_ARRAY = 6
 };
 /* Walks the result, and names every tensor and every other value by the keys and numbers on the way to it, joined by points.
- * wm_pickle_run has filled `out`. Without tensors and values (NULL) they are counted; with them `path` has room for the longest
- * name. At most `max` tensors, and most_names bytes of names. Returns 0, or -1 with *fault filled. */
+ * wm_pickle_run has filled `out`. Only counts tensors and values if these are NULL; otherwise `path` has room for the longest
+ * name. Accepts at most `max` tensors, and most_names bytes of names. Returns 0, or -1 with *fault filled. */
 int wm_pickle_walk(const wm_pickle_source *source, const uint64_t *arena, uint64_t max, uint64_t most_names,
                    const wm_pickle_tensors *tensors, const wm_pickle_values *values, uint8_t *path, wm_pickle *out,
                    wm_fault *fault);

@@ -1,5 +1,5 @@
-/* What this CPU has: features whose registers the operating system saves, the size of its cache, and how large outputs reach memory
- * fastest. */
+/* Asks the CPU for its features, if the operating system saves their registers, and for the size of its cache; chooses how to
+ * store large outputs. */
 #include "core/internal.h"
 
 #if WM_X86
@@ -113,7 +113,7 @@ int wm_how_to_store(uint64_t input, uint64_t output) {
     return both >= min ? WM_STREAMED : both <= min / 3 ? WM_FETCHED : WM_CACHED;
 }
 
-/* Asked at the first use, which the import is not. */
+/* Asked at the first use, not at import. */
 uint64_t wm_stream_least(void) {
     static uint64_t ATOMIC cached;
     uint64_t min = cached;

@@ -19,8 +19,8 @@
  *            return state;
  *        }
  *
- * 3. Byte by byte. What the inner loop XORs into the upper bits depends on the low eight bits alone: a table holds it for
- *    each of their 256 values. One look-up a byte, but each waits for the last.
+ * 3. Byte by byte. The value that the inner loop XORs into the upper bits depends on the low eight bits alone: a table holds
+ *    all 256. One look-up a byte, but each waits for the last.
  *
  *        for (; len; len--) state = slices[0][(state ^ *data++) & 255] ^ state >> 8;
  *
@@ -112,7 +112,7 @@ static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
 }
 
 uint32_t wm_crc32(uint32_t crc, const uint8_t *data, uint64_t len, int threads) {
-    if (len < 8) return ~take_few(~crc, data, (size_t)len); /* sooner done than a kernel is reached */
+    if (len < 8) return ~take_few(~crc, data, (size_t)len); /* done before a kernel would be reached */
     wm_crc32_fn *crc32 = wm_variants_in_use()->crc32;
     if (threads < 2 || len < 2 * BYTES_A_THREAD) return ~crc32(~crc, data, (size_t)len);
     parts p = {.crc32 = crc32, .data = data};

@@ -29,7 +29,7 @@ static uint64_t first_gap(const wm_summed *in, uint64_t at) {
     return low;
 }
 
-/* Looks at what lies of gaps in bytes [at, at + size), from gap i on; returns the first gap that goes on behind them. */
+/* Checks the parts of gaps in bytes [at, at + size), from gap i on; returns the first gap that ends past them. */
 static uint64_t look_at_gaps(work *w, uint64_t i, const uint8_t *data, uint64_t at, uint64_t size) {
     const wm_summed *in = w->in;
     for (; i < in->n_gaps && in->gaps[2 * i] < at + size; i++) {

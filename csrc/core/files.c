@@ -163,12 +163,11 @@ static uint64_t batch(const uint64_t *starts, uint64_t n, uint64_t length, uint6
 /* Bytes between two runs are read with them, up to this many times a run. */
 enum { TIMES = 8 };
 
-/* Asks the kernel for the pages of runs, and for others only where they are less than `gap` bytes: it reads them at once, and in steps
- * that it does not cut off. */
+/* Asks the kernel to read the pages of runs, and of gaps below `gap` bytes, in steps that it does not cut off. */
 static void ask(int fd, const uint64_t *starts, uint64_t n, uint64_t length, uint64_t gap, uint64_t page) {
 #if defined(__linux__)
     uint64_t first = n ? starts[0] : 0, last = n ? starts[n - 1] + length : 0;
-    if (last - first < 16 * AHEAD) { /* the answer costs little, and is mostly that all of it is in memory */
+    if (last - first < 16 * AHEAD) { /* asking costs little, and mostly all of it is in memory */
         if (wm_cached(fd, first, last - first) == (int64_t)((last + page - 1) / page - first / page)) return;
     }
     for (uint64_t i = 0; i < n;) {

@@ -27,7 +27,7 @@ static void run_part(void *context, int part, uint64_t begin, uint64_t end) {
 }
 
 static int convert_all(wm_half_fn *convert, const uint8_t *in, float *out, uint64_t n, int threads) {
-    if (n == 0) return 0; /* there may be no pointers */
+    if (n == 0) return 0; /* pointers may be NULL */
     if (wm_overlap(in, 2 * n, out, n * sizeof *out)) return -1;
     work w = {convert, in, out, wm_how_to_store(2 * n, n * sizeof *out)};
     wm_run_parts(run_part, &w, n, 1024, FLOATS_A_THREAD, threads); /* parts of whole pages */

@@ -13,7 +13,7 @@
  *
  * Probing. A cache line holds 16 slots. Probes go round the home line first, at most one cache miss, then on to other lines at
  * growing distances (1, 3, 6, ... lines: triangular numbers reach every line of a power of two). Unlike linear probing this
- * builds no long runs, so even at a load of 3/4 nobody meets MAX_PROBES by chance.
+ * builds no long runs, so even at a load of 3/4 chance never reaches MAX_PROBES.
  *
  * Floods. FNV-1a has no secret, so anyone can make thousands of names with one hash, which would cost quadratic time. Building
  * gives up after MAX_PROBES slots or MAX_COMPARES different strings with the same tag, and the caller takes another

@@ -83,7 +83,7 @@ static inline uint64_t read_once(uint64_t value) {
 #define PREFETCH(address) ((void)(address))
 #endif
 
-/* Ends streaming stores, if there were any: what is written after this is seen after them. */
+/* Ends streaming stores, if any: later writes become visible after them. */
 static inline void end_streaming(int streamed) {
 #if WM_X86
     if (streamed) _mm_sfence();
@@ -122,7 +122,7 @@ uint64_t wm_read_at(const wm_readable *file, uint8_t *out, uint64_t min, uint64_
 /* Fills row i of `out`, and the sums besides, from the first n bytes of entry i, at most WM_NPY_FIRST: see wm_npy. */
 void wm_npy_add(const wm_zip_entries *entries, uint64_t i, const uint8_t *data, uint64_t n, wm_npy *out);
 
-/* Writes what is unwritten (quantize_file.c). Returns 0, or -1 and why. */
+/* Writes the unwritten bytes (quantize_file.c). Returns 0, or -1 with *f filled. */
 int wm_write_now(const wm_unwritten *w, wm_outcome *f);
 
 /* Bytes of a number of a kind, WM_FLOAT32 and the others. */
@@ -170,7 +170,7 @@ typedef struct {
 } wm_runs;
 typedef void wm_intblock_fn(const wm_runs *runs, void *out);
 /* Decodes whole blocks of different kinds (see adaptive.c) up to the first that needs care, steps over them in *blocks, and
- * returns how many they were: 0 from a variant that decodes none. */
+ * returns their number: 0 from a variant that decodes none. */
 typedef struct {
     const uint8_t *mask, *scales, *codes; /* the next scale and the next codes; the mask from block 0 on */
     const uint8_t *scales_end, *end;
@@ -299,7 +299,7 @@ void wm_use_variants(const wm_variants *chosen);
 /* FNV-1a: for each byte, hash = (hash ^ byte) * PRIME, beginning with OFFSET. See fnv1a.c. */
 static const uint32_t FNV_OFFSET_32 = 0x811C9DC5, FNV_PRIME_32 = 0x01000193;
 static const uint64_t FNV_OFFSET_64 = 0xCBF29CE484222325, FNV_PRIME_64 = 0x00000100000001B3;
-/* Goes on with the bytes p[0, len). */
+/* Continues with the bytes p[0, len). */
 static inline uint32_t fnv1a32_more(uint32_t hash, const uint8_t *p, uint64_t len) {
     for (uint64_t i = 0; i < len; i++) hash = (hash ^ p[i]) * FNV_PRIME_32;
     return hash;

@@ -120,9 +120,9 @@ int64_t wm_blocks_size(int bits, int scale_type, uint64_t block_size, uint64_t n
 int wm_blocks_decode(const uint8_t *data, uint64_t size, int bits, int scale_type, uint64_t block_size, uint64_t n,
                      uint64_t first, void *out, uint64_t count, int half, int threads);
 
-/* How many of n elements of a kind differ in their bytes; *largest becomes the largest absolute difference of these, in
- * float64, and *squares the sum of the squares; NaN if one of them is. Or -1 for another kind. Both arrays may lie at any
- * alignment. */
+/* Returns how many of n elements of a kind differ in their bytes, or -1 for an unknown kind. *largest becomes their largest
+ * absolute difference, in float64, and *squares the sum of the squared differences; NaN if one of these is. Both arrays may lie
+ * at any alignment. */
 enum { WM_FLOAT32 = 0, WM_FLOAT64 = 1, WM_FLOAT16 = 2, WM_BFLOAT16 = 3 };
 int64_t wm_differing(const uint8_t *a, const uint8_t *b, uint64_t n, int kind, double *largest, double *squares);
 
@@ -184,12 +184,12 @@ typedef struct {
     uint64_t at;
     int error;
 } wm_outcome;
-/* Bytes of `room` that up to so many threads need to quantise these numbers; 0 for numbers or blocks that do not exist. */
+/* Bytes of `room` that up to `threads` threads need to quantise these numbers; 0 for unknown kinds of numbers or blocks. */
 uint64_t wm_quantize_room(const wm_numbers *numbers, const wm_blocks *blocks, int threads);
 /* Searches the one scale of all numbers, which it reads several times. Takes the `room` of one thread. */
 void wm_search_scale(const wm_numbers *numbers, wm_blocks *blocks, uint8_t *room, uint64_t room_size, wm_outcome *outcome);
-/* Quantises the numbers to out[0, out_size), exactly the bytes of their blocks, or of all codes behind one scale, which do not depend
- * on the CPU or the number of threads; and writes what an earlier call left, unless it is NULL. Sums up the squared errors and the
+/* Quantises the numbers to out[0, out_size): exactly their blocks, or all codes behind one scale. The bytes do not depend on the
+ * CPU or the number of threads. Also writes the bytes that an earlier call left, unless NULL. Sums up the squared errors and the
  * squares. Up to `threads` threads work, as `room` allows. */
 void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uint8_t *out, uint64_t out_size, double sums[2],
                          uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads, wm_outcome *outcome);
@@ -209,8 +209,8 @@ typedef struct {
     const uint64_t *from_a, *from_b, *counts;
     uint64_t n, max;
 } wm_pairs;
-/* Compares them as wm_differing does: counts[i], found[2 * i] and found[2 * i + 1] become its results for piece i. A thread needs
- * 2 * max bytes of `room`, aligned to 8: `room` and `threads` limit the number of threads, and little work takes fewer. */
+/* Compares them as wm_differing does: counts[i], results[2 * i] and results[2 * i + 1] become its results for piece i. A thread
+ * needs 2 * max bytes of `room`, aligned to 8: `room` and `threads` limit the number of threads, and little work takes fewer. */
 void wm_differing_files(const wm_pairs *pairs, int64_t *counts, double *results, uint8_t *room, uint64_t room_size, int threads,
                         wm_outcome *outcome);
 
@@ -226,8 +226,8 @@ typedef struct {
     uint64_t n_gaps;
 } wm_summed;
 enum { WM_SUM_ROOM = 262144 };
-/* Goes on with *crc, the CRC-32 of what precedes, over these bytes; filled[i] becomes 1 if gap i has a byte here that is not 0.
- * A thread needs WM_SUM_ROOM bytes of `room`; as many work as there is room for, `threads` at most, and fewer for few bytes. */
+/* Continues *crc, the CRC-32 of the bytes before, over these; filled[i] becomes 1 if gap i has a byte here that is not 0. A
+ * thread needs WM_SUM_ROOM bytes of `room`: it and `threads` limit their number, and few bytes take fewer. */
 void wm_crc32_of_part(const wm_summed *in, uint8_t *filled, uint64_t n_filled, uint32_t *crc, uint8_t *room, uint64_t room_size,
                       int threads, wm_outcome *outcome);
 
@@ -268,8 +268,8 @@ int wm_index_find_many(const uint8_t *data, uint64_t len, const uint32_t *bounds
                        const uint32_t *name_bounds, uint64_t n_names, int64_t *out);
 
 /* ---------------------------------------------------------------------------------------------------- subwords
- * Rows of the character n-grams of words that a vocabulary does not have. The n-grams of a text have min_n to max_n
- * characters; they are listed from each character on in turn, the longest first. Kinds:
+ * Rows of the character n-grams of words that are not in a vocabulary. The n-grams of a text have min_n to max_n characters; they
+ * are listed from each character on in turn, the longest first. Kinds:
  *   bucket    row = first_row + (FNV-1a 64 over the number of characters as u64 and each as u32, modulo size, a power of two)
  *   fastText  row = first_row + (FNV-1a 32 over the UTF-8, a byte taken as signed by the XOR, modulo size < 2^32)
  *   explicit  row = first_row + indices[number of the n-gram in the index]; an n-gram that is not there has no row
@@ -401,7 +401,7 @@ int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_
  * shorter. */
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered);
 
-/* Unmaps the pages that hold size bytes from `offset` on of a mapping, without a change to what it shows. `kind` 0: of a shared
+/* Unmaps the pages that hold size bytes from `offset` on of a mapping, without changing its content. `kind` 0: of a shared
  * mapping, for posix_fadvise drops no page that is mapped; 1: of a private one, whose changed pages stay: the kernel takes the
  * others back itself (Linux from 5.4 on, where the file is ours or may be written). Returns 0 or an errno. */
 int wm_drop(uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int kind);

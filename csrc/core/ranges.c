@@ -1,8 +1,8 @@
 /* Joins ranges of files into reads.
  *
  * A disk, and a server even more so, answers one request for two neighbours faster than two requests, as long as the bytes
- * between them are few. Each read begins with the first range that is left and takes in the next one while that lies close
- * enough and the bytes read for nothing stay in proportion:
+ * between them are few. Each read begins with the next range, and takes in further ones while they lie close enough and the
+ * unwanted bytes stay in proportion:
  *
  *     for each run of ranges that touch:
  *         if it lies closer than `gap` to the last read, and that would be at most `ratio` times its wanted bytes:

@@ -1,4 +1,4 @@
-/* Reading a file at a position: all that the scans of headers need of the system. */
+/* Reads a file at a position: the only call of the system that scans of headers need. */
 #if !defined(_WIN32)
 #define _GNU_SOURCE
 #define _DARWIN_C_SOURCE

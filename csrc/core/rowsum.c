@@ -33,8 +33,8 @@ static void add_rows(const uint8_t *const *rows, unsigned count, uint64_t dims, 
     }
 }
 
-/* Divides x by its L2 norm and returns the norm. The squares are added in double precision, that of element i to sum i % 8 of
- * eight. A vector of zeros stays one. */
+/* Divides x by its L2 norm and returns the norm. The squares are added in double precision: element i's to sum i % 8 of eight. A
+ * vector of zeros stays one. */
 static float unit_vector(float *x, uint64_t dims) {
     double sums[8] = {0};
     uint64_t i = 0;

@@ -66,7 +66,7 @@ enum {
     WM_FAULT_AMB_DATA = 73,        /* row: data_size (actual) is more than the section has left (expected) */
     WM_FAULT_AMB_NAMES = 74,       /* row: names that together have more bytes (actual) than allowed (expected) */
     WM_FAULT_AMB_PADDING = 75,     /* row, actual: a byte of padding that is not 0 */
-    WM_FAULT_AMB_UNPADDED = 76,    /* row: of the last record's padding `actual` bytes are there, not `expected` */
+    WM_FAULT_AMB_UNPADDED = 76,    /* row: the last record has `actual` bytes of padding, not `expected` */
     WM_FAULT_AMB_QUANT_TYPE = 77,  /* row, actual, expected */
     WM_FAULT_AMB_BLOCK_SIZE = 78,  /* row, actual, expected: a multiple of it, or 0 */
     WM_FAULT_AMB_SCALE_TYPE = 79,  /* row, actual */
@@ -90,9 +90,9 @@ enum {
     /* programs of pickles; at: the opcode */
     WM_FAULT_PICKLE_END = 120,    /* the program ends within an opcode; actual: bytes left, expected: bytes needed */
     WM_FAULT_PICKLE_OPCODE = 121, /* actual: an opcode, or with 0x80 a protocol (expected), that torch.save does not write */
-    WM_FAULT_PICKLE_STACK = 122,  /* actual: an opcode that finds on the stack what it cannot take */
+    WM_FAULT_PICKLE_STACK = 122,  /* actual: an opcode that cannot take the values on the stack */
     WM_FAULT_PICKLE_MEMO = 123,   /* actual: a number of the memo, expected: how many it has */
-    WM_FAULT_PICKLE_NAME = 124,   /* row: where a module's name is, expected: its length; at, actual: those of the name in it */
+    WM_FAULT_PICKLE_NAME = 124,   /* row, expected: place and length of a module's name; at, actual: of the name in it */
     WM_FAULT_PICKLE_CALL = 125,   /* a call with arguments that torch.save does not write */
     WM_FAULT_PICKLE_RANGE = 126,  /* a tensor whose last element (actual) lies past its storage (expected: elements) */
     WM_FAULT_PICKLE_DEEP = 127,   /* containers lie too deep within each other */
@@ -106,7 +106,7 @@ enum {
     WM_FAULT_PICKLE_READ = 134,     /* at: what cannot be read; actual: errno, or 0 where the file ends */
     /* archives; row: the entry */
     WM_FAULT_ZIP_DIRECTORY = 136, /* at: in the central directory, where no entry is */
-    WM_FAULT_ZIP_HEADER = 137,    /* at: a header, in the file, that says other things than the directory; actual: 1: sizes */
+    WM_FAULT_ZIP_HEADER = 137,    /* at: a header, in the file, that contradicts the directory; actual: 1: in sizes */
     WM_FAULT_ZIP_RANGE = 138,     /* actual: where an entry begins or ends, expected: where the directory begins */
     WM_FAULT_ZIP_ENCRYPTED = 139, /* at: in the central directory */
     WM_FAULT_ZIP_READ = 140,      /* at: what cannot be read; actual: errno, or 0 where the file ends */
@@ -118,7 +118,7 @@ enum {
     WM_FAULT_ONNX_END = 152,      /* its message ends within a field; actual: bytes left, expected: bytes needed */
     WM_FAULT_ONNX_VARINT = 153,   /* more than 64 bits */
     WM_FAULT_ONNX_TAG = 154,      /* actual: a tag that no field has */
-    WM_FAULT_ONNX_KIND = 155,     /* actual: a kind of fields that protobuf has not, or that of groups */
+    WM_FAULT_ONNX_KIND = 155,     /* actual: a kind of field that protobuf lacks, or the kind of groups */
     WM_FAULT_ONNX_WIRE = 156,     /* actual: the kind of a field that has another one (expected) */
     WM_FAULT_ONNX_DIM = 157,      /* actual: a negative dimension */
     WM_FAULT_ONNX_NAME = 158,     /* actual: bytes of a name, 0 or more than expected */
@@ -128,7 +128,7 @@ enum {
     WM_FAULT_ONNX_FIELD = 162,    /* data in a field that is not for its type (actual) */
     WM_FAULT_ONNX_PACKED = 163,   /* actual: bytes of packed numbers, expected: a multiple of it */
     WM_FAULT_ONNX_COUNT = 164,    /* actual: bytes of numbers, or how many they are, expected: numbers by the shape */
-    WM_FAULT_ONNX_NUMBER = 165,   /* actual: a number that does not fit its type, expected: the bits of that */
+    WM_FAULT_ONNX_NUMBER = 165,   /* actual: a number that does not fit its type, expected: the type's bits */
     WM_FAULT_ONNX_SEGMENT = 166,  /* a tensor in segments */
     WM_FAULT_ONNX_LOCATION = 167, /* actual: an unknown data_location */
     WM_FAULT_ONNX_DECIMAL = 168,  /* an offset or a length that is not a decimal number; actual: its characters */
@@ -140,9 +140,9 @@ enum {
 /* ------------------------------------------------------------------------------------------------ columns
  * The columns of a table of tensors, for a scan to fill. Tensor i: its name is names[bounds[i], bounds[i+1]), dtype[i] an index
  * into the format's list of types, its dimensions are dims[dim_bounds[i], dim_bounds[i+1]), and its data lies from begin[i] to
- * end[i]; `end` is NULL where the format declares none. How much the columns hold: names_cap bytes of names, cap + 1 bounds
- * and dim_bounds, cap of dtype, begin, end and hashes, dims_cap dims. `hashes`, which may be NULL, is for wm_columns_check: once it has
- * passed over the names, their hashes are there, and `hashed` is 1.
+ * end[i]; `end` is NULL where the format declares none. Capacities: names_cap bytes of names, cap + 1 bounds and dim_bounds, cap
+ * of dtype, begin, end and hashes, dims_cap dims. `hashes`, which may be NULL, is for wm_columns_check: when it has checked the
+ * names, it leaves their hashes there and sets `hashed` to 1.
  */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;
@@ -242,10 +242,11 @@ typedef int64_t (*wm_read)(void *context, uint8_t *buffer, uint64_t count, uint6
  * Walks the records in bytes [begin, end) of an AMB file and fills the columns, with offsets relative to `begin`. Reads the
  * headers of records and of quantised data alone: by `read` if it is not NULL, by pread from the descriptor fd or, with fd -1,
  * from memory. dtype[i] is the format's code, 0 to 8, or 9 for quantised int8. Checks all of a record but its name (see
- * wm_columns_check); the size of adaptive data within bounds. A padding byte that is not 0 and missing padding at the end are faults, or noted with `lax`.
+ * wm_columns_check), and of adaptive data only bounds of the size. A padding byte that is not 0 and missing padding at the end
+ * are faults, or noted with `lax`.
  *
- * Capacities may be 0, but for the bounds: the walk goes on beyond them, `out` has the capacities needed, and the columns hold
- * the first records alone. Returns 0, or -1 with *fault filled and the number of sound records in out->n_tensors.
+ * All capacities but the bounds' may be 0: the walk continues beyond them, `out` has the required ones, and the columns hold only
+ * the first records. Returns 0, or -1 with *fault filled and the number of sound records in out->n_tensors.
  */
 typedef struct {
     int32_t fd;
@@ -320,8 +321,8 @@ int wm_gguf_values(const uint8_t *data, uint64_t len, uint32_t *keys, uint64_t c
  * that the caller does not know ends, unless it is empty, a byte behind its begin: see wm_gguf_reach. */
 int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types, const wm_columns *columns, wm_gguf *g,
                     wm_fault *fault);
-/* Once all are there, in the order of their begins: lets tensors of types that the caller does not know reach to the begin of the
- * next one, or to `room`, the end of the data section; `data_end` follows. */
+/* Call it once all tensors are there, ordered by begin. Tensors of types that the caller does not know then reach to the begin of
+ * the next one, or to `room`, the end of the data section; `data_end` follows. */
 void wm_gguf_reach(const wm_columns *columns, uint64_t room, wm_gguf *g);
 /* The number of the key-value with this key, or -1. */
 int64_t wm_gguf_find(const uint8_t *data, uint64_t len, const uint32_t *keys, uint64_t n, const uint8_t *key, uint64_t key_len);
@@ -343,9 +344,9 @@ int64_t wm_gguf_strings(const uint8_t *data, uint64_t len, uint64_t count, uint3
  * `kept` receives the fields of the model but the graph: 1 to 6, 8 and 14. Checks the structure, and the number of values against
  * the shape; see wm_columns_check for the rest.
  *
- * Capacities may be 0, but for the bounds: the walk goes on beyond them, `out` has those needed, and the columns hold the first
- * tensors alone. `at` holds as many as the columns. Returns 0, or -1 with *fault filled, the message in out->message and the number
- * of the field in out->number.
+ * All capacities but the bounds' may be 0: the walk continues beyond them, `out` has the required ones, and the columns hold only
+ * the first tensors. `at` holds as many as the columns. Returns 0, or -1 with *fault filled, the message in out->message and the
+ * number of the field in out->number.
  */
 enum { WM_ONNX_MADE = 32, WM_ONNX_EXTERNAL = 64, WM_ONNX_PATH = 4096 };
 enum { WM_ONNX_MODEL = 0, WM_ONNX_GRAPH = 1, WM_ONNX_TENSOR = 2, WM_ONNX_ENTRY = 3, WM_ONNX_NODE = 4 };
@@ -374,8 +375,8 @@ typedef struct {
     uint64_t n_strings; /* tensors of strings */
     uint64_t n_nested;  /* tensors with WM_ONNX_NESTED_BIT, listed or not */
     uint64_t n_unread;  /* rows of data_type 0 */
-    /* Not in the columns: sparse tensors; constants that are numbers or texts of an attribute; and other tensors: without a name, of
-     * attributes that are not the value of a Constant, in nodes and cannot be read, and graphs that lie too deep. */
+    /* Not in the columns: sparse tensors; constants that are numbers or texts of an attribute; and, unlisted, tensors without a
+     * name, in attributes other than a Constant's value, or unreadable in nodes, and graphs nested too deep. */
     uint64_t n_sparse, n_numbers, n_unlisted;
     uint64_t number; /* with a fault: of the field, */
     int32_t message; /* and the message that it belongs to */

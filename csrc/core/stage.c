@@ -1,4 +1,4 @@
-/* Fills a staging buffer, from which a device copies, with pieces of a file: several threads, each with pieces of its own.
+/* Fills a staging buffer, from which a device copies, with pieces of a file: several threads, each with its own pieces.
  *
  * A file is read by pread, also where its pages are in memory: the kernel copies them from the page cache, at the speed of a
  * copy out of a mapping, without a fault for each page that is touched first. And a file that is truncated meanwhile gives a
@@ -34,7 +34,7 @@ typedef struct {
     const wm_staging *s;
     uint64_t n;
     uint32_t *crcs;
-    /* The first piece that failed, and why; UINT64_MAX while none has. Of several threads that fail the last one counts. */
+    /* The first piece that failed, and why; UINT64_MAX while none has. If several threads fail, the last one counts. */
     _Atomic uint64_t failed;
     _Atomic int error;
 } work;

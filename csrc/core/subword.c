@@ -74,8 +74,8 @@ static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
 }
 
 /* ------------------------------------------------------------------------------------------------- n-grams
- * Each function writes the rows of the n-grams that begin at p, of `longest` down to min_n characters, to `rows` and returns how
- * many there are. Without room for all of them it writes none.
+ * Each function writes the rows of the n-grams that begin at p, of `longest` down to min_n characters, to `rows` and returns
+ * their number. Without room for all of them it writes none.
  */
 static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t longest, uint64_t *rows,
                             uint64_t room) {

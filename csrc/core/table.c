@@ -248,8 +248,8 @@ int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t 
 }
 
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len) {
-    /* A hash rules out nearly all names. Where there are none, eight bytes from where the last name compared differs do so too,
-     * for names of a model begin alike, and many end alike; but that reads all names. Blocks of rows without a hit are skipped,
+    /* A hash rules out nearly all names. Without hashes, the eight bytes from where the last compared name differs do so too,
+     * since names of a model begin alike, and many end alike; but that reads all names. Blocks of rows without a hit are skipped,
      * and in a block with one each row is compared. Compilers take several rows of a block at once, unless it is so short that
      * they unroll it first. */
     enum { BLOCK = 64, PART = 8 };

@@ -44,8 +44,8 @@ static void *take(void *arg) {
     return NULL;
 }
 
-/* Waits until threads have ended. They end at almost the same time as the caller's last piece, and to be woken by one takes some
- * 20 microseconds: so this looks for a while before it sleeps. */
+/* Waits until threads have ended. They end at almost the same time as the caller's last piece, and waking up takes some 20
+ * microseconds: so this polls for a while before it sleeps. */
 #if defined(__linux__)
 static int64_t nanoseconds(void) {
     struct timespec now;

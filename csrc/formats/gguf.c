@@ -222,7 +222,7 @@ static int tensor_bytes(reader *r, const wm_gguf_type *type, const uint64_t *dim
     return DONE;
 }
 
-/* Finds the place of a code among those that the caller does not know, as a dtype. */
+/* Returns the dtype of a code that the caller does not know: its place among such codes. */
 static int other(reader *r, uint32_t code, uint64_t at, wm_gguf *g, uint8_t *dtype) {
     uint32_t i = 0;
     while (i < g->n_others && g->others[i] != code) i++;

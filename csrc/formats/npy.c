@@ -77,7 +77,7 @@ static int read_header(const uint8_t *data, uint64_t n, header *h) {
     return skip(&t, "\n") && t.at == t.end;
 }
 
-/* The number of a kind among the kinds found so far, to which a new one is added; ODD when there is no room. */
+/* The number of a kind in the list of kinds, to which a new one is added; ODD when there is no room. */
 static uint8_t number_of(wm_npy *out, uint64_t kind) {
     for (uint64_t i = out->n_kinds; i > 0; i--)
         if (out->kinds[i - 1] == kind) return (uint8_t)(i - 1);

@@ -419,8 +419,8 @@ static int read_tensor_as(walker *w, const wm_columns *c, const field *message, 
     return take(w, c, t);
 }
 
-/* Reads a tensor. One that cannot be listed is counted where nobody looks it up by name: in a node, or a graph within a graph.
- * Others are left out with file->lax: they become a row without data, of the data_type 0. */
+/* Reads a tensor. An unreadable one in a node or a graph within a graph, where nobody looks it up by name, is only counted.
+ * Elsewhere, with file->lax, it becomes a row without data, of the data_type 0. */
 static int read_tensor(walker *w, const wm_columns *c, const field *message, const field *name) {
     wm_onnx *out = w->out;
     const uint64_t files = out->n_files;
@@ -487,7 +487,7 @@ static int read_attribute(walker *w, const wm_columns *c, const field *message, 
     return 1;
 }
 
-/* Reads a node of a graph of this depth: what it is first, since its fields come in any order. */
+/* Reads a node of a graph of this depth: its kind first, since fields come in any order. */
 static int read_node(walker *w, const wm_columns *c, const field *message, int depth) {
     const uint64_t outside = w->nested;
     uint64_t pos = message->begin, attributes = 0, outputs = 0;

@@ -21,7 +21,7 @@
  *
  * Picklers put almost everything into the memo, and take little of it out again. So the program is read twice: first to number the
  * entries that it takes out, then to run it, keeping only these. The pool gets the arguments of a call back, unless the memo or a
- * container holds them: of a tensor only its record and its storage's remain.
+ * container holds them: a tensor leaves only its record and its storage's.
  */
 #include "formats/pickle_calls.h"
 
@@ -110,8 +110,8 @@ static int recall(machine *m, uint64_t i) {
 }
 
 /* ------------------------------------------------------------------------------------------------- the program */
-/* Reads the operand of an opcode: a little-endian number, 0 where it has none; and of a string or a long integer its length, over
- * whose bytes reading goes on. */
+/* Reads the operand of an opcode: a little-endian number, or 0 without one. For a string or a long integer it is the length, and
+ * its bytes are skipped. */
 static int read_operand(machine *m, uint8_t op, uint64_t *number) {
     unsigned width = 0;
     int counted = 0;

@@ -144,8 +144,8 @@ int wm_pickle_name(machine *m, value module, value name) {
     return push(m, ODD, WM_PICKLE_ODD_UNKNOWN, at);
 }
 
-/* The index of a call's first odd argument, which makes the result odd; or the number of arguments. Looks at more than any function
- * of the list takes, but not at all of a long tuple, which may occur often. */
+/* The index of a call's first odd argument, which makes the result odd; or the number of arguments. Looks at more arguments than
+ * any listed function takes, but not at all of a long tuple, which may occur often. */
 static uint64_t odd_one(const machine *m, value args) {
     uint64_t i = 0;
     while (i < args.n && i < MAX_ARGS && get(m, args.at + i * VALUE_WORDS).kind != ODD) i++;
@@ -231,13 +231,13 @@ static int view_of(machine *m, value extra) {
             if (short_text(m, key, word)) return -1;
             const int conj = same(word, key, "conj");
             if (key.kind != TEXT || is.kind != BOOLEAN || (!conj && !same(word, key, "neg"))) return bad_call(m);
-            *(conj ? &conjugate : &negative) = 1; /* whether it is True or False: torch looks whether it is there */
+            *(conj ? &conjugate : &negative) = 1; /* True or False: torch checks only that it is there */
         }
     }
     return conjugate ? WM_PICKLE_ODD_CONJUGATE : negative ? WM_PICKLE_ODD_NEGATIVE : 0;
 }
 
-/* Pushes the tensor of (storage, offset, shape, strides, ...), of the dtype of its storage or the one given. */
+/* Pushes the tensor of (storage, offset, shape, strides, ...), with the given dtype or its storage's. */
 static int make_tensor(machine *m, value args, int role) {
     value part[7] = {{0, 0, 0}};
     uint64_t shape[MAX_NDIM], strides[MAX_NDIM];
@@ -270,8 +270,7 @@ static int make_tensor(machine *m, value args, int role) {
     uint32_t strided = 0;
     for (uint64_t i = ndim; i > 0; i--) { /* numpy multiplies the other dimensions of an empty tensor too */
         const uint64_t dim = shape[i - 1];
-        if (dim == 1)
-            strides[i - 1] = dense; /* whatever it says, nothing is stepped over, and numpy takes no step beyond 2^63 */
+        if (dim == 1) strides[i - 1] = dense; /* nothing takes this step, and numpy refuses one beyond 2^63 */
         if (dim > 1 && !empty && strides[i - 1] != dense) strided = WM_PICKLE_STRIDED;
         if (dim && dense > INT64_MAX / bytes / dim) return fail(m, WM_FAULT_PICKLE_OVERFLOW, dim, INT64_MAX);
         if (dim) dense *= dim;
@@ -294,7 +293,7 @@ static int make_tensor(machine *m, value args, int role) {
 static int is_harmless(machine *m, value attributes) {
     if (attributes.kind != DICT) return attributes.kind == NONE;
     for (uint64_t at = contents(m->arena, attributes).first; at; at = m->arena[at]) {
-        /* One dictionary may be the state of many tensors: looked at as often, it would take time without end. */
+        /* One dictionary may be the state of many tensors: looking at it each time would take unbounded time. */
         m->looked += m->arena[at + 1];
         if (m->looked > m->len) return fail(m, WM_FAULT_PICKLE_LAUGHS, m->looked, m->len);
         for (uint64_t i = 0; i < m->arena[at + 1]; i += 2) { /* a chunk has whole pairs */
@@ -307,7 +306,7 @@ static int is_harmless(machine *m, value attributes) {
     return 1;
 }
 
-/* Checks the state of a tensor: its attributes, or a pair of those and of its slots. They are left out. */
+/* Checks the state of a tensor: its attributes, or a pair of attributes and slots. They are left out. */
 static int check_state(machine *m, value state) {
     const int pair = state.kind == TUPLE && state.n == 2;
     const int first = is_harmless(m, pair ? get(m, state.at) : state);
@@ -337,7 +336,7 @@ int wm_pickle_build(machine *m, value target, value state) {
     return target.kind == DICT && state.kind == DICT ? 0 : bad_call(m);
 }
 
-/* Pushes the dtype of numpy of (text, ...); its state is to come. */
+/* Pushes the dtype of numpy of (text, ...); its state follows. */
 static int make_dtype(machine *m, value args) {
     const value text = get(m, args.at);
     give_back(m, args);
@@ -365,7 +364,7 @@ static int call_python(machine *m, int role, value args) {
     switch (role) {
     case A_SET: return args.n > 1 ? bad_call(m) : wm_pickle_collect(m, SET, first);
     case COUNTER: return args.n > 1 ? bad_call(m) : wm_pickle_collect(m, DICT, first);
-    case A_DICT: /* what makes a value that is missing is of no use here */
+    case A_DICT: /* the function for missing values is not needed here */
         if (args.n > 1 || (args.n && first.kind != NONE && first.kind != NAME && first.kind != ODD)) return bad_call(m);
         return push(m, DICT, 0, NOWHERE);
     case A_COMPLEX: return args.n == 2 && are_all(m, args, 2, REAL, INTEGER) ? push(m, COMPLEX, 0, args.at) : bad_call(m);

@@ -2,8 +2,8 @@
  * See pickle.c.
  *
  * The keys of one dictionary go into a hash table, of three slots for two keys. A slot has the place of a key in the arena, and above
- * it bits of its hash, so that few others are compared. The hash has no secret: keys that are made to collide are refused after
- * MAX_PROBES slots, which nobody meets by chance.
+ * it bits of its hash, so that few others are compared. The hash has no secret: keys made to collide are refused after MAX_PROBES
+ * slots, which others never need.
  */
 #include <stdlib.h>
 

@@ -58,10 +58,10 @@ typedef struct {
     uint16_t ndim, dtype; /* the dtype with WM_PICKLE_STRIDED and RETYPED, where they hold */
     uint64_t begin, end;  /* its bytes in the storage */
 } tensor_record;
-enum { RETYPED = 256 }; /* its numbers are of another width than those of its storage */
+enum { RETYPED = 256 }; /* its numbers have another width than its storage's */
 enum { STORAGE_WORDS = sizeof(storage_record) / 8, TENSOR_WORDS = sizeof(tensor_record) / 8, MAX_NDIM = 64 };
 
-/* Brings the slot of a byte of the program to hand. Returns 0, or -1 when it cannot be read. */
+/* Makes the slot with a byte of the program current. Returns 0, or -1 when it cannot be read. */
 static inline int reach(reader *r, uint64_t at) { return at - r->first < r->filled ? 0 : wm_pickle_turn(r, at); }
 
 typedef struct {
@@ -75,7 +75,7 @@ typedef struct {
     uint64_t memo_used, puts,
         pages; /* entries of the memo, how often one was put in, and pages of its directory that are cleared */
     uint64_t storages, first_storage, last_storage;
-    uint64_t looked; /* members of the states of tensors, each as often as it was looked at */
+    uint64_t looked; /* how often members of tensors' states were looked at */
     int memo_gaps;   /* an entry was numbered past the next one */
     wm_fault *fault;
 } machine;
@@ -119,7 +119,7 @@ static inline uint64_t above(const machine *m) { return (m->mark - m->stack) / V
 /* Value i from the top, 0 being the top. */
 static inline value top(const machine *m, uint64_t i) { return get(m, m->stack + i * VALUE_WORDS); }
 
-/* The place of the container that the value at this place is. It is made on demand: most containers that a program pushes by one
+/* The place of the container that the value at `place` refers to, made on demand: most containers that a program pushes by one
  * byte stay empty. NOWHERE, with the fault filled, when there is no room. */
 static inline uint64_t make_container(machine *m, uint64_t place) {
     value v = get(m, place);

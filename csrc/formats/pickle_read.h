@@ -18,7 +18,7 @@ typedef struct {
 
 int wm_pickle_open(reader *r, const wm_pickle_source *source, wm_fault *fault);
 void wm_pickle_close(reader *r);
-/* Brings the slot of a byte of the program to hand, one that is not there. Returns 0, or -1 when it cannot be read. */
+/* Makes another slot current: the one with a byte of the program. Returns 0, or -1 when it cannot be read. */
 int wm_pickle_turn(reader *r, uint64_t at);
 /* Copies n bytes of the program, which the caller knows to be there. Returns 0, or -1 when they cannot be read. */
 int wm_pickle_copy(reader *r, uint64_t at, uint64_t n, uint8_t *out);

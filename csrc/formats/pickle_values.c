@@ -21,7 +21,7 @@ static int copy_all(machine *m, value from) {
     return 0;
 }
 
-/* Pushes a new container of a kind, with what `from` has: none of its later members. */
+/* Pushes a new container of a kind, with the present members of `from`, not later ones. */
 int wm_pickle_collect(machine *m, uint32_t kind, value from) {
     const int fits = kind == DICT ? from.kind == DICT : from.kind == LIST || from.kind == TUPLE || from.kind == SET;
     if (!fits && from.kind != MARK) return bad_call(m);
@@ -41,7 +41,7 @@ int wm_pickle_new_array(machine *m) {
     return push(m, ARRAY, 0, at);
 }
 
-/* Whether a dtype of numpy is not one of little-endian numbers. */
+/* Whether a dtype of numpy is anything but little-endian numbers. */
 int wm_pickle_is_odd(const machine *m, value kind) { return get(m, kind.at + VALUE_WORDS).at != 0; }
 
 static int is_shape(const machine *m, value shape) {

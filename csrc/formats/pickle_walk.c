@@ -1,7 +1,7 @@
 /* The result of a pickle program: tensors and values with their names. See pickle.c. */
 #include "formats/pickle_keys.h"
 
-/* Members of containers that are walked: one for each byte of the program, and these. */
+/* The most members of containers to walk: one for each byte of the program, and EXTRA_VISITS. */
 enum { DEPTH = 128, EXTRA_VISITS = 4096 };
 
 /* A container on the way: its next value, the values that remain in its chunk and in all, the next chunk, and the end of its name
@@ -73,7 +73,7 @@ static int add_key(walker *w, value key) {
     return add(w, digits + i, sizeof digits - i), 0;
 }
 
-/* Makes the path that of member `key` of the container at this depth: its name, a point, and the key; a tuple in parentheses. */
+/* Sets the path to the name of member `key` of the container at this depth: container, point, key; a tuple in parentheses. */
 static int extend(walker *w, const level *parent, uint64_t depth, value key) {
     w->path_len = parent->path_len;
     if (depth > 1) add(w, ".", 1);
@@ -229,7 +229,7 @@ static int walk(walker *w, uint64_t len) {
         }
         while (depth && !levels[depth - 1].remaining) depth--;
         if (!depth) return 0;
-        /* A container that many others hold is walked as often: of "laughs" that double at each level there is no end. */
+        /* A container that many others hold is walked as often: "laughs" that double at each level would never end. */
         if (w->visited++ > len + EXTRA_VISITS) return walk_fail(w, WM_FAULT_PICKLE_LAUGHS, w->visited, len + EXTRA_VISITS);
         level *l = &levels[depth - 1];
         value key = {INTEGER, 0, l->number++};

@@ -20,7 +20,7 @@
 #include "core/internal.h"
 
 enum { CENTRAL = 46, LOCAL = 30, ENCRYPTED = 1, LATER = 8, UTF8 = 0x800, STORED = 0 };
-/* Bytes read behind those that are needed, for an extra field and the header of an array. */
+/* Bytes read past the needed ones, for an extra field and the header of an array. */
 enum { READ_AHEAD = 224, HEADER_ROOM = LOCAL + 65535 + READ_AHEAD };
 enum { WIDE_FIELD = 1, NAME_FIELD = 0x7075 };
 static const uint32_t WIDE = 0xffffffff;
@@ -33,7 +33,7 @@ typedef struct {
     const wm_zip_source *source;
     uint8_t *buffer; /* HEADER_ROOM bytes; NULL over memory */
     wm_fault *fault;
-    uint64_t row, start, filled; /* what the buffer has of the file */
+    uint64_t row, start, filled; /* the buffer's part of the file */
 } scan;
 
 static int fail(const scan *s, int code, uint64_t at, uint64_t actual, uint64_t expected) {
@@ -68,7 +68,7 @@ static const uint8_t *find_field(const uint8_t *extra, uint64_t len, uint32_t ty
 /* Replaces the fields of `e` that are too narrow by those of the extra field of type 1 in extra[0, len). Returns 0 when it lacks
  * one. */
 static int widen(const uint8_t *extra, uint64_t len, extent *e) {
-    uint64_t *const fields[] = {&e->size, &e->stored, &e->offset}; /* in this order, those alone that are needed */
+    uint64_t *const fields[] = {&e->size, &e->stored, &e->offset}; /* in this order, only the needed ones */
     if (e->size != WIDE && e->stored != WIDE && e->offset != WIDE) return 1;
     uint64_t n, used = 0;
     const uint8_t *field = find_field(extra, len, WIDE_FIELD, &n);
@@ -94,7 +94,7 @@ static int ambiguous(const uint8_t *c, uint64_t name_len, uint64_t extra_len) {
     return find_field(c + CENTRAL + name_len, extra_len, NAME_FIELD, &n) ? WM_ZIP_RENAMED : 0;
 }
 
-/* Checks that the entry's own header says what the central directory says at `c`; *data is where its bytes begin. */
+/* Checks that the entry's own header agrees with the central directory at `c`; *data is where its bytes begin. */
 static int check_header(scan *s, const uint8_t *c, const extent *e, uint64_t *data) {
     const uint64_t end = s->source->end, name_len = load_le16(c + 28);
     if (e->offset > end || end - e->offset < LOCAL + name_len) return fail(s, WM_FAULT_ZIP_RANGE, 0, e->offset, end);

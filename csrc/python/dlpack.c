@@ -26,7 +26,7 @@ typedef struct {
     uint64_t byte_offset;
 } tensor;
 
-/* Version 0, the name of whose capsule is "dltensor". */
+/* Version 0, in a capsule called "dltensor". */
 typedef struct legacy {
     tensor tensor;
     void *manager;
@@ -72,7 +72,7 @@ static void delete_versioned(versioned *managed) {
     if (managed) release(managed->manager);
 }
 
-/* Of a capsule: what nobody took out of it is released with it. */
+/* Ends a capsule: releases its struct if nobody took it out. */
 static void capsule_gone(PyObject *capsule) {
     for (int i = 0; i < 2; i++) {
         if (PyCapsule_IsValid(capsule, NAMES[i])) release(PyCapsule_GetPointer(capsule, NAMES[i]));

@@ -165,7 +165,7 @@ typedef wchar_t character;
 typedef char character;
 #endif
 typedef struct temporary {
-    PyObject_HEAD struct temporary *next; /* among those with a name */
+    PyObject_HEAD struct temporary *next; /* the next file with a name */
     character *name;
     PyObject *folder; /* the descriptor of the directory of the name, or NULL */
     int folder_fd, fd, owner;
@@ -181,7 +181,7 @@ static void remove_name(const temporary *t) {
 #endif
 }
 
-/* Those with a name. Builds without the GIL need the mutex. */
+/* The files with a name. Builds without the GIL need the mutex. */
 static temporary *named;
 #if defined(_WIN32)
 static int lock_named(int wait) { return wait >= 0; }

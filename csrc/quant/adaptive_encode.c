@@ -4,8 +4,8 @@
  * errors over its bytes are steps, at rates that fall along the hull. Taking all steps in order of their rates is optimal at every
  * total that they reach.
  *
- * All blocks are searched as int4. More bytes can save its error at most, so only blocks that may save as much for their bytes as
- * the last step that fits are searched as int5, and measured as float16. Both lie in the room until the kinds are chosen.
+ * All blocks are searched as int4. A block can save at most its error, so only blocks that may save as much a byte as the last
+ * step that fits are searched as int5, and measured as float16. Both lie in the room until the kinds are chosen.
  */
 #include "quant/intblock.h"
 
@@ -56,7 +56,7 @@ static void measure_halves(const float *x, uint64_t n, uint64_t block, double *e
     }
 }
 
-/* A step of block `at` / 4, or where that is not one, of block at / 4 - blocks. The lowest bits say from what kind to which. */
+/* A step of block `at` / 4, or where that is not one, of block at / 4 - blocks. The lowest bits say between which kinds. */
 typedef struct {
     double rate;
     uint64_t at;
@@ -69,7 +69,7 @@ typedef struct {
     uint64_t n, block, blocks;
     wm_quantizing how[2];
     uint64_t sizes[WM_KINDS], prices[STEPS]; /* bytes of a block of each kind, and of each step */
-    double *errors;                          /* by kind; as one that is not measured, as the best that is */
+    double *errors;                          /* by kind; an unmeasured one has the best measured error */
     double lowest;                           /* no step of a lower rate is taken */
     step *steps;
     uint8_t *data[2], *kinds;  /* until they are chosen, how far each block is measured */
@@ -216,7 +216,7 @@ static step *fit(const work *w, step *next, const step *end, uint64_t *remaining
     return next;
 }
 
-/* Takes steps in order for as long as they fit; and of those behind, up to CANDIDATES that are cheap enough for what is left. */
+/* Takes steps in order for as long as they fit; then up to CANDIDATES later ones that the remaining bytes pay for. */
 static void choose(const work *w, step *end, uint64_t remaining) {
     enum { CANDIDATES = 64 };
     step candidates[CANDIDATES], *next = fit(w, w->steps, end, &remaining);
@@ -238,7 +238,7 @@ static void choose(const work *w, step *end, uint64_t remaining) {
     }
 }
 
-/* A rate that the last step that fits will hardly fall below, by a sample: int5 leaves a quarter of the error of int4. */
+/* Guesses, from a sample, a rate that the last fitting step will hardly fall below: int5 leaves a quarter of int4's error. */
 static double guess_least(const work *w, uint64_t remaining) {
     const uint64_t every = w->blocks / 4096 + 1;
     step *end = w->steps;
@@ -248,7 +248,7 @@ static double guess_least(const work *w, uint64_t remaining) {
     return next < end ? 0.72 * next->rate : 0;
 }
 
-/* Whether steps to int5 of the least rate do not use up what is left: steps of a lower rate may then be taken. */
+/* Whether steps to int5 of at least the least rate leave bytes over, for which steps of a lower rate may be taken. */
 static int too_few(const work *w, uint64_t steps, uint64_t remaining) {
     uint64_t price = 0;
     for (const step *s = w->steps; s < w->steps + steps; s++)

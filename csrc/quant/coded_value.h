@@ -1,4 +1,4 @@
-/* Values of codes: what all variants of lookup.h and groups.h share. */
+/* Values of codes, shared by all variants of lookup.h and groups.h. */
 #ifndef WEIGHTMAP_CODED_VALUE_H
 #define WEIGHTMAP_CODED_VALUE_H
 #include "core/floats.h"
@@ -16,8 +16,8 @@ static inline uint16_t narrow_to_bfloat16(float value) {
 /* The number of the table of block b. */
 static inline uint64_t table_of(const wm_looked *w, uint64_t b) { return w->which ? w->which[b] : b; }
 
-/* How far ahead of codes of 8 bits to prefetch: what the next call looks up in the same blocks. No CPU foresees that, since rows lie
- * apart. */
+/* How far ahead to prefetch codes of 8 bits: to those that the next call looks up in the same blocks. No CPU predicts them, since
+ * rows lie apart. */
 static inline uint64_t ahead_of(const wm_looked *w) { return w->rows > 1 ? w->rows * w->codes_apart : WM_AHEAD; }
 
 static inline uint64_t coded_bytes(int type) { return type == AS_FLOAT32 ? 4 : 2; }

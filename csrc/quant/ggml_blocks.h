@@ -6,7 +6,7 @@
  * A file defines before it includes this one:
  *
  *   TARGET, SUFFIX               the instructions that functions may use, and the end of their names
- *   ODD                          what decodes a block whose scales are NaN or infinite; if not defined, this file does
+ *   ODD                          decodes a block whose scales are NaN or infinite; if not defined, this file does
  *   codes                        32 bytes, and functions that make them:
  *     load32(p)                    the 32 bytes at p
  *     nibbles(p)                   the 16 bytes at p: first all low halves, then all high halves
@@ -390,8 +390,8 @@ DECODER(iq1_m) {
 }
 
 /* ------------------------------------------------------------------------------------------------------ all types */
-/* The CPU prefetches input that is read in order, but not lines that are only stored to. Those of a block of 256 elements would
- * be sixteen at once, for which the input then waits: up to a sixth slower. */
+/* The CPU prefetches input that is read in order, but not lines that are only stored to. Prefetching the sixteen lines of a block
+ * of 256 elements at once would make the input wait: up to a sixth slower. */
 #if defined(STREAMED)
 #define PREFETCH_BLOCK(elements, bytes) \
     for (int i = 0; i < bytes; i += 64) PREFETCH(b + i + WM_AHEAD)

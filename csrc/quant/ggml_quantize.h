@@ -36,14 +36,14 @@ static inline void pack(const uint32_t q[32], int bits, uint8_t *out) {
     uint32_t high = 0;
     for (int i = 0; bits == 5 && i < 32; i++) high |= (q[i] >> 4) << i;
     for (int i = 0; bits == 5 && i < 4; i++) *out++ = (uint8_t)(high >> 8 * i);
-    uint32_t pairs[16]; /* step by step, of which compilers make vector code */
+    uint32_t pairs[16]; /* step by step, which compilers vectorise */
     uint8_t octets[16];
     for (int i = 0; i < 16; i++) pairs[i] = (q[i] & 15) | q[i + 16] << 4;
     for (int i = 0; i < 16; i++) octets[i] = (uint8_t)pairs[i];
     memcpy(out, octets, sizeof octets);
 }
 
-/* Magnitudes are compared as integers, of which compilers make vector code. */
+/* Compares magnitudes as integers, which compilers vectorise. */
 TARGET WM_INLINE uint32_t largest_magnitude(const float *x) {
     uint32_t max = 0;
     for (int i = 0; i < 32; i++) {
@@ -56,7 +56,7 @@ TARGET WM_INLINE uint32_t largest_magnitude(const float *x) {
 /* Integers in the order of floats, and back; -0 comes before 0. */
 static inline int32_t ordered(int32_t bits) { return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1); }
 
-/* Compared as integers, of which compilers make vector code. */
+/* Compares integers, which compilers vectorise. */
 TARGET WM_INLINE void ends_of(const float *x, float *smallest, float *largest) {
     int32_t low = INT32_MAX, high = INT32_MIN;
     for (int i = 0; i < 32; i++) {
@@ -268,7 +268,7 @@ TARGET WM_INLINE void fit(const float *y, int n, float highest, float from, floa
             const int plain = !(det > 0) || shift < 0;
             m[k] = plain ? 0 : shift;
             s[k] = plain ? yq[k] / (qq[k] > 0 ? qq[k] : 1) : slope;
-            const float loss = s[k] * s[k] * qq[k] + (float)n * m[k] * m[k]; /* what the squares lose is the gain */
+            const float loss = s[k] * s[k] * qq[k] + (float)n * m[k] * m[k]; /* the loss of the squares is the gain */
             gain[k] = s[k] > 0 ? 2 * (s[k] * yq[k] - m[k] * y1 + s[k] * m[k] * q1[k]) - loss : -1;
         }
         const int k = largest_of(gain);

@@ -4,9 +4,9 @@
 
 enum { ELEMENTS_A_THREAD = 1 << 20, SMALL = 4 << 20 /* bytes */ };
 
-/* Rows of a tile lie apart, so that nothing foresees where it stores, and lines that are not streamed are first read. So streaming gains
- * even where no other output streams, as soon as the second-level cache is too small: by an earlier loop 32 MiB of float16 from AWQ took
- * 2.0 ms in place of 2.5 on Sapphire Rapids (AVX2: 2.2, 2.9), and 4 MiB likewise. */
+/* Rows of a tile lie apart, so no CPU predicts its stores, and each line is read first unless it is streamed. So streaming gains
+ * even where no other output streams, as soon as the second-level cache is too small: by an earlier loop 32 MiB of float16 from
+ * AWQ took 2.0 ms in place of 2.5 on Sapphire Rapids (AVX2: 2.2, 2.9), and 4 MiB likewise. */
 static int streams(uint64_t input, uint64_t output) {
     if (wm_stream_least() == UINT64_MAX) return output >= SMALL;
     return wm_how_to_store(input, output) == WM_STREAMED;
@@ -66,7 +66,7 @@ int wm_groups_decode(const uint8_t *words, uint64_t words_size, int bits, int pa
     const uint64_t bytes = type == AS_FLOAT32 ? 4 : 2;
     if (words_size % 4 || words_size / 4 != codes) return -1;
     if (out_size % bytes || out_size / bytes != rows * columns) return -1;
-    if (out_size == 0) return 0; /* there may be no pointers */
+    if (out_size == 0) return 0; /* pointers may be NULL */
     if (n_scales % rows) return -1;
     for (uint64_t c = 0; c < columns; c++)
         if (group[c] >= n_scales / rows) return -1;

@@ -4,9 +4,9 @@
  *
  * Codes lie transposed: along outputs o (AWQ), or along columns c (GPTQ). A tile is TILE outputs of some columns.
  *
- * Where RUN columns after another are of one group and codes have at most 4 bits, an output has 16 values in that group, which are
- * computed once; and the codes of a tile are turned, so that RUN codes of an output lie together and are looked up like those of
- * lookup.h. Otherwise values are computed column by column, and squares of them are turned.
+ * Where RUN successive columns belong to one group and codes have at most 4 bits, an output has 16 values in that group, which
+ * are computed once; and the codes of a tile are turned, so that RUN codes of an output lie together and are looked up like those
+ * of lookup.h. Otherwise values are computed column by column, and squares of them are turned.
  *
  * A core writes to memory at its own pace, and waits when it has stored too many lines at once. So up to RUNS runs, a batch, are looked
  * up in STEPS steps, ROWS outputs each, and after each output some of the turning of the next batch is done, and its table is made:
@@ -271,7 +271,7 @@ TARGET WM_INLINE void decode_runs(const wm_grouped *grouped, uint64_t first, uin
     }
 }
 
-/* The values of one column, `first` on. The words of a column of the next run are prefetched, for no CPU foresees them. */
+/* The values of one column, `first` on. The words of a column of the next run are prefetched, since no CPU predicts them. */
 TARGET WM_INLINE void decode_column(const wm_grouped *w, uint64_t first, uint64_t c, int type, uint8_t *to) {
     const uint64_t bit = c * (uint64_t)w->bits, bytes = coded_bytes(type), from = w->group[c] * w->rows + first;
     const float *s = w->scales + from, *z = w->zeros + from;

@@ -1,4 +1,4 @@
-/* What all variants of the decoding of groups share: see groups.h. */
+/* Shared by all variants that decode groups: see groups.h. */
 #ifndef WEIGHTMAP_GROUPS_VALUE_H
 #define WEIGHTMAP_GROUPS_VALUE_H
 #include "quant/coded_value.h"

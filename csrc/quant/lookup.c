@@ -25,7 +25,7 @@ static inline void round_halves(const float *values, uint8_t *to) {
 #include "quant/groups.h"
 
 /* Bytes of tables that are made together; rows that are looked up together, so that each table is loaded into registers once for
- * them: few, for memory is read and written fastest where it lies in few streams; and codes of a row that are widened together. */
+ * them: few, since memory is fastest in few streams; and codes of a row that are widened together. */
 enum { ELEMENTS_A_THREAD = 1 << 19, TABLES = 1 << 14, TOGETHER = 8, WIDENED = 1 << 10 };
 
 typedef struct {
@@ -44,7 +44,7 @@ static inline uint64_t eight_bytes(uint64_t x, unsigned bits) {
 }
 
 /* Widens n codes, at most WIDENED, from bit number `bit` of a row on to nibbles or bytes; the last ones in eights. The row has `size`
- * bytes. Eights are copied before: so the other loops become vectors. */
+ * bytes. Eights are copied first, so that compilers vectorise the other loops. */
 static void widen(const uint8_t *row, uint64_t size, uint64_t bit, unsigned bits, uint64_t n, uint8_t *to) {
     uint64_t eights[WIDENED / 8];
     const uint64_t count = ceil_div(n, 8);
@@ -74,7 +74,7 @@ static void skip_blocks(wm_looked *row, uint64_t n) {
     }
 }
 
-/* The kind of numbers that codes of 8 bits are. A NaN is always looked up. */
+/* The kind of numbers in codes of 8 bits. A NaN is always looked up. */
 static int numbers_of(const float *values) {
     int integers = 1, e4m3 = 1;
     for (unsigned q = 0; q < 256; q++) {
@@ -149,7 +149,7 @@ int wm_lookup(const uint8_t *codes, uint64_t codes_size, int bits, int high_firs
     if (rows > MAX_ROWS || row_bytes > longest || columns > longest || height > longest) return -1;
     const uint64_t bytes = coded_bytes(type), needed = ceil_div(columns * (uint64_t)bits, 8);
     if (out_size % bytes || (rows && out_size / bytes / rows != columns) || out_size / bytes != rows * columns) return -1;
-    if (out_size == 0) return 0; /* there may be no pointers */
+    if (out_size == 0) return 0; /* pointers may be NULL */
     width = width < columns ? width : columns;
     const uint64_t across = ceil_div(columns, width), blocks = ceil_div(before + rows, height) * across;
     if (needed > codes_size || (rows > 1 && (row_bytes < needed || (codes_size - needed) / (rows - 1) < row_bytes))) return -1;

@@ -93,8 +93,8 @@ static inline words words_pair(lanes a, lanes b) {
 }
 static inline void words_store(uint32_t *to, words w) { memcpy(to, w.v, sizeof w.v); }
 
-/* Both sums in sixteen bits, which compilers make vector code of for any CPU: products go to their upper half and to two bytes
- * of the lower one, and no sum of up to 128 parts overflows. */
+/* Both sums in sixteen bits, which compilers vectorise for any CPU: products go to their upper half and to two bytes of the lower
+ * one, and no sum of up to 128 parts overflows. */
 static void correlate_sixteen(const uint32_t (*y)[16], uint64_t pairs, words inverse, int bits, lanes *yq, lanes *qq) {
     const int16_t highest = (int16_t)((1 << (bits - 1)) - 1), lowest = (int16_t)(-highest - 1),
                   half = (int16_t)(1 << (14 - bits));

@@ -18,8 +18,8 @@
  * every bit of the result, does not depend on the width of registers. Sums are in float32 over at most CHUNK elements and in
  * float64 beyond. Nothing may be contracted into a fused multiply-add.
  *
- * Short blocks of int4 and int5 are many: quantize_lanes.h searches sixteen of them at once, in fixed point, all scales there are,
- * and leaves to this search the blocks whose scale must be exact in its last bits, or is beyond fixed point.
+ * There are many short blocks of int4 and int5: quantize_lanes.h searches all scales for sixteen of them at once, in fixed point.
+ * It leaves to this search the blocks whose scale must be exact in its last bits, or is beyond fixed point.
  */
 #include <float.h>
 
@@ -215,7 +215,7 @@ TARGET static void put_scale(uint8_t *out, float scale, int scale_type) {
     for (unsigned i = 0; i < scale_bytes(scale_type); i++) out[i] = (uint8_t)(raw >> 8 * i);
 }
 
-/* Writes what a search for sixteen blocks has left to write, all of the block where the scale is 0. */
+/* Writes the scale of a block after a search for sixteen; with a scale of 0, searches and writes all of the block. */
 TARGET WM_INLINE void finish_block(const wm_quantizing *w, const float *x, uint64_t n, float scale, double sum, uint8_t *out,
                                    double *error) {
     if (scale == 0) {

@@ -1,7 +1,7 @@
-/* Quantises numbers from a file to a buffer that will be written to another. Only the search for one scale is a step for one thread.
+/* Quantises numbers from a file to a buffer that will be written to another. Only the search for one scale runs in one thread.
  *
  * The numbers are divided into pieces that stay in the second-level cache from the read to the encoded blocks. Each thread takes
- * the next piece until none is left. One of these jobs writes what was encoded by an earlier call.
+ * the next piece until none is left. One of these jobs writes the bytes that an earlier call encoded.
  *
  * A file is read by pread, not mapped: one that is truncated meanwhile gives a short read instead of SIGBUS.
  */
@@ -20,7 +20,7 @@
 enum {
     MIN_PIECE = 1 << 14, /* elements of a piece: a third of a millisecond */
     MAX_PIECE = 1 << 16, /* as float32 a quarter of the L2 cache of CPUs with a small one, such as Zen 4 */
-    PIECES = 16,         /* rather so many pieces, so that threads end at almost the same time */
+    PIECES = 16,         /* pieces to aim at, so that threads end at almost the same time */
     WINDOW = 256,        /* a whole tensor's pieces are multiples: see wm_window */
     LINE = 64
 };
@@ -172,7 +172,7 @@ static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f
         wm_variants_in_use()->quantize(&w->how, x, NULL, 1, n, out, errors);
     } else if (w->as->type < 0) {
         wm_quantize_finite(&w->how, w->unit, x, n, out, errors);
-    } else { /* checks once more, which costs little of it */
+    } else { /* checks once more, which costs little */
         const int64_t bad = wm_ggml_encode(x, n, w->as->type, out, blocks * w->unit_bytes, errors, blocks, 1);
         if (bad != -1) return fail(f, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
     }
@@ -223,7 +223,7 @@ static void fill_window(wm_window *window, uint64_t at) {
     const uint64_t first = at / w->piece * w->piece, remaining = w->in->n - first;
     const uint64_t n = remaining < w->piece ? remaining : w->piece;
     const float *x = f->what == WM_DONE ? numbers_at(w, first, n, w->room, f) : NULL;
-    const int64_t bad = x && first == w->checked ? wm_first_not_finite(x, n) : -1; /* once: the first reading has it all */
+    const int64_t bad = x && first == w->checked ? wm_first_not_finite(x, n) : -1; /* once: the first pass reads them all */
     if (bad >= 0) fail(f, WM_NOT_FINITE, first + (uint64_t)bad, 0);
     if (first == w->checked) w->checked += n;
     if (f->what != WM_DONE) x = memset(w->room + w->raw_room, 0, 4 * n);

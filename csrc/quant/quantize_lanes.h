@@ -10,7 +10,7 @@
  *
  * An attempt rules out others around it. Let m' be the best inverse scale of its own codes q', with the error E'. The rest
  * y - q' s' is orthogonal to q', so with these codes at the scale of m the error is E' + (s - s')^2 sum(q' q'), and E(m) is not
- * above that, for it has the nearest codes. Since s'^2 sum(q' q') = sum(y y) - E' and (s - s') / s' = (m' - m) / m:
+ * above that, because it has the nearest codes. Since s'^2 sum(q' q') = sum(y y) - E' and (s - s') / s' = (m' - m) / m:
  *
  *     E' >= E(m) - ((m' - m) / m)^2 * sum(y y)
  *
@@ -45,14 +45,14 @@
  */
 enum { MAX_BLOCK = 256 }; /* elements of a block: sums stay below 2^28 */
 enum { GROUPS = 2 };      /* the steps of one do not wait for those of the other */
-/* When so few of sixteen searches go on, they are parked, until there are enough of them to go on together. */
+/* Once no more than PARK_BELOW of sixteen searches go on, they are parked until enough can go on together. */
 enum { PARK_BELOW = 3, MAX_PARKED = GROUPS * (LANES + PARK_BELOW) };
 /* An inverse scale of ONE gives the extreme element the lowest code. */
 #define ONE 16384.0f
 #define UNREACHED 65536.0f /* all inverse scales */
 #define TOLERANCE 0.0002f
-/* Codes may fit so well that the last bits of the scale matter, as those of integers or of a single element that is not 0. A
- * block whose error is a smaller part of its squares is left to search_scale. */
+/* Codes may fit so well that the last bits of the scale matter, as for integers or a single element that is not 0. A block whose
+ * error is a smaller part of its squares is left to search_scale. */
 #define MIN_PART 0x1p-12f
 
 typedef struct {
@@ -65,11 +65,11 @@ typedef struct {
 } sixteen;
 
 typedef struct {
-    lanes yq, qq, gain; /* yq^2 / qq: what the codes explain of the squares */
+    lanes yq, qq, gain; /* yq^2 / qq: the squares that the codes explain */
 } attempt;
 
-/* Positions are inverse scales. All from `at` to BOTTOM, or to where the other one is, are yet to be ruled out, but for those
- * from `upper` down to `far`. */
+/* Positions are inverse scales. All from `at` to BOTTOM, or to the other walker, remain to be ruled out, except from `upper` down
+ * to `far`. */
 typedef struct {
     lanes at, upper, far, next; /* the position of the next attempt */
 } walker;
@@ -281,7 +281,7 @@ TARGET static void search_groups(search *s, int groups, const wm_quantizing *w, 
         search_by(s, groups, w, limit, 5);
 }
 
-/* Writes the codes of blocks, and their errors: eight codes are `bits` bytes. Those of a scale of 0 are still to be written. */
+/* Writes the codes of blocks, and their errors: eight codes are `bits` bytes. Blocks with a scale of 0 remain to be written. */
 TARGET static void write_sixteen(const sixteen *s, const wm_quantizing *w, const float scales[LANES], const uint64_t *at,
                                  uint64_t blocks, uint8_t *out, float errors[LANES]) {
     const float lowest = -(float)(1 << (s->bits - 1)), highest = -lowest - 1;

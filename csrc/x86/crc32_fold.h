@@ -12,7 +12,7 @@
  *
  * Spreading. P(x)^128 = P(x^128), and it is zero modulo P: a register of 128 bits may be XORed, instead of multiplied, onto those that
  * lie e registers behind it, for each bit e of CRC32_P but the lowest. Of 40 registers the first eight are spread over the others,
- * where multiplying limits the speed: a fifth of the products goes.
+ * where multiplying limits the speed: that saves a fifth of the products.
  *
  * Reflection. The lowest bit of a block is the highest power of x: bit k of 128 is the coefficient of x^(127 - k), bit k of 64
  * that of x^(63 - k). The first bytes of the message lie lowest and are its highest powers, so a plain load is right, and the low

@@ -1,4 +1,4 @@
-/* FNV-1a 32 of many names, 64 at a time: what the kernels of both vector sizes share.
+/* FNV-1a 32 of many names, 64 at a time: shared by the kernels of both vector sizes.
  *
  * One name is `for (i = 0; i < len; i++) hash = (hash ^ name[i]) * PRIME`. A lane is a name. Each step needs the same byte
  * of LANES names in LANES lanes, while the names lie far apart. A gather would cost a load for each lane and step. So
@@ -22,7 +22,7 @@ enum { BATCH = 64, BLOCK = 16, WORDS = BLOCK / 4, MIN_LANES = 8 };
 WM_INLINE const uint8_t *locate_names(const uint8_t *first, const uint32_t *lengths, uint32_t gap, uint64_t n,
                                       const uint8_t **names) {
     for (uint64_t i = 0; i < n; i++) {
-        PREFETCH(first + WM_AHEAD); /* some forty names ahead: the CPU does not foresee loads in pieces */
+        PREFETCH(first + WM_AHEAD); /* some forty names ahead: the CPU does not predict loads in pieces */
         names[i] = first;
         first += (uint64_t)lengths[i] + gap;
     }
