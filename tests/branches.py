@@ -1,7 +1,7 @@
-"""Nearly every branch of the parsers, writers and tables is taken by some test: which tests `make coverage` runs.
+"""The tests that `make coverage` runs: together they take nearly every branch of the parsers, writers and tables.
 
-They are those that take the branches, and not all, so that the run takes minutes: a test that is not here adds no
-branch. Processes that a test starts are not measured. What is measured is said in pyproject.toml.
+Other tests add no branch, so the run takes only minutes. Processes that a test starts are not measured. pyproject.toml
+lists the measured modules.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from tests.places import FORMAT_TESTS, ROOT, suite
 # Modules of tests, and single tests of those that take long.
 TESTS = (
     FORMAT_TESTS,
-    # What formats do in conversions, and for commands and words.
+    # Formats in conversions, commands and words.
     *(
         f"tests/conversion/test_{name}.py"
         for name in (
@@ -58,7 +58,7 @@ TESTS = (
 
 
 def main() -> int:
-    """Run the tests and report what none of them takes. Returns 0 when nothing is missing and no test fails."""
+    """Run the tests and report the branches that none takes. Returns 0 if nothing is missing and no test fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.branches", description=main.__doc__)
     parser.add_argument("--data-file", default=".coverage", help="where coverage keeps what it has counted")
     data_file = f"--data-file={parser.parse_args().data_file}"

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What the tests themselves are made of stays out of collections of garbage: each took a tenth of a second.
+# The objects of the tests stay out of garbage collections: each took a tenth of a second.
 def pytest_collection() -> None:
     """Collect no garbage while tests are collected."""
     gc.disable()
@@ -41,7 +41,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Leave out what the tests of a file have imported and cached."""
+    """Leave out the objects that the tests of a file have imported and cached."""
     if nextitem is None or nextitem.path != item.path:
         _freeze()
 
@@ -51,13 +51,13 @@ def _freeze() -> None:
     gc.freeze()
 
 
-# What `make test` runs: all tests of these folders but slow ones, and the first test of each file of any other.
+# `make test` runs all tests of these folders but slow ones, and the first test of each other file.
 QUICK = ("core", "contract")
 
 
 @pytest.hookimpl(tryfirst=True)  # marks are looked at later
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is quick; leave out what cannot run under the sanitisers; begin with what takes longest."""
+    """Mark quick tests; leave out those that cannot run under the sanitisers; begin with the longest."""
     begun = set()
     for item in items:
         if item.path.is_relative_to(ROOT / "tests") and not item.get_closest_marker("slow"):
@@ -102,7 +102,7 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test depends on what the user's environment says about modes."""
+    """No test depends on the mode in the user's environment."""
     monkeypatch.delenv("WEIGHTMAP_MODE", raising=False)
 
 

@@ -1,7 +1,7 @@
 """Attacks: files with one lie each, by the row of the threat tables, and the error that each must raise.
 
-The files are made from valid ones by the builders, which share no code with the package; so any other library can be
-tried on them as well. ``python -m tests.attacks FOLDER`` writes them all, with a table of what is expected.
+The files are made from valid ones by the builders, which share no code with the package; so they can test any other
+library as well. ``python -m tests.attacks FOLDER`` writes them all, with a table of the expected errors.
 """
 
 from functools import cache
@@ -16,7 +16,7 @@ __all__ = ["TESTS", "Case", "cases", "parts", "rows", "sound"]
 
 @cache
 def cases():
-    """Every attack: of each format, on models in a directory, and those that are the same for all formats."""
+    """Every attack: on each format, on models in a directory, and on all formats alike."""
     from . import anything, sharded
 
     modules = [module for builder in builders.known().values() for module in builder.damaging]

@@ -1,4 +1,4 @@
-"""Writes every attack into a folder, with a table of what is expected of each: ``python -m tests.attacks FOLDER``."""
+"""Writes every attack into a folder, with a table of the expected errors: ``python -m tests.attacks FOLDER``."""
 
 import argparse
 import csv
@@ -8,7 +8,7 @@ from . import cases, rows
 
 HEAD = ("case", "row", "format", "file", "error", "field", "offset", "found by", "warning", "row says")
 
-# Run by another Python, with such a folder as its argument: prints the cases that come out otherwise than they should.
+# Run by another Python, with such a folder as its argument: prints the cases with another outcome than expected.
 OUTCOMES = """
 import csv, pathlib, sys
 import weightmap as wm

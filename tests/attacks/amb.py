@@ -62,7 +62,7 @@ def headers():
         yield case("C3", f"letter {at} of the magic", put(WHOLE, at, b"x"), "FormatError", "magic", 0)
     for version in (0, 2, 255):
         yield case("A1", f"version {version}", build(version=version), "UnsupportedError", "version", 5)
-    for size in (5, 6):  # a newer file is not called one that is cut off
+    for size in (5, 6):  # a newer file is not called cut off
         wrong = ("UnsupportedError", "version", 5) if size == 6 else ("TruncatedError", None, size)
         yield case("A1", f"{size} bytes of version 2", build(version=2)[:size], *wrong)
     yield case("A2", "27 bytes", WHOLE[:27], "TruncatedError", None, 27)
@@ -73,7 +73,7 @@ def headers():
     large = dict.fromkeys(true, (2**31, U32)) | {"weights_size": (2**32, 2**60, 2**63, 2**64 - START, U64)}
     for name, size in true.items():
         yield case("A2", f"{name} a byte more", build(**{name: size + 1}), "TruncatedError", "weights_size", END)
-        # A text that lost its last byte is no JSON, and a record its padding: not being strict is no help.
+        # A text without its last byte is not JSON, and a record lacks its padding: strict=False does not help.
         yield case("A2", f"{name} a byte less", build(**{name: size - 1}), "LayoutError", "size", END - 1)
         for lie in large[name]:
             row = "C5" if lie > 2**60 else "C4"
@@ -81,7 +81,7 @@ def headers():
 
 
 def texts():
-    # Where the error stands in the text; at its beginning where Python's parser does not say.
+    # The place of the error in the text; its beginning if Python's parser names no place.
     within = {"not UTF-8": 7, "overlong UTF-8": 7, "surrogate in UTF-8": 7, "UTF-16": 0, "something behind": 3}
     within |= {"cut off": 6, "trailing comma": 8, "comment": 1, "raw control character": 3, "spaces": 3}
     for section in ("metadata", "config"):
@@ -156,7 +156,7 @@ def records():
             data = amb.build([amb.Record("w", shape, code, b"")])
             name = f"shape {'x'.join(map(str, shape))} of dtype {code}"
             yield case("C6", name, data, "LayoutError", "shape", 28 + 4)
-    # 2^63 - 1 bytes are counted, and more than the data; 2^63 cannot be.
+    # 2^63 - 1 bytes can be counted, and exceed the data; 2^63 cannot be counted.
     factors = (7 * 7 * 73 * 127 * 337, 92737, 649657)
     for shape, code, field in (
         (factors, 3, "data_size"),
@@ -256,7 +256,7 @@ def quantised():
             raw = stored.data[:change] if change < 0 else stored.data + bytes(change)
             data, at = amb.build([stored.but(data=raw)]), 28 + len(stored.head()) - 8
             yield case("A9", f"{scheme} {change:+} bytes", data, "QuantError", "data_size", at, says=f"is {len(raw)},")
-    # Exact sizes decide: less the four bytes of their header, blocks are bare ones, of other values.
+    # Exact sizes decide: without the four bytes of their header these are bare blocks, with other values.
     stored = record("int4_block", 100, 32)
     yield case("A9", "int4_block less its header", amb.build([stored.but(data=stored.data[4:])]))
     for count in (99, 101, 104, 107, 109):

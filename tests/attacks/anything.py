@@ -1,4 +1,4 @@
-"""Attacks that are the same for every format, and files that are of no format at all."""
+"""Attacks on every format alike, and files of no format at all."""
 
 import struct
 
@@ -7,7 +7,7 @@ from tests import builders
 from . import sound
 from .case import Case, put
 
-# The end of an empty ZIP archive: with it, a file is a ZIP archive to those who read them from their end.
+# The end of an empty ZIP archive: a reader that begins at the end takes any file with it for a ZIP archive.
 ZIP = b"PK\5\6" + bytes(18)
 PDF = b"\n%%EOF\n"
 

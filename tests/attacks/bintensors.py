@@ -25,7 +25,7 @@ ROWS = {
 
 
 def make(layout, rows=(A, B), data=BODY, metadata=None, *, tail=None, length=None, **lies):
-    """A file of two tensors, float32 [2] and uint8 [3], right where nothing else is said."""
+    """A file of two tensors, float32 [2] and uint8 [3], right unless arguments say otherwise."""
     head = bt.header(rows, metadata, layout, **lies)
     return bt.raw(bt.padded(head) if tail is None else head + tail, data, length)
 
@@ -55,9 +55,8 @@ def field_at(layout, field):
 
 ALIASED = "the map of names has more than one name for a tensor"
 ABSURD = (2**20, 2**32 - 1, 2**40, 2**60, 2**63, U64)
-# A file does not name its layout: the error is that of the layout that reads further. Some lies let
-# the other layout go further. Such a file is refused with the error of that layout: class, field and
-# place.
+# A file does not name its layout: the layout that reads further gives the error. Some lies let the other layout go
+# further, so its error refuses the file: class, field and place.
 PADDING = ("LayoutError", "padding")
 OTHER_READING = {
     **{f"B4-bintensors-spec-{first}-as-ndim": (*PADDING, 33) for first in (254, 255)},
@@ -345,7 +344,7 @@ def maps():
         data = make("spec", (B._replace(begin=0, end=3),), BODY[:3], index=index)
         where = second("spec") + at_
         yield Case("B8", kind, f"{len(index)} names of one tensor", data, "LayoutError", "index_map", where)
-    # A map with a name for no tensor; by the other layout, three bytes behind an empty list, which tells more.
+    # A map with a name for no tensor; the other layout sees three bytes behind an empty list, which tells more.
     data = bt.raw(b"\0\0\1\0\0")
     yield Case("B8", kind, "a map that nothing precedes", data, "LayoutError", "padding", 10, odd="padding of")
     data = make("spec", index=[("a", 0), ("a", 1)])

@@ -1,4 +1,4 @@
-"""What an attack is: a file with one lie in it, and what opening it has to say."""
+"""An attack: a file with one lie in it, and the required error of opening it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def put(data, at, new):
     return data[:at] + new + data[at + len(new) :]
 
 
-# Texts that are no JSON object in the strict sense. In a header of safetensors, and in the sections of AMB.
+# Texts that are not strict JSON objects, for headers of safetensors and sections of AMB.
 BAD_JSON = {
     "not UTF-8": b'{"a": "\xff"}',
     "overlong UTF-8": b'{"a": "\xc0\xaf"}',
@@ -83,7 +83,7 @@ BAD_JSON = {
     "comment": b"{/* */}",
 }
 
-# Bytes that are no UTF-8: invalid, overlong, a surrogate, beyond the last character, cut off.
+# Bytes that are not UTF-8: invalid, overlong, a surrogate, beyond the last character, cut off.
 BAD_UTF8 = {
     "ff": b"\xff",
     "overlong": b"\xc0\xaf",
@@ -92,7 +92,7 @@ BAD_UTF8 = {
     "beyond the last": b"\xf4\x90\x80\x80",
     "cut off": b"abc\xe2\x82",
 }
-# Names that are legal, and that nobody would like to see raw.
+# Legal names that nobody would like to see raw.
 WILD_NAMES = {
     "NUL": "a\0b",
     "escape sequence": "\x1b]0;owned\x07\x1b[31m",

@@ -39,7 +39,7 @@ def lie(layer=0, version=2, **changes):
 
 
 def place(field, layer=0, version=2):
-    """Where a field lies in the file; the end of a sound one for its size."""
+    """The place of a field in the file; for the size, the end of a sound file."""
     if field in cnn.FIELDS:
         return {1: 16, 2: 20}[version] + 20 * layer + 4 * cnn.FIELDS.index(field)
     return 4 * ("magic", "version", "num_layers", "total_weights", "mip_level").index(field)
@@ -103,10 +103,10 @@ def cases():
         data = cnn.header(1, count) + cnn.record(kernel, inputs, outputs, 0, count) + bytes(2 * count)
         name = f"{kernel}x{inputs}x{outputs} modulo 2^32"
         yield Case("N6", kind, name, data, "LayoutError", "weight_count", place("weight_count"))
-    # 2^32 - 1 and 9 weights are 8 together, when a u32 counts them.
+    # In a u32, 2^32 - 1 and 9 weights add up to 8.
     huge = cnn.header(2, 8) + cnn.record(1, U32, 1, 0) + cnn.record(3, 1, 1, U32) + bytes(16)
     yield Case("C5", kind, "a sum modulo 2^32", huge, "LayoutError", "total_weights", place("total_weights"))
-    # The third layer begins at 18, and by such counting at 18 + 2^32.
+    # The third layer begins at 18, which in a u32 is also 18 + 2^32.
     parts = [cnn.record(3, 1, 1, 9 * number) for number in range(2)] + [cnn.record(1, 1, 1, U32)]
     data = cnn.header(3, 19) + b"".join(parts) + bytes(40)
     yield Case("C5", kind, "an offset modulo 2^32", data, "LayoutError", "weight_offset", place("weight_offset", 2))

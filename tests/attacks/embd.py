@@ -139,7 +139,7 @@ def sections():
     yield header("E9", "flag without vocabulary", "LayoutError", vocab_size=0, vocab_offset=0)
     yield header("E9", "vocabulary without flag", "LayoutError", field="vocab_size", flags=6)
     yield header("E9", "an offset alone", "LayoutError", field="vocab_size", flags=6, vocab_size=0)
-    for gap in (62, 63, 64, 65):  # a hole is told before the section behind it that does not fit
+    for gap in (62, 63, 64, 65):  # the hole is reported before the section behind it that does not fit
         lie = {"metadata_offset": 64 + gap, "metadata_size": 10**6}
         wrong = ("TruncatedError", "metadata_size") if gap < 64 else ("LayoutError", "metadata_offset")
         says = f"is {64 + gap + (10**6 if gap < 64 else 0)}"
@@ -159,7 +159,7 @@ def behind_the_names(gap):
 
 
 def swapped():
-    """Index and vocabulary in exchanged places: every section is whole, only the order is wrong."""
+    """Index and vocabulary swapped: every section is whole, only the order is wrong."""
     d = draft()
     first = bytes(d.data[d.vocab_offset : d.index_offset])
     second = bytes(d.data[d.index_offset : d.index_offset + 32 * 3 + 3])
@@ -392,7 +392,7 @@ def vocabularies():
         data = draft(vocab=None, vocab_bytes=put(whole, at, length))
         yield case("E8", f"token {number} too long", data, "LayoutError", offset=VOCAB + 12, says=says, **late)
         at += 2 + len(token.encode())
-    # The ids stand behind the tokens or before them, by the file or by the section, and nowhere else.
+    # The ids stand behind the tokens or before them, counted from the file or the section, and nowhere else.
     for before, raw in ((True, section(special="before")), (False, whole)):
         good = 12 if before else len(raw) - 20
         for start in (0, VOCAB):
@@ -403,7 +403,7 @@ def vocabularies():
                 yield case(
                     "E8", name, data, **({} if place == good else wrong), says="" if place == good else "special"
                 )
-    for length in (49, 50):  # a place that both could mean is meant from the start of the file
+    for length in (49, 50):  # an ambiguous place counts from the start of the file
         raw = embd.vocab_section(["t" * length], special="relative-after")
         wrong = {"error": "LayoutError", "field": "special_tokens", "offset": 64 + 8}
         wrong = {"odd": "special ids are not below"} if length == 49 else wrong
@@ -518,7 +518,7 @@ def beginnings():
             if size >= 56:
                 expected = {"field": "total_file_size", "offset": 48, "says": f"is {size}, expected {len(data)}"}
             yield case("E5", f"{size} bytes of {name}", data[:size], "TruncatedError", **expected)
-    # Sections out of order are no sign of this layout; a size that is not larger than that of the file says nothing.
+    # Sections out of order do not point to this layout, nor does a size up to the file's.
     for field, value in (("metadata_offset", 128), ("vocab_offset", 128), ("tensor_index_offset", 0)):
         data = draft().header(**{field: value}).seal()[:48]
         yield case("E6", f"48 bytes, {field} {value}", data, "TruncatedError", field="tensor_count", offset=8)

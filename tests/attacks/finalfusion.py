@@ -92,7 +92,7 @@ KINDS = {
     "fasttext": Kind(_FASTTEXT, 20, 0, 8, 8, 8, "8: 3 words and 5 buckets", []),
     "fasttext-spec": Kind(partial(_FASTTEXT, spec=True), 20, 12, 8, 8, 8, "8: 3 words and 5 buckets", []),
     "explicit": Kind(partial(_EXPLICIT, pairs=PAIRS), 24, 0, 6, 3, 7, "3 to 7: 3 words and at most 4 n-grams", PAIRS),
-    # Where its number of n-grams stands behind the words, the file alone can tell how many rows there may be.
+    # If the number of n-grams stands behind the words, only the file bounds the number of rows.
     "explicit-spec": Kind(
         partial(_EXPLICIT, pairs=OWN, spec=True), 16, 8, 6, 3, U32, "3 to 2: 3 words and its n-grams", OWN
     ),
@@ -185,7 +185,7 @@ def chunks():
     for id_ in (ff.SIMPLE, ff.MATRIX, ff.METADATA):
         data = WHOLE + struct.pack("<IQ", id_, 0)
         yield case("F22", f"the head of chunk {id_} at the end", data, "LayoutError", "chunk_id", END)
-    # What begins behind the matrix like a chunk that fits the file is an unknown chunk.
+    # Bytes behind the matrix that look like a chunk which fits the file are an unknown chunk.
     tail = struct.pack("<IQ", 99, 5)
     for left in (4, 5, 6):
         name, chunk = f"an unknown chunk of 5 bytes in {left}", tail + bytes(left)
@@ -305,7 +305,7 @@ def ngram_rows(pairs, **lies):
 def matrices():
     for code, says in {8: "(i128) is 8", 9: "(u128) is 9", 12: "is 12,", 13: "is 13,", U32: f"is {U32},"}.items():
         yield case("F14", f"type {code}", matrix(code=code), "UnsupportedError", "type", S + 12, says=says)
-    # The most bytes that can be counted, which are more than any file has, and one more.
+    # The largest countable number of bytes, more than any file has, and one more.
     for rows, cols, dtype, wrong in (
         (U64, 7, "uint8", ("LayoutError", "shape")),
         (U63 // 7, 7, "uint8", ("TruncatedError", "matrix")),
@@ -397,7 +397,7 @@ def products():
     yield case("F13", "2^59 - 1 quantised rows", data, "TruncatedError", "quantised matrix", end)
     for centroids in (1, 2, 128, 254, 255):
         _, books, _, _ = ff.quantised(N, 2, centroids, 1)
-        for place in (0, 1, 3, 5):  # the first code that is that of no centroid; before it, the largest
+        for place in (0, 1, 3, 5):  # the first code without a centroid; before it, the largest code
             codes = np.full(2 * N, centroids - 1)
             codes[place:] = centroids
             data = ff.build([VOCAB, ff.product(codes.reshape(N, 2), books)])
@@ -484,7 +484,7 @@ def later():
     yield case("F5", "a number of n-grams at the end", data)
     data = data[:-1]
     yield case("F5", "a number of n-grams cut off", data, "TruncatedError", "n_ngrams", len(data))
-    # The last byte of the fields is that of a matrix's id.
+    # The last byte of the fields is a matrix's id.
     fields = struct.pack("<QQII", 0, 0, 1, 2 << 24)
     part = ff.matrix(Tensor("float32", (0, 2), b"")).at(12 + 12 + len(fields) - 1)
     data = ff.build([], []) + struct.pack("<IQ", ff.EXPLICIT, len(fields) - 1) + fields + part[1:]

@@ -11,7 +11,7 @@ KIND = "gguf"
 A, B = Info("a", (2,), 0, 0), Info("b", (3,), 24, 32)
 BODY = bytes(range(8)) + bytes(24) + bytes(range(3)) + bytes(29)
 VALUES = (KV("s", "str", "x"), KV("n", "u32", 7))
-# The part of the threat tables that is about this format: what is wrong with a file, and what has to come of it.
+# The part of the threat tables that is about this format: a file's defect, and the required outcome.
 ROWS = {
     "G1": "GGUF of version 0 or above 3, in either byte order: UnsupportedError.",
     "G2": "Counts of tensors, key-values, items or bytes beyond the bytes left: TruncatedError.",
@@ -29,7 +29,7 @@ ROWS = {
 
 
 def make(infos=(A, B), values=VALUES, body=BODY, coder=None, alignment=32, **counts):
-    """A file of two tensors, float32 [2] and int8 [3], right where nothing else is said."""
+    """A file of two tensors, float32 [2] and int8 [3], right unless arguments say otherwise."""
     head = gguf.header(infos, values, coder, **counts)
     return head + gguf.padding(len(head), alignment) + body
 
@@ -233,7 +233,7 @@ def infos():
     ):
         data = make((Info("a", dims, code, 0),))
         yield case("C6", name, data, "LayoutError", "dimensions", DIMS)
-    # The most elements, bytes and offsets that can be counted, which no file holds, and one more.
+    # The largest countable elements, bytes and offsets, which no file holds, and one more.
     for dims, code, offset, field in (
         ((2**63 - 1,), 24, 0, None),
         ((2**62, 2), 24, 0, "dimensions"),

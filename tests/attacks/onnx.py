@@ -154,12 +154,12 @@ def elsewhere():
             yield Lie("M7", f"{key} {text[:30]!r}", body, "FormatError", "external_data", part)
 
 
-# Lies about where a message ends, or that the table of tensors finds: they concern the whole file.
+# Lies about the end of a message, or that the table of tensors finds: they concern the whole file.
 WHOLE = {"a group", "many groups", "wire type 7", "field 0", "a tag of 33 bits", "2^60 floats in 8 bytes"}
 
 
 def left_out(lie):
-    """The warning for a tensor that strict=False leaves out; None for a lie that it refuses too."""
+    """The warning for a tensor that strict=False leaves out; None if it refuses the lie too."""
     if (
         lie.late
         or lie.name in WHOLE

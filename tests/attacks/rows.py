@@ -1,8 +1,8 @@
 """The rows of the threat tables: for each the defect of the file, and the required outcome.
 
 C rows hold for every format they apply to, D rows for a model in a directory. S rows are about saving and L rows about
-what a format can hold at most: these attack the writer, so their cases are tests and not files. A format's own rows
-are with its attacks (`tests.builders.Builder.damage`).
+the limits of a format: these attack the writer, so their cases are tests and not files. A format's own rows are with
+its attacks (`tests.builders.Builder.damage`).
 """
 
 from functools import cache
@@ -117,8 +117,7 @@ def rows():
     return {row: text for part in parts().values() for row, text in part.items()}
 
 
-# Of rows that attack a process, a file system or a writer, and of those of which files cannot show all: the tests
-# by name, wherever they stand.
+# Tests by name, for rows that attack a process, a file system or a writer, or that files show only in part.
 TESTS = {
     "C1": ("test_every_prefix_is_refused", "test_truncated_files_on_disk_are_errors_too"),
     "C3": ("test_files_of_ranks_are_refused_with_the_command_that_joins_them",),

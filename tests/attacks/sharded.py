@@ -15,7 +15,7 @@ SECOND = {"b.weight": normal((5, 2), 3), "half": normal((3,), 4, "bfloat16")}
 WHERE = dict.fromkeys(FIRST, ONE) | dict.fromkeys(SECOND, TWO)
 TOTAL = sum(len(value.data) for value in (*FIRST.values(), *SECOND.values()))
 SHARDS = {ONE: st.build(FIRST), TWO: st.build(SECOND)}
-# A model that lies outside of the folder, or is there under another name, is no shard.
+# A model outside the folder, or in it under another name, is not a shard.
 OUTSIDE = ["../outside.safetensors", "sub/../../outside.safetensors", "/etc/passwd", "C:\\x.safetensors"]
 OUTSIDE += ["s3://bucket/x.safetensors", "https://example.org/x.safetensors", "file:///etc/passwd", "..", ".", ""]
 OUTSIDE += ["a\0b.safetensors", "..\\outside.safetensors", "//host/share.safetensors", "./", "sub/.."]

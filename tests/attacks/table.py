@@ -1,6 +1,6 @@
-"""The rows of the threat tables, with what shows each: ``python -m tests.attacks.table`` prints them.
+"""The rows of the threat tables, with the proof of each: ``python -m tests.attacks.table`` prints them.
 
-A row is shown by files, which `tests.attacks` makes and `test_attacks.py` tries, by tests that it names, or by both.
+Files that `tests.attacks` makes and `test_attacks.py` tries prove a row, or tests that it names, or both.
 """
 
 from . import TESTS, cases, parts

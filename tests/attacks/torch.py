@@ -58,7 +58,7 @@ def cases():
 
 
 def at(row, name, code, error, field=None, offset=None):
-    """A program of these opcodes, and the place within them; -2 is none in particular."""
+    """A program of these opcodes, and the place within them; -2 stands for any place."""
     return Case(
         row, KIND, name, program(b"\x80\x02" + code), error, field, None if offset is None else BEGIN + 2 + offset
     )
@@ -238,7 +238,7 @@ TOO_MUCH = (
     ("P14", "a long path again and again", PATH + b"](" + b"h\3" * 5000 + b"e.", "pickle"),
     ("P14", "a dictionary made again and again of one list", PAIRS + b"h\2h\1\x85R" * 5000 + b"t.", "pickle"),
 )
-# Name, opcodes: left out if not strict, so that the error has no place.
+# Name, opcodes: left out with strict=False, so the error has no place.
 NO_NAME = {
     "the key a tuple with True": b"}(\x88\x85Nu.",
     "the key bytes": b"}(C\0Nu.",
@@ -273,7 +273,7 @@ def containers():
 
 
 def others():
-    """Programs of which torch.load makes other values than a machine that takes less care."""
+    """Programs that a careless machine runs to other values than torch.load."""
     tensor, other = torch.code(A), torch.code(A._replace(key="1"))
     data = DATA | {"1": struct.pack("<2f", 3, 4)}
     parts = torch.storage("1", "float32", 2) + b"K\0K\2\x85K\1\x85"
@@ -372,7 +372,7 @@ def entry(name, data, **options):
 def storages():
     code, data, wrong = torch.dump({"a": A}), DATA["0"], {"crc": 1}
     base, there = [entry(b"data.pkl", code), entry(b"version", b"3\n")], entry(b"data/0", data)
-    # Where the key of the storage is in the program, behind the header of its entry; of other entries, their header.
+    # The place of the storage's key in the program, behind its entry's header; of other entries, their header.
     key = 30 + len(b"x/data.pkl") + code.index(torch.text("0")) + 5
     dotted = torch.dump({"a": A._replace(key="../data.pkl")})
     damaged = entry(b"data.pkl", code, local=wrong, central=wrong)
@@ -421,7 +421,7 @@ def storages():
 
 
 def programs():
-    """Programs as Python's own pickler writes them, of objects that torch has nothing to do with."""
+    """Programs that Python's own pickler writes, of objects unrelated to torch."""
 
     class Evil:
         def __reduce__(self):

@@ -1,4 +1,4 @@
-"""Attacks on ZIP archives, for every format whose files are archives: two readers must not see two."""
+"""Attacks on ZIP archives, for every format whose files are archives: two readers must not see different archives."""
 
 import struct
 import zlib
@@ -26,7 +26,7 @@ NO_TEXT = "a name that is not marked as UTF-8"
 
 
 def _both(entry, **fields):
-    """Say this of an entry in its header and in the directory."""
+    """Set this in an entry's header and in the directory."""
     entry.local |= fields
     entry.central |= fields
 
@@ -47,16 +47,16 @@ def _set(**attributes):
 
 
 def central(**fields):
-    """What the directory says of the second entry."""
+    """The directory's record of the second entry."""
     return lambda found: found[1].central.update(fields)
 
 
 def local(**fields):
-    """What the header of the second entry says."""
+    """The header of the second entry."""
     return lambda found: found[1].local.update(fields)
 
 
-# What strict=False makes of an entry of two sizes: numpy's is one array of several.
+# The result of strict=False for an entry of two sizes: numpy's is one array of several.
 SIZE = {"npz": {"odd": "which is stored as it is"}, "torch": {}}
 
 
@@ -80,14 +80,14 @@ def cases(kind, entries):
     empty = struct.pack("<2H", zip_files.NAME, 0)
     header, lists = "local header", "central directory"
 
-    # What is done to the entries, by what the second one's header or record says: a LayoutError at that place.
+    # Changes of the entries, by the changed field of the second one's header or record: a LayoutError there.
     fields = {"crc": 1, "stored": 1, "size": 1, "method": 8, "flags": 0x800, "signature": b"PK\3\5"}
     for place, change in (("local", local), ("central", central)):
         for name, value in fields.items():
             if (place, name) != ("central", "signature"):
                 yield _case(kind, entries, "Z1", f"{place} {name}", header, second, change(**{name: value}))
 
-    # Row, name, field, place, what is done to the entries, and options.
+    # Row, name, field, place, the change of the entries, and options.
     for row, name, field, at, change, *options in (
         ("Z1", "local name", header, second, local(name_len=len(own) - 1)),
         ("Z1", "two sizes of what is stored", "size", second, lambda found: _both(found[1], size=1), SIZE[kind]),
@@ -108,7 +108,7 @@ def cases(kind, entries):
     ):
         yield _case(kind, entries, row, name, field, at, change, *options)
 
-    # Row, name, field, what the records at the end say, and the place where it is not that of the record.
+    # Row, name, field, changes of the records at the end, and the place if it is not the record's.
     for row, name, field, records, *at in (
         ("Z3", "no directory where it should be", "end record", {"end": {"begin": 0}}),
         ("Z3", "a longer directory", "end record", {"end": {"length": 2**31}}),
@@ -141,7 +141,7 @@ def cases(kind, entries):
     data = zip_files.archive(entries(), end={"comment_len": 9})
     yield Case("Z6", kind, "a comment cut short", data, "TruncatedError", "end record", len(sound))
 
-    # Row, name, field, place, what is done to the entries, and what the records say: none of it is supported.
+    # Row, name, field, place, and changes of the entries and the records, all unsupported.
     marked = listed + len("ü".encode())
     for row, name, field, at, change, *records in (
         ("Z5", "encrypted", "flags", listed, lambda found: _both(found[1], flags=1)),

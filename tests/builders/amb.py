@@ -20,7 +20,7 @@ NO_ID = 0xFFFF
 
 @dataclass(frozen=True)
 class Record:
-    """A record; numbers that are None are those of the shape, the name and the data."""
+    """A record; None stands for the number that follows from shape, name or data."""
 
     name: str | bytes
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ def weights(records, start, *, origin=0, fill=b"\x00", last=True):
 
 
 def tokenizer(kind, ids, payload=b""):
-    """A tokenizer section; `ids` are those of bos, eos, pad, unk and mask."""
+    """A tokenizer section; `ids` are of bos, eos, pad, unk and mask."""
     return struct.pack("<B5H", kind, *ids) + payload
 
 

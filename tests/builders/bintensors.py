@@ -1,7 +1,7 @@
 """BinTensors files, both header layouts: `header` writes any fields, `dissect` reads them back, `parse` asserts.
 
-Wherever a header holds an integer or a string, the builder takes bytes as well and writes them as they are: that is how
-a test tells one lie in a file that is otherwise right.
+Wherever a header holds an integer or a string, the builder takes bytes as well and writes them as they are: so a test
+can tell one lie in a file that is otherwise right.
 """
 
 import math
@@ -32,7 +32,7 @@ _WIDTHS = {251: "<H", 252: "<I", 253: "<Q"}
 
 
 def varint(value, marker=None):
-    """An unsigned integer; `marker` (251, 252, 253) asks for that form even where a shorter one would do."""
+    """An unsigned integer; `marker` (251, 252, 253) forces that form even where a shorter one would do."""
     if marker is None:
         marker = 0 if value <= 250 else 251 if value < 2**16 else 252 if value < 2**32 else 253
     return bytes([marker]) + struct.pack(_WIDTHS[marker], value) if marker else bytes([value])
@@ -44,7 +44,7 @@ def number(value):
 
 
 def string(text):
-    """Length and UTF-8; bytes are taken for what stands after the length, so that they need not be UTF-8."""
+    """Length and UTF-8; bytes go behind the length as they are, so they need not be UTF-8."""
     raw = text if isinstance(text, bytes) else text.encode()
     return varint(len(raw)) + raw
 
@@ -130,12 +130,12 @@ def build(tensors, metadata=None, layout="spec", *, pad=True):
 
 
 class Malformed(Exception):  # noqa: N818 - a verdict on a file, not a mistake of the program
-    """The header cannot be read in the layout that was asked for."""
+    """The header cannot be read in the requested layout."""
 
 
 @dataclass
 class Found:
-    """The fields of a header that could be read to its end, and what is odd about it.
+    """The fields of a header that could be read to its end, and its oddities.
 
     `long` counts the integers that a shorter form could have held; `wide_dtype` says that a dtype took nine bytes.
     """
@@ -184,7 +184,7 @@ class _Cursor:
 
 
 def dissect(data, layout):
-    """Read a header in one layout as far as its fields make sense one by one; how they fit together is not judged."""
+    """Read a header in one layout as far as each field makes sense; does not judge how they fit together."""
     if len(data) < 8:
         raise Malformed("shorter than the length of a header")
     (size,) = struct.unpack_from("<Q", data)
@@ -265,7 +265,7 @@ def content(found, layout):
 
 
 def parse(data, layout="spec"):
-    """Read a valid file, asserting everything that is asked of a writer; tensors in the order of their data."""
+    """Read a valid file, asserting every duty of a writer; tensors in the order of their data."""
     found = dissect(data, layout)
     assert faults(found, layout) == set()
     assert struct.unpack_from("<Q", data)[0] % 8 == 0
@@ -299,7 +299,7 @@ BOTH = raw(padded(b"\0\1" + string(b"\1\0\0\0\1\5x") + b"\x0b\1\0\0\0"))
 
 
 def examples():
-    """Files of both layouts, from nothing to one with every dtype, and what only a foreign writer writes."""
+    """Files of both layouts, from nothing to every dtype, and files that only a foreign writer makes."""
 
     def example(name, layout, tensors, metadata=None, data=None, **options):
         whole = build(tensors, metadata, layout, **options) if data is None else data

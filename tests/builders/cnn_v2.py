@@ -19,7 +19,7 @@ def header(layers, total, mip_level=0, version=2, magic=b"CNN2"):
 
 
 def record(kernel, inputs, outputs, offset, count=None):
-    """A layer record; the count is that of its shape, unless another is given."""
+    """A layer record; by default its count follows from the shape."""
     count = outputs * inputs * kernel**2 if count is None else count
     return struct.pack("<5I", kernel, inputs, outputs, offset, count)
 
@@ -52,7 +52,7 @@ def names(tensors):
     return {f"layer.{number}.weight": value for number, value in enumerate(tensors)}
 
 
-# Layers of 9, 2, 9 and 25 weights begin at halves 0, 9, 11 and 20, even and odd; the 45 together are odd in number.
+# Layers of 9, 2, 9 and 25 weights begin at halves 0, 9, 11 and 20, even and odd; their sum, 45, is odd.
 ODD = (layer(1, 1, 3, 1), layer(2, 1, 1, 2), layer(1, 1, 3, 3), layer(1, 1, 5, 4))
 
 

@@ -1,6 +1,6 @@
 """EMBD files of both layouts, built field by field: `Draft` is a valid file with replaceable fields, `parse` a reader.
 
-A draft keeps its checksums right while single fields lie, so that a test meets the check that it names.
+A draft keeps its checksums right while single fields lie, so a test reaches the check that it names.
 """
 
 import math
@@ -52,7 +52,7 @@ def fnv1a32(data):
 
 
 def utf8(text):
-    """The bytes of a name; a test that wants bytes that are no UTF-8 passes them as they are."""
+    """The bytes of a name; a test passes bytes beyond UTF-8 as they are."""
     return text if isinstance(text, bytes) else text.encode()
 
 
@@ -132,7 +132,7 @@ class Draft:
         self.after = []
 
     def header(self, **values):
-        """Change header fields. A changed header_checksum stays as given; without one it is made to fit."""
+        """Change header fields. The header_checksum fits unless it is one of them."""
         for name, value in values.items():
             place, code = HEADER_FIELDS[name]
             self._put(place, code, value, late=name == "header_checksum")
@@ -178,7 +178,7 @@ class Draft:
 
 
 def simple(tensors=(), vocab=()):
-    """A file of the simple layout: what the upstream converter writes."""
+    """A file of the simple layout, as the upstream converter writes it."""
     named = [(utf8(name), value) for name, value in tensors]
     out = bytearray(struct.pack("<4sII", b"EMBD", 1, len(named)))
     for name, value in named:
@@ -471,7 +471,7 @@ def sealed(data):
 
 
 def trailing(kind, data, _):
-    """The layout with a header says in there how long the file is."""
+    """The layout with a header records the file's length in it."""
     if kind == FORMAT:
         return "LayoutError", "total_file_size", 48, None
     return "LayoutError", "size", len(data), "trailing"

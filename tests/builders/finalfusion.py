@@ -21,7 +21,7 @@ WIDTHS = (1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 4, 8)
 class Chunk:
     """A chunk: its payload is the fields, padding so that the data is at a multiple of `width`, and the data.
 
-    `width` 0 is no padding at all; `padding`, where it is given, is the padding itself; `length` a lie about it.
+    With `width` 0 there is no padding; `padding` replaces the padding, `length` is a lie about it.
     """
 
     id: int
@@ -32,7 +32,7 @@ class Chunk:
     length: int | None = None
 
     def at(self, position):
-        """The chunk as it is at a position of the file."""
+        """The chunk's bytes at a position of the file."""
         start = position + 12 + len(self.fields)
         rule = bytes(self.width - start % self.width) if self.width else b""
         padding = rule if self.padding is None else self.padding
@@ -42,7 +42,7 @@ class Chunk:
 
 
 def build(chunks, listed=None, version=0, count=None):
-    """A file of these chunks; the header lists `listed`, or what is there."""
+    """A file of these chunks; the header lists `listed`, or the true chunks."""
     ids = [chunk.id for chunk in chunks] if listed is None else list(listed)
     out = struct.pack("<4sII", b"FiFu", version, len(ids) if count is None else count)
     out += struct.pack(f"<{len(ids)}I", *ids)
@@ -138,12 +138,12 @@ PAIRS = (("<on", 0), ("one", 1), ("ne>", 0), ("<tw", 2), ("日本", 3))
 
 
 def example(name, chunks, tensors, vocab=WORDS, text=None, layout="upstream", **options):
-    """An example. A file with norms is one without them too, up to where they begin."""
+    """An example. A file with norms is also a file without them, up to their beginning."""
     data = build(chunks, **options)
     before = build(chunks[:-1], options.get("listed", [chunk.id for chunk in chunks]))
     cut = frozenset({len(before)} if chunks[-1].id == NORMS and len(chunks) > 1 else ())
     words = None if vocab is None else tuple(vocab)
-    # The specification lets a reader accept a file without a matrix; nothing asks a writer to make one.
+    # The specification lets a reader accept a file without a matrix; no writer has to make one.
     written = "embeddings" in tensors and vocab is not None
     return Example(name, FORMAT, SUFFIX, data, tensors, text or {}, words, layout=layout, prefixes=cut, written=written)
 
@@ -215,7 +215,7 @@ def small():
 
 
 def anatomy(data):
-    """finalfusion, chunk by chunk; of one that upstream would not write, every four bytes are a number."""
+    """finalfusion, chunk by chunk; in a chunk that upstream would not write, every four bytes are a number."""
     walk = Walk(data)
     *_, listed = walk.numbers(4, 4, 4)
     walk.numbers(*[4] * walk.value(listed))

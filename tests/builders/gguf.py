@@ -1,7 +1,7 @@
 """GGUF files of every version and byte order: `build` writes any fields, `parse` reads a file back and asserts.
 
 A value has a kind: the name of a type in `KINDS`, or a list of one kind for an array. A number may be given as bytes,
-which are written as they are: that is how a test tells one lie in a file that is otherwise right.
+which are written as they are: so a test can tell one lie in a file that is otherwise right.
 """
 
 import math
@@ -136,7 +136,7 @@ def header(infos, values=(), coder=None, *, tensor_count=None, kv_count=None):
 
 
 def build(tensors, values=(), *, version=3, big=False, alignment=ALIGNMENT, padded=True, listed=None):
-    """A valid file: tensors in the given order, listed in another one where that is given; `padded` at its end."""
+    """A valid file: tensors in the given order, listed as `listed` says, `padded` at its end."""
     coder = Coder(version, big)
     infos = infos_of(tensors, alignment)
     if listed is not None:
@@ -153,7 +153,7 @@ def build(tensors, values=(), *, version=3, big=False, alignment=ALIGNMENT, padd
 
 @dataclass
 class Found:
-    """What a file holds: key-values with their kinds, infos, and where the data section begins."""
+    """The content of a file: key-values with their kinds, infos, and the begin of the data section."""
 
     version: int
     big: bool
@@ -217,7 +217,7 @@ def dissect(data):
 
 
 def parse(data):
-    """Read a file back, asserting everything that is asked of a writer; tensors in the order of their data."""
+    """Read a file back, asserting every duty of a writer; tensors in the order of their data."""
     found = dissect(data)
     names = {code: name for name, code in CODES.items()}
     assert (found.version, found.big) == (3, False)
@@ -245,7 +245,7 @@ def parse(data):
 
 
 class Numbers(list[Any]):
-    """What an array of numbers has to hold, and of what dtype: equal to an array, and to nothing else but itself."""
+    """The required numbers of an array, and their dtype: equal to such an array and to itself only."""
 
     __array_ufunc__ = None
     __hash__ = None
@@ -261,7 +261,7 @@ class Numbers(list[Any]):
 
 
 def read_as(kind, value):
-    """What metadata hold of a value of a kind."""
+    """The metadata's form of a value of a kind."""
     if not isinstance(kind, list):
         return value
     inner = kind[0]
@@ -338,7 +338,7 @@ RANKS = {
 
 @dataclass(frozen=True)
 class BigEndian(Tensor):
-    """A tensor whose bytes are those of a big-endian file."""
+    """A tensor with the bytes of a big-endian file."""
 
     @property
     def array(self):
@@ -353,7 +353,7 @@ def swapped(tensors):
 
 
 def metadata_of(values):
-    """What metadata hold of key-values."""
+    """The metadata's form of key-values."""
     return {str(key): read_as(kind, value) for key, kind, value in values}
 
 
@@ -416,7 +416,7 @@ def tokens(count):
 
 
 def anatomy(data):
-    """The header; of big-endian files and version 1 nothing is told, so that their bytes change one by one."""
+    """The header; big-endian files and version 1 have no anatomy, so their bytes change one by one."""
     walk = Walk(data)
     if data[4:8] not in (b"\2\0\0\0", b"\3\0\0\0"):
         return walk.anatomy

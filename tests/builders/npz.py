@@ -50,7 +50,7 @@ def examples():
 
 
 def many(count):
-    """Archives of as many members."""
+    """Archives of `count` members."""
     one = npy.build(npy.header_of(Tensor("int8", (1,), b"\0")), b"\0")
     entries = [zip_files.Entry(b"%07d.npy" % i, one) for i in range(count)]
     return zip_files.archive(entries, wide=count > 65534)

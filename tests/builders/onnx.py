@@ -17,7 +17,7 @@ CODES = {
 
 
 def varint(value):
-    """Seven bits a byte, the lowest first; negative numbers as those of 64 bits."""
+    """Seven bits a byte, the lowest first; negative numbers have 64 bits."""
     value &= 2**64 - 1
     out = bytearray()
     while value > 127:
@@ -90,7 +90,7 @@ SMALL = {"a": normal((2, 3), 1), "b": noise("int16", (5,), 2)}
 
 
 def examples():
-    """Every type, raw and, where these are the elements, in numbers; numbers of dimensions, names, and texts."""
+    """Every type, raw and, if numbers are its elements, in numbers; numbers of dimensions, names, and texts."""
     every = {f"w/{dtype}": noise(dtype, (3, 5), seed) for seed, dtype in enumerate(CODES)}
     fixed = {name: value for name, value in every.items() if CODES[value.dtype][1] in {4, 10}}
     ranks = {
@@ -122,7 +122,7 @@ def examples():
 
 
 def _ends(data):
-    """Where fields of a model end from its graph on: each of these beginnings is a model too."""
+    """The ends of a model's fields from its graph on: each of these beginnings is a model too."""
     walk, seen, found = Walk(data), False, set()
     while walk.at < len(data):
         number, kind = divmod(walk.value(walk.leb()), 8)
@@ -135,12 +135,12 @@ def _ends(data):
 
 
 def many(count):
-    """Models of as many tensors of a byte."""
+    """Models of `count` tensors of a byte."""
     return model(tensor_proto(f"{i:07}", Tensor("int8", (1,), b"\0")) for i in range(count))
 
 
 def many_numbers(count):
-    """Models of as many tensors of a number, as shapes are."""
+    """Models of `count` tensors of a number, such as shapes."""
     return model(tensor_proto(f"{i:07}", Tensor("int64", (1,), bytes(8)), typed=True) for i in range(count))
 
 
@@ -177,7 +177,7 @@ def _message(walk, end, within):
 
 
 def trailing(kind, data, tail):
-    """The error for bytes behind the end: they are read as fields, and those of a second model are of the same one."""
+    """The error for bytes behind the end: they are read as fields, a second model's as the first one's."""
     del kind
     if tail == data:
         name = field(2, b"g")

@@ -1,7 +1,7 @@
 """PyTorch checkpoints of both layouts: `dump` writes the opcodes of an object; `zipped` and `legacy` make files.
 
-`Plain` stands for opcodes as they are, `Stored` for a tensor with any strides. No pickler is used, so that a program
-may be wrong in any way.
+`Plain` stands for opcodes as they are, `Stored` for a tensor with any strides. They use no pickler, so a program may be
+wrong in any way.
 """
 
 import math
@@ -39,7 +39,7 @@ class Plain(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor in a storage: the key of that, its dtype and elements, and where the tensor lies in it, in elements."""
+    """A tensor in a storage: the storage's key, dtype and elements, and the tensor's place in it, in elements."""
 
     key: str
     dtype: str
@@ -136,7 +136,7 @@ def dump(value):
 
 
 def stored(tensors, values=None):
-    """The object of tensors, each in a storage of its own, and other values; and the storages."""
+    """The object of tensors, each in its own storage, and other values; and the storages."""
     found, storages = {}, {}
     for key, (name, t) in enumerate(tensors.items()):
         size = len(t.data) // numpy_dtype(t.dtype).itemsize
@@ -156,7 +156,7 @@ def zipped(program, storages, *, prefix="archive", order="little", **options):
 
 
 class Item(NamedTuple):
-    """A storage of a legacy file: its bytes, and those of an element."""
+    """A storage of a legacy file: its bytes, and the bytes of an element."""
 
     data: bytes
     size: int

@@ -1,6 +1,6 @@
-"""Quantised checkpoints of every scheme, made here from codes and scales, with the values that they stand for.
+"""Quantised checkpoints of every scheme, made here from codes and scales, with their values.
 
-Codes are packed one by one, as QUANTISED.md of the specification says; nothing of the package is used.
+Codes are packed one by one, as QUANTISED.md of the specification says; without the package.
 """
 
 import json
@@ -30,7 +30,7 @@ class Checkpoint:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def settings(self):
-        """Return what config.json holds."""
+        """Return the content of config.json."""
         stated = {"quantization_config": self.config} if self.config else {}
         return json.dumps({"dtype": self.dtype, **stated, **self.extra}).encode()
 
@@ -81,7 +81,7 @@ def product(q, s):
 
 
 def awq(*, group=32, zeros=True, columns=64):
-    """AWQ: a word has the codes of eight outputs, in an order of its own."""
+    """AWQ: a word has the codes of eight outputs, in AWQ's order."""
     rows, size = 24, columns if group < 0 else group
     q, z = numbers(1, (rows, columns), 16), numbers(2, (rows, columns // size), 16)
     s = scales(3, (rows, columns // size))
@@ -125,9 +125,9 @@ def compressed(format_, weights, tensors, values, **own):
 
 
 def packed(bits, *, group=32, symmetric=True, old=False, order=None, plain=False, columns=96):
-    """pack-quantized; `old` for codes that do not span words, `order`, the name of one, for groups in another order.
+    """pack-quantized; `old` for codes that do not span words, `order` for groups in the order of this name.
 
-    `plain` for zero points as version 0.8.1 stored them: int8, of the shape of the scales.
+    `plain` for zero points as version 0.8.1 stored them: int8, in the shape of the scales.
     """
     rows, size = 20, columns if group <= 0 else group
     count, half = columns // size, 1 << bits - 1
@@ -300,7 +300,7 @@ def experts():
 
 
 def llama4(algorithm):
-    """ModelOpt's experts of Llama 4, which are called as their parameter; two inputs are a byte of NVFP4."""
+    """ModelOpt's experts of Llama 4, named like their parameter; two inputs are a byte of NVFP4."""
     count, columns, rows = 3, 64, 10
     name = "language_model.model.layers.0.feed_forward.experts.gate_up_proj"
     tensors = {}
@@ -323,7 +323,7 @@ def llama4(algorithm):
 
 
 def fp8_experts(*, blocks):
-    """FP8 experts of transformers, called as their parameter: blocks of 16 x 24, or a scale of each expert."""
+    """FP8 experts of transformers, named like their parameter: blocks of 16 x 24, or a scale of each expert."""
     count, rows, columns = 3, 40, 60
     height, width = (16, 24) if blocks else (rows, columns)
     q = numbers(35, (count, rows, columns), 127).astype(np.uint8).view(F8)
@@ -338,7 +338,7 @@ def fp8_experts(*, blocks):
 
 
 def fp8_layer(leaves, *, height=16, width=24, kind=np.float32):
-    """FP8 experts as transformers saves them: matrices of each, `leaves` of one parameter, and the scales of that."""
+    """FP8 experts as transformers saves them: a matrix of each, `leaves` of one parameter, and its scales."""
     count, rows, columns = 3, 32, 60
     layer = f"model.layers.3.mlp.experts.{'gate_up' if len(leaves) > 1 else 'down'}_proj"
     shape = len(leaves) * rows, columns
@@ -360,7 +360,7 @@ def fp8_layer(leaves, *, height=16, width=24, kind=np.float32):
 def stacked(matrix, count=3):
     """Experts of a layer as one parameter: the pieces of a matrix with one more dimension, in each expert in turn.
 
-    Rows of an expert are those of the one before, one further; with zero points, which lie along rows, all are alike.
+    Each expert has the rows of the previous one, shifted by one; with zero points, which lie along rows, all are alike.
     """
     rows, alike = len(matrix.values), f"{MODULE}.weight_zero_point" in matrix.tensors
     turns = [0] * count if alike else range(count)
@@ -378,7 +378,7 @@ def stacked(matrix, count=3):
 
 
 def fp8_experts_of(kind):
-    """FP8 checkpoints whose experts are one matrix behind the other: ``X.weight``, or e2m1 in X."""
+    """FP8 checkpoints whose experts are one matrix after another: ``X.weight``, or e2m1 in X."""
     if kind == "fp4":
         matrix, name = stacked(fp4("experts")), "model.layers.3.mlp.experts.down_proj"
         codes, s = matrix.tensors.values()
@@ -433,7 +433,7 @@ def stream(codes, bits):
 
 
 def mlx(bits, *, experts=0, layer=False):
-    """MLX: codes with a scale and a bias for each group; `layer` says bits for the module alone: all else is usual."""
+    """MLX: codes with a scale and a bias for each group; `layer` sets the bits of this module alone."""
     rows, columns, size = 6, 128, 64
     q = numbers(20, (max(experts, 1) * rows, columns), 1 << bits)
     s, b = scales(21, (len(q), columns // size), BF16), scales(22, (len(q), columns // size), BF16)
@@ -468,7 +468,7 @@ def mlx_floats(mode, *, experts=0):
 
 
 def auto_round(packing, *, layer=False):
-    """AutoRound: the pieces of GPTQ, or of AWQ; `layer` says bits and size for the module alone."""
+    """AutoRound: the pieces of GPTQ or AWQ; `layer` sets bits and size of this module alone."""
     pieces = awq() if packing.endswith("awq") else gptq(4, version="gptq" if packing.endswith("gptq") else "gptq_v2")
     sizes = {"bits": 4, "group_size": 32}
     config = {"quant_method": "auto-round", "packing_format": packing, "sym": False, "data_type": "int"}
@@ -484,7 +484,7 @@ def auto_round(packing, *, layer=False):
 
 
 def auto_round_floats(kind):
-    """AutoRound: the pieces of other libraries by its own configuration, which says the format of packing."""
+    """AutoRound: pieces of other libraries under its own configuration, which names the format of packing."""
     config, pieces = {"quant_method": "auto-round", "bits": 8, "group_size": 32, "sym": True}, fp8("rows")
     if kind == "mlx":
         pieces = mlx(4)
@@ -531,7 +531,7 @@ def modelopt_fp8(algorithm, *, mixed=False):
 
 
 def modelopt_e2m1(algorithm, *, stated=False):
-    """ModelOpt's e2m1 codes with scales for 32 columns, exponents or floats with one of the tensor."""
+    """ModelOpt's e2m1 codes with scales for 32 columns: exponents, or floats and a scale of the tensor."""
     (codes, q), (s, each), whole_scale = e2m1(24, 64), exponents(17, (24, 2)), np.float32(0.0123)
     tensors = {"weight": codes, "weight_scale": s}
     if "NV" in algorithm:
@@ -545,7 +545,7 @@ def modelopt_e2m1(algorithm, *, stated=False):
 
 
 def modelopt_experts(algorithm):
-    """ModelOpt's experts of Llama 4 and gpt-oss that are quantised as they lie: groups along the outputs."""
+    """ModelOpt's experts of Llama 4 and gpt-oss, quantised as they are stored: groups along the outputs."""
     name = "model.layers.0.mlp.experts.down_proj"
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
         codes, s = numbers(33, (3, 64, 10), 127).astype(np.uint8).view(F8), scales(34, (3,), np.float32)

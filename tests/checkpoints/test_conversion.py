@@ -43,7 +43,7 @@ def test_every_scheme_is_decoded(tmp_path, name):
 
 @in_one_item("name", [name for name in EXAMPLES if name.startswith(("awq", "gptq"))])
 def test_of_large_pieces_some_columns_are_read_at_a_time(tmp_path, monkeypatch, name):
-    """Where columns are decoded together, and neighbours of those that were read before; the result is the same."""
+    """Also where columns are decoded together, beside columns read earlier; the result is the same."""
     example, sizes, read_runs = EXAMPLES[name](), [], Source.read_runs
     monkeypatch.setattr(weights, "_DIRECT_PIECE", 1)
     monkeypatch.setattr(weights, "_MAX_COLUMNS_NBYTES", 600)
@@ -58,7 +58,7 @@ def test_of_large_pieces_some_columns_are_read_at_a_time(tmp_path, monkeypatch, 
 
 
 def test_parameters_that_overflow_are_counted(tmp_path):
-    """The report counts finite values that a type has no place for; what is NaN already does not count."""
+    """The report counts finite values that a type cannot hold; earlier NaNs do not count."""
     example = EXAMPLES["gpt-oss"]()
     scales = example.tensors[f"{example.name}_scales"]
     scales[:], scales[0, 0], scales[1, 5] = 127, 255, 150  # NaN, and 2 ** 23
@@ -166,7 +166,7 @@ def test_commands(tmp_path, capsys):
 
 
 def test_parameters_are_counted(tmp_path, capsys):
-    """inspect --weights, doctor and report count parameters, and bits that are stored for one of them."""
+    """inspect --weights, doctor and report count parameters, and the stored bits for each."""
     source = TRUTH / "gptoss"
     with wm.open(source) as f:
         elements = {name: w.size for name, w in f.weights.items()}
@@ -229,7 +229,7 @@ def test_state_of_a_training_is_not_counted_as_parameters(tmp_path, capsys, name
 
 
 def halved(example):
-    """The example with scales that float16 has, and zero points in the middle."""
+    """The example with scales that fit float16, and zero points in the middle."""
     for name, array in example.tensors.items():
         if name.endswith(("scales", "weight_scale")) and array.dtype != np.uint8:
             example.tensors[name] = np.ldexp(np.float32(1 + np.arange(array.size) % 7 / 8), -6).reshape(array.shape)
@@ -330,7 +330,7 @@ def nvfp4(name, *, factor=None, scale=None):
 
 
 def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
-    """Codes and scales are those stored; the scale of the tensor stands beside it. What is not exact is decoded."""
+    """The stored codes and scales; the scale of the tensor stands beside it. Inexact parameters are decoded."""
     target = tmp_path / "x.gguf"
     scale = NAME.replace("weight", "scale")
     of_modelopt = [(name, None, None) for name in ("modelopt nvfp4", "modelopt NVFP4")]  # the second: 32 columns
@@ -347,7 +347,7 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
             stored_scales = next(array for role, array in example.tensors.items() if role.endswith("weight_scale"))
             again = codes[..., :4].size // stored_scales.size
             assert codes[..., :4].tobytes() == stored_scales.repeat(again, -1).tobytes()
-            # The scale is rounded once with the tensor's in the checkpoint, the product once more there.
+            # The checkpoint's library rounds the product of both scales, and then the product with the code once more.
             values = g[NAME].dequantize() * np.float32(wanted)
             np.testing.assert_allclose(values, f.weights[NAME].dequantize("float32"), rtol=2**-22)
     taken = nvfp4("modelopt nvfp4")
@@ -371,7 +371,7 @@ def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
 
 @in_one_item("name", ["Llama 4 NVFP4", "Llama 4 FP8", "fp8 experts"])
 def test_fused_experts_become_a_plain_model(tmp_path, name):
-    """Their pieces go, and so does the configuration that says how they are quantised; `verify` checks them before."""
+    """Their pieces go, and so does the configuration of their quantisation; `verify` checks them before."""
     example = EXAMPLES[name]()
     folder = tmp_path / name
     example.write(folder)
@@ -396,7 +396,7 @@ def test_a_parameter_without_columns(tmp_path):
 
 
 def test_what_is_not_exact_is_decoded_or_refused(tmp_path):
-    """Without `quantize` it is decoded; asked for by `quantize` it is an EncodeError that names it."""
+    """Without `quantize` the parameter is decoded; with it, an EncodeError names the parameter."""
     for name in (
         "gptq act-order",
         "awq",

@@ -1,4 +1,4 @@
-"""Regular expressions of configurations: what `re.match` says, in time that is linear in the length of a name."""
+"""Regular expressions of configurations: `re.match`'s answers, in time linear in the length of a name."""
 
 import random
 import re
@@ -95,14 +95,14 @@ def test_any_expression_matches_as_with_re(number):
 
 
 def test_cases_of_several_characters():
-    """The capital of ß is two letters, and so is the small form of a dotted I: neither is one of a set."""
+    """The capital of ß is two letters, and so is the small form of a dotted I: no set contains either."""
     for name in ("groß", "İx", "ﬁ.q"):
         for text in (r"(?i).*[.][a-z_]+$", r"(?i)[^a-z]", r"(?i)g[a-z]+", r"(?i).[X]"):
             agrees(text, name)
 
 
 def test_thousands_of_names(monkeypatch):
-    """An expression whose beginning is no name's costs no walk along it."""
+    """An expression whose beginning fits no name costs no walk along names."""
     expressions = [Expression(rf"^model\.layers\.{i}\.mlp$") for i in range(2000)]
     walked = []
     monkeypatch.setattr(Expression, "_positions", lambda _, name: walked.append(name))
@@ -123,7 +123,7 @@ def test_thousands_of_names(monkeypatch):
     ],
 )
 def test_other_expressions_are_named(text, words):
-    """What is not matched in linear time says what it has."""
+    """Errors name the syntax that has no linear time."""
     with pytest.raises(UnsupportedExpressionError, match=words):
         Expression(text)
 

@@ -1,4 +1,4 @@
-"""Quantised checkpoints with one defect each: a FormatError that names what is wrong, and nothing else ever."""
+"""Quantised checkpoints with one defect each: always a FormatError that names the defect."""
 
 import contextlib
 import copy
@@ -44,7 +44,7 @@ def extra(role, shape=(4,), dtype=np.float32):
 
 
 def renamed(module):
-    """Call the module otherwise."""
+    """Rename the module."""
 
     def apply(example):
         example.name = f"{module}.weight"
@@ -58,7 +58,7 @@ def config(**keys):
 
 
 def rules(**keys):
-    """Change what compressed-tensors says of the weights."""
+    """Change compressed-tensors' settings of the weights."""
     return lambda example: example.config["config_groups"]["group_0"]["weights"].update(keys)
 
 
@@ -78,7 +78,7 @@ def raw_state(raw):
 
 
 NF4, LLAMA = "nf4, nested True", "Llama 4 NVFP4"
-# The example, what is changed, and words of the error: it names the tensor, or the key of the configuration.
+# The example, the change, and words of the error: it names the tensor, or the key of the configuration.
 ROWS = [
     ("awq", config(quant_method="hqq"), "quant_method is 'hqq', expected one of auto-round, awq, bitsandbytes"),
     ("awq", config(quant_method=None), "quant_method"),
@@ -285,7 +285,7 @@ def test_configurations_that_are_none(tmp_path, content):
     ],
 )
 def test_huge_numbers_of_a_configuration_cost_nothing(tmp_path, name, change, number):
-    """A number that is larger than the tensor is all of it: no loop, memory or overflow follows from it."""
+    """A number larger than the tensor means all of it: it causes no loop, memory or overflow."""
     example = EXAMPLES[name]()
     change(number)(example)
     with wm.open(example.write(tmp_path)) as f:
@@ -319,7 +319,7 @@ def damage(rng, example):
 
 @in_one_item("number", range(400))
 def test_mutants(tmp_path, number):
-    """Whatever is changed, decoding gives values or a FormatError; always the same mutants."""
+    """After any change, decoding gives values or a FormatError; always the same mutants."""
     rng = random.Random(number)
     example = EXAMPLES[rng.choice(list(EXAMPLES))]()
     damage(rng, example)

@@ -1,4 +1,4 @@
-"""`plan` of `f.weights`: parameters, of whose pieces only what decodes the wanted rows is read."""
+"""`plan` of `f.weights`: it reads only the parts of pieces that decode the wanted rows."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import weightmap as wm
 
 @in_one_item("name", EXAMPLES)
 def test_parts_of_every_scheme(tmp_path, name):
-    """What a part holds is what the index gives of the decoded parameter, mapped and read."""
+    """A part equals the indexed decoded parameter, mapped and read."""
     example = EXAMPLES[name]()
     path = example.write(tmp_path / name)
     with wm.open(path) as f:
@@ -29,7 +29,7 @@ def test_parts_of_every_scheme(tmp_path, name):
 
 
 def test_reads_are_the_rows_of_each_piece(tmp_path):
-    """Of pieces that lie row by row, and of their scales, exactly the bytes of rows 8 to 11; of the others all."""
+    """Exactly the bytes of rows 8 to 11, of row-major pieces and their scales; all bytes of other pieces."""
 
     def check(name):
         example = EXAMPLES[name]()

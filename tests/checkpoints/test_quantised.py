@@ -1,6 +1,6 @@
 """Quantised Llamas that transformers, compressed-tensors, gptqmodel and bitsandbytes write, decoded beside them.
 
-`make quantised-test` runs this in an environment of its own.
+`make quantised-test` runs this in its own environment.
 """
 
 import json
@@ -50,13 +50,13 @@ from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQu
 
 tqdm.monitor_interval = 0  # it would leave a thread behind
 pytestmark = [
-    # transformers uses a name that it renames, and quantization_config is the only way to tell it to decode.
+    # transformers uses a deprecated name, and only quantization_config makes it decode.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning"),
     # A temporary directory of gptqmodel's.
     pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning"),
 ]
-# Of the presets of compressed-tensors, those whose weights it writes in a format that is specified.
+# The presets of compressed-tensors with a specified format of weights.
 PRESETS = (
     *("W2A16", "W3A16", "W4A16", "W4A16_ASYM", "W5A16", "W6A16", "W7A16", "W8A16", "W8A8"),
     *("FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16", "MXFP6A16", "MXFP8A16"),
@@ -87,7 +87,7 @@ def plain(dtype=torch.bfloat16):
 
 
 def decoded(folder, dtype):
-    """The parameters of a model as weightmap gives them, as tensors, and the names of those that are quantised."""
+    """The parameters that weightmap reads from a model, as tensors, and the names of the quantised ones."""
     with wm.open(folder) as f:
         quantised = [name for name in f.weights if isinstance(f.weights[name], wm.QuantizedTensor)]
         arrays = {name: np.array(w) for name, w in f.weights.items()}
@@ -144,7 +144,7 @@ def write(model, folder, tensors, config):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_compressed_tensors(tmp_path, preset):
-    """Weights and logits are those of the model that transformers loads decompressed."""
+    """Weights and logits equal the model that transformers loads decompressed."""
     model = plain()
     config = QuantizationConfig(config_groups={preset: ["Linear"]}, ignore=["lm_head"])
     apply_quantization_config(model, config)
@@ -179,7 +179,7 @@ def test_compressed_tensors(tmp_path, preset):
 @pytest.mark.parametrize(("bits", "columns"), [(4, 64), (3, 96), (8, 64)])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_experts_of_compressed_tensors(tmp_path, bits, columns, symmetric):
-    """The library packs the experts of a layer one behind the other, and unpacks them to the same bits."""
+    """The library packs the experts of a layer one after another, and unpacks them to the same bits."""
     rules = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": 32}
     scheme, random = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**rules)), torch.Generator()
     shape = 3, 32, columns // 32
@@ -216,9 +216,9 @@ def test_fp8(tmp_path, block, scale_fmt):
 @pytest.mark.parametrize("block", [(128, 128), None])
 @pytest.mark.parametrize("scale_fmt", ["float", "ue8m0"])
 def test_fp8_experts(tmp_path, monkeypatch, block, scale_fmt):
-    """transformers saves codes of each expert and scales of all, where it quantised them itself.
+    """transformers saves codes of each expert and scales of all, if it quantised them itself.
 
-    Without blocks it does not load what it saved, for the shapes of the scales.
+    Without blocks it cannot load its own file, because of the shapes of the scales.
     """
     monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None)  # it wants a GPU
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 128}
@@ -298,7 +298,7 @@ def drawn(layer, most):
 
 @pytest.mark.parametrize(("bits", "version"), [(2, "gptq"), (3, "gptq_v2"), (3, "gptq"), (4, "gptq"), (8, "gptq_v2")])
 def test_gptq(tmp_path, bits, version):
-    """gptqmodel packs the layers of a Llama, groups in any order; transformers loads it with gptqmodel's layers."""
+    """gptqmodel packs a Llama's layers, groups in any order; transformers loads it with gptqmodel's layers."""
 
     def make(layer):
         made = TorchLinear(bits=bits, sym=False, desc_act=True, register_buffers=True, **sizes(layer))
@@ -333,7 +333,7 @@ def test_awq(tmp_path):
 
 @pytest.mark.parametrize("kind", BITS_AND_BYTES)
 def test_bitsandbytes(tmp_path, kind):
-    """Parameters and logits are those of the model that transformers loads and turns back."""
+    """Parameters and logits equal the model that transformers loads and dequantises."""
     plain().save_pretrained(tmp_path / "plain")
     config = BitsAndBytesConfig(**BITS_AND_BYTES[kind], llm_int8_skip_modules=["lm_head"])
     options = {"device_map": "cpu", "dtype": torch.bfloat16}
@@ -360,7 +360,7 @@ MODELOPT = {
 
 
 def of_modelopt(algorithm, pieces, shape):
-    """What ModelOpt's own classes make of the pieces of a matrix, or of experts that are one parameter."""
+    """The values that ModelOpt's classes decode from the pieces of a matrix, or of experts in one parameter."""
     from modelopt.torch.quantization import qtensor
 
     codes, scale, whole = (pieces.get(role) for role in ("weight", "weight_scale", "weight_scale_2"))
@@ -391,7 +391,7 @@ def of_modelopt(algorithm, pieces, shape):
 def test_modelopt(tmp_path, family, algorithm):
     """ModelOpt quantises and exports a model; its classes decode the pieces.
 
-    Experts of Llama 4 are one parameter; it does not export those of W8A16.
+    Experts of Llama 4 are one parameter; ModelOpt does not export them in W8A16.
     """
     mtq = pytest.importorskip("modelopt.torch.quantization")
     from modelopt.torch.export import export_hf_checkpoint

@@ -1,4 +1,4 @@
-"""What is recognised as quantised is decoded or refused: no stored piece is shown under the name of a parameter."""
+"""Recognised quantised tensors are decoded or refused: no stored piece appears under the name of a parameter."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def codes(dtype, *shape):
 
 ONE = np.ones((4, 1), np.float32)
 EXPONENTS = np.zeros((4, 2), ml_dtypes.float8_e8m0fnu)
-# Tensors that nothing explains, as programs write them; the first is the one that is named.
+# Unexplained tensors as programs write them; errors name the first.
 UNEXPLAINED = {
     "float8": {"a.weight": codes(F8, 4, 32), "a.weight_scale": ONE},
     "float8 of blocks": {"a.weight": codes(F8, 4, 32), "a.weight_scale_inv": ONE},
@@ -129,7 +129,7 @@ def test_commands_name_their_option(tmp_path, capsys):
     assert "codes whose scales are" in capsys.readouterr().out
 
 
-# A file beside the model, what it says, and words of the error of `f.weights`.
+# A file beside the model, its content, and words of the error of `f.weights`.
 STATED = [
     ("config.json", {"quantization_config": {"quant_method": "exl3"}}, "exl3"),
     (
@@ -147,7 +147,7 @@ STATED = [
 
 
 def test_codes_that_only_a_configuration_tells_of(tmp_path, monkeypatch):
-    """Whatever they and their scales are called, they are not cast; their names alone have the configuration read."""
+    """Whatever their names and their scales' names, they are not cast; listing their names reads the configuration."""
     chance, read = random.Random(1), []
     monkeypatch.setattr("weightmap.checkpoints.configuration.read_small", lambda *a: read.append(a) or read_small(*a))
     for number in range(40):
@@ -240,7 +240,7 @@ SIDECARS = [
 
 @pytest.mark.parametrize(("sidecar", "name", "without"), SIDECARS)
 def test_files_of_older_tools(tmp_path, sidecar, name, without):
-    """quantize_config.json of AutoGPTQ and quant_config.json of AutoAWQ; they go along with codes, not with values."""
+    """quantize_config.json of AutoGPTQ and quant_config.json of AutoAWQ are copied with codes, not with values."""
     example = EXAMPLES[name]()
     folder = tmp_path / "model"
     example.write(folder)
@@ -260,7 +260,7 @@ def test_files_of_older_tools(tmp_path, sidecar, name, without):
         f.weights  # noqa: B018
 
 
-# Where each method says which modules are not quantised.
+# Each method's list of modules that are not quantised.
 LEFT_OUT = {
     AWQ: {"modules_to_not_convert": ["up"]},
     GPTQ: {"dynamic": {r"-:.*down": {}, r"-:^up$": {}}},
@@ -308,7 +308,7 @@ def test_only_the_cache_is_quantised(tmp_path):
 
 
 def test_codes_of_modules_that_mixed_precision_lacks(tmp_path):
-    """Their scales may lie in another shard: they are no values."""
+    """Their scales may lie in another shard: the codes are not values."""
     layers = {"b": {"quant_algo": "FP8"}}
     config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     for array in (codes(F8, 4, 32), codes(np.uint8, 4, 16)):
@@ -320,7 +320,7 @@ def test_codes_of_modules_that_mixed_precision_lacks(tmp_path):
 
 
 def test_a_part_of_a_model_of_comfyui(tmp_path):
-    """The mark of a file lies behind the name of the part that it is about; rotated weights are refused."""
+    """The mark of a file follows the name of its part; rotated weights are refused."""
     example = EXAMPLES["comfyui"]()
     tensors = {**example.tensors, "model.diffusion_model.scaled_fp8": codes(F8, 2)}
     with wm.open(model(tmp_path / "m", tensors)) as f:
@@ -338,7 +338,7 @@ def test_a_part_of_a_model_of_comfyui(tmp_path):
 
 @pytest.mark.parametrize("left_out", [False, True])
 def test_codes_of_another_scheme(tmp_path, left_out):
-    """A weight whose scales are called as another program calls them is no plain one, in a list or not."""
+    """A weight with scales under another program's names is not plain, in a list or not."""
 
     def check(pair):
         method, name = pair
@@ -393,7 +393,7 @@ def test_codes_without_scales_under_a_configuration(tmp_path, name, kind):
 
 @pytest.mark.parametrize("name", ["awq_gemm", "fp8_block_ragged"])
 def test_a_parameter_is_exported(tmp_path, name):
-    """In float16 where that is the model's type, else in float32, which numpy has."""
+    """In float16 if that is the model's type, else in float32, which numpy has."""
     path, out = ROOT / "tests" / "checkpoints" / "groundtruth" / name, tmp_path / "x.npy"
     with wm.open(path) as file:
         for parameter, value in file.weights.items():

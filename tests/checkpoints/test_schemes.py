@@ -30,7 +30,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_ground_truth(model):
-    """Names, types, pieces and values are those that the scheme's own library gives."""
+    """Names, types, pieces and values equal those of the scheme's own library."""
     expected = json.loads((TRUTH / model / "expected.json").read_text(encoding="utf-8"))
     with wm.open(TRUTH / model) as f, np.load(TRUTH / model / "expected.npz") as values:
         assert set(f.weights) == {*expected["unquantised"], *(about["name"] for about in expected["weights"])}
@@ -64,7 +64,7 @@ def test_ground_truth_refused(model):
 
 @in_one_item("name", EXAMPLES)
 def test_examples(tmp_path, name):
-    """Values, rows, types and copies of every example are those of its formula, in float32."""
+    """Values, rows, types and copies of every example follow its formula, in float32."""
     example = EXAMPLES[name]()
     with wm.open(example.write(tmp_path / name)) as f:
         assert list(f.weights) == [example.name]
@@ -90,7 +90,7 @@ def test_examples(tmp_path, name):
 
 
 def test_special_scales(tmp_path):
-    """An exponent of 255 is NaN, that of 0 is a subnormal number; -0 stays -0."""
+    """Exponent 255 is NaN, exponent 0 a subnormal number; -0 stays -0."""
     example = EXAMPLES["mxfp4"]()
     scales = next(array for name, array in example.tensors.items() if name.endswith("scale"))
     codes = next(array for name, array in example.tensors.items() if name.endswith("packed"))

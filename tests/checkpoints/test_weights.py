@@ -57,7 +57,7 @@ def test_without_quantised_tensors_it_has_what_the_file_has(tmp_path):
 
 
 def test_it_is_a_mapping_in_file_order(tmp_path):
-    """A parameter stands where its first piece stands; what is no piece stays as it is."""
+    """A parameter stands in its first piece's place; other tensors stay as they are."""
     with wm.open(with_others(EXAMPLES["awq"]()).write(tmp_path)) as f:
         names = ["model.embed.weight", NAME, f"{MODULE}.bias", "model.norm.weight"]
         assert list(f.weights) == names
@@ -79,7 +79,7 @@ def test_it_is_a_mapping_in_file_order(tmp_path):
 
 
 def test_configuration_as_an_argument(tmp_path):
-    """config= takes a mapping or a path, for a file without one beside it, and goes along when pickled."""
+    """config= takes a mapping or a path, for a file without config.json beside it, and is pickled with the handle."""
     example = EXAMPLES["gptq 4"]()
     path = example.write(tmp_path)
     given = (tmp_path / "config.json").rename(tmp_path / "other.json")
@@ -140,7 +140,7 @@ def test_other_spellings_of_compressed_tensors(tmp_path, name, rules):
 
 @pytest.mark.parametrize("name", ["fp8 tensor", "modelopt nvfp4"])
 def test_an_infinity_in_the_configuration(tmp_path, name):
-    """Of Nemotron-H, as transformers 4 wrote it: its JSON is Python's."""
+    """In Nemotron-H's, which transformers 4 wrote in Python's dialect of JSON."""
     example = EXAMPLES[name]()
     example.extra = {"time_step_limit": [0.0, float("inf")]}
     path = example.write(tmp_path / "model")
@@ -184,7 +184,7 @@ def test_spellings_of_published_models(tmp_path, name, quantisation, keys):
     ],
 )
 def test_type_of_parameters(tmp_path, keys, dtype):
-    """That of the configuration, else that of the scales."""
+    """The configuration's type, else the scales'."""
     example = EXAMPLES["awq"]()
     path = example.write(tmp_path)
     with wm.open(path, config={"quantization_config": example.config} | keys) as f:
@@ -256,7 +256,7 @@ def test_codes_of_each_expert_and_scales_of_all(tmp_path, leaves, options):
     ],
 )
 def test_scales_of_all_experts_that_do_not_fit(tmp_path, change, words):
-    """A parameter whose part is not there, or that has scales of its own, is a FormatError."""
+    """A parameter without its part of the scales, or with scales of its own beside them, is a FormatError."""
     example, values = fp8_layer(("gate_proj", "up_proj"))
     scales = next(iter(example.tensors))
     changed = change(example.tensors[scales], example.tensors)

@@ -1,4 +1,4 @@
-"""What commands show and convert of the values beside the tensors of a checkpoint."""
+"""Commands show and convert the values beside the tensors of a checkpoint."""
 
 import json
 import re
@@ -176,7 +176,7 @@ def test_what_is_left_out(name, tmp_path, capsys):
     assert message in capsys.readouterr().out
 
 
-# The name of a file, what it says, and the beginning of the warning.
+# The name of a file, its content, and the beginning of the warning.
 SAID = {
     "a part that is not the first": (
         "a.safetensors",

@@ -73,7 +73,7 @@ def start(*argv, **options):
 
 
 def on_terminal(*argv):
-    """Run a command on a pseudo-terminal 100 columns wide; give (exit status, what a terminal would have been sent)."""
+    """Run a command on a pseudo-terminal 100 columns wide; return its exit status and its output to the terminal."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "24", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "weightmap", *map(str, argv)]
@@ -115,7 +115,7 @@ def test_inspect_shows_format_size_metadata_tensors_and_totals(write, run):
 
 
 def test_inspect_shows_tensors_first_and_folds_training_state(write, run):
-    """The state of an optimiser is one line, but with --flat or a glob; so are the items of a list in metadata."""
+    """An optimiser's state is one line, except with --flat or a glob; so are the items of a list in metadata."""
     names = ["model.weight", *(f"optimizer.state.{i}.exp_avg" for i in range(3))]
     listed = {f"optimizer.param_groups.0.params.{i}": str(i) for i in range(12)}
     path = write(tensors=dict.fromkeys(names, floats(1, 2)), metadata={"epoch": "3", **listed})
@@ -261,7 +261,7 @@ def test_inspect_shows_a_tree_on_a_terminal_and_lines_in_a_pipe(write, run):
 
 @pytest.fixture(scope="module")
 def completed(tmp_path_factory):
-    """Return what bash would offer for the last of some words, in a folder with one file."""
+    """Return bash's completions of the last of some words, in a folder with one file."""
     folder = tmp_path_factory.mktemp("completions")
     (folder / "model.gguf").touch()
     command = [sys.executable, "-m", "weightmap", "--print-completion", "bash"]
@@ -367,7 +367,7 @@ def test_verify_says_first_when_it_could_check_the_structure_only(write, words_f
 
 
 def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
-    """A checkpoint of a training has thousands: the list says how many there are, and where all of them are."""
+    """A training checkpoint has thousands: the list gives their number, and the way to see all."""
     path, metadata = tmp_path / "m.safetensors", {f"key{i}.lr": str(i) for i in range(1000)}
     weightmap.save(path, {"w": np.ones((2, 3), np.float32)}, metadata=metadata)
     status, out, _ = run("inspect", path)
@@ -439,7 +439,7 @@ def test_many_entries_of_metadata_leave_room_for_the_tensors(run, tmp_path):
     ],
 )
 def test_usage_ends_with_2(write, run, tmp_path, monkeypatch, command, said):
-    """What no file is to blame for: one line that names the option, and nothing is written."""
+    """Errors of usage, not of a file: one line that names the option, and nothing is written."""
     model, text = write(), tmp_path / "glove.txt"
     text.write_bytes(b"a 1 2\n")
     monkeypatch.chdir(tmp_path)
@@ -459,7 +459,7 @@ def test_usage_ends_with_2(write, run, tmp_path, monkeypatch, command, said):
     ],
 )
 def test_malformed_ends_with_3_and_missing_with_4(write, run, tmp_path, monkeypatch, command):
-    """The same for every command; verify, whose result that is, prints it."""
+    """The same for every command; verify prints the error as its result."""
     pytest.importorskip("vl_convert")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").write_bytes(b"no model" * 99)
@@ -580,7 +580,7 @@ def test_an_output_never_replaces_a_part_of_a_model(write, run, tmp_path, target
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-# Those of versions name another file first: tests/deltas.
+# Commands on versions name another file first: tests/deltas.
 @pytest.mark.parametrize("command", [name for name in WITH_JSON if name not in {"delta apply", "delta pull"}])
 @pytest.mark.parametrize("content", [None, b"<html>"], ids=["missing", "malformed"])
 def test_an_error_is_a_document_too(run, tmp_path, command, content):
@@ -640,7 +640,7 @@ def test_lenient_is_named_where_it_helps(write, run, tmp_path, monkeypatch, comm
 
 @pytest.mark.skipif(sys.platform == "win32", reason="arguments are UTF-16 there")
 def test_names_among_the_arguments_are_utf_8(tmp_path):
-    """So they are in files, whatever encoding the system says that arguments have."""
+    """Names in files are UTF-8 too, whatever encoding the system claims for arguments."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(st.build({"über": floats(1), "w": floats(1)}))
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONPATH": os.pathsep.join(sys.path)}

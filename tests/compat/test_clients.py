@@ -1,7 +1,7 @@
 """Libraries that import safetensors, unchanged, under `weightmap.compat.patched`: bit for bit as on safetensors.
 
-`make clients-test` runs this in an environment of its own. A library that is not installed is skipped; models are tiny
-and random, and nothing is fetched.
+`make clients-test` runs this in its own environment. Missing libraries are skipped; models are tiny and random, and
+nothing is fetched.
 """
 
 import contextlib
@@ -188,7 +188,7 @@ def test_diffusers(both):
 
 
 def encoder(folder):
-    """Save a tiny encoder of sentences that projects what it has pooled."""
+    """Save a tiny encoder of sentences that pools, then projects."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     transformers = pytest.importorskip("transformers")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "sentence", "another", "one"]
@@ -235,7 +235,7 @@ def answer(folder, **options):
 
 @pytest.mark.parametrize("format_", WRITTEN)
 def test_a_converted_directory_is_loaded(sharded, tmp_path, format_):
-    """safetensors as it is, every format within the block: shards, one shard, and what was converted back."""
+    """safetensors directly, every format within the block: shards, one shard, and a directory converted back."""
     folder, logits = sharded
     assert wm.convert(folder, f"{tmp_path}/b/", format=format_, names="keep").shards > 1
     assert not wm.convert(folder / "model.safetensors.index.json", tmp_path / "one.safetensors").warnings
@@ -259,7 +259,7 @@ def test_a_converted_directory_is_loaded(sharded, tmp_path, format_):
 
 @pytest.mark.parametrize("format_", WRITTEN)
 def test_accelerate_loads_a_converted_directory(sharded, tmp_path, format_):
-    """It finds the index of any name, and asks `torch.load` for its shards; safetensors it loads as they are."""
+    """It finds an index of any name, and loads the shards by `torch.load`, those of safetensors directly."""
     accelerate = pytest.importorskip("accelerate")
     folder, logits = sharded
     wm.convert(folder, f"{tmp_path}/b/", format=format_, names="keep")

@@ -165,7 +165,7 @@ def test_a_closed_handle_says_so(matrix):
 
 
 def test_a_file_that_another_thread_closes(tmp_path, monkeypatch):
-    """A tensor that was asked for before is still given."""
+    """A request made before is still answered."""
     wm.save(tmp_path / "m.safetensors", {"w": np.arange(6.0)})
     file = compat.safe_open(tmp_path / "m.safetensors", framework="np")
     real = _reading.OpenedFile.check
@@ -196,7 +196,7 @@ def test_what_save_file_writes_safetensors_reads(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5_block"])
 def test_a_quantised_tensor_has_the_type_that_it_is_decoded_to(tmp_path, scheme):
-    """F32, also for the scheme whose name is that of a type; whole, in part and deserialised."""
+    """F32, also for the scheme with a type's name; whole, in part and deserialised."""
     values = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
     wm.save(tmp_path / "m.amb", {"q": wm.quantize(values, scheme), "d": np.ones((2, 32), np.int8)})
     with compat.safe_open(tmp_path / "m.amb", "np") as file:

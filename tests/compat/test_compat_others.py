@@ -1,4 +1,4 @@
-"""``weightmap.compat`` for TensorFlow, MLX and jax, beside safetensors. Each is skipped where it is not installed."""
+"""``weightmap.compat`` for TensorFlow, MLX and jax, beside safetensors. Missing libraries are skipped."""
 
 import importlib
 

@@ -16,7 +16,7 @@ from tests.support import SOURCES
 
 SUITE = os.environ.get("WEIGHTMAP_SAFETENSORS_SUITE")
 DOCUMENT = ROOT / "docs" / "safetensors.md"
-# In place of the library stands ours, before a test imports it.
+# Replace the library by ours before a test imports it.
 _CONFTEST = """
 import contextlib, importlib, sys
 import weightmap.compat
@@ -27,7 +27,7 @@ for name in ("flax", "mlx", "numpy", "tensorflow", "torch"):
 """
 
 
-# The cases of a loader to a GPU, on the CPU: but for those that count the GPU's memory, or ask for device 0.
+# The cases of a loader to a GPU, run on the CPU, except cases that count the GPU's memory or ask for device 0.
 _CPU = {
     '"cuda:0"': '"cpu"',
     '"cuda", k': '"cpu", k',

@@ -1,6 +1,6 @@
 """All of safetensors' surface: modules, memory by its address, content as bytes, errors, reading by pread.
 
-The facts are those of safetensors' own tests; tests/compat/test_compat_suite.py runs these where they are at hand.
+The facts come from safetensors' own tests, which tests/compat/test_compat_suite.py runs where they are at hand.
 """
 
 import ast
@@ -166,7 +166,7 @@ def test_an_index_out_of_bounds_has_the_words_of_safetensors(tmp_path, index, wo
 
 
 def test_a_missing_file_has_the_words_of_safetensors(tmp_path):
-    """It is a FileNotFoundError with number and name, and says what that of safetensors says."""
+    """It is a FileNotFoundError with number and name, in the words of safetensors."""
     for backend in ("mmap", "pread"):
         with pytest.raises(FileNotFoundError) as caught:
             compat.safe_open("notafile", "np", backend=backend)
@@ -179,7 +179,7 @@ def test_a_missing_file_has_the_words_of_safetensors(tmp_path):
 
 @pytest.mark.parametrize("index", [np.s_[:1], np.s_[..., ::-2], np.s_[None, 1:, None], np.s_[1:, ..., :2]], ids=repr)
 def test_slices_by_pread_of_every_format_are_those_of_the_mapping(index):
-    """Of tensors of any layout, transposed, deflated or quantised, both give the same values, writable by pread."""
+    """For tensors of any layout, transposed, deflated or quantised, both give the same values; pread's are writable."""
     sliced = 0
     for example in builders.examples():
         with (
@@ -209,7 +209,7 @@ def test_slices_by_pread_of_every_format_are_those_of_the_mapping(index):
     ids=repr,
 )
 def test_pread_reads_the_slice_and_not_the_tensor(tmp_path, index, most):
-    """The bytes that the process reads are those of the slice, and a page for the header."""
+    """The process reads the bytes of the slice, and a page for the header."""
     path = sparse(tmp_path / "m", {"a": (128, 1 << 18)})
     code = """
 import sys, numpy as np

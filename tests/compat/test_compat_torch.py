@@ -156,7 +156,7 @@ def test_models_go_from_either_library_to_the_other(tmp_path, writer, reader):
 
 
 def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_path):
-    """Missing names, unexpected names and other shapes: in safetensors the model has been changed by then."""
+    """Missing names, unexpected names and other shapes; safetensors changes the model first."""
     path = tmp_path / "m"
     for stored, model, words in (
         (Tied(), Apart(), r'Missing key.s. in state_dict: "b.bias", "b.weight"'),
@@ -176,7 +176,7 @@ def test_models_that_do_not_fit_are_a_runtime_error_and_stay_as_they_are(tmp_pat
 
 
 def test_whole_tensors_import_no_types_of_numpy(tmp_path):
-    """bfloat16 and float8 come by their bits, whichever way one asks; nor is what opens models in several files."""
+    """bfloat16 and float8 come by their bits, by every call; modules for models in several files stay out, too."""
     kinds = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float32": torch.float32}
     tensors = {name: torch.arange(6).reshape(2, 3).to(kind) for name, kind in kinds.items()}
     theirs.save_file(tensors | {"one": torch.tensor(1.5).bfloat16()}, tmp_path / "m.safetensors")

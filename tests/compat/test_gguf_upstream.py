@@ -129,7 +129,7 @@ def test_we_read_what_gguf_py_writes(tmp_path):
         assert f.vocab.special_ids == {"bos": 1, "sep": 2}
 
 
-# What llama.cpp's converter does with gguf-py, without torch: `make llama-test` has the script itself.
+# llama.cpp's use of gguf-py in its converter, without torch; `make llama-test` runs the script itself.
 CONVERTER = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`safe_open.prefetch`, as safetensors 0.9 has it, and what it does besides."""
+"""`safe_open.prefetch`, as in safetensors 0.9, and beyond it."""
 
 import errno
 import gc
@@ -76,7 +76,7 @@ PLANS = {
 
 @pytest.mark.parametrize("budget", [None, 0, 100, 1 << 20])
 def test_parts(tmp_path, budget):
-    """Whatever index a slice takes, whatever the budget; tensors outside the plan are not read."""
+    """With any index of slices and any budget; tensors outside the plan are not read."""
     path, tensors = saved(tmp_path / "m.safetensors")
 
     def check(kind):
@@ -91,7 +91,7 @@ def test_parts(tmp_path, budget):
 
 
 def test_tensors_nobody_takes_stay_within_the_budget(tmp_path):
-    """What is read ahead and not taken fits the budget; taking it makes room for more."""
+    """Tensors read ahead and not taken fit the budget; taking them makes room for more."""
     tensors = {f"t{i}": np.full(256, i, np.float32) for i in range(8)}  # 1 KiB each
     wm.save(tmp_path / "m.safetensors", tensors)
     with safe_open(tmp_path / "m.safetensors", "np") as f, f.prefetch(budget=3 << 10, threads=2) as loader:
@@ -126,7 +126,7 @@ def resident():
 
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_memory_is_the_budget_and_a_tensor(tmp_path, framework):
-    """Pages of a tensor leave with its last view; a view that is kept has its values, and what was written there."""
+    """Pages of a tensor leave with its last view; a kept view has its values, and later writes."""
     if framework == "pt":
         pytest.importorskip("torch")
     size = 8 << 20
@@ -149,7 +149,7 @@ def test_memory_is_the_budget_and_a_tensor(tmp_path, framework):
 
 
 def test_the_file_of_the_handle_is_read(tmp_path, monkeypatch):
-    """Whatever its path, or the number of its descriptor, has become since."""
+    """Even if its path or the number of its descriptor leads elsewhere by now."""
     wm.save(tmp_path / "m.safetensors", {"a": np.zeros(4)})
     wm.save(tmp_path / "other.safetensors", {"a": np.ones(4)})
     monkeypatch.chdir(tmp_path)
@@ -213,7 +213,7 @@ def test_rows_of_packed_tensors(tmp_path):
 
 
 def test_torch_has_no_float6(tmp_path):
-    """As safetensors 0.9: refused before any byte is read, and before a device that is not here is asked for."""
+    """As safetensors 0.9: refused before any byte is read, and before a missing device is used."""
     torch = pytest.importorskip("torch")
     path = tmp_path / "x.safetensors"
     path.write_bytes(st.raw(b'{"x":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}', bytes(3)))
@@ -329,7 +329,7 @@ def test_an_error_reaches_who_takes_the_tensor(tmp_path):
 
 
 def test_an_error_of_the_system_reaches_who_takes_the_tensor(tmp_path, monkeypatch):
-    """Neither who makes the loader, nor who takes another one."""
+    """Neither the maker of the loader, nor takers of other tensors."""
     path, tensors = saved(tmp_path / "m.safetensors")
     stale, memory_of = wm.open(path).info("c").offset, _reading.OpenedFile._memory_of
 
@@ -347,7 +347,7 @@ def test_an_error_of_the_system_reaches_who_takes_the_tensor(tmp_path, monkeypat
 
 
 def test_another_thread_closes_the_loader_while_a_tensor_is_waited_for(tmp_path, monkeypatch):
-    """A future that `close` cancels wakes those who ask for its result, not those in `concurrent.futures.wait`."""
+    """A future that `close` cancels wakes callers of its `result`, not of `concurrent.futures.wait`."""
     path, _ = saved(tmp_path / "m.safetensors")
     begin, said = threading.Event(), []
     monkeypatch.setattr(_prefetching, "is_cached", lambda *_: False)
@@ -360,7 +360,7 @@ def test_another_thread_closes_the_loader_while_a_tensor_is_waited_for(tmp_path,
 
     with safe_open(path, "np") as f, f.prefetch(threads=1) as loader:
         *_, last = loader.names()
-        loader._futures[last].cancel()  # as `close` does, before it waits for the thread that reads another one
+        loader._futures[last].cancel()  # as `close` does, before it waits for the thread that reads another tensor
         thread = threading.Thread(target=take, args=(loader,), daemon=True)
         thread.start()
         thread.join(10)
@@ -428,7 +428,7 @@ AHEAD = {
 
 
 def test_parts_of_a_mapped_tensor_are_read_ahead(tmp_path, monkeypatch):
-    """What a rank takes of a model is asked for byte by byte, and so are small tensors; the rest as it is touched."""
+    """A rank's parts and small tensors are requested byte by byte; other tensors load when they are touched."""
     path, asked = tmp_path / "m.safetensors", []
     wm.save(
         path, {"a": np.ones((1024, 1024), np.uint16), "experts": np.ones((4, 512, 512), np.uint8), "norm": np.ones(8)}

@@ -31,7 +31,7 @@ HEADS = {"head_dim": 32}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, **HEADS}
 LATENT = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
 ROUTED = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
-# Configurations of transformers, and what they need besides the sizes.
+# Configurations of transformers, and their settings besides the sizes.
 DENSE = {"Llama": {}, "Qwen2": {}, "Phi3": {}, "Olmo2": {}} | dict.fromkeys(
     ("Qwen3", "Gemma2", "Glm4", "Cohere2"), HEADS
 )
@@ -48,7 +48,7 @@ PLANS = {
         {"tp_plan": "auto", "enable_expert_parallel": True},
         [name for name in MIXTURES if name != "DeepseekV3"],
     ),
-    "fully sharded": ({"fsdp_size": ...}, ["Llama", "Qwen3Moe"]),  # so many as there are ranks
+    "fully sharded": ({"fsdp_size": ...}, ["Llama", "Qwen3Moe"]),  # the number of ranks
     "quantised": ({"tp_plan": "auto"}, ["Llama", *MIXTURES]),
     "packed": ({"tp_plan": "auto"}, ["Llama", "Qwen3"]),
 }
@@ -110,7 +110,7 @@ def _pack(folder):
 
 
 def _load(rank, ranks, folder, names, plan):
-    """Load each model twice, in a rank; leave the digests of what came in files."""
+    """Load each model twice, in a rank; write the digests of the results to files."""
     import torch.distributed as dist
     from transformers.distributed import DistributedConfig
 

@@ -1,4 +1,4 @@
-"""A model of ONNX whose tensors lie in a second file beside the first: whatever walks bytes has both."""
+"""An ONNX model with tensors in a second file: everything that walks bytes walks both."""
 
 import os
 import pickle
@@ -158,7 +158,7 @@ def test_a_loop_of_links_beside_a_file_is_an_error_of_the_file(model):
 
 @pytest.mark.parametrize("name", ["../m.data", "/m.data", "a/../../m.data", "", "link", "gone", "c:m.data", "./"])
 def test_names_that_lead_elsewhere(name, model):
-    """A file lies below the directory of the one that names it, links included, or it is an error."""
+    """A file lies below the directory of the file that names it, links included, or it is an error."""
     (model.parent.parent / "m.data").write_bytes(bytes(1 << 16))
     model.with_name("link").symlink_to(model.parent.parent / "m.data")
     with pytest.raises(wm.LayoutError) as caught:

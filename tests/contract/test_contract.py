@@ -1,4 +1,4 @@
-"""The promises of `TensorFile`, stated once and held by every example file of every format.
+"""The promises of `TensorFile`, stated once and tested on every example file of every format.
 
 A format takes part by having a module in `builders/`; one without fails the first test.
 """
@@ -64,7 +64,7 @@ def of_every(examples):
 
 every_example = of_every(EXAMPLES)
 every_with_data = of_every(WITH_DATA)
-# Where only the way to the bytes differs, or many threads or thousands of openings are tried, one of each layout.
+# One of each layout, for tests of the way to the bytes, of many threads or of thousands of openings.
 every_typical = of_every(TYPICAL)
 
 
@@ -237,7 +237,7 @@ def test_close_is_idempotent_and_look_ups_then_fail(example, path):
 def test_a_closed_handle_does_not_claim_that_the_file_had_nothing(example, path):
     """A closed handle answers with a ClosedError that has the path, and not with a None that says "there is none"."""
     f = wm.open(path)
-    repr(f.embeddings)  # once it was looked at, the handle has it
+    repr(f.embeddings)  # after the first look the handle keeps it
     f.close()
     for attribute in ("vocab", "config", "tokenizer", "embeddings", "metadata"):
         with pytest.raises(wm.ClosedError) as caught:
@@ -288,7 +288,7 @@ def test_mode_sealed_keeps_the_content_of_the_file(example, path):
 @every_typical
 @every_mode
 def test_the_environment_sets_the_default_mode(example, path, mode, monkeypatch):
-    """WEIGHTMAP_MODE chooses the mode where the call does not; the call wins where it does."""
+    """WEIGHTMAP_MODE chooses the mode unless the call does."""
     monkeypatch.setenv("WEIGHTMAP_MODE", mode)
     name = first_with_data(example)
     with wm.open(path) as f:
@@ -468,7 +468,7 @@ def test_prefetch_returns_nothing_and_changes_nothing(example, path):
 
 @every_example
 def test_a_pool_holds_every_tensor(example, path):
-    """Read-only, and the same bits, also of its entries; nothing of that is a view of the mapping."""
+    """Read-only, with the same bits, also of its entries; nothing is a view of the mapping."""
     with wm.open(path) as f, f.pool(16 << 20) as pool:
         pool.prefetch(list(f))
         for name, value in example.tensors.items():
@@ -516,7 +516,7 @@ def test_verify_says_the_same_by_any_number_of_threads(example, path):
 
 @every_with_data
 def test_a_changed_tensor_fails_its_checksum_and_nothing_else(example, path):
-    """`verify` covers what it says: a changed bit in any tensor is a ChecksumError where the file has checksums."""
+    """`verify` keeps its promise: a changed bit in any tensor is a ChecksumError where the file has checksums."""
     with wm.open(path) as f:
         places = [info.offset for info in f.infos() if info.nbytes]
     for offset in places:
@@ -528,7 +528,7 @@ def test_a_changed_tensor_fails_its_checksum_and_nothing_else(example, path):
                 f.verify()
         except wm.ChecksumError:
             assert example.checksums
-        except wm.TensorFileError:  # such as a scale or a code that cannot be
+        except wm.TensorFileError:  # such as an impossible scale or code
             assert not example.checksums
         else:
             assert not example.checksums
@@ -583,7 +583,7 @@ def test_replacing_the_file_by_rename_is_safe(example, path):
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cow"])
 def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(tmp_path, monkeypatch, mode):
-    """Closed by another thread at the moment of the first look-up, a handle lets go of what that look-up brought."""
+    """A handle that another thread closes at its first look-up releases everything that the look-up opened."""
     path = tmp_path / "m.weights"
     wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
     inner = open_source.from_path(str(path), mode)
@@ -596,7 +596,7 @@ def test_a_handle_closed_while_it_maps_or_reads_keeps_nothing(tmp_path, monkeypa
 
 
 def test_two_first_look_ups_where_nothing_can_be_mapped(tmp_path, monkeypatch):
-    """Where a file system cannot map, a look-up that another one overtakes finds the file that was read meanwhile."""
+    """Where a file system cannot map, an overtaken look-up finds the file that the other one has read."""
     path = tmp_path / "m.weights"
     wm.save(path, {"w": np.arange(3000, dtype=np.float32)})
     inner = open_source.from_path(str(path), "copy")

@@ -1,4 +1,4 @@
-"""The same content is the same file: on every machine and in every process, and once more when it is read and saved."""
+"""The same content is the same file on every machine, in every process, and after reading and saving it again."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from weightmap.core.formats import by_name
 
 EXAMPLES = [example for example in builders.examples() if example.written]
 
-# Files of word embeddings, which are written and not opened, have no builders.
+# Files of word embeddings have no builders: they are written, not opened.
 CONVERTED = {"words.bin": "64861920128d98d91c4d7c12f828b254b74f742a5ba46f9076e008e1de12c5cb"}
 GOLDEN = CONVERTED | {name: it.sha256 for builder in builders.known().values() for name, it in builder.golden.items()}
 
@@ -49,9 +49,9 @@ def test_every_layout_that_is_written_has_a_recorded_sum(builder, tmp_path):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{example.format}-{example.name}" for example in EXAMPLES])
 def test_reading_and_writing_once_more_changes_nothing(example, tmp_path):
-    """A file of another program becomes one that holds the same, and that file, read and written, is itself.
+    """A file of another program becomes one with the same content, which stays the same when read and written again.
 
-    Of a format that is only read, a file of another one that can hold all of it.
+    A file of a read-only format becomes one of a format that can hold all of it.
     """
     suffix, options = example.suffix, {"format": example.format, "output": wm.Output(layout=example.layout)}
     if by_name(example.format).plan is None:

@@ -1,4 +1,4 @@
-"""How formats are found: by looking into a folder, and, for a file, by its content."""
+"""Formats are found in a folder, and a file's format by its content."""
 
 import importlib
 import subprocess
@@ -53,7 +53,7 @@ def test_formats_are_found_within_an_archive(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", SIGNS)
 def test_what_recognises_a_format_is_what_its_record_says(name):
-    """And a format that nothing lists is recognised by its record."""
+    """And an unlisted format is recognised by its record."""
     record, signs = formats.FORMATS[name], SIGNS[name]
     assert record.name == name
     assert (record.suffixes, record.magic, record.leads) == (signs.suffixes, signs.magic, signs.leads)
@@ -113,7 +113,7 @@ def test_another_beginning_is_refused_by_the_format_that_is_named(format):
 
 
 def test_each_format_claims_its_own_files_and_no_others():
-    """The format of a file claims it, and no other does, or none that is as certain."""
+    """The format of a file claims it, and no other does with equal certainty."""
     known = formats.FORMATS
     for example in builders.examples():
         claims = [format.name for format in known.values() if format.claims(example.data[:4096], len(example.data))]

@@ -1,6 +1,6 @@
 """The cost of opening, and its growth: very many tensors, ten times as many, memory by the size of the header.
 
-Nothing here is timed. Instructions are counted by valgrind, of whole calls from Python; bytes by the system.
+Nothing is timed. Valgrind counts the instructions of whole calls from Python, the system counts bytes.
 """
 
 import os
@@ -56,10 +56,10 @@ print(grown, len(f))
 @every_file
 @pytest.mark.parametrize("count", [10_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_very_many_tensors_open_in_bounded_time_and_memory(kind, count, tmp_path):
-    """Up to as many as the limits allow: seconds of processor time, 1 MiB and 32 bytes for each of the header, at most.
+    """At the limits: at most seconds of processor time, and 1 MiB plus 32 bytes for each byte of the header.
 
-    A process that takes longer is ended by the system. All its memory is counted, that of the C module and the pages of
-    the file among it.
+    The system ends a process that takes longer. All its memory counts, including the C module's and the pages of the
+    file.
     """
     path, small = tmp_path / "many", tmp_path / "few"
     path.write_bytes(FILES[kind](count))
@@ -83,7 +83,7 @@ def in_objects(depth):
     return '{"a":[' + ",".join(['{"":' * depth + "0" + "}" * depth] * (1_000_000 // (5 * depth + 2))) + "]}"
 
 
-# The texts that take most memory for their size: each object of Python holds as little as it can.
+# The texts with most memory for their size: each Python object holds as little as possible.
 TEXTS = {
     "lists": lambda: in_lists(1),
     "lists of lists": lambda: in_lists(125),
@@ -104,7 +104,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_json_takes_sixty_four_bytes_of_memory_for_each_of_its_own(case):
-    """Metadata that becomes as many objects of Python as can be: 1 MiB and 64 bytes for each byte of text, at most."""
+    """Metadata that becomes the most Python objects takes at most 1 MiB plus 64 bytes for each byte of text."""
     text = TEXTS[case]().encode()
     data = amb.build(metadata=text)
     wm.open(amb.build(metadata=b'{"a": 1}')).close()
@@ -118,7 +118,7 @@ def test_json_takes_sixty_four_bytes_of_memory_for_each_of_its_own(case):
 
 
 COUNTS = (400, 4_000)
-# Ten times as many tensors may take so many times as many instructions: more than n log n, far less than n squared.
+# The largest ratio of instructions for ten times the tensors: more than n log n, far less than n squared.
 RATIO = 15
 COUNT = """
 import ctypes, os, sys, weightmap as wm
@@ -161,7 +161,7 @@ def count(folder):
 
 @pytest.fixture(scope="module")
 def counted(once):
-    """Instructions by kind of file, number of tensors and what was done."""
+    """Instructions by kind of file, number of tensors and operation."""
     if shutil.which("valgrind") is None or shutil.which("cc") is None:
         pytest.skip("counts instructions with valgrind and needs a C compiler: one of them is not installed")
     found = {}

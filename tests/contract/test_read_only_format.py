@@ -1,4 +1,4 @@
-"""Formats that are only read: written nowhere, offered nowhere, converted from with what their metadata hold."""
+"""Read-only formats: written nowhere, offered nowhere, and sources of conversions with their metadata."""
 
 import datetime as dt
 import math
@@ -49,11 +49,11 @@ def test_it_is_not_offered_where_a_format_is_written(path, tmp_path):
 
 
 def going_along(metadata, name):
-    """The metadata that goes along to the format of this name, and the keys that stay behind."""
+    """The metadata that the format of this name takes over, and the keys that stay behind."""
     return fitted(metadata, FORMATS[name].metadata_keys, FORMATS[name].metadata_kinds)
 
 
-# By what a format's metadata holds (`Builder.metadata`): what typed metadata become, and the keys that stay behind.
+# By the kind of a format's metadata (`Builder.metadata`): the converted typed metadata, and the keys left behind.
 TYPES = '{"eps": "JSON", "layers": "JSON", "tied": "JSON"}'
 AS_TEXT = {"name": "wört", "layers": "12", "eps": "1e-12", "tied": "true", "weightmap.types": TYPES}
 CONVERTED = {
@@ -72,7 +72,7 @@ def test_every_format_that_is_written_has_files_that_are_saved():
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_typed_metadata_are_converted_by_one_rule(path, name):
-    """Metadata that the format holds goes along, numbers as texts if it has only those; the report lists the rest."""
+    """A format takes over the metadata that it can hold, numbers as texts if need be; the report lists the rest."""
     builder, target = builders.known()[name], path.parent / "target"
     expected, behind = CONVERTED[builder.metadata]
     kept, homeless = going_along(METADATA, name)
@@ -92,7 +92,7 @@ def test_typed_metadata_are_converted_by_one_rule(path, name):
 
 @pytest.mark.parametrize("value", [None, {"a": [1, None]}, b"bytes"], ids=str)
 def test_what_no_text_can_hold_stays_behind(value):
-    """In a format of texts; and in TOML what has nothing in it, however deep."""
+    """Texts and TOML hold neither bytes nor None, however deep; JSON lacks bytes alone."""
     for name in WRITTEN:
         json = builders.known()[name].metadata == "JSON"
         assert going_along({"k": value}, name)[1] == ([] if json and not isinstance(value, bytes) else ["k"])

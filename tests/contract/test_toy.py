@@ -1,4 +1,4 @@
-"""A format is two files: the example of docs/formats.md, put into place, is found and tried by everything there is."""
+"""A format is two files: all suites find and test the example of docs/formats.md once it is in place."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ TOY = ROOT / "tests" / "toy"
 # Where each of the two files goes.
 PLACES = {"toy_format.py": "src/weightmap/core/formats/toy.py", "toy_builder.py": "tests/builders/toy.py"}
 SUITES = ("contract", "attacks", "damage", "fuzz", "determinism", "formats", "diff")
-# It limits the processor time, of which the sanitisers' Python takes a multiple.
+# It limits the processor time; Python under the sanitisers takes a multiple.
 SUITES += ("growth",) * (not sanitised.ACTIVE)
 
 

@@ -1,6 +1,6 @@
 """The exact ceilings of formats: a file at the bound is planned, and one beyond it is an error that says so.
 
-Plans are made and not carried out, so the tensors have shapes and no data.
+Plans are made and not run, so the tensors have shapes and no data.
 """
 
 import math
@@ -54,7 +54,7 @@ def test_dimensions_are_below_2_to_the_32(format, layout):
     assert f"shape ({U32 + 1}, 0) (a dimension is below 2**32)" in refused(
         format, tensor(shape=(U32 + 1, 0)), layout=layout
     )
-    # Of a tensor with another defect, nothing is said of its shape.
+    # For a tensor with another defect, the error leaves the shape out.
     assert "shape" not in refused(format, tensor(shape=(U32, 0), dtype="float64"), layout=layout)
 
 
@@ -79,7 +79,7 @@ def error_of(*tensors):
 
 
 def test_tensors_of_one_reason_are_reported_together():
-    """Thousands of tensors make one short line, with the first of their names; the error has all of them."""
+    """Thousands of tensors make one short line with their first names; the error has all names."""
     many = [tensor(f"t{i}", dtype="float64") for i in range(3000)]
     text, why = str(error_of(*many)), f"dtype float64 (expected {', '.join(EMBD_TYPES)})"
     assert "tensors 't0', 't1', 't2'" in text
@@ -109,7 +109,7 @@ def test_a_long_name_is_cut():
 
 
 def nested(depth):
-    """A configuration of lists within each other, so many."""
+    """A configuration of this many nested lists."""
     innermost = 1
     for _ in range(depth):
         innermost = [innermost]
@@ -131,7 +131,7 @@ def ids(value):
 
 
 LONG, NAN = "t" * (U16 + 1), float("nan")
-# What is planned of EMBD and AMB, each beside a tensor.
+# Contents that EMBD and AMB can hold, each beside a tensor.
 PLANNED = [
     *(("embd", {"metadata": {key: "v" * U16}}) for key in ("k", "k" * U16)),
     *(("embd", ids(value)) for value in (0, U32)),  # the last one means that there is no such token
@@ -143,7 +143,7 @@ PLANNED = [
     ("amb", {"config": {"x": [0.0, -1.5, 1e308]}}),
     ("amb", {"config": nested(127)}),
 ]
-# What is not, and why.
+# Contents that they cannot hold, and why.
 REFUSED = [
     *(("embd", {"metadata": {key: LONG}}, "at most 65535 bytes") for key in ("k", "k" * U16)),
     ("embd", {"metadata": {LONG: "v"}}, "at most 65535 bytes"),
@@ -182,7 +182,7 @@ def low(monkeypatch):
 
 @pytest.mark.usefixtures("low")
 def test_sections_at_the_bound_of_their_size():
-    """A section as large as its field can say is written, and one byte more is refused, in EMBD and AMB."""
+    """A section of the largest size that its field can hold is written; one byte more is refused (EMBD, AMB)."""
     cases = [
         ("embd", lambda n: {"metadata": {"k": "v" * n}}, 5, LOW),
         ("embd", lambda n: {"vocab": ["t" * n]}, 2, LOW - 32),
@@ -281,7 +281,7 @@ def test_weights_of_cnn_v2_are_counted_in_32_bits():
 
 
 class Words(list[str]):
-    """A vocabulary of somebody else's, with anything for subwords."""
+    """A foreign vocabulary, with anything for subwords."""
 
     def __init__(self, words, **subwords):
         super().__init__(words)
@@ -302,7 +302,7 @@ def plan_of(tensors, **options):
 
 
 def pq(centroids):
-    """A matrix of so many centroids."""
+    """A matrix with this many centroids."""
     parts = PQShape(1, centroids, projection=False, norms=False)
     matrix = tensor("embeddings", (1, 1), "pq", parts=parts)
     matrix.nbytes = 4 * centroids + 1

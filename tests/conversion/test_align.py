@@ -21,7 +21,7 @@ ALIGNING = [name for name in builders.known() if by_name(name).aligns]
 
 @pytest.fixture
 def source(tmp_path):
-    """A safetensors file whose data begins at no multiple of 16."""
+    """A safetensors file whose data does not begin at a multiple of 16."""
     path = tmp_path / "source.safetensors"
     for length in range(64):
         wm.save(path, TENSORS, metadata={"k": "v" * length, "general.architecture": "llama"})
@@ -88,7 +88,7 @@ def test_other_libraries_read_what_is_aligned(tmp_path, source):
 
 
 def test_an_alignment_that_a_file_has_is_kept(tmp_path):
-    """GGUF: a larger alignment in the metadata satisfies a smaller one that is asked for."""
+    """GGUF: a larger alignment in the metadata satisfies a smaller request."""
     arrays = {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}
     wm.save(tmp_path / "a.gguf", arrays, metadata={"general.alignment": 128})
     wm.convert(tmp_path / "a.gguf", tmp_path / "b.gguf", output=wm.Output(align=64))
@@ -126,7 +126,7 @@ def test_formats_without_room_refuse(tmp_path, source):
 
 @pytest.mark.parametrize("layout", ["spec", "current"])
 def test_headers_of_bintensors_are_aligned_by_wide_integers(tmp_path, layout):
-    """Any header of three tensors and more; of one tensor where its integers suffice, and else the report says so."""
+    """Any header of three tensors or more; a header of one tensor if its integers suffice, else the report says so."""
     aligned = 0
     for count in (1, 2, 3, 7, 40):
         for length in range(0, 64, 3):

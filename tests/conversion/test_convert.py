@@ -53,7 +53,7 @@ def test_dtype_casts_floating_tensors(put, tmp_path, dtype):
             assert found[key] == value
 
 
-# What is out of the range of each type: 65,519 rounds down to the largest float16, 65,520 up to infinity.
+# Values beyond the range of each type: 65,519 rounds down to the largest float16, 65,520 up to infinity.
 RANGES = {
     "float16": (65519.0, 65520.0, "infinite"),
     "bfloat16": (3.3895313e38, 3.4e38, "infinite"),
@@ -66,7 +66,7 @@ RANGES = {
 @pytest.mark.parametrize("sharded", [False, True], ids=["file", "shards"])
 @pytest.mark.parametrize("dtype", RANGES)
 def test_values_that_overflow_are_counted(tmp_path, dtype, sharded):
-    """The report has one line about finite values that became infinite or NaN; what was so before does not count."""
+    """The report has one line about finite values that became infinite or NaN; older ones do not count."""
     last, first, became = RANGES[dtype]
     source, out = tmp_path / "a.safetensors", tmp_path / "out"
     wide = np.float64 if dtype == "float32" else np.float32
@@ -95,7 +95,7 @@ def test_decoded_values_that_overflow_are_counted(tmp_path):
 
 @pytest.mark.parametrize("options", [{"include": "lyaer*"}, {"include": ["a", "b"]}, {"exclude": "*"}], ids=str)
 def test_globs_that_leave_nothing_are_errors(put, tmp_path, options):
-    """A glob that no name matches is an error that names it; a file that is there stays."""
+    """A glob that no name matches is an error that names it; an existing file stays."""
     source, out = put(st.build(MODEL), "a.safetensors"), tmp_path / "out.weights"
     out.write_bytes(b"old")
     ((name, globs),) = options.items()
@@ -163,7 +163,7 @@ def test_many_tensors_are_written_as_save_writes_them(tmp_path, target, options)
 )
 @pytest.mark.parametrize("shards", [1, 2])
 def test_neighbours_that_are_copied_at_once(tmp_path, target, options, shards):
-    """Runs of tensors that end where one is cast or left out, or the file does; among them are empty ones."""
+    """Runs of tensors that end at a cast or excluded tensor, or with the file; some tensors are empty."""
     dtypes = ["float32"] * 5 + ["int32"] * 3 + ["float64"]
     shapes = [(2, 3), (1,), (0, 4), (300,)]
     model = {
@@ -287,7 +287,7 @@ def test_the_mode_of_the_environment_is_not_for_conversions(tmp_path, monkeypatc
 
 
 def test_damage_is_converted(tmp_path):
-    """Checksums of the source are not compared, unless its handle does."""
+    """Checksums of the source are not compared, unless its handle compares them."""
     source = tmp_path / "a.weights"
     wm.save(source, {"w": np.arange(64, dtype=np.float32)})
     data = bytearray(source.read_bytes())
@@ -331,7 +331,7 @@ OF_AMB = "(expected float32, float16, bfloat16, int8)"
 OF_EMBD = "(expected float32, float16, bfloat16, int32, int16, int8, uint32, uint16, uint8)"
 OF_GGUF = "(expected float32, float16, int8, int16, int32, int64, float64, bfloat16)"
 OUT = "; leave these out with exclude=, or write"
-# The tensors, the target, the dtype that is asked for, and what is said.
+# The tensors, the target, the requested dtype, and the message.
 UNHELD = [
     (DOUBLES, "m.amb", None, f"dtype float64 {OF_AMB}; convert with dtype='float32'"),
     (LAYER, "m.bin", "float32", "dtype float32 (expected float16); convert with dtype='float16'"),
@@ -402,7 +402,7 @@ NUMBERS = {"epoch": 3, "model.layer.version": 1, "optimizer.param_groups.0.lr": 
     ],
 )
 def test_metadata_of_what_is_left_out_stays_behind(chosen, stays, tmp_path):
-    """Of a checkpoint of training, whose keys lead through modules; the report names what stays behind."""
+    """In a training checkpoint, whose keys lead through modules; the report names the rest."""
     names = ["model.layer.weight", "model.layer.bias", "model.head", "optimizer.state.0.exp_avg"]
     tensors = dict.fromkeys(names, tensor(np.ones(2, np.float32)))
     value, storages = checkpoints.stored(tensors, NUMBERS)
@@ -432,7 +432,7 @@ def quantised_directory(folder):
 @pytest.mark.parametrize("target", ["one.safetensors", "new/", "x.safetensors.index.json"])
 @pytest.mark.parametrize("parameters", [False, True])
 def test_a_handle_is_converted_as_its_path_is(tmp_path, target, parameters):
-    """In this process and by an executor; the handle stays open, and what lies in its directory is copied."""
+    """In this process and by an executor; the handle stays open, and files of its directory are copied."""
     quantised_directory(tmp_path / "model")
     written = []
     with wm.open(tmp_path / "model") as f, ThreadPoolExecutor(2) as pool:
@@ -455,7 +455,7 @@ def test_a_handle_is_converted_as_its_path_is(tmp_path, target, parameters):
 
 
 def test_options_of_opening_hold_for_a_conversion(tmp_path):
-    """A configuration and limits that a handle was opened with, also where workers open files again."""
+    """A handle's configuration and limits hold, also where workers open files again."""
     quantised_directory(tmp_path / "model")
     config = json.loads((tmp_path / "model/config.json").read_text())
     (tmp_path / "model/config.json").unlink()

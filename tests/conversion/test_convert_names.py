@@ -20,7 +20,7 @@ from weightmap.trust import lists
 from weightmap.words import Pq
 
 TENSORS = {f"layer.{i}.{part}": np.full((4, 32), i, np.float32) for i in range(3) for part in ("up", "down")}
-# What makes one file, and a shard a tensor.
+# Arguments for one file, and for a shard a tensor.
 TARGETS = [("new.amb", {}), ("new/", {"format": "amb", "max_shard_size": 512})]
 
 
@@ -37,7 +37,7 @@ def blocks(name):
 @pytest.mark.parametrize(("target", "options"), TARGETS)
 @pytest.mark.parametrize("rename", [blocks, {name: blocks(name) for name in TENSORS}], ids=["function", "mapping"])
 def test_tensors_get_new_names(model, tmp_path, target, options, rename):
-    """Globs and reports have names of the source; the new file has the new ones, and the values stay with theirs."""
+    """Globs and reports have the source's names; the file has the new names, each with its value."""
     how = wm.Quantize("int8", include="layer.1.*")
     report = wm.convert(model, f"{tmp_path}/{target}", exclude="layer.0.down", rename=rename, quantize=how, **options)
     assert sorted(info.name for info in report.quantized) == ["layer.1.down", "layer.1.up"]
@@ -78,7 +78,7 @@ def test_different_names_of_one_hash_are_written(tmp_path, monkeypatch):
 
 
 def test_a_mapping_of_other_names_is_an_error(model, tmp_path):
-    """A mapping that names no tensor of the source is that of another model."""
+    """A mapping that names no tensor of the source belongs to another model."""
     with pytest.raises(wm.EncodeError, match=r"rename has 'blk\.0', the name of none of 6 tensors"):
         wm.convert(model, tmp_path / "new.amb", rename={"blk.0": "a"})
 
@@ -94,7 +94,7 @@ def test_names_that_begin_alike_are_renamed_by_a_star(tmp_path):
 
 
 def test_a_file_that_exists_is_not_replaced(model, tmp_path):
-    """Nor a link, whose file is missing, before anything is read; words are no exception."""
+    """Nor a link without its file, before anything is read; also for words."""
     (tmp_path / "words.txt").write_text("a 1 2\nb 3 4\n")
     (tmp_path / "there.safetensors").write_bytes(b"mine")
     (tmp_path / "link.safetensors").symlink_to("nowhere")
@@ -215,14 +215,14 @@ def test_a_directory_becomes_a_directory(directory, tmp_path, format_):
 
 
 def test_code_goes_along_with_its_configuration(directory, tmp_path):
-    """Without ``config.json``, which names a model's code, the code beside it is somebody's project and stays."""
+    """Without ``config.json``, which names a model's code, code beside it is somebody's project, and is not copied."""
     (directory / "config.json").unlink()
     copied = wm.convert(directory, f"{tmp_path}/out/", format="safetensors").copied
     assert set(copied) == ALONG.keys() - {"config.json", "modeling_own.py"}
 
 
 def test_links_out_of_a_strangers_directory(directory, tmp_path):
-    """What they lead to is not copied to where it may be published; links within the directory are files."""
+    """Their targets are not copied, since the copy may be published; links within the directory count as files."""
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     (tmp_path / "home" / ".ssh" / "config.json").write_text("secret")
     (directory / "terms").write_text("Apache")
@@ -238,7 +238,7 @@ def test_links_out_of_a_strangers_directory(directory, tmp_path):
 
 
 def test_hidden_companions(directory, tmp_path):
-    """A folder such as .git is trusted by programs: it is refused as a module's, and hidden files stay."""
+    """Programs trust folders such as .git: they are refused as modules, and hidden files are not copied."""
     for name in (".own.py", "1_Pooling/.DS_Store", "additional_chat_templates/.x.jinja", "2_Routes/.git/config"):
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text("x")
@@ -259,7 +259,7 @@ def test_hidden_companions(directory, tmp_path):
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_conversion_that_fails_leaves_no_companions(directory, tmp_path, monkeypatch, there):
-    """A disk is full at each file that gets its name: what was not there before is gone, folders too."""
+    """The disk is full as each file gets its name: new files and folders are removed."""
     out, real = tmp_path / "out", atomic.Folder.replace
     before = {"notes.txt": "mine", "config.json": ALONG["config.json"]} if there else {}
     for name, text in before.items():
@@ -289,7 +289,7 @@ def test_a_conversion_that_fails_leaves_no_companions(directory, tmp_path, monke
 
 
 def test_a_file_that_cannot_be_looked_at_is_not_removed(directory, tmp_path, monkeypatch):
-    """It may be somebody's: only what was missing before is removed after an error."""
+    """It may be somebody's: an error removes only files that were missing before."""
     there, real = tmp_path / "out" / "config.json", os.lstat
     there.parent.mkdir()
     there.write_text("mine")
@@ -308,7 +308,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_removed(directory, tmp_path, mon
 
 
 def test_shards_do_not_write_through_links(directory, tmp_path):
-    """Their names are made up here: a link of such a name would lead to a file that nobody named."""
+    """`convert` makes up their names: a link of such a name would lead to a file that nobody named."""
     out, precious = tmp_path / "out", tmp_path / "precious"
     out.mkdir()
     for name, there in (("model-00002-of-00002.safetensors", True), ("model-00001-of-00002.safetensors", False)):
@@ -333,7 +333,7 @@ def test_shards_do_not_write_through_links(directory, tmp_path):
 
 
 def test_a_list_of_digests_that_cannot_be_kept_fails_before_anything_is_written(tmp_path):
-    """And where the list alone cannot be written, a note says what is in place."""
+    """And if only the list cannot be written, a note names the files in place."""
     path, output = tmp_path / "a.safetensors", wm.Output(sha256sums=True)
     wm.save(path, TENSORS, output=output)
     before, name = path.read_bytes(), next(iter(TENSORS))
@@ -356,7 +356,7 @@ def test_a_list_of_digests_that_cannot_be_kept_fails_before_anything_is_written(
 
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_what_lies_there_already(directory, tmp_path, *, overwrite):
-    """A file of other content is refused before a shard is written; one of the same stays, or a link to it."""
+    """A file with other content is refused before a shard is written; the same content stays, or a link to it."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "generation_config.json").write_text(ALONG["generation_config.json"])
@@ -422,7 +422,7 @@ def dtypes(folder):
     ],
 )
 def test_the_type_that_a_configuration_says(directory, tmp_path, config, options, expected):
-    """It becomes that of the tensors where all of them got one, and the rest of the configuration stays."""
+    """It becomes the tensors' type if all got the same, and the rest of the configuration stays."""
     before = {"rms_norm_eps": 1e-06, "hidden_size": 4, "name": "h\u00e9"} | config
     (directory / "config.json").write_text(json.dumps(before))
     wm.convert(directory, f"{tmp_path}/out/", **({"format": "safetensors"} | options))
@@ -433,7 +433,7 @@ def test_the_type_that_a_configuration_says(directory, tmp_path, config, options
 
 
 def test_shards_say_what_hugging_face_expects(directory, tmp_path):
-    """Every file has "format": "pt"; what files said before stays, and a model without a configuration gets nothing."""
+    """Every file has "format": "pt"; older metadata stays, and a model without a configuration gets nothing."""
     wm.convert(directory, f"{tmp_path}/out/", format="safetensors")
     (tmp_path / "flax").mkdir()
     wm.save(tmp_path / "flax" / "model.safetensors", TENSORS, metadata={"format": "flax"}, max_shard_size=1 << 11)
@@ -468,7 +468,7 @@ def test_a_name_without_a_suffix_is_a_directory(directory, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "one.safetensors"])
 def test_a_file_beside_a_configuration_takes_it_along(directory, tmp_path, monkeypatch, name):
-    """To a directory, an index or a file of a Hugging Face directory counts as that; without a configuration not."""
+    """To a directory, an index or file of a Hugging Face directory counts as it; not without a configuration."""
     wm.save(directory / "one.safetensors", TENSORS)
     wm.convert(directory, f"{tmp_path}/whole/")
     monkeypatch.chdir(directory)
@@ -481,7 +481,7 @@ def test_a_file_beside_a_configuration_takes_it_along(directory, tmp_path, monke
 
 
 def test_a_source_is_opened_once(tmp_path, monkeypatch):
-    """A directory, which says the format of its copy, too; the task of a shard opens its file by itself."""
+    """A directory gives its copy's format with the same opening; a shard's task opens its file by itself."""
     opened = []
     ours = converting.open_or_import
     monkeypatch.setattr(converting, "open_or_import", lambda *args, **more: opened.append(1) or ours(*args, **more))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not os.environ.get("WEIGHTMAP_DISTRIBUTED"), rea
 
 SHARDS = int(os.environ.get("WEIGHTMAP_SHARDS", "2000"))
 OPTIONS = {"format": "amb", "quantize": "int4_block"}
-# A client of its own process: it converts, and says on standard output how many shards it had to do.
+# A client in its own process: it converts, and prints how many shards it had to do.
 CLIENT = """
 import json, sys
 import weightmap as wm
@@ -62,12 +62,12 @@ def content(folder):
 
 
 def files(folder):
-    """The inode of each shard: a shard that is written again gets another one."""
+    """The inode of each shard, which changes when the shard is written again."""
     return {path.name: path.stat().st_ino for path in folder.glob("model-*")} if folder.exists() else {}
 
 
 def wait_for(what, process=None):
-    """Wait until something holds, the order of events is forced by this, not by sleeping."""
+    """Wait until a condition holds: this forces the order of events without sleeping."""
     end = time.monotonic() + HANG
     while not what():
         assert time.monotonic() < end, "nothing happens"
@@ -76,13 +76,13 @@ def wait_for(what, process=None):
 
 
 def running(dask_worker):
-    """How many tasks a worker runs, those included that nobody waits for any more."""
+    """How many tasks a worker runs, including tasks that nobody waits for any more."""
     return dask_worker.state.executing_count
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_path):
-    """The files equal those of a serial run, byte for byte; no shard that was recorded is converted again."""
+    """The files equal a serial run's, byte for byte; no recorded shard is converted again."""
     serial, out, manifest = tmp_path / "serial", tmp_path / "out", tmp_path / "manifest.json"
     wm.convert(model, f"{serial}/", **OPTIONS)
     arguments = [sys.executable, "-c", CLIENT, cluster.scheduler_address, str(model), f"{out}/", str(manifest)]
@@ -124,7 +124,7 @@ def test_a_killed_worker_and_a_killed_client_lose_nothing(model, cluster, tmp_pa
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_first_error_on_dask_names_its_shard(cluster, tmp_path):
-    """An error of a worker comes back as it was raised there; a run begun again does not get it again."""
+    """A worker's error comes back as it was raised; a new run does not see it again."""
     part = tmp_path / "part"
     part.mkdir()
     for name, value in (("a", 1.0), ("b", np.nan)):

@@ -25,7 +25,7 @@ def spec(tensors, metadata=None, vocab=None):
 
 
 def test_numbers_and_their_decimal_strings_are_the_same_metadata(put):
-    """A CNN v2 file, whose metadata are integers, equals the same model in a format that holds strings alone."""
+    """A CNN v2 file with integers as metadata equals the same model in a format of strings."""
     layers = cnn_v2.names(cnn_v2.ODD)
     a = put(cnn_v2.build(cnn_v2.ODD, mip_level=2), "a.bin")
     b = put(bt.build(bt.ordered(layers), {"version": "2", "mip_level": "2"}), "b.bt")
@@ -164,7 +164,7 @@ def test_types_that_store_the_same_values_differ_unless_asked_by_value(tmp_path)
     ],
 )
 def test_tolerances_are_those_of_numpy(tmp_path, a, b, options, different):
-    """An element differs where numpy.isclose says so; either tolerance asks for a comparison by value."""
+    """numpy.isclose decides; either tolerance asks for a comparison by value."""
     path = saved(tmp_path, a=np.array(a), b=np.array(b))
     report = wm.diff(path("a"), path("b"), **options)
     assert sum(change.n_different or 0 for change in report.changed) == different
@@ -198,7 +198,7 @@ def test_a_tolerance_is_a_number(put, options):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
 def test_the_root_of_the_mean_square_is_over_all_elements(tmp_path, dtype):
-    """Elements that are equal count as differences of 0; one that is not finite makes it NaN."""
+    """Equal elements count as differences of 0; one that is not finite makes the root NaN."""
     a = np.zeros((10, 10), dtype)
     b = a.copy()
     b[3, :4] = [3, -4, 3, 4]

@@ -17,7 +17,7 @@ def test_a_file_that_was_saved_lacks_keys_where_it_has_one_of_them(tmp_path, met
 
 
 def test_special_ids_are_not_lost_silently(tmp_path):
-    """`convert` names those that the target has no place for, `save` takes those of a file's vocabulary or refuses."""
+    """`convert` names special ids that the target cannot hold; `save` takes a file vocabulary's ids or refuses."""
     matrix = np.ones((2, 3), np.float32)
     path, ids = tmp_path / "v.weights", {"pad": 0, "unk": 1}
     wm.save(path, {"embeddings": matrix}, vocab=["a", "b"], special_ids=ids)

@@ -40,7 +40,7 @@ def content(folder):
 
 
 class Inline(Executor):
-    """Runs each task when it is submitted, or holds the ones behind a failed one back until they are cancelled."""
+    """Runs each task when it is submitted, or holds tasks behind a failed one back until they are cancelled."""
 
     def __init__(self):
         self.tasks = []
@@ -68,7 +68,7 @@ class Inline(Executor):
 
 @pytest.fixture
 def converted(monkeypatch):
-    """The names of the shards that were really converted."""
+    """The names of the shards that were not skipped."""
     names = []
     convert_shard = sharded.convert_shard
 
@@ -129,7 +129,7 @@ def test_tasks_are_small_and_plain(model, tmp_path):
 
 
 def test_a_task_of_a_directory_that_it_leaves_is_refused(model, tmp_path):
-    """Names in a task are those of files below its two directories, whoever made the task."""
+    """A task may only name files below its two directories, whoever made it."""
     with Inline() as pool:
         wm.convert(model, f"{tmp_path}/out/", run=wm.Run(pool), **QUANTISED)
     task = pool.tasks[0]
@@ -159,7 +159,7 @@ def test_a_report_of_another_kind_is_refused(model, tmp_path):
 
 
 def test_a_run_goes_on_where_another_ended(model, tmp_path, converted):
-    """Started again, a run converts what is missing, damaged or made of a changed source, and nothing else."""
+    """A restarted run converts only shards that are missing, damaged or made from a changed source."""
     out, path = tmp_path / "out", tmp_path / "manifest.json"
 
     class Stops(Exception):  # noqa: N818
@@ -286,7 +286,7 @@ def damage(model, *numbers):
 
 
 def test_the_first_error_stops_what_has_not_begun(model, tmp_path, converted):
-    """The error is that of the task and names the shard; tasks behind it are cancelled; finished ones are recorded."""
+    """The task's error names the shard; later tasks are cancelled, finished ones recorded."""
     damage(model, 3, 5)
     path = tmp_path / "manifest.json"
     with pytest.raises(wm.QuantError, match=rf"{name_of(3)}: tensor 'layer\.3\.weight': element 0 .* is nan"):
@@ -329,7 +329,7 @@ def test_keep_going_names_every_shard_that_does_not_open(model, tmp_path, monkey
             assert [name for name, _ in caught.value.errors] == [name_of(2), name_of(5)]
             with pytest.raises(wm.LayoutError, match=name_of(2)):
                 run(source, wm.Run(manifest=tmp_path / "m"))
-    monkeypatch.chdir(model)  # where damaged content lies is no model of it
+    monkeypatch.chdir(model)  # damaged content has no other path
     with pytest.raises(wm.TruncatedError):
         wm.verify(b"EMBD", run=wm.Run(keep_going=True))
     (model / name_of(2)).symlink_to(name_of(1))
@@ -338,7 +338,7 @@ def test_keep_going_names_every_shard_that_does_not_open(model, tmp_path, monkey
 
 
 def test_errors_of_the_executor_name_the_shard(model, tmp_path):
-    """A worker that is gone, or an executor that was shut down, is one error of ours with that as its cause."""
+    """A lost worker, or an executor that was shut down, is one error of ours, with its cause."""
 
     class Broken(Inline):
         def submit(self, call, /, *_, **__):

@@ -1,4 +1,4 @@
-"""finalfusion, converted: read and written again to the byte, and what is missing to write metadata."""
+"""finalfusion, converted: read and written again to the byte, and the missing package for metadata."""
 
 import sys
 
@@ -59,7 +59,7 @@ def test_new_metadata_without_tomli_w_names_the_missing_package(tmp_path, monkey
 )
 @pytest.mark.parametrize("target", ["t.weights", "t.gguf"])
 def test_subwords_are_not_lost_silently(tmp_path, subwords, target):
-    """Unknown words have vectors by them. `convert` names what it leaves behind, `save` refuses it."""
+    """They give unknown words vectors. `convert` names the loss, `save` refuses."""
     matrix = {"embeddings": np.ones((2 + subwords.size, 3), np.float32)}
     vocab = Vocabulary.of(["one", "two"], subwords=subwords)
     wm.save(tmp_path / "s.fifu", matrix, vocab=vocab)

@@ -71,7 +71,7 @@ def test_blocks_that_nothing_decodes_are_bytes(tmp_path):
 
 
 def test_types_that_are_not_known_are_bytes_where_not_strict(tmp_path):
-    """Everything else is as in a file without them; their bytes end where the next tensor begins, or the file does."""
+    """All else is as in a file without them; their bytes end at the next tensor, or with the file."""
     infos = [
         gguf.Info("last", (3, 7), 139, 128),
         gguf.Info("a", (2,), gguf.CODES["float32"], 0),
@@ -173,7 +173,7 @@ def test_quantised_tensors_in_pieces(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".amb"])
 def test_the_alignment_of_a_file_is_its_own(tmp_path, suffix):
-    """It goes to other formats, but not from them: there it may be text, or make a huge file of a small one."""
+    """Other formats receive it but do not return it: there it may be text, or turn a small file into a huge one."""
     source, between, target = tmp_path / "a.gguf", tmp_path / f"b{suffix}", tmp_path / "c.gguf"
     wm.save(source, {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 128, "general.architecture": "a"})
     assert not wm.convert(source, between).warnings
@@ -204,7 +204,7 @@ def test_a_model_without_an_architecture(tmp_path, suffix, metadata, warned, sha
 
 
 def test_shapes_that_the_metadata_name(tmp_path):
-    """Blocks reach from one row into the next; written anew, a tensor keeps its shape and its bytes."""
+    """Blocks may span rows; written again, a tensor keeps its shape and its bytes."""
     path, target = reshaped(tmp_path), tmp_path / "t.gguf"
     wm.convert(path, target, rename={"conv": "other"})
     infos = {info.name: tuple(info.dims[::-1]) for info in gguf.dissect(target.read_bytes()).infos}

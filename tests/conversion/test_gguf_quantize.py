@@ -107,7 +107,7 @@ def test_amb_becomes_gguf_without_decoding(tmp_path, monkeypatch):
         report = wm.convert(tmp_path / "a.amb", tmp_path / "g.gguf")
     assert "2 tensors of int8 became q8_0: the same integers and scales, nothing was decoded" in report.warnings
     assert "1 tensor of int5 became q5_0: the same integers and scales, nothing was decoded" in report.warnings
-    assert not any("configuration" in warning for warning in report.warnings)  # it says how AMB stores them
+    assert not any("configuration" in warning for warning in report.warnings)  # how AMB stores them
     with wm.open(tmp_path / "g.gguf", verify="full") as file:
         assert {name: file.info(name).dtype for name in file} == EXPECTED
         for name, value in tensors.items():
@@ -193,7 +193,7 @@ def test_globs_that_choose_nothing_to_quantise_are_named(tmp_path, name):
 
 @pytest.mark.parametrize("scheme", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "q2_k", "q3_k", "q4_k", "q6_k"])
 def test_values_beyond_scales_of_float16_are_named(tmp_path, scheme):
-    """gguf-py's formulas make infinities of them, or zeros."""
+    """gguf-py's formulas turn them into infinities or zeros."""
     ones = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
     tensors = {"huge": ones * np.float32(1e30), "tiny": ones * np.float32(1e-30), "usual": ones}
     wm.save(tmp_path / "a.bt", tensors)

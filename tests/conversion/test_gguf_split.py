@@ -12,7 +12,7 @@ import weightmap as wm
 
 
 def test_a_part_that_is_no_path_opens_alone(tmp_path):
-    """Bytes, descriptors, and a first part of another name know of no others, and say so everywhere."""
+    """Bytes, descriptors, and a first part under another name cannot find the others; every report says so."""
     path = write(tmp_path)
     told = r"this is part 1 of 3 of a model, and the others are left out \(1 of 3 tensors\): "
     renamed = tmp_path / "renamed.gguf"
@@ -74,7 +74,7 @@ def _checked_parts(folder, count):
 
 
 def test_names_in_capitals(tmp_path):
-    """The other parts are looked for as the first one is written."""
+    """The names of the other parts follow the spelling of the first."""
     values = {"general.architecture": "llama"}
     wm.save(tmp_path / "m.gguf", {"a": np.ones(8), "b": np.ones(8)}, metadata=values, max_shard_size=64)
     for path in tmp_path.glob("m-*.gguf"):

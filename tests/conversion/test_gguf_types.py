@@ -1,4 +1,4 @@
-"""The types of metadata in formats without types: there and back, through one or two of them, and what cannot go."""
+"""The types of metadata in formats without types: there and back through one or two formats, and losses."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def values_of(path):
 @pytest.mark.parametrize(
     ("first", "second"),
     [(first, None) for first in SUFFIXES]
-    # EMBD's vocabulary, which has the tokens, stays behind on the way to formats without.
+    # EMBD's vocabulary, which has the tokens, stays behind on the way to formats without one.
     + [(first, second) for first in SUFFIXES for second in SUFFIXES if first != ".weights"],
 )
 def test_types_survive_in_formats_without_types(first, second, tmp_path):
@@ -102,7 +102,7 @@ def test_every_key_that_stays_behind_is_named(tmp_path):
 @pytest.mark.parametrize("source", ["t.amb", "t.fifu"])
 @pytest.mark.parametrize("through", [[".bt"], [".safetensors"], [".weights"], [".bt", ".weights"]])
 def test_numbers_and_truth_values_survive_as_texts(tmp_path, source, through):
-    """Of JSON and TOML: they are texts with a type beside them, and what they were on the way back."""
+    """From JSON and TOML: they become texts with a type beside them, and numbers again on the way back."""
     metadata = {"i": 1, "big": 2**62, "f": 1.5, "small": -5e-324, "b": True, "s": "1", "true": "true"}
     vocab = ["a", "b"] if source == "t.fifu" else None
     wm.save(tmp_path / source, {"embeddings": np.ones((2, 3), np.float32)}, metadata=metadata, vocab=vocab)

@@ -144,7 +144,7 @@ def test_constants_and_initialisers_of_inner_graphs_have_the_names_that_nodes_us
 
 @pytest.mark.parametrize("kind", [21, 22], ids=["uint4", "int4"])
 def test_packed_integers_with_scales_are_codes(tmp_path, kind):
-    """As onnxruntime writes DequantizeLinear: `weights` and casts refuse them, and `read` has the integers."""
+    """As onnxruntime writes DequantizeLinear: `weights` and casts refuse them; `read` returns the integers."""
     path = tmp_path / "m.onnx"
     codes = field(1, 4) + field(1, 32) + field(2, kind) + field(8, b"w_DQ_Q4") + field(9, bytes(64))
     path.write_bytes(model([codes, tensor_proto("w_DQ_scales", normal((1, 32)))]))

@@ -93,7 +93,7 @@ def test_the_first_number_that_is_not_finite(put, tmp_path, scheme, at):
 
 @pytest.mark.parametrize("method", ["search_scale", "__call__"])
 def test_one_scale_of_a_file_that_is_cut_off(put, tmp_path, monkeypatch, method):
-    """Whether the search or the writing of codes comes to the new end of the file."""
+    """Both if the search and if the writing of codes meets the new end of the file."""
     source = put(st.build({"w": normal((1, 300_000), 1)}), "m.safetensors")
     how, before = wm.Quantize("int8"), getattr(BlockEncoder, method)
 

@@ -41,7 +41,7 @@ def model(put):
 
 
 def test_matrices_are_quantised_and_all_else_stays(model, tmp_path):
-    """By default: of floating point, two dimensions or more, no embedding by its name. The rest keeps every bit."""
+    """By default: floating point, two dimensions or more, no name of an embedding. The rest keeps every bit."""
     report = wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize("int5_block", block_size=8))
     assert [info.name for info in report.quantized] == CHOSEN == quantised_names(tmp_path / "q.amb")
     with wm.open(tmp_path / "q.amb") as file:
@@ -68,7 +68,7 @@ def test_matrices_are_quantised_and_all_else_stays(model, tmp_path):
     ],
 )
 def test_globs_choose(model, tmp_path, options, names):
-    """`include` takes just what matches, whatever its shape, `exclude` leaves out; integers stay."""
+    """`include` takes exactly the matching tensors, of any shape, `exclude` leaves out; integers stay."""
     report = wm.convert(model, tmp_path / "q.amb", quantize=wm.Quantize("int8", **options))
     expected = [name for name in names if name != "ids"]
     assert [info.name for info in report.quantized] == quantised_names(tmp_path / "q.amb") == expected
@@ -219,7 +219,7 @@ def test_differences_of_quantised_files(quantised, tmp_path):
 
 
 def test_a_damaged_mask_is_an_error_with_file_and_place(tmp_path):
-    """However a tensor with a damaged mask comes to be used, the error has the file and the byte where its data is."""
+    """Every use of a tensor with a damaged mask is an error with the file and the byte of its data."""
     value = wm.quantize(np.ones((4, 16), np.float32), "adaptive")
     wm.save(tmp_path / "q.amb", {"w": value})
     data = bytearray((tmp_path / "q.amb").read_bytes())

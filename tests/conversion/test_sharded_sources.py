@@ -56,7 +56,7 @@ def test_a_model_in_the_cache_of_hugging_face(snapshot, tmp_path, monkeypatch, b
     wm.convert(path, tmp_path / "one.weights")
     with wm.open(tmp_path / "one.weights") as f:
         assert all(same(f[name], value) for name, value in ALL.items())
-        # Of config.json, a link too; given the index alone, nothing beside it is read.
+        # config.json is a link too; given only the index, nothing beside it is read.
         assert f.metadata.get("vocab_size") == (None if by == "index" else "3")
 
 
@@ -69,7 +69,7 @@ def lists(index, where):
 
 
 def said_of(path, target, others=(), **options):
-    """Open a model; return the lines that a warning, `verify` and `convert` have of it; `convert` has `others`, too."""
+    """Open a model; return its lines in the warning, `verify` and `convert`; `convert` also has `others`."""
     with pytest.warns(wm.ModelWarning) as caught:
         f = wm.open(path, **options)
     with f:
@@ -106,7 +106,7 @@ def test_what_is_there_is_loaded(index, tmp_path, strict):
 
 
 def test_files_of_weights_that_no_index_names(index, tmp_path):
-    """They are left out by name; of another index `convert` has the name. Programs' files beside a model are none."""
+    """They are left out by name; `convert` names other indexes. Files of programs do not count as weights."""
     folder = index.parent
     for name in ("model-mtp.safetensors", "optimizer.safetensors", "model.fp16-00001-of-00001.safetensors"):
         (folder / name).write_bytes(st.build({"x": normal((2,), 5)}))
@@ -122,7 +122,7 @@ def test_files_of_weights_that_no_index_names(index, tmp_path):
 
 
 def test_what_is_missing_is_refused_unless_asked_for(index, tmp_path):
-    """By default; `strict=False` opens what is there and names the rest: tensors, files, names that are none."""
+    """By default; `strict=False` opens the rest and names the missing tensors, files and invalid names."""
     (index.parent / "damaged.safetensors").write_bytes(st.build({"d": normal((4,), 6)})[:-1])
     more = {"gone": TWO, "far": "no.safetensors", "d": "damaged.safetensors", "up": "../x.safetensors"}
     for name, shard in more.items():
@@ -171,7 +171,7 @@ def test_a_tensor_in_two_shards(index, tmp_path):
 
 
 def test_a_model_without_one_format_converts(index, tmp_path):
-    """One whose shards are all left out, and one whose shards are of several formats."""
+    """A model whose shards are all left out, and one with shards of several formats."""
     folder = index.parent
     wm.convert(folder / TWO, tmp_path / "two.gguf")
     shutil.copy(tmp_path / "two.gguf", folder / TWO)
@@ -187,7 +187,7 @@ def test_a_model_without_one_format_converts(index, tmp_path):
 
 
 def test_a_file_of_a_directory_and_others_beside_it(tmp_path):
-    """Nobody named one file, so that `convert` and `verify` name the others; opening does not warn of them."""
+    """The user named no single file, so `convert` and `verify` name the others; opening does not warn of them."""
     folder = tmp_path / "model"
     folder.mkdir()
     for name in ("model.safetensors", "mtp.safetensors"):
@@ -226,7 +226,7 @@ def _shards_that_say(folder, *said, index=None):
 
 
 def test_metadata_of_shards_are_those_of_the_model(tmp_path):
-    """Metadata that shards agree on, or one alone has, is the model's; that of the index goes before it."""
+    """The model has metadata on which shards agree, or that one shard has; the index's goes before it."""
     _shards_that_say(
         tmp_path,
         {"format": "pt", "author": "shard"},

@@ -26,7 +26,7 @@ def test_files_beside_a_model_stay(tmp_path, name, size):
 
 
 def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path):
-    """Beside an older model of that name nobody would know which of the two to open: an error, and nothing changes."""
+    """Two models of one name would be ambiguous: an error, and nothing changes."""
     wm.save(tmp_path / "m.safetensors", {"old": TENSORS[next(iter(TENSORS))]})
     wm.save(tmp_path / "a.weights", TENSORS)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -40,7 +40,7 @@ def test_a_file_in_whose_place_shards_would_lie_stays(tmp_path):
 @pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
 @pytest.mark.parametrize("size", [None, "1MB", 300])
 def test_shards_in_whose_place_a_file_would_lie_stay(tmp_path, suffix, size):
-    """A directory opens as its index, and the new file would be hidden: the same error as for shards."""
+    """A directory opens as its index, which would hide the new file: the same error as for shards."""
     wm.save(tmp_path / f"m{suffix}", TENSORS, max_shard_size=600)
     wm.save(tmp_path / "a.weights", {"new": np.ones((64, 64), np.float32)})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -54,7 +54,7 @@ def test_shards_in_whose_place_a_file_would_lie_stay(tmp_path, suffix, size):
 
 
 def test_what_replaces_safetensors_writes_beside_an_index(tmp_path):
-    """As safetensors does: transformers writes a smaller model over an older one so."""
+    """As safetensors does: so transformers writes a smaller model over an older one."""
     wm.save(tmp_path / "model.safetensors", TENSORS, max_shard_size=600)
     compat.numpy.save_file({"new": np.ones(3)}, tmp_path / "model.safetensors")
     assert list(wm.load(tmp_path / "model.safetensors")) == ["new"]
@@ -75,7 +75,7 @@ def test_a_file_that_became_shards_is_missed_with_a_hint(tmp_path, capsys):
 
 
 def test_convert_splits(tmp_path):
-    """Shards of bounded size, of the bytes in the target; each larger shard of a source is split again."""
+    """Shards of bounded size, counted in the target; each larger shard of a source is split again."""
     wm.save(tmp_path / "m.safetensors", TENSORS)
     (tmp_path / "halves").mkdir()
     report = wm.convert(tmp_path / "m.safetensors", f"{tmp_path}/halves/n.amb", dtype="float16", max_shard_size=300)
@@ -90,7 +90,7 @@ def test_convert_splits(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
 def test_a_run_that_fails_leaves_no_shard_of_its_own(tmp_path, suffix):
-    """One shard alone would open as a whole model. Those that were there before stay, and so do all with a manifest."""
+    """One shard alone would open as a whole model. Older shards stay, and so do all with a manifest."""
     source, shards = tmp_path / "source.bt", [f"m-0000{i}-of-00003{suffix}" for i in (1, 2, 3)]
     wm.save(source, {name: np.ones(3, np.float32) for name in "abc"})
 

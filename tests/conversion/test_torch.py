@@ -1,4 +1,4 @@
-"""PyTorch checkpoints, converted: strided tensors, pairs of float4, elements that no file holds."""
+"""PyTorch checkpoints, converted: strided tensors, pairs of float4, expanded elements."""
 
 from argparse import Namespace
 
@@ -67,7 +67,7 @@ WALKS = {
 }
 
 
-# Those that go through a whole model, and make no fewer bytes of it.
+# Operations on a whole model that make no fewer bytes of it.
 WHOLE = ("convert", "convert to shards", "convert to many shards", "diff", "diff by value", "report")
 
 

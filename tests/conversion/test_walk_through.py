@@ -23,7 +23,7 @@ def free_port():
 
 
 def test_the_walk_through_runs(tmp_path):
-    """Its commands as they stand there, on other ports: every one succeeds, and says what the page says."""
+    """Its own commands, on other ports: each succeeds, and prints what the page shows."""
     for name in NEEDED:
         pytest.importorskip(name, reason=f"needs {name}: make distributed-test")
     if shutil.which("curl") is None:

@@ -1,4 +1,4 @@
-"""Processes of a gloo group that load parts of models by `torch.distributed.checkpoint`, and say what that took.
+"""Processes of a gloo group that load parts of models by `torch.distributed.checkpoint`, and report the cost.
 
 The functions whose names begin with an underscore run in the ranks; each imports what it needs there.
 """
@@ -16,18 +16,18 @@ import weightmap as wm
 
 
 class Case(NamedTuple):
-    """A load: of which model, and how its tensors lie over the ranks."""
+    """A load: the model, and the placement of its tensors on the ranks."""
 
-    path: str  # of the model; with "{rank}", of the model of each rank
+    path: str  # the model's path; with "{rank}", each rank's
     mesh: tuple[int, ...]  # its shape
     placements: tuple[str, ...]  # for each dimension of the mesh "R", or "0", "1" … for `Shard`
     options: dict[str, Any] = {}  # noqa: RUF012 - of the reader; never changed
-    wanted: dict[str, str] | None = None  # the names of the state dict, and the types; by default all, as they are
-    sound: str | None = None  # the model to compare with; by default that of rank 0
+    wanted: dict[str, str] | None = None  # the names of the state dict, and the types; by default all, unchanged
+    sound: str | None = None  # the model to compare with; by default rank 0's
 
 
 class Outcome(NamedTuple):
-    """What a rank says of a load: the bytes that it read by system calls, its report, and what came."""
+    """A rank's outcome of a load: the bytes that it read by system calls, its report, and the result."""
 
     read: int
     report: Any
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def run(world, cases, folder):
-    """Run all cases in a group of so many ranks; return what each rank says of each. Fails when a rank hangs."""
+    """Run all cases in a group of `world` ranks; return each rank's outcomes. Fails when a rank hangs."""
     folder.mkdir(parents=True, exist_ok=True)
     spawned(_rank, world, (world, cases, str(folder)), folder)
     told = [pickle.loads((folder / f"rank{rank}").read_bytes()) for rank in range(world)]
@@ -48,7 +48,7 @@ def run(world, cases, folder):
 
 
 def spawned(function, world, arguments, folder=None):
-    """Call a function in so many new processes, with the number of each before its arguments; fail when one hangs."""
+    """Call a function in `world` new processes, each with its number before the arguments; fail when one hangs."""
     from torch.multiprocessing import spawn
 
     group = spawn(function, arguments, nprocs=world, join=False)
@@ -89,8 +89,8 @@ def _rank(rank, world, cases, folder):
     except BaseException:
         dist.destroy_process_group()
         raise
-    # All are through the barrier before one goes. It goes at once: threads of gloo that still run when an interpreter
-    # ends make C++ end it by SIGABRT ("terminate called without an active exception"): seen once.
+    # All pass the barrier before one ends, and each ends at once: C++ aborted a process once whose gloo threads still
+    # ran as the interpreter ended (SIGABRT, "terminate called without an active exception").
     Path(folder, f"rank{rank}-is-through").touch()
     end = time.monotonic() + HANG
     while len(list(Path(folder).glob("rank*-is-through"))) < world and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""`WeightmapStorageReader` in one process: what torch is told, and what a load without other ranks gives."""
+"""`WeightmapStorageReader` in one process: the metadata for torch, and loads without other ranks."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_one_error(state, options, error, message, tmp_path
 
 
 def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path):
-    """Two tensors over the same bytes of a file of torch are one slice to read."""
+    """Two tensors over the same bytes of a torch file are one slice to read."""
     shared = torch.arange(24.0).reshape(6, 4)
     torch.save({"embed": shared, "head": shared}, tmp_path / "tied.pt")
     state = {name: torch.zeros(6, 4) for name in ("embed", "head")}
@@ -98,7 +98,7 @@ def test_tied_tensors_of_a_checkpoint_are_read_once(tmp_path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_of_a_load_is_a_few_chunks(way, tmp_path):
-    """Decoded pieces are copied as they come; of dense ones, those that cannot be read to their place at once."""
+    """Decoded pieces are copied as they come, and dense pieces that cannot be read straight to their place."""
     wm.save(tmp_path / "m.amb", {"w": wm.quantize(normal((256, 1024)).array, "int4_block")})
     wm.save(tmp_path / "m.safetensors", {"w": normal((256, 1024)).array})
     seen = []
@@ -123,7 +123,7 @@ def test_memory_of_a_load_is_a_few_chunks(way, tmp_path):
 
 @pytest.mark.parametrize("distributed", [True, False])
 def test_what_hugging_faces_writer_saves(distributed, tmp_path):
-    """Of the file of a rank `verify` says that its shapes may be parts; not of one that one rank saves for all."""
+    """`verify` says that the shapes in a rank's file may be parts, but not of a file that one rank saves for all."""
     state = {"w": torch.arange(6.0), "s": torch.ones(2, 3)}
     dcp.save(state, storage_writer=HuggingFaceStorageWriter(tmp_path, save_distributed=distributed), no_dist=True)
     with wm.open(tmp_path) as f:

@@ -1,6 +1,6 @@
-"""Each rank of a gloo group reads the bytes of its own slices, and no more; what goes wrong on one ends all.
+"""Each rank of a gloo group reads only the bytes of its own slices; a failure on one ends all.
 
-Bytes are those of system calls, counted by the kernel for each rank (``how="read"``), and those of the plan.
+The kernel counts the bytes of each rank's system calls (``how="read"``), the plan its own.
 """
 
 import os
@@ -66,7 +66,7 @@ def models(folder):
     with (folder / "value.weights").open("r+b") as file:
         file.seek(-4096, os.SEEK_END)
         file.write(b"\x55" * 8)
-    # A model that is damaged for one rank alone, as on a disk of its own.
+    # A model that is damaged for one rank only, as on its own disk.
     for rank in range(4):
         shutil.copy(folder / "odd.safetensors", folder / f"odd-{rank}.safetensors")
     (folder / "odd-1.safetensors").write_bytes(b"\0" * 100)
@@ -131,7 +131,7 @@ def test_every_rank_has_the_values_of_the_whole_load(outcomes):
 @pytest.mark.parametrize("kind", ["big.safetensors", "big.weights"])
 @pytest.mark.parametrize("placement", ["0", "1"])
 def test_a_rank_reads_its_part_and_no_more(outcomes, world, kind, placement):
-    """At most 1/N of the model, and two per cent of it: rows as well as columns, counted by the kernel."""
+    """At most 1/N of the model plus two per cent, rows as well as columns, counted by the kernel."""
     for rank in outcomes[f"{kind} {placement} read"]:
         assert rank.report.wanted_nbytes == BYTES // world
         assert BYTES // world <= rank.read <= BYTES // world + BYTES // 50
@@ -158,7 +158,7 @@ def test_meshes_of_two_dimensions(outcomes, placements, parts):
 @pytest.mark.parametrize("kind", SCHEMES)
 @pytest.mark.parametrize("placement", ["0", "1"])
 def test_quantised_tensors_are_read_by_blocks(outcomes, world, kind, placement):
-    """Of blocks and their scales too, a rank reads 1/N and two per cent; of an adaptive tensor its mask, besides."""
+    """A rank reads 1/N plus two per cent of blocks and their scales, too, and the mask of an adaptive tensor."""
     ranks = outcomes[f"{kind} {placement} read"]
     rng = np.random.default_rng(1)
     tensor = wm.quantize(rng.standard_normal(QUANTISED["rows"], np.float32), SCHEMES[kind])
@@ -180,7 +180,7 @@ def test_quantised_tensors_are_read_by_blocks(outcomes, world, kind, placement):
     ],
 )
 def test_damage_ends_the_load_on_every_rank(outcomes, world, case, error, message):
-    """Each rank raises, within seconds, an error that has ours for each rank."""
+    """Each rank raises, within seconds, an error with our error of each rank."""
     for rank in outcomes[case]:
         assert rank.error is not None
         assert rank.error[0] == "CheckpointException"

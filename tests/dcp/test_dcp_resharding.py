@@ -1,4 +1,4 @@
-"""A checkpoint that so many ranks have saved is loaded by another number of them."""
+"""Another number of ranks than saved a checkpoint loads it."""
 
 import sys
 
@@ -40,7 +40,7 @@ def _save(rank, world, folder, group):
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (1, 4)])
 def test_other_ranks_load_what_ranks_have_saved(before, after, tmp_path):
-    """Saved in slices by torch, and loaded in others: rows and columns, with sizes that neither number divides."""
+    """Torch saves slices, other ranks load other slices: rows and columns, of sizes that neither number divides."""
     folder = tmp_path / "model"
     folder.mkdir()
     spawned(_save, before, (before, str(folder), str(tmp_path / "saving")))

@@ -1,4 +1,4 @@
-"""Ranks of a gloo group load from servers on the loopback: each asks for the bytes of its own slices, and no more."""
+"""Ranks of a gloo group load from servers on the loopback: each requests only the bytes of its own slices."""
 
 import sys
 
@@ -19,7 +19,7 @@ if sys.platform != "linux":
 
 
 WORLD = 2
-# Rows of 64 KiB, of which a rank's columns are half. The index is far below two per cent.
+# Rows of 64 KiB; a rank's columns are half of each. The index is far below two per cent.
 SHAPE = (128, 16384)
 PARTS = {
     f"part-{i}.safetensors": {f"layer.{i}.{k}": normal((60 + i, 64), 10 * i + k) for k in range(3)} for i in range(4)
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def from_s3(folder, tmp_path_factory):
-    """What each rank says of each load from an S3 server, which all find by their environment."""
+    """Each rank's outcome of each load from an S3 server, which all find by their environment."""
     keys = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1", "ALLOW_HTTP": "true"}
     with s3() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name, value in {**keys, "ENDPOINT_URL": endpoint}.items():
@@ -62,7 +62,7 @@ def test_ranks_load_from_a_bucket(from_s3):
         for rank in ranks if name not in ABSENT else ():
             assert (rank.error, rank.wrong) == (None, []), name
             assert rank.local_nbytes
-            # Columns that lie close together come with what is between them: a request for each would take longer.
+            # Columns that lie close together come with the bytes between them: a request for each would take longer.
             more = WORLD if name.endswith("1") else 1.02
             assert rank.report.nbytes <= more * rank.report.wanted_nbytes, name
     whole = np.dtype("f4").itemsize * SHAPE[0] * SHAPE[1]
@@ -85,7 +85,7 @@ def test_what_is_not_in_the_bucket_ends_the_load_on_every_rank(name, from_s3):
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
 @pytest.mark.parametrize("placement", ["0", "1"])
 def test_a_server_sends_each_rank_its_part(placement, folder, tmp_path_factory):
-    """Bytes of a rank, as nginx counts them: of rows 1/N of the model and two per cent; of columns all between, too."""
+    """Bytes of a rank, counted by nginx: for rows 1/N of the model plus two per cent; for columns also all between."""
     sound = folder / "large.safetensors"
     with nginx(tmp_path_factory.mktemp("nginx")) as server:
         for rank in range(WORLD):  # so that requests are told apart

@@ -1,4 +1,4 @@
-"""Models and deltas for tests, written by the description of the layout alone; and the ground truth beside them."""
+"""Models and deltas for tests, written from the description of the layout alone; and the ground truth."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ def lay(where, case):
     source = where / "source"
     shutil.copytree(TRUTH / str(case["source"]), source)
     for entry in source.iterdir():
-        if entry.is_file() and entry.name.startswith("weight_v"):  # it names the directory in whose place it stands
+        if entry.is_file() and entry.name.startswith("weight_v"):  # it names the directory that it replaces
             shared = (TRUTH / str(case["source"]) / entry.read_text(encoding="utf-8").strip()).resolve()
             entry.unlink()
             shutil.copytree(shared, entry)

@@ -1,7 +1,7 @@
 """Runs in an environment with modelexpress: its publisher writes a version, and its receiver applies one.
 
 ``publish OLD NEW DIRECTORY VERSION BASE_VERSION``; ``receive MODEL DIRECTORY VERSION BASE_VERSION``. Both go through
-its own functions, with a store that is a directory; torch, of which they use nothing here, may be missing.
+its own functions, with a store that is a directory; they use nothing of torch here, so it may be missing.
 """
 
 import importlib.abc
@@ -57,7 +57,7 @@ class _Gathering:
 
 
 def publish(old, new, directory, version, base_version):
-    """What `CanonicalDeltaPublicationMethod.publish` writes."""
+    """Write a version as `CanonicalDeltaPublicationMethod.publish` does."""
     (read_old, names), (read_new, _) = make_tensor_reader(old), make_tensor_reader(new)
     encoded, sums = {}, {}
     for name in names:
@@ -87,7 +87,7 @@ def publish(old, new, directory, version, base_version):
 
 
 def receive(model, directory, version, base_version):
-    """What the receiver does with a delta, in place."""
+    """Apply a delta in place as the receiver does."""
     directory = Path(directory)
     metadata, where = receiver._parse_index_manifest(
         (directory / "model.safetensors.index.json").read_bytes(),

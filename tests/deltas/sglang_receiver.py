@@ -1,6 +1,6 @@
 """A stand-in for the receiver of SGLang: it writes into the files through a mapping, and the record last.
 
-It knows the lock, the record and the files in the directory, by their endings, and nothing else of ours. Where
+It knows the lock, the record and, by their endings, the files in the directory, and nothing else of ours. Where
 ``WEIGHTMAP_SGLANG`` names SGLang's own ``sglang/srt/weight_sync/local_checkpoint.py``, that takes its place.
 """
 
@@ -19,7 +19,7 @@ from tests.deltas.delta_files import SUMS
 
 
 def places(folder):
-    """The file, offset and bytes of each tensor; none is in two files."""
+    """The file, offset and bytes of each tensor; no tensor is in two files."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         data = path.read_bytes()
@@ -85,7 +85,7 @@ def pull(local, source, target, base, *, torn=False):
 
 
 def replace(local, folder):
-    """Copy a full version over what is there."""
+    """Copy a full version over the present files."""
     new = {path.name for path in folder.iterdir()}
     for path in local.iterdir():
         if path.is_file() and path.name not in new:

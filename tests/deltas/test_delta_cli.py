@@ -14,7 +14,7 @@ from weightmap import cli
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Run a command in a directory of its own; give its status and what it printed."""
+    """Run a command in its own directory; return its status and output."""
     monkeypatch.chdir(tmp_path)
 
     def run(*argv):
@@ -25,7 +25,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 def test_versions_from_the_command_line(run, tmp_path):
-    """Published, pulled and applied; a document each; a line for people."""
+    """Published, pulled and applied, each with a JSON document, or a line for people."""
     states = [model()]
     states += [stepped(states[0], 1), stepped(states[0], 2)]
     for number, state in enumerate(states):
@@ -48,7 +48,7 @@ def test_versions_from_the_command_line(run, tmp_path):
 
 
 def test_errors_of_the_command_line(run, tmp_path):
-    """Statuses and documents: 2 for what the caller can mend, 3 for a delta that is wrong."""
+    """Statuses and documents: 2 for mistakes of the caller, 3 for a wrong delta."""
     for name, state in (("a", model()), ("b", stepped(model(), 1))):
         write_model(tmp_path / name, state)
     np.save(tmp_path / "odd.npy", np.zeros(3))

@@ -1,4 +1,4 @@
-"""Pulls that are ended, at each call that changes a file or at any moment: killed, or with a full disk; two at once."""
+"""Pulls that end early, at each call that changes a file or at any moment: killed, or by a full disk; two at once."""
 
 import errno
 import json
@@ -21,14 +21,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
 
-# What changes files or their names, and what waits for the disk.
+# Calls that change files or their names, and calls that wait for the disk.
 CALLS = ("write", "pwrite", "rename", "replace", "unlink", "rmdir", "link", "mkdir", "ftruncate", "fsync")
 CALLS += ("posix_fallocate",)
 WITHOUT = 5
 
 
 def forked(work):
-    """Run in a process of its own, without the machinery of this one; return how it ended."""
+    """Run in a new process, without this one's machinery; return how it ended."""
     child = os.fork()
     if not child:
         how = 0
@@ -44,7 +44,7 @@ def forked(work):
 
 
 def ending(number, end):
-    """Make the number-th of `CALLS` end as `end` says, if it writes when half of that is done; return who tells it."""
+    """Let `end` end the number-th of `CALLS`, a write after half of its bytes; return the function that does so."""
     left = number
 
     def around(call):
@@ -75,7 +75,7 @@ def fill():
 
 @pytest.fixture
 def to_and_fro(tmp_path):
-    """Make a local model in some shards, to which version 1 can be applied, and 2, which leads back."""
+    """Make a local model in some shards; version 1 can be applied to it, and version 2 leads back."""
 
     def make(shards):
         tensors = {**model(), "last": model(9)["embed"]}
@@ -92,7 +92,7 @@ def to_and_fro(tmp_path):
 
 
 def begin(folder, version):
-    """Say that the model is a version; nothing is left of the one before, as on a new disk."""
+    """Record a version for the model; nothing of the previous one remains, as on a new disk."""
     sync = folder / ".weight_sync"
     shutil.rmtree(sync, ignore_errors=True)
     sync.mkdir()
@@ -100,7 +100,7 @@ def begin(folder, version):
 
 
 def is_away(folder, states, versions, *, in_place):
-    """Require that a model is wholly one of some versions; or, in place, that it is away until the next pull."""
+    """Require that a model is wholly one of some versions; or, in place, that it is unavailable until the next pull."""
     found = places.Local(folder).version()
     if found is None:
         assert in_place
@@ -113,14 +113,14 @@ def is_away(folder, states, versions, *, in_place):
 
 
 def check_next(folder, source, states, version):
-    """Require that the next pull ends at a version, with nothing left of the one before it."""
+    """Require that the next pull ends at a version, and leaves nothing of the previous one."""
     deltas.pull(folder, source, version=version)
     assert digests(wm.load(folder)) == states[version]
     assert {path.name for path in (folder / ".weight_sync").iterdir()} <= {"lock", "state.json", "spare"}
 
 
 def ended_at_each_call(folder, source, states, end, ended, *, in_place):
-    """End a pull at each of its calls, and look at what is there; return how many were ended."""
+    """End a pull at each of its calls, and check the files; return how many were ended."""
     number, away = 0, 0
     while True:
         number += 1
@@ -130,7 +130,7 @@ def ended_at_each_call(folder, source, states, end, ended, *, in_place):
             def work(version=version, number=number):
                 is_over = ending(number, end)
                 deltas.pull(folder, source, version=version, in_place=in_place, threads=1)
-                if is_over():  # the call was one that pulls do without
+                if is_over():  # pulls can do without this call
                     os._exit(WITHOUT)
 
             how = forked(work)
@@ -145,7 +145,7 @@ def ended_at_each_call(folder, source, states, end, ended, *, in_place):
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 9])
 def test_kills_at_random_moments(to_and_fro, shards):
-    """By SIGKILL, wherever the pull is, and often the one that mends after a kill; ``WEIGHTMAP_KILLS=500`` for many."""
+    """SIGKILL at any point of a pull, and often of the repair after a kill; ``WEIGHTMAP_KILLS=500`` for many."""
     seed, kills = random.SystemRandom().randrange(1 << 32), int(os.environ.get("WEIGHTMAP_KILLS", "40"))
     sys.stdout.write(f"seed {seed}\n")
     rng = random.Random(seed)
@@ -170,7 +170,7 @@ def test_kills_at_random_moments(to_and_fro, shards):
         for end in told:
             os.close(end)
         assert how in (0, -signal.SIGKILL), how
-        # About as many are killed as come to their end, so that no moment of a pull is spared.
+        # About half are killed and half end, so that the kills spare no moment of a pull.
         most *= 1.1 if how else 0.9
         killed += how != 0
         away += is_away(folder, states, (version - 1, version), in_place=ever_in_place)
@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_at_each_call(to_and_fro, in_place):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_two_processes_at_once(to_and_fro, in_place):
-    """The second one comes while the first makes the step: it waits for the lock, and finds the work done."""
+    """The second process starts while the first makes the step: it waits for the lock, and finds the work done."""
     folder, source, states = to_and_fro(2)
     told, go = os.pipe(), os.pipe()
     second = []
@@ -208,7 +208,7 @@ def test_two_processes_at_once(to_and_fro, in_place):
         lock = places._lock
 
         def tell(file):
-            os.write(go[1], b"2")  # of the first: it goes on, now that this one asks for the lock
+            os.write(go[1], b"2")  # the first one's: it goes on now that this one waits for the lock
             lock(file)
 
         places._lock = tell

@@ -1,4 +1,4 @@
-"""Frames of zstd in deltas: whatever zstd writes, and what nobody should."""
+"""Frames of zstd in deltas: valid ones of every kind, and malformed ones."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ SIZE = 600_001
 
 
 def flips(share):
-    """What differs between two tensors: few or many low bits."""
+    """The difference of two tensors: few or many low bits."""
     draw = np.random.default_rng(3)
     return (draw.integers(1, 4, SIZE, np.uint8) * (draw.random(SIZE) < share)).astype(np.uint8)
 
@@ -32,7 +32,7 @@ STEPS = {
 
 @pytest.fixture
 def look_up(tmp_path):
-    """Return what looks the tensor up under one delta, whose frame is the one given, or written by us."""
+    """Return a function that looks the tensor up under one delta with this frame, or one written by us."""
     base, count = write_model(tmp_path / "base", OLD), iter(range(10_000))
 
     def look_up(new, packed, encoding="xor"):
@@ -63,7 +63,7 @@ def test_what_zstd_writes(look_up, step, level, encoding):
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_damaged_frames(look_up, encoding):
-    """Bits that are others, and bytes that are missing or too many: the right tensor, or an error that names it."""
+    """Flipped bits, and missing or surplus bytes: the right tensor, or an error that names it."""
     new, draw, outcomes = STEPS["few"], np.random.default_rng(5), {"right": 0, "refused": 0, "nameless": 0}
     data = payload(OLD["w"].tobytes(), new.tobytes(), encoding)
     whole = [frame(data, level=(1, 9)[i % 2], streamed=i % 4 > 1, checked=i > 3) for i in range(8)]
@@ -84,7 +84,7 @@ def test_damaged_frames(look_up, encoding):
     assert not outcomes["nameless"]
 
 
-# Prints the most memory that this process has had, which is not that of the one that started it.
+# Prints the peak memory of this process alone, without its parent's.
 PEAK = """
 print(next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
@@ -102,7 +102,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from 
 
 
 def peak_of(code, *given):
-    """What a process printed, and the most memory that it had."""
+    """The output of a process, and its peak memory."""
     done = subprocess.run(
         [sys.executable, "-c", code + PEAK, *map(str, given)], capture_output=True, text=True, check=True
     )

@@ -1,7 +1,7 @@
-"""Publishing, pulling and applying that are interrupted, where CPython lets a handler of a signal raise an exception.
+"""Publishing, pulling and applying, interrupted where CPython lets a handler of a signal raise an exception.
 
-That is at the beginning of functions and after calls. Whatever the moment, the interrupt is what the caller gets; no
-thread, descriptor or folder is left, and the next run works.
+That is at the beginning of functions and after calls. At every moment the caller gets the interrupt; no thread,
+descriptor or folder is left, and the next run works.
 """
 
 import asyncio
@@ -64,19 +64,19 @@ def interrupted(work, number, apart=()):
 
 
 def descriptors():
-    """What the descriptors of this process lead to."""
+    """The targets of this process's descriptors."""
     found = []
     for path in Path("/proc/self/fd").iterdir():
         try:
             found.append(str(path.readlink()))
-        except OSError:  # that of the listing
+        except OSError:  # the listing's own
             continue
     return sorted(found)
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """Two models and what leads from one to the other; a folder for temporary files."""
+    """Two models, the delta between them, and a folder for temporary files."""
     old = model()
     new = stepped(old, 1)
     base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "after", new)
@@ -84,7 +84,7 @@ def world(tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # of a finaliser: what it left behind is seen
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # in a finaliser: the checks see what it leaves behind
     return tmp_path, old, new
 
 
@@ -111,12 +111,12 @@ WAYS = {
     "publish to a store": (publish_to_a_store, 53),
 }
 
-# What conversion uses, whose own interrupts are looked at elsewhere.
+# Modules of conversion, whose interrupts other tests check.
 STANDARD = ("threading.py", "_base.py", "thread.py", "events.py", "tasks.py")
 
 
 def prepare(at):
-    """Put what is changed back."""
+    """Restore the changed files."""
     for name in ("published", "local"):
         shutil.rmtree(at / name, ignore_errors=True)
     shutil.copytree(at / "base", at / "local")
@@ -125,11 +125,11 @@ def prepare(at):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_interrupts(world, way):
-    """Of some moments, other ones for each way; ``WEIGHTMAP_INTERRUPTS=1`` takes every one."""
+    """At some moments, others for each operation; ``WEIGHTMAP_INTERRUPTS=1`` takes every one."""
     at, old, new = world
     work, step = WAYS[way]
     step = int(os.environ.get("WEIGHTMAP_INTERRUPTS", step))
-    for _ in range(2):  # whatever is loaded or created at the first time is there
+    for _ in range(2):  # load and create everything that the first use needs
         prepare(at)
         work(at)
     prepare(at)
@@ -157,7 +157,7 @@ def test_interrupts(world, way):
 
 
 def test_an_interrupted_request_ends_and_the_next_one_is_answered(monkeypatch):
-    """At each moment of the thread that waits, also in the standard library: no lock stays held, nothing goes on."""
+    """At each moment of the waiting thread, also in the standard library: no lock stays held, nothing keeps running."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # of callbacks of weak references to tasks
     access = Access(Taking(Objects({}), ()), None, 60)
     begun, ended = [], []
@@ -224,7 +224,7 @@ def test_a_signal_during_a_request(world, way):
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_interrupts_of_a_lock(tmp_path, is_new):
-    """No file of the lock, and no descriptor, is left at any moment; nor its folder, once it has been made."""
+    """No interrupt leaves a file of the lock or a descriptor, nor its folder once that has been made."""
     folder = tmp_path / "model"
     target = sharding.ShardTarget(f"{folder}/", "model.index.json", "model", ".safetensors")
 
@@ -247,7 +247,7 @@ def test_interrupts_of_a_lock(tmp_path, is_new):
 
 @pytest.mark.parametrize("started", [0, 1, 2])
 def test_a_process_that_gets_no_more_threads(monkeypatch, started):
-    """Those that there are do all the work; an error ends it, as ever."""
+    """The existing threads do all the work; an error ends it, as ever."""
     real, left, done = writing._thread.start_new_thread, started, []
 
     def start(*args):

@@ -1,4 +1,4 @@
-"""NVIDIA's ModelExpress as the other side: it reads what we write, and writes what we read (make modelexpress-test)."""
+"""NVIDIA's ModelExpress as the other side: it reads our versions, and we read its (make modelexpress-test)."""
 
 import os
 import shutil

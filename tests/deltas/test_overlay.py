@@ -1,4 +1,4 @@
-"""One handle on a model under deltas, and what is refused before anything is believed."""
+"""One handle on a model under deltas, and refusals before any data is trusted."""
 
 import contextlib
 import pickle
@@ -153,7 +153,7 @@ def test_what_else_takes_a_model(tmp_path, files):
 
 
 def test_deltas_come_in_order(tmp_path):
-    """A gap, a wrong order and a full version in the place of a delta are refused."""
+    """A gap, a wrong order and a full version in a delta's place are refused."""
     old = model()
     base = write_model(tmp_path / "base", old)
     one, two = stepped(old, 1), stepped(old, 2)
@@ -167,7 +167,7 @@ def test_deltas_come_in_order(tmp_path):
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_the_first_delta_is_built_on_the_recorded_version(tmp_path, indexed):
-    """No checksum tells, if other tensors change: a handle would show a version that never was."""
+    """No checksum reveals a wrong base if other tensors change: a handle would show a version that never existed."""
     states = [{"a": np.zeros(9, np.float32), "b": np.ones(9, np.float32), "c": np.ones(9, np.float32)}]
     for number, name in enumerate("abc", 1):
         states.append(states[-1] | {name: np.full(9, 5, np.float32)})
@@ -211,7 +211,7 @@ def test_metadata_is_checked(tmp_path, metadata, field):
 
 
 def test_files_and_weight_map_agree(tmp_path):
-    """A file that nobody names, one that is missing, a tensor that is elsewhere, an index that is not there."""
+    """An unnamed file, a missing one, a tensor in another file, a missing index."""
     old = model()
     base = write_model(tmp_path / "base", old)
 
@@ -264,7 +264,7 @@ def test_frames_are_checked(tmp_path, encoding, data, match):
 
 
 def test_plans_count_the_frames(tmp_path):
-    """What is read of the deltas, for the tensors that are planned alone; in whole runs and by parts."""
+    """The bytes read from deltas, only for planned tensors; in whole runs and by parts."""
     states = [model(), stepped(model(), 1)]
     base = write_model(tmp_path / "base", states[0])
     versions = [

@@ -1,4 +1,4 @@
-"""What `publish` writes: read by plain definitions, by `pull`, and by nobody before it is complete."""
+"""Versions that `publish` writes: read by plain definitions and by `pull`, and by nobody before they are complete."""
 
 import errno
 import json
@@ -43,7 +43,7 @@ def read(folder):
 @pytest.mark.parametrize("checksum", SUMS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_is_published(tmp_path, encoding, checksum, threads):
-    """Payloads, sums and index of the tensors that changed; other shards in `new`; six digits."""
+    """Payloads, sums and index of the changed tensors; other shards in `new`; six digits."""
     old = model()
     new = stepped(old, 1) | {"layer.1.w": old["layer.1.w"]}
     base = write_model(tmp_path / "base", old)
@@ -106,7 +106,7 @@ def test_a_chain_of_all_kinds_is_pulled(tmp_path):
 
 
 def test_a_delta_needs_the_version_before(tmp_path):
-    """Unless its number is given; a full version needs none, and neither does one that has to be full."""
+    """Unless `base_version` is given; a full version needs none, nor does one that has to be full."""
     old = model()
     base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
     more = write_model(tmp_path / "more", old | {"x": np.zeros(1, np.float32)})
@@ -137,7 +137,7 @@ def test_a_delta_needs_the_version_before(tmp_path):
 
 
 def test_what_is_refused(tmp_path, monkeypatch):
-    """A version that exists, what a delta cannot express, wrong arguments; and nothing is left of any."""
+    """An existing version, changes that a delta cannot express, wrong arguments; each leaves nothing behind."""
     old = model()
     base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
     source = tmp_path / "source"
@@ -196,7 +196,7 @@ def test_an_error_at_any_call_says_whether_there_is_a_version(tmp_path, monkeypa
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    """The error of a call with a descriptor names the version, of `publish`, and the model, of `pull`."""
+    """An error of a call with a descriptor names the version in `publish`, and the model in `pull`."""
     base, new = write_model(tmp_path / "base", model()), write_model(tmp_path / "new", stepped(model(), 1))
 
     def fail(*_):
@@ -232,7 +232,7 @@ def test_a_disk_that_says_nothing(tmp_path, monkeypatch):
 
 
 def test_nobody_sees_half_a_version(tmp_path, monkeypatch):
-    """It has no name until it is complete; what a killed publisher left is no hindrance, a running one is."""
+    """It has no name until it is complete; remains of a killed publisher do not hinder, a running one does."""
     old = model()
     base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
     source = tmp_path / "source"
@@ -259,7 +259,7 @@ def test_nobody_sees_half_a_version(tmp_path, monkeypatch):
 
 
 def test_versions_in_a_store(tmp_path, monkeypatch):
-    """What makes it a version comes last; faults are tried again; one that exists stays, also if it comes meanwhile."""
+    """The completing file comes last; faults are retried; a version stays if it exists or comes meanwhile."""
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
     old = write_model(tmp_path / "old", model())
     new = write_model(tmp_path / "new", stepped(model(), 1), config='{"a": 1}')

@@ -38,7 +38,7 @@ def open_files():
 
 
 def split(tensors):
-    """Tensors as those of two shards."""
+    """Tensors divided into two shards."""
     names = list(tensors)
     return [{name: tensors[name] for name in part} for part in (names[:2], names[2:])]
 
@@ -90,7 +90,7 @@ with deltas.open(sys.argv[1], [f"{sys.argv[2]}/weight_v{number:06}" for number i
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a limit on descriptors, as Unix has it")
 def test_more_deltas_than_descriptors(tmp_path):
-    """All are read and compared before anything changes, few of them open at once; so are deltas laid over a model."""
+    """All deltas are read and compared before anything changes, few open at once; also laid over a model."""
     states = [{"w": np.arange(4, dtype=np.uint8)}]
     for number in range(1, 641):
         states.append({"w": states[-1]["w"] + np.uint8(1)})
@@ -111,7 +111,7 @@ def test_more_deltas_than_descriptors(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="a limit on descriptors, as Unix has it")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_more_changed_shards_than_descriptors(tmp_path, in_place):
-    """They are written some at a time, new ones and over spare ones; in place, too."""
+    """Some shards are written at a time, new ones and over spare ones; in place, too."""
     states = [{f"w{number}": np.arange(4, dtype=np.uint8) for number in range(500)}]
     for number in (1, 2):
         states.append({name: array + np.uint8(1) for name, array in states[-1].items()})
@@ -125,7 +125,7 @@ def test_more_changed_shards_than_descriptors(tmp_path, in_place):
 
 @pytest.mark.parametrize("single", [False, True])
 def test_a_model_two_versions_behind_is_not_taken_for_the_base(tmp_path, single):
-    """No tensor of that delta tells: it would become the newest version, with an old tensor."""
+    """No tensor of the delta reveals it: the model would become the newest version, with an old tensor."""
     states = [{"a": np.zeros(9, np.float32), "b": np.ones(9, np.float32)}]
     states.append(states[0] | {"a": np.full(9, 5, np.float32)})
     states.append(states[1] | {"b": np.full(9, 7, np.float32)})
@@ -171,7 +171,7 @@ def test_a_pull_that_finds_no_path_leaves_nothing_behind(tmp_path, version, hold
 
 @pytest.mark.parametrize("case", BAD)
 def test_malformed_versions_change_nothing(tmp_path, case):
-    """With the verdict expected, and not a byte of the local model, its record included, is another."""
+    """With the expected verdict; no byte of the local model or its record changes."""
     found = BAD[case]
     base, source = lay(tmp_path, found)
     folder = tmp_path / "local"
@@ -189,7 +189,7 @@ def test_malformed_versions_change_nothing(tmp_path, case):
 
 
 def test_full_versions_reset_the_chain(chain, tmp_path):
-    """Other sharding, and back; configuration comes along; shards of the old sharding go; nothing is left over."""
+    """Other sharding, and back; configuration comes along; old shards go; nothing is left over."""
     base, source, states = chain
     folder = tmp_path / "local"
     for version in (0, 1, 2, 3, 4, 5, 6, 4, 2, 6):
@@ -205,7 +205,7 @@ def test_full_versions_reset_the_chain(chain, tmp_path):
 
 
 def test_the_newest_finished_version_is_pulled(chain, tmp_path):
-    """One that is being written is left out, unless it is asked for; a newer record stays."""
+    """An unfinished version is left out, unless it is requested; a newer record stays."""
     base, source, states = chain
     folder = tmp_path / "local"
     shutil.copytree(source / "weight_v000006", source / "weight_v000007")
@@ -228,7 +228,7 @@ def test_without_a_finished_version_no_directory_is_made(tmp_path):
 
 
 def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
-    """The checksums decide: of the base the chain goes on, of anything else nothing changes."""
+    """The checksums decide: the base is pulled on, anything else stays unchanged."""
     base, source, states = chain
     copy = shutil.copytree(base, tmp_path / "copy")
     assert deltas.pull(copy, source, version=2).base_version == 0
@@ -244,7 +244,7 @@ def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):
 
 
 def test_gaps_and_wrong_bases_are_refused(chain, tmp_path, capsys):
-    """The numbers tell, for the sums of tensors that did not change are nowhere."""
+    """The numbers decide, since no delta has the sums of unchanged tensors."""
     base, source, _ = chain
     folder = tmp_path / "local"
     deltas.pull(folder, source, base=base, version=1)
@@ -281,7 +281,7 @@ def test_a_journal_needs_a_directory(chain, tmp_path, capsys):
 
 
 def test_a_base_of_any_format_and_a_single_file(tmp_path):
-    """A base that is no safetensors becomes such a file; `apply` takes a file on its own."""
+    """A base of another format becomes a safetensors file; `apply` takes a file on its own."""
     old = {name: value for name, value in model().items() if name != "empty"}
     new = stepped(old, 1)
     wm.save(tmp_path / "base.gguf", old)
@@ -308,7 +308,7 @@ def test_a_base_of_any_format_and_a_single_file(tmp_path):
 
 
 class Stopped(BaseException):
-    """The end of a process, for those that go on."""
+    """The simulated end of a process."""
 
 
 def stopping(number):
@@ -333,9 +333,9 @@ def stopping(number):
     ],
 )
 def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_place):
-    """Wholly the old version or the new one, files and record alike; the next pull ends at the target.
+    """The whole old version or the whole new one, files and record alike; the next pull ends at the target.
 
-    In place it may also be an error that says to pull again, which then goes to the new one.
+    In place it may also be an error that says to pull again, which then reaches the new version.
     """
     base, source, states = chain
     number, reached, refused = 0, False, 0
@@ -349,7 +349,7 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
         files = {path.stat().st_ino for path in folder.glob("*.safetensors")}
         with monkeypatch.context() as patch:
             patch.setattr(places, "step", stopping(number))
-            if in_place:  # a stop in the work of several threads would make the order of blocks a matter of luck
+            if in_place:  # stopping one of several threads would leave the order of blocks to chance
                 patch.setattr(places.access, "cpus", lambda: 1)
             else:  # as a kill does, it leaves what is there: nothing cleans up
                 patch.setattr(places.Local, "abandon", lambda _: None)
@@ -377,7 +377,7 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
 
 
 def failing(number):
-    """A stat of a file in an open directory that fails at the number-th call, as that of a server that is away."""
+    """A stat of a file in an open directory that fails at the number-th call, as if a server were away."""
     left, real = number, os.stat
 
     def call(path, *, dir_fd=None, **options):
@@ -431,7 +431,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_missing(chain, tmp_path, monkeyp
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a file open")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_reads_that_return_fewer_bytes(chain, tmp_path, monkeypatch, in_place):
-    """As signals and file systems of networks may let them: each read returns half of what it could."""
+    """As signals and network file systems may cause: each read returns half of the possible bytes."""
     base, source, states = chain
     pread, preadv = os.pread, os.preadv
     monkeypatch.setattr(os, "pread", lambda fd, count, at: pread(fd, (count + 1) // 2, at))
@@ -451,7 +451,7 @@ def test_reads_that_return_fewer_bytes(chain, tmp_path, monkeypatch, in_place):
 
 
 def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatch):
-    """Its record makes our journal void; without one, files that are no longer ours do too."""
+    """Its record voids our journal; so do, without a record, files that are no longer ours."""
     base, source, states = chain
     for step in ("forget", "move", "switch", "record", "clean"):
         for written in (True, False):
@@ -467,7 +467,7 @@ def test_another_program_takes_its_turn_after_a_kill(chain, tmp_path, monkeypatc
                 patch.setattr(places.Local, "abandon", lambda _: None)
                 with pytest.raises(Stopped):
                     deltas.pull(folder, source, version=5)
-            # What SGLang does: no record, so a copy of a full version, in place, and what else is there goes.
+            # As SGLang does without a record: it copies a full version in place, and removes other files.
             for path in folder.iterdir():
                 if path.is_file():
                     path.unlink()
@@ -497,7 +497,7 @@ def test_arrays_over_old_files_keep_their_bytes(chain, tmp_path):
 @pytest.mark.parametrize("way", [(1, 2), (2, 3), (4, 5)])
 @pytest.mark.parametrize("moment", ["index", "shard"])
 def test_a_reader_between_two_files(chain, tmp_path, monkeypatch, way, moment):
-    """A pull between reading the index, or a shard, and opening the next shard: the handle is of one version."""
+    """A pull between reading the index, or a shard, and opening the next shard: the handle has one version."""
     from weightmap.core.model import sharded
 
     base, source, states = chain
@@ -542,7 +542,7 @@ def test_base_and_source_at_an_address(chain, tmp_path):
 @pytest.mark.parametrize(("nbytes", "versions", "most"), [(96 << 20, 1, 24), (4 << 20, 45, 96)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_memory_is_that_of_some_blocks(tmp_path, nbytes, versions, most, in_place):
-    """A tensor larger than the bound, and a chain of more versions than are decoded side by side; in MiB."""
+    """With a tensor larger than the bound, and a chain of more versions than are decoded at once; in MiB."""
     state = {"w": np.zeros(nbytes, np.uint8)}
     base, source, folder = write_model(tmp_path / "base", state), tmp_path / "source", tmp_path / "local"
     for version in range(1, versions + 1):

@@ -27,7 +27,7 @@ def contents(folder):
 
 @pytest.fixture
 def world(tmp_path):
-    """A model folder without a record, three versions of it, and files that belong to somebody."""
+    """A model folder without a record, three versions of it, and files of a victim."""
     states = [model()]
     for number in (1, 2, 3):
         states.append(stepped(states[-1], number))
@@ -42,7 +42,7 @@ def world(tmp_path):
 
 
 def check_pulls(world):
-    """Pull two versions: they are right, nothing of the victim changed, and nothing is left."""
+    """Pull two versions: they are right, the victim's files unchanged, and nothing is left over."""
     folder, source, victim, states = world
     before = contents(victim)
     for version in (1, 2):
@@ -56,7 +56,7 @@ def check_pulls(world):
 @pytest.mark.parametrize("name", ["spare", "next"])
 @pytest.mark.parametrize("kind", ["folder", "file", "missing", "itself"])
 def test_links_in_the_place_of_folders(world, name, kind):
-    """Go; what they lead to stays."""
+    """The links go; their targets stay."""
     targets = {"folder": "../../victim", "file": "../../victim/thesis.txt", "missing": "nothing", "itself": name}
     (world[0] / ".weight_sync" / name).symlink_to(targets[kind])
     check_pulls(world)
@@ -88,7 +88,7 @@ def test_odd_things_in_the_folder(world, name):
 @pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "folder"])
 @pytest.mark.parametrize("name", ["state.json", "lock", ""])
 def test_a_record_or_lock_that_is_no_file(world, tmp_path, kind, name):
-    """Is an error that names it; its target stays, and nothing is made where it leads."""
+    """Is an error that names it; a link's target stays, and nothing is created there."""
     folder, source, victim, _ = world
     path = folder / ".weight_sync" / name
     if not name:
@@ -169,7 +169,7 @@ def test_journals_of_strangers(world, case, recorded):
 
 
 def test_a_journal_with_a_file_that_has_another_name(world):
-    """A file in next/ that is somebody's is not changed in place, whatever the journal says."""
+    """Somebody's file in next/ is not changed in place, whatever the journal says."""
     folder, _, victim, _ = world
     sync = folder / ".weight_sync"
     journal_of(folder)
@@ -255,7 +255,7 @@ def test_a_full_version_does_not_write_through_a_link(world, tmp_path):
 
 
 def test_a_full_version_has_no_hidden_files(world):
-    """What programs trust below names such as .git is nobody's to bring: the folder is refused, a file left behind."""
+    """Programs trust names such as .git, so a version may not bring them: a folder is refused, a file left out."""
     folder, source, _, states = world
     full = write_model(source / "weight_v000004", states[3])
     for name in (".git", ".weight_sync", "1_Pooling"):
@@ -277,7 +277,7 @@ def test_a_full_version_has_no_hidden_files(world):
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_each_bit_of_an_index(tmp_path, encoding):
-    """However one is flipped, what is pulled is the new model, or nothing: frames never become weights."""
+    """With any bit flipped, a pull gives the new model or nothing: frames never become weights."""
     old = {"w": np.zeros((9, 9), np.float32), "v": np.arange(3, dtype=np.float32)}
     new = stepped(old, 1, 0.3)
     base, source, folder = write_model(tmp_path / "base", old), tmp_path / "source", tmp_path / "local"
@@ -299,7 +299,7 @@ def test_each_bit_of_an_index(tmp_path, encoding):
 
 @pytest.mark.parametrize("key", ["base_version", "compression_format", "checksum_format"])
 def test_full_versions_have_no_words_of_deltas(tmp_path, key):
-    """One of them is enough to see that the index is damaged; other words are anybody's."""
+    """One such word shows that the index is damaged; other words are allowed."""
     folder = write_model(tmp_path / "source" / "weight_v000001", model(), {"more": np.zeros(3, np.float32)})
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())

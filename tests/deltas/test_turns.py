@@ -14,7 +14,7 @@ from weightmap.deltas import local as places
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="flock, and files asked for who has them open")
 
-FULL = {4: 1, 6: 2}  # versions that are full, with their number of files
+FULL = {4: 1, 6: 2}  # full versions, with their number of files
 LAST = 9
 
 
@@ -62,7 +62,7 @@ WAYS = {
 @pytest.mark.parametrize("ours", WAYS)
 @pytest.mark.parametrize("first", [0, 1])
 def test_version_by_version(chain, tmp_path, ours, first):
-    """Each goes on from the version that the other has recorded, whatever it was: the files are those of the record."""
+    """Each continues from any version that the other has recorded: files and record agree."""
     base, source, states = chain
     local = tmp_path / "local"
     (sglang.pull if first else WAYS["beside"])(local, source, 0, base)
@@ -82,7 +82,7 @@ class Stopped(BaseException):
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("way", [(0, 1), (2, 3), (3, 4), (5, 6), (7, 9)])
 def test_ours_stops_and_it_goes_on(chain, tmp_path, monkeypatch, way, in_place):
-    """At every step: no tensor is ever in two files beside a record, and a version without one is not continued."""
+    """At every step: no tensor is in two files beside a record, and nothing continues a version without a record."""
     base, source, states = chain
     begin, target = way
     number, reached = 0, False
@@ -106,7 +106,7 @@ def test_ours_stops_and_it_goes_on(chain, tmp_path, monkeypatch, way, in_place):
                 reached = True
             except Stopped:
                 pass
-        # The version after it, in place if that is a delta: of the record that is there, or from the base.
+        # The version after the present record, or after the base; in place if it is a delta.
         following = min(target + 1, LAST)
         sglang.pull(local, source, following, base)
         assert (recorded(local), digests(wm.load(local))) == (following, states[following])

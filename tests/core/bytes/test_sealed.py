@@ -145,7 +145,7 @@ def test_sealed_memory_of_others(path, mode):
 @needs_sealing
 @pytest.mark.parametrize("seals", [(), ("F_SEAL_SHRINK", "F_SEAL_GROW"), ("F_SEAL_WRITE",)], ids="-".join)
 def test_memory_that_is_not_sealed_enough_is_copied(path, seals):
-    """Where somebody could still write to the memory or shrink it, it is copied as a file is, and not stable itself."""
+    """If somebody could still write to the memory or shrink it, it is copied like a file, and is not stable itself."""
     fd = memory(path.read_bytes(), *seals)
     with wm.open(fd, mode="sealed") as f, wm.open(fd, mode="mmap") as g:
         assert not g.is_stable

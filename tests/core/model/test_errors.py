@@ -1,4 +1,4 @@
-"""The tree of errors: what derives from what, what each carries, what its message looks like."""
+"""The tree of errors: base classes, fields and messages."""
 
 import copy
 import pickle

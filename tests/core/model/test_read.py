@@ -17,12 +17,12 @@ from weightmap import kernels
 from weightmap.core.bytes.source import Source
 
 STORED = {name: noise(name, (4, 6), seed) for seed, name in enumerate(bt.NAMES)}
-# float16 and float32, which kernels convert to, in both byte orders; one dtype of each other kind.
+# float16 and float32, the targets of kernels, in both byte orders; one dtype of each other kind.
 WANTED = [
     *(np.dtype(code) for code in ("<f4", ">f4", "<f2", "f8", "i1", ">i4", "u8", "?", "c8")),
     *(np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)),
 ]
-# Elements of a tensor that several threads share, with a remainder: four parts of at least 4 MiB.
+# The elements of a tensor for several threads, with a remainder: four parts of at least 4 MiB.
 LARGE = 2**23 + 2**21 + 77
 
 
@@ -58,9 +58,9 @@ def test_the_default_keeps_what_float32_cannot_hold(order, kind, default, tmp_pa
 @pytest.mark.parametrize("stored", STORED)
 @in_one_item("wanted", WANTED)
 def test_every_dtype_as_every_other(stored, wanted, every_dtype):
-    """What read gives, as a new array or into `out` in any layout, is bit by bit what numpy's astype gives.
+    """The result of read, as a new array or into `out` in any layout, equals numpy's astype bit by bit.
 
-    But for the NaN that the kernels' contract makes quiet, wherever they go to.
+    Except for NaN, which the kernels' contract makes quiet for every target.
     """
     expected = every_dtype[stored].astype(wanted)
     if stored == "float16" and wanted == np.float32:
@@ -107,7 +107,7 @@ def test_threads_share_a_large_tensor(dtype, put):
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_file_that_became_shorter_is_an_error_in_any_thread(mapped, put, monkeypatch):
-    """A file cut off behind the first check of its size is an error from read, with threads too, and no crash."""
+    """A file cut off after the first check of its size is an error from read, with threads too, not a crash."""
     path, checks, check = put(bt.build({"large": noise("float16", (LARGE,))}), "large.bt"), [], Source.check_unchanged
     with wm.open(path) as f:
         view = f["large"] if mapped else None
@@ -122,7 +122,7 @@ def test_a_file_that_became_shorter_is_an_error_in_any_thread(mapped, put, monke
 
 
 def test_the_limit_is_on_allocated_bytes(every_dtype):
-    """max_copy_bytes bounds the array that comes out, which may be larger than the tensor in the file."""
+    """max_copy_bytes bounds the resulting array, which may be larger than the tensor in the file."""
     data = bt.build({"a": noise("uint8", (1000,))})
     with wm.open(memoryview(data), limits=wm.Limits(max_copy_bytes=1000)) as f:
         assert f.read("a", np.uint8).nbytes == 1000

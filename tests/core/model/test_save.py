@@ -141,7 +141,7 @@ CASES = {"embd": REFUSED, "simple": NOT_SIMPLE, "safetensors": NOT_SAFETENSORS}
 
 @pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in cases])
 def test_what_a_format_cannot_express(tmp_path, kind, case):
-    """Content that does not fit is an EncodeError that names every offender of EMBD, before any file is touched."""
+    """Content that does not fit EMBD is an EncodeError that names every offender, before any file is touched."""
     tensors, options, *named = CASES[kind][case]
     path = tmp_path / "out"
     path.write_bytes(b"old")
@@ -169,7 +169,7 @@ def test_a_new_file_has_the_mode_that_the_umask_gives(tmp_path, kind, umask, mod
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444, 0o4755, 0o2755, 0o1644, 0o6711])
 def test_new_content_has_the_permissions_of_the_old_and_does_not_run_as_somebody_else(tmp_path, mode):
-    """The setuid, setgid and sticky bits were given to the old content: the new one has the permissions alone."""
+    """The setuid, setgid and sticky bits belong to the old content: the new one keeps only the permissions."""
     path = tmp_path / "out.weights"
     path.write_bytes(b"old")
     path.chmod(mode)
@@ -289,7 +289,7 @@ def test_two_writers_both_complete(tmp_path):
 
 
 MIB = 1 << 20
-# The suffixes of formats that hold bytes, under any name.
+# The suffixes of formats that hold bytes under any name.
 OF_BYTES = [
     builder.suffix
     for name, builder in builders.known().items()
@@ -312,7 +312,7 @@ LENGTHS = {
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_files_are_written_in_large_aligned_pieces(tmp_path, monkeypatch, suffix, lengths, *, checksums, in_memory):
-    """Each write but the one of the end begins at a multiple of 2 MiB and is one long; the beginning comes last.
+    """Each write but the last part's begins at a multiple of 2 MiB and is 2 MiB long; the beginning comes last.
 
     On tmpfs each is one piece of 256 KiB.
     """
@@ -350,7 +350,7 @@ def test_subclasses_of_arrays_are_saved_right_or_refused(tmp_path):
 
 
 def test_remedies_for_an_ambiguous_suffix_are_ones_that_save_has(tmp_path):
-    """Where tensors or words say that another format was meant, and not where another argument is wrong."""
+    """Only if tensors or words show that another format was meant, not if another argument is wrong."""
     path, layers = tmp_path / "x.bin", {"layer.0.weight": np.ones((2, 3, 3, 3), np.float16)}
     remedy = "; for words, convert with format='word2vec' or fasttext; for a model, write safetensors"
     for tensors, options in (
@@ -368,7 +368,7 @@ def test_remedies_for_an_ambiguous_suffix_are_ones_that_save_has(tmp_path):
 
 @pytest.mark.parametrize("code", ["F4", "F6_E2M3", "F6_E3M2", "U8"])
 def test_packed_elements_of_a_handle_keep_their_type(tmp_path, code):
-    """They are bytes in numpy, which say nothing of the type; a path and a handle do."""
+    """numpy's bytes do not tell the type; a path and a handle do."""
     octets = bytes(range(3 * int(code[1])))
     head = b'{"w":{"dtype":"%b","shape":[3,8],"data_offsets":[0,%d]}}' % (code.encode(), len(octets))
     (tmp_path / "a.safetensors").write_bytes(st.raw(head, octets))

@@ -33,9 +33,9 @@ ALL = FIRST | SECOND
 
 @pytest.fixture(params=[64, 0], ids=["descriptors", "no descriptors"], autouse=True)
 def kept(request, monkeypatch):
-    """Everything here holds of models of few files and of many: the number of files that keep descriptors at most.
+    """Run every test with few files and with many: the largest number of files that keep descriptors.
 
-    The index of a model of many files is parsed in pieces.
+    A model of many files also parses its index in pieces.
     """
     monkeypatch.setattr(sharded.open_source, "MAX_OPEN", request.param)
     if not request.param:
@@ -99,7 +99,7 @@ def test_a_directory_with_one_file(tmp_path):
 
 
 def test_a_directory_with_one_model_in_two_formats(index):
-    """Nothing says which index to open: the usual name is no reason; an index of another name is not looked at."""
+    """Neither index is preferred, not even by the usual name; an index under another name is not read."""
     shutil.copy(index, index.parent / "tf_model.h5.index.json")
     shutil.copy(index, index.parent / "pytorch_model.bin.index.json")
     shutil.copy(index, index.parent / "consolidated.safetensors.index.json")
@@ -109,7 +109,7 @@ def test_a_directory_with_one_model_in_two_formats(index):
     with pytest.raises(wm.UnknownFormatError, match=several):
         wm.load(index.parent)
     index.unlink()
-    with wm.open(index.parent) as f:  # that of torch has a usual name too
+    with wm.open(index.parent) as f:  # torch's has a usual name too
         assert f.path == str(index.parent / "pytorch_model.bin.index.json")
 
 
@@ -194,7 +194,7 @@ def test_a_file_that_describes_a_model_is_opened(index, name):
 
 
 def test_names_of_shards_that_say_nothing_more(index):
-    """Writers name a shard "./model-00001-of-00002.safetensors"; spelled with and without, it is one."""
+    """Writers name a shard "./model-00001-of-00002.safetensors"; with and without "./" it is one shard."""
     content = json.loads(index.read_text())
     plain = {name: list(wm.open(index)[name].flat) for name in content["weight_map"]}
     content["weight_map"] = {
@@ -237,7 +237,7 @@ def test_limits_count_all_shards(index):
 
 
 def test_limits_count_shards(index, tmp_path):
-    """max_shards bounds the files of a model before any is opened: more are more mappings than a process can have."""
+    """max_shards bounds the files of a model before any is opened: a process has a limited number of mappings."""
     with wm.open(index, limits=wm.Limits(max_shards=2)) as f:
         assert len(f.shards) == 2
     with pytest.raises(wm.LimitError, match="number of shards is 2, expected at most 1"):
@@ -262,7 +262,7 @@ def test_an_index_or_a_directory_is_no_shard(tmp_path, names):
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
 def test_a_model_of_many_files_keeps_no_descriptors(index, kept, mode):
     """The shards of a small model keep their descriptors, except in mode "copy"; those of a large one never do."""
-    gc.collect()  # what other tests left in cycles would be closed meanwhile
+    gc.collect()  # objects that other tests left in cycles would be closed meanwhile
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     def more():
@@ -324,7 +324,7 @@ def test_a_shard_that_is_gone_from_its_path(index, kept, change):
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memory that can be sealed")
 def test_sealed_shards(index, kept):
-    """In mode "sealed" a model is stable; of few files each has a descriptor to share, the model itself has none."""
+    """In mode "sealed" a model is stable; each of few files has a descriptor to share, the model itself has none."""
     with wm.open(index, mode="sealed") as f:
         for name in (ONE, TWO):
             os.truncate(index.parent / name, 0)
@@ -346,7 +346,7 @@ texts = some.text('ab,:{}" é\n', max_size=6)
 
 @given(some.dictionaries(texts, some.sampled_from(["a.x", "b,c.x", "{}.x", "é.x"]), max_size=30), some.data())
 def test_an_index_in_pieces_is_the_index(where, draw):
-    """Whatever names have in them, and however it is laid out; what is not parsed in pieces is parsed as a whole."""
+    """With any names and any layout; an index that cannot be parsed in pieces is parsed as a whole."""
     layout = draw.draw(some.sampled_from([{}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}]))
     order = draw.draw(some.permutations([("weight_map", where), ("metadata", {"k": "v"}), ("more", [1, {"x": "}"}])]))
     raw = json.dumps(dict(order), **layout).encode()
@@ -371,7 +371,7 @@ def test_an_index_in_pieces_is_the_index(where, draw):
     ],
 )
 def test_a_damaged_index_in_pieces_is_the_error_of_the_whole(text):
-    """Name, place and message are those of the strict parser, whatever the size of an index."""
+    """Name, place and message are the strict parser's, at any size of an index."""
     errors = []
     for piece in (1 << 20, 1, 8, 20):
         with mock.patch.object(listing, "_PIECE", piece), pytest.raises(wm.FormatError) as caught:

@@ -45,7 +45,7 @@ def stop_at(path):
 
 
 def folder_of_failed_runs(tmp_path, shards, write):
-    """Interrupt runs at the second of three shards: what was there before stays alone. Return the last one's folder."""
+    """Interrupt runs at the second of three shards: only older files stay. Return the last run's folder."""
     for before in ([], [shards[0]], [shards[2], "other.txt"]):
         folder = tmp_path / f"{len(before)}{before[:1]}"
         folder.mkdir()
@@ -74,7 +74,7 @@ def test_names_come_from_the_index(tmp_path):
 
 
 def test_two_runs_do_not_write_one_model(tmp_path):
-    """The second run is refused, of this process or another, before it writes anything; ranks hold a part each."""
+    """A second run, in this process or another, is refused before it writes; ranks share the lock."""
     target = target_of(tmp_path / "new" / "x.safetensors.index.json")
     with sharding.holding(target):
         with pytest.raises(wm.TargetError, match="another run is writing this model"):
@@ -100,7 +100,7 @@ except wm.TargetError: print("out")
 
 
 def test_a_lock_that_was_removed_is_made_again(tmp_path, monkeypatch):
-    """A run that opened the lock of one that ends does not hold a file that nobody else will find."""
+    """A run that opened an ending run's lock does not hold a file that nobody else can find."""
     target, opened = target_of(tmp_path, "embd"), []
     open_lock = sharding._open_lock
 
@@ -119,7 +119,7 @@ def test_a_lock_that_was_removed_is_made_again(tmp_path, monkeypatch):
 
 
 def test_files_of_killed_writers_go(tmp_path):
-    """Hidden files that a killed writer of these shards left are removed; those of others stay."""
+    """Hidden files of a killed writer of these shards are removed; hidden files of others stay."""
     target = target_of(tmp_path, "safetensors")
     ours = [".model-00001-of-00002.safetensors.0123456789ab.tmp", ".model.safetensors.index.json.0123456789ab.tmp"]
     others = [".other.safetensors.0123456789ab.tmp", ".model-00001-of-00002.safetensors.0123.tmp"]
@@ -160,7 +160,7 @@ def test_a_run_that_fails_leaves_no_shard_of_its_own(tmp_path, suffix):
 
 
 def test_shards_that_an_index_joins_stay(tmp_path, monkeypatch):
-    """The index is in place, and then the folder cannot be flushed, say."""
+    """For example if the index is in place, and then flushing the folder fails."""
 
     def fail(*_):
         raise OSError

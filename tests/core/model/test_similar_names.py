@@ -27,7 +27,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("wanted", MISTAKES)
 def test_the_likest_name_comes_first(wanted):
-    """What was left out, exchanged or misspelt leads to the name that was meant."""
+    """A name with missing, exchanged or wrong letters leads to the right name."""
     assert similar(wanted, LAYERS)[0] == MISTAKES[wanted]
 
 
@@ -38,14 +38,14 @@ def test_what_is_like_nothing_gets_nothing(wanted):
 
 
 def test_the_work_is_bounded():
-    """Of endless names the first thousand count, and of these the short ones."""
+    """Only the first thousand names count, and of these the short ones."""
     numbers = count()
     assert similar("ba" * 50, ("ab" * (next(numbers) + 40) for _ in count())) == ["ab" * 50, "ab" * 49, "ab" * 48]
     assert next(numbers) == 1_000
 
 
 def test_get_looks_for_no_names(tmp_path, monkeypatch):
-    """A miss that is not an error costs no search, in one file and in several; one that is an error has names."""
+    """A miss without an error costs no search, in one file and in several; an error suggests names."""
     shards = tmp_path / "model"
     shards.mkdir()
     for name in ("a", "b"):

@@ -32,7 +32,7 @@ def test_shards_have_at_most_so_many_bytes_of_tensors(tmp_path, suffix):
 
 
 def test_a_larger_tensor_gets_a_file_for_itself(tmp_path):
-    """One beyond the bound stands alone; those around it share files among themselves."""
+    """A tensor beyond the bound stands alone; its neighbours share files among themselves."""
     tensors = {"a": np.zeros(10), "b": np.zeros(10), "big": np.zeros(1000), "c": np.zeros(10), "d": np.zeros(10)}
     wm.save(tmp_path / "m.safetensors", tensors, max_shard_size=160)
     with wm.open(tmp_path) as f:
@@ -40,7 +40,7 @@ def test_a_larger_tensor_gets_a_file_for_itself(tmp_path):
 
 
 def test_a_model_that_fits_is_one_file(tmp_path):
-    """Without need no index is written, and the file is that of a plain `save`; an index or directory gets a shard."""
+    """Only an index or directory as target gets an index and a shard; a file equals a plain `save`'s."""
     wm.save(tmp_path / "m.safetensors", TENSORS, max_shard_size="1MB")
     wm.save(tmp_path / "n.safetensors", TENSORS)
     assert listed(tmp_path) == ["m.safetensors", "n.safetensors"]

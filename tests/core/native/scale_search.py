@@ -1,7 +1,7 @@
 """An exhaustive search for the scales of blocks, by numpy: the yardstick of the quantiser.
 
-Thirty-two scales of a grid are tried on every block, the better one of each two is refined twice, and all are measured
-as they are stored, with the plain scales and the neighbours of the best. The quantiser of the first release did this.
+It tries thirty-two scales of a grid on every block, refines the better one of each two twice, and measures all as they
+are stored, with the plain scales and the neighbours of the best. The quantiser of the first release did this.
 """
 
 import ml_dtypes
@@ -70,7 +70,7 @@ def _spikes(rng, shape):
     return x
 
 
-# Kinds of blocks: what each element is drawn from.
+# Kinds of blocks: the distribution of their elements.
 KINDS = {
     "normal": lambda rng, shape: rng.standard_normal(shape) * 0.02,
     "uniform": lambda rng, shape: rng.uniform(-1, 1, shape),

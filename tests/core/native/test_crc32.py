@@ -12,15 +12,15 @@ from weightmap import kernels
 
 MIB = 1 << 20
 
-# Lengths beyond those that are all tried, each with one less and one more.
+# Lengths beyond the exhaustive ones, each with one less and one more.
 LENGTHS = (
     1536,  # three steps of eight registers of 64 bytes
-    1536 + 7 * 64 + 48 + 15,  # that, and as much as there can be after the last whole step
+    1536 + 7 * 64 + 48 + 15,  # the same, and the most that can remain after the last whole step
     3072,  # three streams of 1024 bytes on arm64
     4096,  # a page
     6144,  # two blocks of 3072
     65536 + 240,
-    4 * MIB,  # the least that a thread gets
+    4 * MIB,  # the least work of a thread
     10 * MIB,
 )
 

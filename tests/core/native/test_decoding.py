@@ -1,4 +1,4 @@
-"""What decoders of blocks of every kind share: ranges, types, threads, places of outputs; on every instruction set."""
+"""All decoders of blocks: ranges, types, threads, places of outputs; on every instruction set."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ODD = [1.5, float("inf"), -2, float("nan"), 65504.0, 6e-8]
 
 
 def integers(bits, size, scale_type):
-    """Blocks of integers of one kind: what makes so many elements, the data and the values; and what decodes them."""
+    """Integer blocks of one kind: a function that makes data and values of n elements, and one that decodes."""
     options = {"bits": bits, "block_size": size, "scale_type": scale_type}
     return (
         lambda n: blocks_of_integers.example(np.random.default_rng(n), n, bits, size, scale_type, ODD),
@@ -56,7 +56,7 @@ def kind(request):
 
 
 def test_any_range(isa, kind):
-    """Elements start to stop are those of the whole, wherever in a block they begin and end."""
+    """Elements start to stop equal the whole's, wherever in a block they begin and end."""
     make, decode = kind
     n = 1280
     data, values = make(n)
@@ -79,7 +79,7 @@ def test_float16_output(isa, kind):
     assert same(out.reshape(-1), expected[5:-7])
 
 
-# Of each kind one, whose outputs may be stored past the caches: of float32 and float16, and how far they are moved.
+# One of each kind with outputs that may bypass the caches, float32 and float16, and how far they are moved.
 STREAMED = [("int5 32", "<f4", 4), ("int4 32", "<f4", 16), ("int8 32", "<f4", 20), ("int4 32", "<f2", 14)]
 STREAMED += [("int5 32", "<f2", 16), ("int8 32", "<f2", 22), ("q4_0", "<f4", 4), ("q6_k", "<f4", 16)]
 STREAMED += [("iq4_xs", "<f4", 20)]
@@ -92,7 +92,7 @@ QUICK = STREAMED[0], STREAMED[3], STREAMED[-1]
     [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in STREAMED],
 )
 def test_output_beyond_the_caches(isa, name, dtype, step):
-    """An output larger than any cache has the same bits, by any number of threads, wherever it begins."""
+    """An output larger than any cache has the same bits with any number of threads and any beginning."""
     make, decode = KINDS[name]
     item, part = np.dtype(dtype).itemsize, 1 << 18
     n = (36 << 20) // item // part * part

@@ -23,7 +23,7 @@ def expected(a, b):
 
 
 def same(found, wanted):
-    """Whether two results are equal, sums but for the order of additions; NaN is."""
+    """Whether two results are equal, NaN too, sums up to the order of additions."""
     exact = np.array_equal(found[:2], wanted[:2], equal_nan=True)
     return exact and np.allclose(found[2], wanted[2], rtol=1e-13, atol=0, equal_nan=True)
 

@@ -74,7 +74,7 @@ def test_every_length():
         assert kernels.fnv1a32_many(b"".join(order), [len(name) for name in order]).tolist() == expected
 
 
-# Counts around a group of 8, a group of 16 lanes, the 16 names that are worth a batch, a batch of 64 and two of them.
+# Counts around a group of 8, a group of 16 lanes, the 16 names worth a batch, and one and two batches of 64.
 COUNTS = (0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 79, 80, 128, 200)
 
 

@@ -1,4 +1,4 @@
-"""Every function of the C module, with all that it reads and writes flush against pages that nobody may touch."""
+"""Every function of the C module, with all inputs and outputs flush against forbidden pages."""
 
 import re
 import signal
@@ -53,7 +53,7 @@ def test_kernels_access_no_memory_but_what_they_were_given(name, at):
 
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_any_alignment(name, at):
-    """Wherever inputs and outputs lie within a line of the cache, the function tells and writes the same."""
+    """Wherever inputs and outputs lie within a cache line, the function returns and writes the same."""
     for size in FEW:
         expected = run(name, Place(None), size)
         for shift in range(1, 64):
@@ -62,7 +62,7 @@ def test_any_alignment(name, at):
 
 @pytest.mark.parametrize("short", [1, 32])
 def test_one_record_too_many(short):
-    """A name is looked for in no record, and columns have no name, past what there is: not even by one."""
+    """No search for a name reads a record, and no column a name, past the end, not even by one."""
     place, index = Place(PAGES), bytes(64)
     pointer = place.give(index[short:])
     assert lib.wm_records_find(pointer, 64 - short, 2, place.give(b""), 0) == -1

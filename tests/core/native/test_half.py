@@ -8,13 +8,13 @@ from weightmap import kernels
 from weightmap.core.native import floats
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
-# In an order in which neighbours are of different kinds; the multiplier is odd, so every pattern comes once.
+# In an order with neighbours of different kinds; the multiplier is odd, so every pattern comes once.
 MIXED = (np.arange(1 << 16, dtype=np.uint32) * 40503).astype(np.uint16)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def bits_of_half(half):
-    """The contract: the bits of the float32 for those of a float16, by whole numbers."""
+    """The contract: the bits of the float32 for a float16, by integers."""
     sign, exponent, fraction = half >> 15 << 31, half >> 10 & 31, half & 1023
     if exponent == 31:
         return sign | 255 << 23 | (fraction << 13 | 1 << 22 if fraction else 0)
@@ -105,7 +105,7 @@ def test_out(kind):
 
 
 def test_overlap(kind):
-    """An output that shares a byte with the input is a ValueError; side by side they may lie."""
+    """An output that shares a byte with the input is a ValueError; neighbours are fine."""
     convert, table, _, _ = kind
     memory = np.zeros(120, np.uint8)
     memory = memory[-memory.__array_interface__["data"][0] % 4 :][:116]
@@ -120,7 +120,7 @@ def test_overlap(kind):
 
 
 def test_float32_is_rounded_to_float16_as_numpy_does():
-    """All halves, what lies between two and next to that, and what is too large; any layout; without a warning."""
+    """All halves, midpoints and their neighbours, and too large values; any layout; without a warning."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     with np.errstate(all="ignore"):
         between = (halves + np.nextafter(halves.astype(np.float16), np.float16(np.inf)).astype(np.float32)) / 2

@@ -59,7 +59,7 @@ def words(n, seed=0):
 
 @given(st.lists(st.binary(max_size=3), max_size=80), st.sampled_from([0, 2, 4]), st.sampled_from([1, 2, 8]))
 def test_index_is_a_dict(strings, gap, room):
-    """Each string is found under its first number, strings that are not there are not, repeated ones are counted."""
+    """Each string is found under its first number, missing strings are not found, repeated ones are counted."""
     expected = {}
     twins = []
     for i, string in enumerate(strings):

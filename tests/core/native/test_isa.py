@@ -81,7 +81,7 @@ def test_the_best_is_chosen_at_import():
 
 @pytest.mark.skipif(not CPUINFO.exists() or not X86, reason="needs Linux on x86")
 def test_agrees_with_the_kernel():
-    """The tiers found by asking the CPU are those whose features Linux lists."""
+    """The CPU's tiers agree with the features that Linux lists."""
     line = next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
     flags = set(line.split(":")[1].split())
     needs = {
@@ -103,8 +103,8 @@ def test_agrees_with_the_kernel():
 def test_c_driver(once, tmp_path, emulated):
     """The test driver in C, the same that runs under an arm64 emulator, passes on this machine.
 
-    Its inputs end where their allocations end; `make sanitize-test` runs it under the sanitisers. Emulated, VPCLMULQDQ
-    is done by other instructions: all else of its kernels is tested on CPUs without it.
+    Its inputs end where their allocations end; `make sanitize-test` runs it under the sanitisers. The emulation
+    replaces VPCLMULQDQ, so CPUs without it test the rest of its kernels.
     """
     program = tmp_path / "kernels_test"
     compiled(once, "kernels_test", program, emulated=emulated)

@@ -1,4 +1,4 @@
-"""Large results: backed by huge pages, in memory that is used again, and never in that of an array that still lives."""
+"""Large results: backed by huge pages, in memory that is used again, but never while its array lives."""
 
 import os
 
@@ -12,7 +12,7 @@ LARGE = 40 << 20
 
 
 def test_arrays_that_live_have_memory_of_their_own():
-    """Arrays made one after another, views of them kept alone too, keep what was written to them."""
+    """Successive arrays keep their values, also if only a view of them is kept."""
     kept = []
     for number in range(6):
         array = access.empty((2, LARGE // 8), np.float32)

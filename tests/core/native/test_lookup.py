@@ -8,7 +8,7 @@ from tests.support import each
 from weightmap.core.native import access, scans
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
-# NaN with a fraction, infinity, and what becomes infinite, subnormal or a tie in a half.
+# NaN with a fraction, infinity, and values that become infinite, subnormal or a tie in a half.
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-7, 3e-8, 1e-40, 7e4, 3e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11]
 
 
@@ -86,7 +86,7 @@ def test_values_are_those_of_numpy():
     each([*cases, *large], check)
 
 
-# What codes of 8 bits stand for in checkpoints: a kernel may compute these instead of looking them up.
+# The numbers of 8-bit codes in checkpoints: a kernel may compute these instead of looking them up.
 NUMBERS = {
     kind: np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, kind, kind)).astype(np.float32)
     for kind in ("int8", "float8_e4m3fn", "float8_e5m2")

@@ -1,4 +1,4 @@
-"""No byte of a result is ever what the memory held before: of no kernel, and of no reader, whatever the file becomes.
+"""No result has a byte of the memory's old content: of no kernel, and of no reader, whatever happens to the file.
 
 Results are made twice, in memory that was filled with one value and with another. A byte that nobody wrote differs. And
 of the same files, wherever they lie, kernels get numbers only where C may load them.
@@ -17,7 +17,7 @@ from weightmap.core.quant.product import ProductQuantized
 from weightmap.core.table.vocabulary import strings_of
 
 FILLS = (0xA5, 0x5A)
-# Kernels that fill a part of their outputs, with the way in which the caller knows how much.
+# Kernels that fill only a part of their outputs, and how the caller knows the part.
 IN_PART = {
     "wm_walk_strings": "bounds up to the string that is not there, which the result tells",
     "wm_finalfusion_ngrams": "bounds and indices up to the n-gram that is not there, which the result tells",
@@ -46,7 +46,7 @@ SIZES = (0, 1, 7, 63, 64, 65, 200, 1025, 4097)
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_write_all_of_their_outputs(monkeypatch, name):
-    """The outputs of a kernel do not depend on what they held, except in kernels that return how much they wrote."""
+    """A kernel's outputs do not depend on their old content, except where it returns how much it wrote."""
     told, written = set(), set()
     for size in SIZES:
         found = []
@@ -62,7 +62,7 @@ def test_kernels_write_all_of_their_outputs(monkeypatch, name):
 
 MATRIX = np.random.default_rng(3).standard_normal((70, 64)).astype(np.float32)
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
-# The new content of a file of which a program holds views.
+# The new content of a file while a program holds views of it.
 CHANGES = {
     "none": None,
     "zeros": bytes,
@@ -97,7 +97,7 @@ def poisoned(fill):
 
 
 def readings(f):
-    """The readings of a file, all of them prepared now and done later."""
+    """The readings of a file, prepared now and done later."""
     for info in f.infos():
         if info.dtype in {"complex64", "complex128", "bool"}:
             continue
@@ -149,7 +149,7 @@ def test_results_do_not_depend_on_old_memory(monkeypatch, corpus, change):
 
 @pytest.fixture
 def pointers(monkeypatch):
-    """The types of the numbers to which kernels get pointers, each with whether C may load them there."""
+    """The types of the numbers behind kernels' pointers, and whether C may load them there."""
     found = []
 
     def checked(ctype, *args, **options):

@@ -76,7 +76,7 @@ def test_the_same_bytes_everywhere(bits):
 @pytest.mark.parametrize("scale_type", SCALES)
 @pytest.mark.parametrize(("bits", "size"), [(4, 8), (4, 32), (5, 32), (5, 256), (4, 264), (4, 6)])
 def test_a_block_does_not_depend_on_its_neighbours(isa, bits, size, scale_type):
-    """Sixteen blocks are searched at once: each gets the bytes that it gets alone, whatever lies beside it."""
+    """Sixteen blocks are searched at once: each gets the same bytes as alone, whatever lies beside it."""
     x = gaussian(size * 37).reshape(-1, size)
     x[1::7] *= np.float32(1e-6)  # scales that are subnormal as float16
     x[2::7] *= np.float32(1e-30)

@@ -63,7 +63,7 @@ def test_walk_finds_each_string(strings, width, tail):
 
 @given(st.binary(max_size=60), st.integers(0, 40), st.sampled_from([2, 4, 8]))
 def test_walk_of_junk(data, count, width):
-    """On any bytes, the walk gives what struct gives, or the number of the string that does not fit."""
+    """On any bytes, the walk agrees with struct, or gives the number of the string that does not fit."""
     assert walk(data, count, width) == walk_oracle(data, count, width)
 
 

@@ -1,4 +1,4 @@
-"""QuantizedTensor and quantize: what a quantised tensor is made of, decodes to, and is indexed to."""
+"""QuantizedTensor and quantize: the parts of a quantised tensor, its values, and indexing."""
 
 import copy
 import itertools
@@ -24,7 +24,7 @@ KINDS = [
     *(("int5_block", size) for size in (8, 24, 32, 128)),
     *(("adaptive", size) for size in (8, 32, 64)),
 ]
-# Shapes of none, one and more elements, with tails of every kind behind whole blocks.
+# Shapes without, with one and with more elements, and every kind of tail behind whole blocks.
 SHAPES = [(), (0,), (1,), (3, 0), (7,), (5, 13), (32,), (2, 3, 43), (11, 32)]
 
 
@@ -33,7 +33,7 @@ def scale_bytes(generator, scale_type):
 
 
 def payload_of(scheme, size, block_size, scale_type, seed=0):
-    """A payload of random codes and scales, laid out by what the schemes are defined to be."""
+    """A payload of random codes and scales, laid out by the schemes' definitions."""
     generator = np.random.default_rng([seed, size, block_size])
     if scheme == "adaptive":
         count = math.ceil(size / block_size)
@@ -144,7 +144,7 @@ def adaptive_file(tmp_path_factory):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("value", [0x00, 0x55, 0xAA, 0xFF])
 def test_a_mask_that_is_overwritten_after_the_look_up(put, adaptive_file, value):
-    """An adaptive tensor decodes by the mask that it had when it was looked up, and all of the output is written."""
+    """An adaptive tensor decodes by its mask at the look-up, and all of the output is written."""
     path = put(adaptive_file, "q.amb")
     with wm.open(path) as file:
         offset, tensor = file.info("w").offset + 4, file["w"]
@@ -267,7 +267,7 @@ def poisoned(scheme, block_size, good):
 
 @pytest.mark.parametrize("scheme", ["int4_block", "int5_block"])
 def test_only_the_blocks_needed_are_decoded(scheme, monkeypatch):
-    """A row, a range or a choice of rows decodes the blocks that it lies in and no others, each but once."""
+    """A row, a range or a choice of rows decodes only its own blocks, each once."""
     decode, done = QuantizedTensor._decode, []
 
     def counted(self, start, stop, *rest):

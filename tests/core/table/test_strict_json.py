@@ -1,4 +1,4 @@
-"""The parser of JSON beside the one of the standard library: the same values, and errors at the same places."""
+"""Our JSON parser beside the standard library's: the same values, and errors at the same places."""
 
 import json
 import random

@@ -33,7 +33,7 @@ def test_the_example_of_the_specification():
 @pytest.mark.parametrize("character", ["x", "ö", "語", "🌎"])
 @pytest.mark.parametrize(("shortest", "longest"), [(3, 3), (3, 6), (240, 300)])
 def test_bucket_rows_of_long_words(character, shortest, longest):
-    """Words around 256 bytes, up to which a text is taken apart at once, get the same buckets as shorter ones."""
+    """Words around 256 bytes, the limit of splitting a text at once, get their buckets by the definition."""
     width = len(character.encode())
     subwords = Subwords("bucket", 17, shortest if longest < 300 else shortest // width, longest, 1 << 21)
     # All n-grams of a long word, in Python, take seconds.
@@ -60,7 +60,7 @@ def test_explicit_rows_follow_the_definition(words, min_n, more, data):
 
 
 def test_a_word_too_short_has_no_ngrams():
-    """With its brackets a word has two characters more; one shorter than min_n has no n-grams."""
+    """Brackets add two characters to a word; if it is still shorter than min_n, it has no n-grams."""
     subwords = Subwords("bucket", 0, 3, 6, 8)
     assert subwords.indices("") == []
     assert len(subwords.indices("a")) == 1
@@ -76,7 +76,7 @@ def test_a_word_with_absurdly_many_ngrams_is_refused(kind):
 
 
 class Colliding(StringTable):
-    """A table whose hashes are said to collide."""
+    """A table that claims that its hashes collide."""
 
     __slots__ = ()
     index = None

@@ -1,4 +1,4 @@
-"""The table of tensors in C, against a plain definition of what a sound table is."""
+"""The table of tensors in C, against a plain definition of a sound table."""
 
 import math
 import random
@@ -25,7 +25,7 @@ LIMIT = 2**63 - 1
 
 
 def verdict(rows, names, data_size, alignment, max_gap, lax):
-    """What is wrong with a table, by the rules as they stand in the documents: a word and a row, or None."""
+    """The defect of a table by the documented rules: a word and a row, or None."""
     end = 0
     for i, (_, code, ndim, _, *dims, offset) in enumerate(rows):
         if code >= len(BITS):
@@ -196,7 +196,7 @@ class Four(Rules):
 
 
 def records(rows, names, asked):
-    """A table of records, unchecked; `asked` are the rules, or the size of a file of data alone."""
+    """A table of records, unchecked; `asked` is the rules, or the size of a file with data alone."""
     index = b"".join(RECORD.pack(*row) for row in rows) + b"".join(names)
     return RecordTable(lambda: index, len(rows), 0, Four(0, asked) if isinstance(asked, int) else asked)
 
@@ -225,7 +225,7 @@ def three():
     return [[fnv1a32(b"abc"[i : i + 1]), 0, 2, 1, 2, 3, 0, 0, 24 * i] for i in range(3)]
 
 
-# Each case: what is asked of three tensors of 24 bytes, at 0, 24 and 48; a lie about the second, by the number of the
+# Each case: the rules for three tensors of 24 bytes, at 0, 24 and 48; a lie about the second, by the number of the
 # field in its record; the error and its message. Of CONTRACT the row that lies is refused by itself too.
 TIGHT, ALIGNED, WIDE = Four, Four.varied(alignment=8), Four.varied(alignment=32, max_gap=31)
 LEAST, MOST, PADDED = Four.varied(min_ndim=2), Four.varied(max_ndim=2), Four.varied(max_gap=63)
@@ -279,7 +279,7 @@ def test_every_kind_of_table_keeps_the_contract(make, name, asked, lie, error, m
 
 @every_kind
 def test_names_whose_hashes_collide_are_distinguished(make):
-    """Names made to collide pass when they differ, and are refused where two are one."""
+    """Names made to collide pass if they differ, and are refused if two are equal."""
     names = colliding()[:80]
     for more, fault in (([], None), ([names[3]], "tensors 3 and 80 are both called")):
         rows = [[fnv1a32(name), 8, 1, len(name), 1, 0, 0, 0, i] for i, name in enumerate([*names, *more])]

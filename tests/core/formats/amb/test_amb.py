@@ -1,4 +1,4 @@
-"""AMB: what the specification's own writer makes, sections, tokenizers, what is written, and what cannot be."""
+"""AMB: files of the specification's writer, sections, tokenizers, writing, and what AMB cannot hold."""
 
 import json
 from types import SimpleNamespace
@@ -131,7 +131,7 @@ def test_verify_compares_config_and_tensors(put):
         warnings = wm.open(put(amb.build(record, config=amb.text(config)))).verify().warnings
         assert len(warnings) == wanted
         assert all("embed_tokens" in text for text in warnings)
-    # A vector of this name is no matrix of embeddings: the matrix behind it is compared.
+    # A vector of this name is not the embeddings: the matrix behind it is compared.
     both = [amb.dense("wte", normal((7,))), *record]
     warnings = wm.open(put(amb.build(both, config=amb.text({"n_vocab": 5})))).verify().warnings
     assert len(warnings) == 1
@@ -202,7 +202,7 @@ def test_what_is_written_reads_back_by_the_specification(tmp_path):
 
 @pytest.mark.parametrize("given", ["mapping", "namespace", "ours"])
 def test_a_tokenizer_of_any_kind_is_written(tmp_path, given):
-    """A mapping, an object with these attributes, and what a file gave are written alike."""
+    """A mapping, an object with these attributes, and a file's tokenizer are written alike."""
     parts = {"type": 2, "special_ids": {"bos": 5, "mask": 65534, "pad": None}, "payload": b"a\nb\n"}
     first, path = tmp_path / "first.amb", tmp_path / "second.amb"
     wm.save(first, {}, tokenizer=parts)
@@ -265,6 +265,6 @@ def test_what_has_no_place_is_refused(tmp_path):
 def test_names_and_data_across_the_window_of_the_walk(put, size):
     records = [amb.dense("n" * (size % 60000), noise("int8", (5,), size)), amb.dense("b", noise("int8", (size,), 1))]
     records += [amb.dense("c", normal((2,), size)), amb.dense("d", noise("int8", (9000 + size % 8,), size))]
-    # Behind the last one lies padding of any length, which nothing that was read before it brought along.
+    # Behind the last one lies padding of any length, which no earlier read has fetched.
     with wm.open(put(amb.build(records))) as f:
         assert [np.asarray(f[name]).tobytes() for name in f] == [record.data for record in records]

@@ -1,4 +1,4 @@
-"""Quantised tensors in AMB: what their bytes mean, by the plain definition, and what is wrong with damaged ones."""
+"""Quantised tensors in AMB: their values by the plain definition, and errors for damaged ones."""
 
 import itertools
 import json

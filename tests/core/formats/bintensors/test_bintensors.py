@@ -1,4 +1,4 @@
-"""BinTensors files that are right: ground truth, the reference implementation, both layouts, what is written."""
+"""Valid BinTensors files: ground truth, the reference implementation, both layouts, writing."""
 
 import ast
 import hashlib
@@ -81,7 +81,7 @@ OTHER_LAYOUT = {"current/layout_spec_given_to_current_reader.bt", "spec/layout_c
 
 
 def verdicts():
-    """File and what the reference implementation of that layout made of it."""
+    """Files, each with the verdict of its layout's reference implementation."""
     found = []
     for layout in bt.LAYOUTS:
         for row in (VERDICTS / layout / "_results.tsv").read_text(encoding="utf-8").splitlines()[1:]:
@@ -267,7 +267,7 @@ PASSED = [
 
 
 def test_the_index_map_gives_the_names():
-    """A map in any order that names each tensor once is right: names go where it says."""
+    """A map in any order that names each tensor once is valid, and decides the names."""
     with wm.open(memoryview(make("spec", index=[("z", 1), ("a", 0)]))) as f:
         assert [(info.name, info.shape) for info in f.infos()] == [("a", (2,)), ("z", (3,))]
     with wm.open(memoryview(make("spec", index=[("a", 1), ("b", 0)]))) as f:
@@ -276,7 +276,7 @@ def test_the_index_map_gives_the_names():
 
 @pytest.mark.parametrize("case", PASSED, ids=[case.id for case in PASSED])
 def test_what_is_let_pass_is_read_right(case):
-    """A file that is odd and legal, or refused and let pass with strict=False, holds what was written into it."""
+    """An odd but legal file, or one that only strict=False accepts, reads as it was written."""
     for format in (None, "bintensors"):
         with wm.open(memoryview(case.data), format=format, strict=not case.error) as f:
             assert case.kind == f"bintensors-{f.layout}"

@@ -32,7 +32,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 def damaged(count=2 * COUNT):
     found, row = [bt.BOTH, bt.SPECIFICATION_BYTES], bt.Row("a", 1, (1,), 0, 1)
     empty = row._replace(shape=(0, 2**40, 2**40), end=0)
-    for layout in bt.LAYOUTS:  # what mutants seldom have
+    for layout in bt.LAYOUTS:  # mutants seldom have these
         twice = bt.header([row], [("k", "1"), ("k", "2")], layout)
         many = bt.header([row._replace(shape=(1,) * 65)], layout=layout)
         found += [bt.raw(bt.padded(twice), b"x"), bt.raw(bt.padded(many), b"x")]
@@ -41,7 +41,7 @@ def damaged(count=2 * COUNT):
 
 
 def ours(data, *, strict=True):
-    """The content that weightmap finds; None if it refuses the file. One that only strict=False reads has a warning."""
+    """The content that weightmap finds; None if refused. A file that only strict=False reads has a warning."""
     try:
         with wm.open(memoryview(data), format="bintensors", strict=strict) as f:
             found = {
@@ -132,7 +132,7 @@ IGNORED = {
     "index map": "the index map names a tensor twice",
     "duplicate names": "the index map holds a name twice",
 }
-# Types that numpy has no array for.
+# Types without arrays in numpy.
 IMPOSSIBLE = {
     "numpy cannot hold the shape": "the shape is beyond what numpy can hold",
     "more than 64 dimensions": "the shape has more dimensions than numpy has",
@@ -171,7 +171,7 @@ def compare(layout, verdicts):
 def check_lax(layout, verdicts):
     gained = 0
     another = "current" if layout == "spec" else "spec"
-    # Faults that strict=False lets pass in the other layout, in which a file may be read.
+    # Faults that strict=False accepts in the other layout, in which a file may be read.
     passing = {*IGNORED, "trailing data"}
     for data, other in verdicts:
         if other is None:

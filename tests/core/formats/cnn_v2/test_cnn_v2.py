@@ -1,4 +1,4 @@
-"""CNN v2: the specification's example and its checks, one lie at a time; what is written, and what cannot be."""
+"""CNN v2: the specification's example and its checks, one lie at a time; writing, and what it cannot hold."""
 
 import hashlib
 import json
@@ -108,7 +108,7 @@ def test_records_that_change_under_a_handle_are_noticed():
 
 
 def test_swapped_bytes_get_a_hint():
-    """A file of a big-endian writer is not a file of ours, and the message says what it looks like."""
+    """A big-endian writer's file is refused, and the message says what it looks like."""
     swapped = np.frombuffer(lie(), "<u4").astype(">u4").tobytes()
     with pytest.raises(wm.UnknownFormatError, match="CNN v2 with swapped bytes"):
         wm.open(memoryview(swapped))
@@ -178,7 +178,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_expressed_is_refused(case, tmp_path):
-    """Saving what the format has no place for names every reason, and creates no file."""
+    """Saving content that the format cannot hold names every reason, and creates no file."""
     tensors, options, words = REFUSED[case]
     with pytest.raises(wm.EncodeError) as caught:
         save_with(tmp_path / "out.bin", tensors, **options)
@@ -188,7 +188,7 @@ def test_what_cannot_be_expressed_is_refused(case, tmp_path):
 
 
 def test_more_layers_than_names_can_be_counted_are_refused(monkeypatch):
-    """What the scan says of 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
+    """The scan's fault for 134,217,728 layers, whose records take 2.7 GB, becomes a LimitError."""
     most = U32 // 32
     fault = access.Fault(access.faults()["CAPACITY"], most + 1, 0, most + 1, most)
     monkeypatch.setattr(scans, "scan_layers", lambda _: fault)

@@ -1,4 +1,4 @@
-"""EMBD files that are right: both layouts, the ground truth, the vocabulary, verification."""
+"""Valid EMBD files: both layouts, the ground truth, the vocabulary, verification."""
 
 import hashlib
 import json
@@ -189,7 +189,7 @@ def test_an_error_is_reported_as_of_the_layout_that_was_meant():
 
 @pytest.mark.parametrize("names", ["a", "ba", "aba"])
 def test_a_hash_of_another_name_is_an_error_of_the_look_up(put, names):
-    """Of each one, the first too, where opening did not check the index."""
+    """At each look-up, the first too, if opening did not check the index."""
     tensors = {"a": np.ones(3, np.float32), "b": np.zeros(2, np.float32)}
     path = put(b"", "t.weights")
     wm.save(path, tensors, output=wm.Output(checksums=False))

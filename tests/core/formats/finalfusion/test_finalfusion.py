@@ -1,4 +1,4 @@
-"""finalfusion: files of other writers, the bytes that are written, metadata, subwords, product quantisation."""
+"""finalfusion: files of other writers, written bytes, metadata, subwords, product quantisation."""
 
 import datetime as dt
 import itertools
@@ -253,7 +253,7 @@ def test_metadata_keeps_its_text_when_it_is_unchanged(tmp_path):
     ids=ascii,
 )
 def test_what_toml_lacks_is_refused(metadata, tmp_path):
-    """Keys that are not text, nothing, bytes, times of day with a zone and lone surrogates are an EncodeError."""
+    """Keys that are not text, None, bytes, times of day with a zone and lone surrogates are an EncodeError."""
     with pytest.raises(wm.EncodeError, match="metadata"):
         wm.save(tmp_path / "t.fifu", {"embeddings": FINE}, vocab=["a", "b"], metadata=metadata)
     assert not listing(tmp_path)
@@ -285,7 +285,7 @@ def test_repeated_words_are_found_by_looking_one_up():
 
 
 def test_a_file_that_changed_is_noticed_by_verify(put):
-    """Chunks that are not those of the opening are refused, though size and time are the same."""
+    """Chunks that changed since the opening are refused, though size and time are the same."""
     path = put(lies.WHOLE)
     with wm.open(path) as f:
         status = path.stat()

@@ -138,7 +138,7 @@ LENIENT = {
 
 
 def tried_elsewhere(paths):
-    """The content that finalfusion-python finds in each file, or the text of its exception; it may die of one."""
+    """The content that finalfusion-python finds in each file, or its exception's text; a file may kill the process."""
     found = []
     while len(found) < len(paths):
         names = "\n".join(map(str, paths[len(found) :]))
@@ -166,7 +166,7 @@ def ours(data):
 
 
 def same(mine, other):
-    """Whether both found the same: what is decoded but for the order of its sums, all else to the bit."""
+    """Whether both found the same: decoded values up to the order of sums, all else to the bit."""
     if (mine["words"], mine["norms"], list(mine["rows"].shape)) != (other["words"], other["norms"], other["shape"]):
         return False
     rows = np.frombuffer(bytes.fromhex(other["rows"]), np.float32).reshape(other["shape"])
@@ -185,7 +185,7 @@ def reason(mine, other):
 
 
 def test_every_disagreement_has_a_reason(tmp_path):
-    # Of TOML that is newer than the reference's, mutants are rare.
+    # Mutants with newer TOML than the reference's are rare.
     newer = ff.build([ff.metadata('a = [1, "x"]'), ff.simple(["a"]), ff.matrix(normal((1, 2)))])
     files = [newer, *(mutant("finalfusion", number).files[""] for number in range(COUNT))]
     paths = [tmp_path / str(number) for number in range(len(files))]

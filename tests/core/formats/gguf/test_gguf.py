@@ -1,4 +1,4 @@
-"""GGUF: files of gguf-py, what a file says of itself, and headers of any length."""
+"""GGUF: files of gguf-py, metadata, and headers of any length."""
 
 import hashlib
 import json
@@ -212,7 +212,7 @@ def test_tokens_and_special_ids_that_cannot_be(tmp_path):
 
 
 def test_tensors_that_cannot_be_written(tmp_path):
-    """Types, dimensions, rows and names that GGUF has no place for are named together."""
+    """Types, dimensions, rows and names that GGUF cannot hold are named together."""
     odd = wm.quantize(np.zeros((2, 32), np.float32), "int8")
     for tensors, words in (
         ({"a": np.zeros(3, np.uint8)}, "dtype uint8"),
@@ -229,7 +229,7 @@ SHAPES = {"conv": (48, 4, 3, 4), "deep": (8, 1, 2, 3, 16), "dense": (6, 4, 2), "
 
 
 def reshaped(tmp_path, *more):
-    """A file of ComfyUI's converter: rows of whole blocks, and the shapes that they were."""
+    """A file of ComfyUI's converter: rows of whole blocks, and their original shapes."""
     blocks = {"conv": ("q8_0", (9, 256)), "deep": ("q4_0", (3, 256)), "rows": ("q4_0", (9, 256))}
     tensors = {"dense": noise("float16", (48,))}
     for name, (scheme, shape) in blocks.items():
@@ -274,7 +274,7 @@ def test_alignments_that_cannot_be(tmp_path):
 
 @pytest.mark.parametrize("count", [0, 1, 300, 5_000, 40_000])
 def test_headers_of_any_length(count, tmp_path):
-    """However long a header is, it is found: in the first page, or read in pieces that double."""
+    """Any header is found: in the first page, or read in pieces that double."""
     path = tmp_path / "t.gguf"
     path.write_bytes(gguf.tokens(count))
     with wm.open(path, verify="full") as f:

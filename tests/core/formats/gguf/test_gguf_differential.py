@@ -21,7 +21,7 @@ theirs = pytest.importorskip("gguf")
 
 COUNT = 3_000
 
-# The reference refuses what has one of these, and reads what has one of the others.
+# The reference refuses files with one of these faults, and reads files with one of the others.
 VERSION_1 = "the reference knows versions 2 and 3"
 ALIGNMENT = "the reference wants a power of two as alignment"
 UNIT = "an alignment that is no multiple of eight"

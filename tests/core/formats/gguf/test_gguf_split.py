@@ -55,7 +55,7 @@ def test_a_model_in_two_parts(tmp_path):
 
 
 def test_the_numbers_of_parts_decide_not_their_names(tmp_path):
-    """Parts whose names are exchanged are the model, whichever of both beginnings is opened, with a warning."""
+    """Parts with exchanged names open as the model, from either beginning, with a warning."""
     path = write(tmp_path)
     names = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     for name, other in ((0, 1), (1, 2)):

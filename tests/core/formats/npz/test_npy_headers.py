@@ -1,4 +1,4 @@
-"""Headers of members, those that C reads and others: what they say is what numpy makes of them."""
+"""Headers of members, read by C or by Python: they mean what numpy makes of them."""
 
 import io
 import struct
@@ -47,7 +47,7 @@ PLAIN = {
     "complex": (header("'<c16'", shape="(1,)"), 16),
     "the largest number": (header("'|u1'", shape=f"(0, {10**17})"), 0),
 }
-# Others that are right: Python reads them.
+# Other valid headers: Python reads them.
 ODD = {
     "double quotes": (header('"<f4"'), 24),
     "other spaces": (header(shape="( 2,3 )"), 24),

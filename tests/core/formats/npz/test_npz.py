@@ -1,4 +1,4 @@
-"""numpy's .npy and .npz: what numpy writes, in any order, of any type, stored or deflated."""
+"""numpy's .npy and .npz files, in any order, of any type, stored or deflated."""
 
 import gc
 import io
@@ -63,7 +63,7 @@ def test_arrays_of_numpy(name, kind, tmp_path):
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
 def test_types_of_ml_dtypes_are_read_by_their_names(tmp_path, name):
-    """numpy saves them as bytes, "<V2" and "<V1": `dtype` says what these are, and nothing is guessed."""
+    """numpy saves them as bytes, "<V2" and "<V1": `dtype` names their type, and nothing is guessed."""
     array = np.asfortranarray(MATRIX.astype(getattr(ml_dtypes, name)))
     np.save(tmp_path / "a.npy", array)
     np.savez_compressed(tmp_path / "a.npz", array)
@@ -118,7 +118,7 @@ class Stream(io.RawIOBase):
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_archive_that_was_written_to_a_stream(save):
-    """There numpy does not know the sizes yet: a descriptor behind the bytes and the directory have them."""
+    """numpy does not know the sizes in advance: a descriptor behind the bytes and the directory have them."""
     stream = Stream()
     save(stream, a=MATRIX, b=MATRIX + 1, c=np.zeros((0, 3)))
     data = bytes(stream.data)
@@ -169,7 +169,7 @@ BAD_ENTRIES = {
 @pytest.mark.parametrize("damage", BAD_ENTRIES)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_bad_entry_of_an_archive_hides_no_other(damage, place):
-    """With strict=False an entry that readers may take differently is left out by name, whatever lies around it."""
+    """With strict=False an ambiguous entry is left out by name, in any place."""
     sound = {"a": normal((4,), 1), "b": normal((2, 3), 2)}
     entries = [npz.entry(name, tensor) for name, tensor in sound.items()]
     bad = replace(npz.entry("bad", normal((2,))), **BAD_ENTRIES[damage])
@@ -177,7 +177,7 @@ def test_a_bad_entry_of_an_archive_hides_no_other(damage, place):
     data = zip_files.archive(entries)
     with pytest.raises(wm.FormatError):
         wm.open(data)
-    with wm.open(data, format="npz", strict=False) as f:  # the first entry is what archives are recognised by
+    with wm.open(data, format="npz", strict=False) as f:  # the first entry identifies archives
         assert {name: f[name].tobytes() for name in f} == {name: tensor.data for name, tensor in sound.items()}
         warnings = f.verify().warnings
         label = bad.name.decode()
@@ -249,7 +249,7 @@ def test_a_deflated_entry_that_is_cut_off_meanwhile_keeps_no_descriptor(tmp_path
     path = tmp_path / "a.npz"
     np.savez_compressed(path, a=np.arange(5000.0))
     real = sources.access.read_into
-    # As of a file that was truncated when its directory, at its end, had been read.
+    # As for a file truncated after its directory, at its end, was read.
     monkeypatch.setattr(sources.access, "read_into", lambda *call: 0 if call[2] < 100 else real(*call))
     gc.collect()
     gc.disable()

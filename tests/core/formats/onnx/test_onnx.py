@@ -1,4 +1,4 @@
-"""ONNX models: what a reader must make of them, data in other files, and the onnx package as the judge."""
+"""ONNX models: every kind of content, data in other files, and the onnx package as the judge."""
 
 import contextlib
 import hashlib
@@ -31,7 +31,7 @@ ARRAY = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 @pytest.mark.parametrize("name", EXPECTED["good"])
 def test_models_of_the_onnx_package(name):
-    """Names, types, shapes, bytes and metadata of every one; those that we may refuse are right where we do not."""
+    """Names, types, shapes, bytes and metadata of all; models that we may refuse are right if we do not."""
     expected = EXPECTED["good"][name]
     options = {"format": "onnx"} if expected["format"] else {}
     try:
@@ -52,7 +52,7 @@ def test_models_of_the_onnx_package(name):
 
 @pytest.mark.parametrize("name", EXPECTED["bad"])
 def test_malformed_models_are_refused(name):
-    """With an error of ours, at opening or when the tensor is used."""
+    """With an error of the package, at opening or when the tensor is used."""
     path = DATA / "bad" / name / "model.onnx"
     refused = EXPECTED["bad"][name] == "reject"
     with pytest.raises(wm.FormatError) if refused else contextlib.suppress(wm.FormatError):
@@ -91,7 +91,7 @@ def ours(path, **options):
 
 
 def same_as_package(path, data, **options):
-    """Whether the package reads a file as we do; where either refuses it, they do not differ."""
+    """Whether the package reads a file as we do, or one of both refuses it."""
     path.write_bytes(data)
     try:
         found = ours(path, format="onnx", **options)
@@ -103,7 +103,7 @@ def same_as_package(path, data, **options):
 
 @pytest.mark.parametrize("name", BITS)
 def test_elements_of_less_than_a_byte_are_read_as_values(tmp_path, monkeypatch, name):
-    """`read` has what the package has, in any type, in pieces and in threads; ``f[name]`` has the bytes."""
+    """`read` returns the package's values, in any type, in pieces and in threads; ``f[name]`` has the bytes."""
     monkeypatch.setattr(reading, "_MIN_THREAD", 1 << 16)
     path, codes = tmp_path / "m.onnx", np.resize(np.arange(1 << BITS[name], dtype=np.uint8), 2**19 + 2**17 + 5)
     proto = numpy_helper.from_array(codes.view(getattr(ml_dtypes, name)).reshape(1, -1), "w")
@@ -148,7 +148,7 @@ LEGAL = {
 
 @pytest.mark.parametrize("name", LEGAL)
 def test_other_ways_to_write_the_same(tmp_path, name):
-    """What protobuf allows and few write: read as the package reads it."""
+    """Rare forms that protobuf allows are read as the package reads them."""
     path = tmp_path / "m.onnx"
     path.write_bytes(LEGAL[name])
     expected = judged(path, LEGAL[name])
@@ -161,7 +161,7 @@ COUNT = int(os.environ.get("WEIGHTMAP_ONNX", "400"))
 
 
 def test_mutants_differ_from_the_package_nowhere(tmp_path):
-    """Of damaged models, whatever both read is the same in both."""
+    """In damaged models, both find the same in all that both read."""
     for number in range(COUNT):
         data = mutant("onnx", number).files[""]
         for strict in (True, False):
@@ -219,14 +219,14 @@ def test_checksums(path, right):
 
 
 def test_a_made_tensor_is_made_within_limits():
-    """Like inflated ones: a handle that may not copy so much refuses it when it is used."""
+    """Like inflated tensors: a handle that may not copy that much refuses its use."""
     data = model([tensor_proto("w", noise("int64", (100,)), typed=True)])
     with wm.open(data, limits=wm.Limits(max_copy_bytes=799)) as f, pytest.raises(wm.LimitError):
         _ = f["w"]
 
 
 def test_a_model_that_changes_is_noticed_by_verify(tmp_path):
-    """Fields that are others than at opening."""
+    """Fields that changed since the opening."""
     target = tmp_path / "m.onnx"
     target.write_bytes(model([tensor_proto("w", normal((2,)))]))
     with wm.open(target) as f:
@@ -272,7 +272,7 @@ def containing(*graphs):
 
 
 def test_graphs_within_graphs_end_somewhere():
-    """Up to 64 are looked into; what lies deeper is counted, and however deep it is, opening ends."""
+    """Up to 64 levels are searched; deeper graphs are counted, and opening ends at any depth."""
     for depth, listed in ((62, ["w"]), (63, ["w"]), (64, []), (5000, [])):
         inner = constant(b"w", tensor_proto("", normal((2,))))
         for _ in range(depth):

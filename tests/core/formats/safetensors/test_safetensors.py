@@ -1,4 +1,4 @@
-"""safetensors: agreement with the reference implementation both ways, and the errors that only we promise."""
+"""safetensors: agreement with the reference implementation both ways, and our own errors."""
 
 import importlib
 import json
@@ -51,7 +51,7 @@ def test_headers_in_any_json_dress():
 @pytest.mark.parametrize(("dtype", "nbytes"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
 def test_dtypes_below_a_byte(dtype, nbytes, put):
     """Packed types of four and six bits have their own type and size, views of their bytes, and values by `read`."""
-    # Six in a row of one shape, for these are handed out together, and one of another.
+    # Six in a row of one shape, since these are handed out together, and one of another.
     header = {f"a{i}": st.entry(dtype, [2, 4], i * nbytes, (i + 1) * nbytes) for i in range(6)}
     header["b"] = st.entry("U8", [1], 6 * nbytes, 6 * nbytes + 1)
     header["c"] = st.entry(dtype, [8, 0], 6 * nbytes + 1, 6 * nbytes + 1)
@@ -173,5 +173,5 @@ def shorter(entries):
     ],
 )
 def test_tensors_stand_in_the_order_of_their_data(entries, order):
-    """A header may list tensors in any order; theirs is by begin and then by end, where a byte makes the difference."""
+    """A header may list tensors in any order; we order them by begin and then by end, to the byte."""
     assert shorter(entries) == order

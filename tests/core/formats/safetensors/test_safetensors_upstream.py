@@ -20,7 +20,7 @@ import weightmap as wm
 
 COUNT = 20_000
 
-# The reference's names of the types; those below a byte have no array, so the suite's builder does not know them.
+# The reference's names of the types; types below a byte have no array, so the suite's builder lacks them.
 CODES = st.CODES | {"float4_e2m1fn": "F4", "float6_e2m3fn": "F6_E2M3", "float6_e3m2fn": "F6_E3M2"}
 CODES |= {"float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ"}
 
@@ -86,13 +86,13 @@ DEEP = "the reference skips values that are nested more than 64 deep, up to 125"
 LIST = "the reference reads a tensor that is a list of its three values"
 IMPOSSIBLE = "the shape is beyond what numpy can hold"
 REASONS = {NAME_TWICE, KEY_TWICE, WHITE_SPACE, DEEP, LIST, IMPOSSIBLE}
-# What weightmap reads and the reference refuses: a number in a value that both skip, and elements below the byte that
-# fill no whole bytes, which no file here has.
+# Files that weightmap reads and the reference refuses: a number in a value that both skip, and elements below the byte
+# that do not fill whole bytes, which no file here has.
 LARGE = b"1e999"
 
 
 class Pairs(list[tuple[str, Any]]):
-    """The members of a JSON object, of which two may have one key."""
+    """The members of a JSON object, which may repeat keys."""
 
     def twice(self):
         return len(dict(self)) < len(self)
@@ -127,7 +127,7 @@ def faults(data):
 
 
 def beyond(item):
-    """Whether numpy has no array of such a shape: too many dimensions, or too many bytes but for those of size 0."""
+    """Whether numpy has no array of this shape: too many dimensions, or too many bytes even without dimensions of 0."""
     shape, name = item.get("shape"), st.NAMES.get(str(item.get("dtype")))
     if name is None or not isinstance(shape, list) or not all(isinstance(part, int) for part in shape):
         return False

@@ -1,4 +1,4 @@
-"""What checkpoints have beside their tensors: objects of everyday Python are values, others are left out by name."""
+"""Objects beside the tensors of checkpoints: everyday Python is read as values, others are left out by name."""
 
 import re
 import struct
@@ -28,7 +28,7 @@ NEW = UNKNOWN + b")\x81" + files.code({"a": 1, "w": W}) + b"b"
 
 
 def test_a_file_of_which_nothing_is_left_is_refused():
-    """A module that was saved whole is no empty model."""
+    """A module that was saved whole is not an empty model."""
     with pytest.raises(wm.UnsupportedError, match=r"nothing is left of it: '' is left out: it needs 'mine\.Config'"):
         wm.open(files.zipped(files.dump(files.Plain(NEW)), DATA), strict=False)
 

@@ -1,4 +1,4 @@
-"""Checkpoints at the bounds of what is read: the last value that is accepted, and the first that is refused."""
+"""Checkpoints at the bounds of reading: the last accepted value, and the first refused one."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""What the ranks of torch.distributed.checkpoint save: each file holds parts of tensors, which is no model."""
+"""Files that the ranks of torch.distributed.checkpoint save: each holds parts of tensors, not a model."""
 
 import json
 
@@ -16,7 +16,7 @@ CONSOLIDATE = "to make one model of their folder, call consolidate_safetensors_f
 
 
 def archive(wide=True):
-    """A lone tensor as torch.save writes it, for each of which a .distcp file has one."""
+    """A lone tensor as torch.save writes it; a .distcp file has such an archive for each tensor."""
     found, storages = files.stored({"w": PART["w"]})
     return files.zipped(files.dump(found["w"]), storages, wide=wide)
 
@@ -26,7 +26,7 @@ def shard(offsets, name="DCP_SHARDING_INFO"):
     return st.build(PART, {"format": "pt", "DCP_VERSION": "1.0", name: info})
 
 
-# The pickle of a Metadata begins so.
+# The beginning of the pickle of a Metadata.
 METADATA = b"\x80\4\x95\x19\5\0\0\0\0\0\0\x8c$torch.distributed.checkpoint.metadata\x94\x8c\x08Metadata\x94\x93\x94)."
 REFUSED = {
     "__0_0.distcp": (archive() * 3, f"this file holds parts of tensors, as a rank of torch.distributed.c.*{DISTCP}"),
@@ -38,12 +38,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_files_of_ranks_are_refused_with_the_command_that_joins_them(name, tmp_path):
-    """A file with an archive for each part, one of a single part, and the pickle that says where they lie."""
+    """A file with an archive for each part, one of a single part, and the pickle with their places."""
     data, message = REFUSED[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(wm.FormatError, match=message):
         wm.open(tmp_path / name)
-    if not name.startswith("__0_1"):  # by its name only: it is what torch.save writes of a tensor
+    if not name.startswith("__0_1"):  # by its name only: torch.save writes a tensor alike
         with pytest.raises(wm.FormatError, match=message):
             wm.open(data)
 

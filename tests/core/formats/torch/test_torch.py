@@ -146,7 +146,7 @@ def test_a_bad_value_is_an_error_of_metadata(name):
 
 @pytest.mark.parametrize("count", [2, 3, 1000, 30_000])
 def test_keys_that_are_told_apart(count, tmp_path):
-    """A key that is there twice is found wherever it is; keys that begin, end or are numbered alike are others."""
+    """A repeated key is found anywhere; keys with equal beginnings, ends or numbers are different."""
     keys = [f"{'n' * 300}{i}" if i % 3 else i for i in range(count)]
     path = tmp_path / "a.pt"
     for more in ([], [keys[0]], [keys[-1]]):
@@ -193,7 +193,7 @@ BAD_STORAGES = {
 @pytest.mark.parametrize("damage", BAD_STORAGES)
 @pytest.mark.parametrize("key", ["0", "1", "2"])
 def test_a_storage_that_cannot_be_read_hides_no_other(damage, key):
-    """With strict=False the tensors of it are left out by name, strided and tied ones too."""
+    """With strict=False its tensors are left out by name, strided and tied ones too."""
     values = np.arange(12, dtype="<f4")
     tensors = {
         f"{key}.{kind}": files.Stored(key, "float32", 12, 0, shape, strides)
@@ -223,7 +223,7 @@ def test_a_storage_that_cannot_be_read_hides_no_other(damage, key):
 
 @pytest.mark.parametrize("name", ["data.pkl", "byteorder"])
 def test_a_checkpoint_whose_program_or_byte_order_cannot_be_read_is_refused(name):
-    """What the other entries mean is not known then: the error is that of the entry."""
+    """The other entries have no meaning then: the error is the entry's."""
     program = files.dump({"w": files.Stored("0", "float32", 2, 0, (2,), (1,))})
     entries = [
         zip_files.Entry(b"archive/data.pkl", program),

@@ -1,6 +1,6 @@
 """Checkpoints that PyTorch writes, opened beside PyTorch's own loader.
 
-`make torch-test` runs this in an environment of its own, with a pinned PyTorch.
+`make torch-test` runs this in its own environment, with a pinned PyTorch.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def bits(tensor):
 
 
 def check(value, layout, verify="full"):
-    """Open what torch writes of a value, and compare all of it; return the number of tensors."""
+    """Open torch's file of a value, and compare all of it; return the number of tensors."""
     data = saved(value, layout)
     loaded = dict(leaves(torch.load(io.BytesIO(data), weights_only=layout in SAFE)))
     tensors = {name: leaf for name, leaf in loaded.items() if isinstance(leaf, torch.Tensor)}
@@ -102,7 +102,7 @@ def filled(dtype, shape):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_type_and_shape(layout):
-    # Of those that have no storage of their own, torch does not load what it writes in the old layout.
+    # In the old layout torch cannot load its own files of types without a storage class.
     names = [
         name for name in DTYPES if "zip" in layout or not name.startswith(("uint16", "uint32", "uint64", "float8"))
     ]
@@ -206,7 +206,7 @@ def test_any_object(value, layout):
 
 
 class Runs:
-    """What runs a function where a pickle is trusted."""
+    """Runs a function if somebody trusts the pickle."""
 
     def __init__(self, function, *args):
         self._made = function, args
@@ -232,7 +232,7 @@ REFUSED = {
 @pytest.mark.parametrize("layout", SAFE)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_weights_only_refuses(layout, name):
-    """What torch.load refuses by a name is refused here by the same name."""
+    """Objects that torch.load refuses by a name are refused here by the same name."""
     data = saved({"weight": torch.zeros(2), "thing": REFUSED[name]()}, layout)
     with pytest.raises(Exception, match=r"(?i)weights.only") as theirs:
         torch.load(io.BytesIO(data), weights_only=True)
@@ -243,7 +243,7 @@ def test_what_weights_only_refuses(layout, name):
     assert shown[1].strip("`.") in str(ours.value)
 
 
-# What there is beside tensors, and what weightmap makes of it.
+# Objects beside tensors, and weightmap's values for them.
 BESIDE = {
     "a set": (lambda: {1, 2}, {"x.0": 1, "x.1": 2}),
     "a frozen set": (lambda: frozenset({"a"}), {"x.0": "a"}),
@@ -280,7 +280,7 @@ def nested():
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
-# What no view of a storage is, and words of the warning.
+# Tensors that are not views of a storage, and words of the warning.
 LEFT = {
     "sparse": (lambda: torch.eye(3).to_sparse(), "a sparse tensor (save tensor.to_dense())"),
     "sparse in rows": (lambda: torch.eye(3).to_sparse_csr(), "a sparse tensor"),
@@ -327,7 +327,7 @@ def test_what_is_left_out(layout, name):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_ranks_save_is_refused_with_a_command_that_works(tmp_path):
-    """Neither a folder of torch.distributed.checkpoint nor a file of it opens; what the error says makes one file."""
+    """Neither a folder of torch.distributed.checkpoint nor a file of it opens; the error's command makes one file."""
     state = {"model": {"w": torch.arange(6.0), "s": torch.ones(2, 3)}, "epoch": 3}
     folder, made = tmp_path / "folder", tmp_path / "made.pt"
     dcp.save(state, checkpoint_id=folder, no_dist=True)
