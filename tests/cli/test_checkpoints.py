@@ -134,7 +134,7 @@ LEFT = {
     "a conjugate view": (VIEW + b"}" + files.text("conj") + b"\x88stR", "it is a conjugate view, whose values are not"),
     "a negative view": (
         VIEW + b"}(" + files.text("neg") + b"\x89utR",
-        "it is a negative view, whose values are not those of its storage (save tensor.resolve_neg())",
+        "it is a negative view, whose values differ from its storage (save tensor.resolve_neg())",
     ),
     "a storage": (files.storage("0", "float32", 2), "it is a storage by itself (save a tensor)"),
     "a class": (files.named("torch", "Tensor"), "it is a class or function by itself (save its name)"),
@@ -181,9 +181,9 @@ SAID = {
     "a part that is not the first": (
         "a.safetensors",
         shard({"b": [0], "w": [3, 0]}),
-        "shapes are those of parts of tensors ('w' begins at [3, 0] of its tensor)",
+        "its tensors are parts of larger ones ('w' begins at [3, 0] of its tensor)",
     ),
-    "a first part": (FIRST, shard({"b": [0], "w": [0, 0]}), "shapes may be those of parts of tensors: "),
+    "a first part": (FIRST, shard({"b": [0], "w": [0, 0]}), "its tensors may be parts of larger ones: "),
     "a first part of another name": ("a.safetensors", shard({"w": [0, 0]}), "shapes may be"),
     "all of it, saved by one rank": ("model-00001-of-00001.safetensors", shard({"w": [0, 0]}), ""),
     "another key": ("a.safetensors", shard({"w": [3, 0]}, "SHARDING_INFO"), ""),

@@ -411,7 +411,7 @@ def test_metadata_of_what_is_left_out_stays_behind(chosen, stays, tmp_path):
     with wm.open(tmp_path / "o.amb") as f:
         assert dict(f.metadata) == {key: NUMBERS[key] for key in stays}
     gone = [key for key in NUMBERS if key not in stays]
-    count = f"{len(gone)} metadata {'entry' if len(gone) == 1 else 'entries'} of what was left out"
+    count = f"{len(gone)} metadata {'entry' if len(gone) == 1 else 'entries'} of modules that are left out"
     assert [count in warning and repr(gone[-1]) in warning for warning in report.warnings] == [True] * bool(gone)
 
 

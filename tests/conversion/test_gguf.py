@@ -61,7 +61,7 @@ def test_blocks_that_nothing_decodes_are_bytes(tmp_path):
             assert (f.info(name).dtype, f.info(name).shape) == (name, value.shape)
             assert f[name].dtype == np.uint8
             assert f[name].tobytes() == value.data
-            with pytest.raises(wm.UnsupportedError, match="nothing decodes"):
+            with pytest.raises(wm.UnsupportedError, match="has no decoder"):
                 f.read(name)
     wm.convert(source, target)
     assert target.read_bytes() == source.read_bytes()
@@ -100,7 +100,7 @@ def test_types_that_are_not_known_are_bytes_where_not_strict(tmp_path):
         assert [f[name].dtype for name in ("u", "empty", "last")] == [np.uint8] * 3
         assert (f["u"].tobytes(), f["empty"].size, f["last"].tobytes()) == (bytes(range(64)), 0, b"xyz")
         for dtype in (None, np.float32):
-            with pytest.raises(wm.UnsupportedError, match=r"dtype gguf_139 is one that nothing decodes"):
+            with pytest.raises(wm.UnsupportedError, match=r"dtype gguf_139 has no decoder"):
                 f.read("u", dtype)
         warning = "tensors of types that weightmap does not know are shown as bytes (type codes: 139, 4)"
         assert f.verify().warnings == (warning,)
@@ -178,7 +178,7 @@ def test_the_alignment_of_a_file_is_its_own(tmp_path, suffix):
     wm.save(source, {"w": np.ones(3, np.float32)}, metadata={"general.alignment": 128, "general.architecture": "a"})
     assert not wm.convert(source, between).warnings
     (warning,) = wm.convert(between, target).warnings
-    assert "metadata 'general.alignment' says how a file of GGUF is laid out" in warning
+    assert "metadata 'general.alignment' describes the layout of a file of GGUF" in warning
     with wm.open(target) as f:
         assert dict(f.metadata) == {"general.architecture": "a"}
     wm.convert(source, tmp_path / "again.gguf")

@@ -151,8 +151,8 @@ def _load(dtype: DType) -> np.dtype[Any]:
     if dtype.code is not None:
         return np.dtype(dtype.code)
     if dtype.name not in CROSSING:
-        what = "is one that nothing decodes" if dtype.declared else f"packs elements of {dtype.bits} bits"
-        msg = f"dtype {dtype.name} {what}, which numpy lacks; f[name] gives their bytes"
+        what = "has no decoder" if dtype.declared else f"packs elements of {dtype.bits} bits"
+        msg = f"dtype {dtype.name} {what}, and numpy lacks it; f[name] gives the bytes"
         raise UnsupportedError(msg, field="dtype")
     return _from_ml_dtypes(dtype)
 

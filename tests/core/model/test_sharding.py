@@ -66,8 +66,8 @@ def test_names_come_from_the_index(tmp_path):
     assert target_of(tmp_path, "gguf").path == str(tmp_path / "model.gguf.index.json")
     assert sharding.sharded_target(str(tmp_path / "x.safetensors"), None) is None
     for path, said in (
-        (tmp_path, "this is a directory, .* nothing says a format for them that can be written; give format="),
-        (tmp_path / "model.index.json", "the name of this index says no format for its shards, as .*; give format="),
+        (tmp_path, "this directory .* nothing names a format for them that can be written; give format="),
+        (tmp_path / "model.index.json", "this index must name the format of its shards, as .*; give format="),
     ):
         with pytest.raises(wm.EncodeError, match=said):
             sharding.sharded_target(str(path), None)

@@ -3,8 +3,8 @@
 The bytes go to a temporary file beside the target, which is flushed to the disk and renamed over it. A reader finds
 the old file or the new one, after a crash too, and a process that has mapped the old one keeps it.
 
-An object in C owns the temporary file and removes it however writing ends: see owners.c. If the file system can, the
-file has no name until it is complete, and disappears with the process however that ends.
+An object in C owns the temporary file and removes it however writing ends: see owners.c. Where the file system can, the
+file has no name until it is complete, and disappears even if the process is killed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 # Address schemes that `open` reads from.
 _ADDRESSES = ("s3://", "gs://", "az://", "https://", "http://")
-# Linux's number for tmpfs, and the largest file that is written there as anywhere: reserving its space takes a few ms.
+# Linux's number for tmpfs, and the largest file that gets no special treatment there: reserving it takes a few ms.
 _TMPFS, _COMPARED_NBYTES = 0x01021994, 16 << 20
 # Symbolic links that Linux follows in one path.
 _MAX_LINKS = 40
-# Bytes of a name that all but very old file systems take.
+# Bytes in a name that almost every file system accepts.
 _ANY_NAME = 64
-# The error in directories such as /proc, and in one that was removed meanwhile.
+# The error in directories such as /proc, and in a directory that was just removed.
 _TAKES_NONE = "its directory takes no new files ({})"
 # Random bytes in a hidden name, and the pattern of these names.
 _RANDOM = 6
 _HIDDEN = re.compile(rf"(\..*\.)[0-9a-f]{{{2 * _RANDOM}}}\.tmp", re.DOTALL)
-# Flags for a file without a name, which disappears with its descriptor, and errors of systems that have none. Only
-# Linux can name such a file later.
+# Flags for a file without a name, which disappears with its descriptor, and errors of systems without such files. Only
+# Linux can name the file later.
 _UNNAMED: int = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC if hasattr(os, "O_TMPFILE") else 0
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS)
 # Errors of file systems that cannot flush a directory.
@@ -75,8 +75,8 @@ def write_plan(
     Raises
     ------
     OSError
-        As the system reports it; the old file is intact and no temporary file remains. If the very last step fails,
-        flushing the directory, the new file is in place and a note of the error says so.
+        As the system reports it; the old file is intact and no temporary file remains. If only the last step fails,
+        flushing the directory, the new file is in place, and a note on the error says so.
     """
     if path.startswith(_ADDRESSES):
         raise EncodeError("this is an address, and files are written to a file system", path=path)
@@ -91,12 +91,12 @@ def write_plan(
         raise
     except OSError as error:
         refuse_loop(error, path)
-        error.filename = path  # as the caller gave it, instead of a directory above it
+        error.filename = path  # the caller's path, instead of a directory above it
         raise
     try:
         write = partial(_write, durable=durable, overwrite=overwrite)
         size = with_temporary(write, folder, name, plan, mode, progress)
-    except FileExistsError:  # it appeared while this one was written
+    except FileExistsError:  # another file appeared meanwhile
         raise file_exists(path) from None
     except BaseException as error:
         name_error(error, path)
@@ -137,7 +137,7 @@ def _write(
 def place(
     temporary: Temporary, hidden: str | None, folder: Folder, name: str, *, durable: bool, overwrite: bool
 ) -> None:
-    """Move a complete file to its place; without a hidden name it gets one before."""
+    """Move a complete file to its place; if it has no name, give it a hidden one first."""
     fd = temporary.fileno()
     if durable:
         os.fsync(fd)
@@ -154,7 +154,7 @@ def place(
 def _write_copy(
     temporary: Temporary, source: int, folder: Folder, name: str, *, durable: bool, overwrite: bool
 ) -> None:
-    """Copy a complete file that cannot get a name into one that has one, and move that to its place."""
+    """Copy a complete file that cannot get a name to a hidden file, and move that to its place."""
     hidden = folder.create_hidden(temporary, name)
     fd, status, offset = temporary.fileno(), os.fstat(source), 0
     _keep_mode(fd, stat.S_IMODE(status.st_mode), status.st_gid)
@@ -185,11 +185,10 @@ def name_error(error: BaseException, path: str) -> None:
 def _resolved(path: str) -> str:
     """Follow symbolic links in the last component of `path`; return the path of the file.
 
-    The system follows links in directories. A link that cannot be read now is an error: taken for a file, it would be
-    replaced.
+    The system follows links in directories. An unreadable link is an error: taken for a file, it would be replaced.
     """
     for _ in range(_MAX_LINKS):
-        if path and not os.path.basename(path):  # "new/" names a directory, even if it does not exist; so says `open`
+        if path and not os.path.basename(path):  # "new/" names a directory, even a missing one, as for `open`
             raise directory_given(path)
         try:
             link = os.readlink(path)
@@ -206,7 +205,7 @@ def _resolved(path: str) -> str:
 def _target_mode(target: str, path: str) -> tuple[int, int] | None:
     """Return permissions and group of the file to replace, or None if there is none.
 
-    setuid, setgid and sticky bits were granted to the old content: the new one does not inherit them.
+    setuid, setgid and sticky bits were granted to the old content: the new content does not inherit them.
     """
     try:
         status = os.stat(target)
@@ -222,7 +221,7 @@ def _target_mode(target: str, path: str) -> tuple[int, int] | None:
 
 
 def file_exists(path: str) -> TargetError:
-    """Return the error for a target that exists and is not to be replaced."""
+    """Return the error for an existing target that may not be replaced."""
     return TargetError("this file exists: remove it, or choose another target", path=path)
 
 
@@ -232,7 +231,7 @@ def directory_given(path: str, instead: str = "") -> IsADirectoryError:
 
 
 def no_directory(path: str, target: str | None = None) -> FileNotFoundError:
-    """Return the error for a target whose directory is missing; the system's own seems to say that the target is."""
+    """Return the error for a target whose directory is missing; the system's error would blame the target itself."""
     what = f"the directory {quoted(path or os.curdir)} does not exist"
     if os.path.isdir(path or os.curdir):
         what = _TAKES_NONE.format(os.strerror(errno.ENOENT))
@@ -259,12 +258,12 @@ class Folder:
     ----------
     path : str
     within : Folder, optional
-        Where `path` is a name in another directory: then it may not be a link.
+        The parent directory, if `path` is a name in it; `path` may then not be a link.
 
     Attributes
     ----------
     path, fd
-        What a name is joined to, and the `dir_fd` for it, in calls of the system.
+        The prefix of a name, and its `dir_fd`, in system calls.
     """
 
     def __init__(self, path: str, within: Folder | None = None) -> None:
@@ -288,7 +287,7 @@ class Folder:
             raise
 
     def create(self, temporary: Temporary, name: str) -> str | None:
-        """Create a nameless file, which leaves nothing behind; failing that, a hidden one, and return its name."""
+        """Create a nameless file, which leaves nothing behind, or else a hidden one; return the hidden name."""
         if _UNNAMED and self.fd is not None:
             create = partial(os.open, os.curdir, _UNNAMED, 0o666, dir_fd=self.fd)
             try:
@@ -355,7 +354,7 @@ class Folder:
 
 
 def _nameless(error: OSError) -> OSError:
-    """Return the error without file names, since users do not know those of temporary files."""
+    """Return the error without file names, because temporary names mean nothing to users."""
     return OSError(error.errno, error.strerror)
 
 
@@ -374,14 +373,14 @@ def _beginning(name: str) -> str:
 
 
 def remove_leftovers(folder: str, names: Iterable[str]) -> None:
-    """Remove the temporary files that killed writers of these names left; nobody may be writing them now."""
+    """Remove the temporary files of killed writers of these names; the caller excludes other writers."""
     for name in leftovers(os.listdir(folder or os.curdir), names):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, name))
 
 
 def leftovers(listed: Iterable[str], names: Iterable[str]) -> Iterator[str]:
-    """Yield which names of a directory are of temporary files that killed writers of `names` left."""
+    """Yield the names in a directory that are temporary files of killed writers of `names`."""
     beginnings = {_beginning(name) for name in names}
     for name in listed:
         match = _HIDDEN.fullmatch(name)
@@ -409,7 +408,7 @@ def reserve(fd: int, size: int) -> None:
     if size and hasattr(os, "posix_fallocate"):
         if _is_in_memory(fd, size):
             room = os.fstatvfs(fd)
-            if room.f_blocks and room.f_bavail * room.f_frsize < size:  # without blocks it has no limit
+            if room.f_blocks and room.f_bavail * room.f_frsize < size:  # 0 blocks: a tmpfs without limit
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return
         try:
@@ -434,16 +433,16 @@ def _flush_folder(folder: Folder, path: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# `scratch_folder`: a folder for files of the moment, which no interruption leaves behind.
+# `scratch_folder`: a folder for temporary files, removed after any interruption.
 
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[str]:
-    """Make a folder where the system has such folders, and remove it in the end, whenever an exception comes.
+    """Make a folder in the system's directory for temporary files; remove it at the end, whenever an exception comes.
 
-    `tempfile.TemporaryDirectory` leaves it behind if an exception comes while it makes the folder, or removes it.
+    `tempfile.TemporaryDirectory` leaves its folder behind if an exception comes while making or removing it.
     """
-    path = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(16).hex()}")  # nobody else has this name
+    path = os.path.join(tempfile.gettempdir(), f"weightmap-{os.urandom(16).hex()}")  # a unique name
     try:
         os.mkdir(path, 0o700)
         yield path

@@ -1,6 +1,6 @@
-"""`Derived`: sources of bytes that no file has as they are: in another order, inflated, or decoded.
+"""`Derived`: sources whose bytes are made from a file's: put in another order, inflated, or decoded.
 
-See `geometry`, which imports this at its first use.
+`geometry` imports this module at its first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Bytes put into row-major order at once: the memory that reading a transposed tensor takes.
+# Bytes put into row-major order at once, the memory for reading a transposed tensor.
 _GROUP = 32 << 20
 # Bytes of the file read at once for a group
 _WINDOW = 1 << 20
@@ -34,7 +34,7 @@ class Derived(Source):
     parent : Source
         The file's.
     base, size : int
-        Where the tensor begins, and how many bytes it has.
+        Offset and bytes of the tensor.
     """
 
     path: str | None
@@ -48,7 +48,7 @@ class Derived(Source):
         self._parent, self._base = parent, base
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - unknown here
-        """Implement `Source.reads`; yields nothing where the order is not known before."""
+        """Implement `Source.reads`; yields nothing if the order is not known in advance."""
         return iter(())
 
     def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:  # noqa: ARG002 - see `Source`
@@ -80,7 +80,7 @@ class Derived(Source):
         size: int = 1 << 18,
         buffer: bytearray | None = None,  # noqa: ARG002 - the pieces are made, not read
     ) -> Iterator[memoryview]:
-        """Implement `Source.chunks`: pieces of exactly `size` bytes, but for the last, and none in the buffer."""
+        """Implement `Source.chunks`: pieces of exactly `size` bytes, except the last; the buffer is not used."""
         self.check_size("a tensor", count)
         start = offset - self._base
         pending, remaining = bytearray(), count
@@ -114,7 +114,7 @@ class Derived(Source):
             at += len(chunk)
 
     def prefetch(self, ranges: Iterable[Range]) -> None:
-        """Bring in the part of the file that the tensor lies in."""
+        """Prefetch the part of the file that holds the tensor."""
         parent = self._parent
         parent.prefetch(Range(begin, min(end, parent.size)) for begin, end in ranges)
 
@@ -124,14 +124,14 @@ class Derived(Source):
 
 
 class Fetched(Derived):
-    """Bytes of a file that were read to memory, for a geometry to make an array of.
+    """Bytes of a file, read to memory, from which a geometry makes an array.
 
     Parameters
     ----------
     parent : Source
         The file's.
     base : int
-        Where the bytes lie in it.
+        Offset of the bytes in the file.
     octets : ndarray of uint8
     """
 
@@ -153,7 +153,7 @@ class StridedSource(Derived):
         self._shape, self._strides, self._itemsize = shape, strides, itemsize
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
-        """Implement `Source.reads`, where the first axis is the outermost one in the file, too."""
+        """Implement `Source.reads`, if the first axis is also the outermost one in the file."""
         if not self._shape or begin == end:
             return
         inner = sum((n - 1) * step for n, step in zip(self._shape[1:], self._strides[1:], strict=True)) + self._itemsize
@@ -171,11 +171,11 @@ class StridedSource(Derived):
         return StridedSource(parent, self._base, size, self._shape, self._strides, self._itemsize)
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        """Put groups of rows into order that are contiguous in the result."""
+        """Put groups of rows, contiguous in the result, into order."""
         if start == stop:
             return
         shape, strides, itemsize = self._shape, self._strides, self._itemsize
-        # A row spans the last axes: as many of them as fit into a group.
+        # A row spans as many of the last axes as fit into a group.
         axis = next(
             (k for k in range(len(shape)) if math.prod(shape[k + 1 :]) * itemsize <= _GROUP), max(len(shape) - 1, 0)
         )
@@ -225,7 +225,7 @@ class StridedSource(Derived):
 
 
 class _WholeSource(Derived):
-    """The elements of a tensor that is decoded only as a whole; `row` is its row."""
+    """The elements of a tensor that can only be decoded as a whole; `row` is its row."""
 
     def __init__(self, row: Any, how: Any) -> None:
         super().__init__(row.source, row.offset, row.nbytes)

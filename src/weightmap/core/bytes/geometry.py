@@ -1,8 +1,8 @@
 """`Geometry`: the layout of a tensor whose elements do not follow one another in its file.
 
-A row with a geometry asks it for the array that a look-up gives. Whatever reads, converts or compares uses `Row.dense`,
-and so needs to know nothing of geometries: the source of that row is a `Derived` one, which has the bytes of the tensor
-in row-major order at the same offset. Plans ask a geometry which bytes hold a part, and for the part of these.
+The geometry of a row makes the array that a look-up returns. Code that reads, converts or compares uses `Row.dense` and
+need not know geometries: the source of that row is a `Derived` one, which has the bytes of the tensor in row-major
+order at the same offset. Plans ask a geometry for the bytes that hold a part, and turn these bytes into the part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightmap.core.arguments import Limits
     from weightmap.core.bytes.source import Source
 
-    # An index, axis by axis: begin, step, number, and whether the result keeps the axis.
+    # An index: for each axis begin, step, count, and whether the result keeps the axis.
     Axes = Sequence[tuple[int, int, int, bool]]
 
 # Most bytes of an inflated piece.
@@ -81,7 +81,7 @@ class Strided(Geometry):
     Attributes
     ----------
     strides : tuple of int
-        None of them is negative.
+        Never negative.
     """
 
     __slots__ = ("strides",)
@@ -101,7 +101,7 @@ class Strided(Geometry):
         return _strided(row.source, row.offset, row.nbytes, shape, self.strides, dtype.itemsize)  # type: ignore[no-any-return]
 
     def extent(self, row: Any, axes: Axes) -> Range:
-        """Return where the first selected element begins, and where the last one ends."""
+        """Return the range from the first selected element to the last."""
         first = last = row.offset
         for (start, step, size, _), stride in zip(axes, self.strides, strict=True):
             if not size:
@@ -128,7 +128,7 @@ class Deflated(Geometry):
     name : str
         Name of the member, for messages.
     stored, size, crc : int
-        Bytes in the file, bytes when inflated, and the CRC-32 of these.
+        Bytes in the file, inflated bytes, and the CRC-32 of the inflated bytes.
     skip : int
         Bytes of the member before the tensor.
     strides : tuple of int or None
@@ -174,7 +174,7 @@ class Deflated(Geometry):
         return whole[ascending(axes)]
 
     def inflated(self, source: Source, offset: int) -> Iterator[bytes]:
-        """Yield the inflated bytes of the tensor, checked when the last one has been taken."""
+        """Yield the inflated bytes of the tensor; check them after the last."""
         skip = self.skip
         for piece in inflate(source, offset, self.stored, self.size, self.crc, self.name):
             if skip < len(piece):
@@ -241,8 +241,8 @@ class Reencoded(DecodedOnUse):
         Bytes in the file.
     make : callable
         ``make(row, data, out)`` decodes the bytes in the file to `out`, the bytes of the tensor, shape (row.nbytes,),
-        or raises a `FormatError`. A format compares the bytes of the tensor with `stored` when it opens the file:
-        memory for it is allocated before they are read.
+        or raises a `FormatError`. When it opens the file, the format must check the tensor's bytes against `stored`:
+        memory for the tensor is allocated before the file is read.
     limits : Limits
     """
 
@@ -262,8 +262,8 @@ def inflate(
 ) -> Iterator[bytes]:
     """Inflate `stored` bytes from `offset` on; yield the result in pieces of at most `window` bytes.
 
-    Raises `FormatError` for bytes that are not deflated, or inflate to more than `size`. After the last piece, raises
-    `TruncatedError` for a result of fewer bytes, `ChecksumError` for another CRC-32.
+    Raises `FormatError` if the bytes are not deflated, or inflate to more than `size`; after the last piece,
+    `TruncatedError` if the result is too short, and `ChecksumError` if its CRC-32 is wrong.
     """
     import zlib  # noqa: PLC0415 - needed by few files
 

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 class PerProcess(Generic[_T]):
     """An object with threads or locks, made anew in each forked child.
 
-    Threads do not survive a fork, and a lock held meanwhile is never released.
+    Threads do not survive a fork, and a lock held during a fork is never released.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class PerProcess(Generic[_T]):
         self.instance: _T = self._make()
 
 
-# Version 1 writes "no limit" as a number that no machine reaches.
+# Version 1 expresses "no limit" as a number above this.
 _NO_LIMIT = 1 << 60
 
 
@@ -67,7 +67,7 @@ class ControlGroup(NamedTuple):
     limit, used : int
         In bytes.
     files : int
-        Bytes of `used` in pages of files, which the kernel reclaims at need.
+        The part of `used` in pages of files, which the kernel reclaims when needed.
     """
 
     path: str
@@ -90,7 +90,7 @@ class Headroom(NamedTuple):
     available : int or None
         Memory of the machine available for new uses, in bytes; None where the system does not tell.
     groups : tuple of ControlGroup
-        The control groups with a limit that this process is in, from its own one outwards.
+        The control groups of this process that have a limit, innermost first.
     """
 
     available: int | None
@@ -104,7 +104,7 @@ class Headroom(NamedTuple):
 
 
 def headroom(root: str = "/") -> Headroom:
-    """Return how much memory is left, by the files of Linux under `root`; on other systems nothing is known."""
+    """Return how much memory is left, from Linux's files under `root`; on other systems nothing is known."""
     available = None
     for line in _lines(root, "proc/meminfo"):
         if line.startswith("MemAvailable:"):
@@ -115,7 +115,7 @@ def headroom(root: str = "/") -> Headroom:
 def check_room(nbytes: int, what: str) -> None:
     """Raise `LimitError` when `nbytes`, described by `what`, exceed the memory that this process may fill.
 
-    A system that promises more memory than it has would end a process that fills it.
+    A system that promises more memory than it has would kill the process that fills it.
     """
     available = headroom().limit
     if available is not None and nbytes > available:
@@ -133,7 +133,7 @@ def _groups(root: str) -> Iterator[ControlGroup]:
         if version not in mounts:
             continue
         point, top = mounts[version]
-        # The path counts from the root of the hierarchy. A container sees a part of it, where the path may lie outside.
+        # The path starts at the root of the hierarchy; a container mounts a part, and the path may lie outside it.
         inner = path.removeprefix(top.rstrip("/")) if path == top or path.startswith(f"{top.rstrip('/')}/") else ""
         parts = [part for part in inner.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
@@ -159,13 +159,13 @@ def _unescaped(text: str) -> str:
 
 
 def _group(root: str, folder: str, version: int) -> ControlGroup | None:
-    """Return a control group, or None where it has no limit."""
+    """Return a control group, or None if it has no limit."""
     names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit = _line(root, f"{folder}/{names[0]}")
     if not limit.isdigit() or _number(limit) >= _NO_LIMIT:
         return None
     used = _line(root, f"{folder}/{names[1]}")
-    # "file" would include tmpfs, which is not a cache. Version 1 has the groups below under other names.
+    # "file" would include tmpfs, which is not a cache. Version 1 uses other names for sums over the groups below.
     keys = ("active_file", "inactive_file") if version == 2 else ("total_active_file", "total_inactive_file")
     pages = (line.split() for line in _lines(root, f"{folder}/memory.stat"))
     files = sum(_number(pair[1]) for pair in pages if pair[0] in keys)
@@ -183,7 +183,7 @@ def _line(root: str, path: str) -> str:
 def _lines(root: str, path: str) -> list[str]:
     """Return the lines of a file of the system; none if it is missing."""
     try:
-        # Several of these files are read each time: a buffered file of text would take twice as long.
+        # Each call reads several of these files, and a buffered text file takes twice as long.
         with open(os.path.join(root, path.lstrip("/")), "rb", buffering=0) as file:
             return file.read().decode(errors="surrogateescape").split("\n")[:-1]
     except OSError:
@@ -193,7 +193,7 @@ def _lines(root: str, path: str) -> list[str]:
 # ----------------------------------------------------------------------------------------------------
 # Buffers reused across many files: in a fresh one, each 4 KiB costs a page fault.
 
-# A file takes one to read, up to three to write, one to quantise; the last piece of a tensor may hold one more.
+# Reading a file takes one buffer, writing up to three, quantising one; the last piece of a tensor may hold one more.
 _MAX_BUFFERS = 6
 
 
@@ -208,9 +208,9 @@ _buffers = _Buffers()
 
 @contextlib.contextmanager
 def keeping(*, afterwards: bool = False) -> Iterator[None]:
-    """Keep the buffers that this thread asks for, and hand them out again.
+    """Keep the buffers that this thread asks for, to reuse them.
 
-    They are freed at the end, or with the thread if it keeps them `afterwards`, as workers do from call to call.
+    The end of the block frees them; with `afterwards`, the end of the thread, as for workers from call to call.
     """
     before = _buffers.buffers
     _buffers.buffers = [] if before is None else before
@@ -224,7 +224,7 @@ def keeping(*, afterwards: bool = False) -> Iterator[None]:
 def room(nbytes: int) -> memoryview:
     """Return `nbytes` of uninitialised memory, aligned to a cache line.
 
-    It is reused once nothing refers to it.
+    The buffer is reused once nothing refers to it.
     """
     buffers, size = _buffers.buffers, nbytes + access.LINE
     if buffers is None:
@@ -244,7 +244,7 @@ def _from_line(buffer: bytearray, nbytes: int) -> memoryview:
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Whether nothing views a buffer: otherwise Python refuses to resize it."""
+    """Whether nothing views a buffer: Python refuses to resize a viewed one."""
     try:
         buffer.append(0)
     except BufferError:
@@ -254,21 +254,21 @@ def _is_free(buffer: bytearray) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Arrays that grow with a tensor, for work that needs all of it.
+# Arrays as large as a tensor, for work that needs the whole tensor.
 
 _temporary_file: Callable[..., Any] = later("tempfile", "TemporaryFile")
-# Bytes that stay in anonymous memory: a file takes longer to make than these take to fill.
+# Most bytes in anonymous memory: making a file takes longer than filling these.
 _MAX_ANONYMOUS = 16 << 20
 
 
 def scratch(count: int, dtype: DTypeLike) -> NDArray[Any]:
     """Return an uninitialised array.
 
-    A large one lies in a temporary file, where there is room for that: the system writes it out when memory is short.
+    A large array lies in a temporary file, if the disk has room: the system writes it out when memory is short.
     """
     nbytes = count * np.dtype(dtype).itemsize
     if nbytes > _MAX_ANONYMOUS and hasattr(os, "posix_fallocate"):
         with contextlib.suppress(OSError), _temporary_file() as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)  # a disk that is full later would be SIGBUS
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # a disk that fills up later would cause SIGBUS
             return np.memmap(file, dtype, "r+", shape=(count,)).view(np.ndarray)
     return np.empty(count, dtype)

@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 
 def is_missing(error: OSError) -> bool:
-    """Whether an error says that there is no such file: a missing one, an impossible name, a file as a directory."""
+    """Whether an error means that a file does not exist: it is missing, its name impossible, or its folder a file."""
     return error.errno in (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
@@ -50,7 +50,7 @@ def path_of(source: Any) -> str | None:
 
 
 def takes_addresses(target: str, at: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Let a function that writes to the path `target`, its argument number `at`, write to addresses in stores too."""
+    """Let a function that writes to the path `target`, its argument number `at`, also write to addresses in stores."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @wraps(function)
@@ -77,7 +77,7 @@ def takes_addresses(target: str, at: int) -> Callable[[Callable[_P, _R]], Callab
 def is_directory(path: str) -> bool:
     """Whether a path is a directory, or an address has objects below it.
 
-    Raises `OSError` where the system cannot say: `os.path.isdir` says no.
+    Raises `OSError` where the system cannot tell; `os.path.isdir` would return False.
     """
     if type(path) is not str:
         return bool(path.has_names)  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def neighbours(path: str) -> list[str] | None:
         return path.neighbours()  # type: ignore[attr-defined,no-any-return]
     try:
         return os.listdir(os.path.dirname(path) or os.curdir)
-    except OSError:  # a directory may allow opening its files, and not listing them
+    except OSError:  # a directory may allow opening its files but not listing them
         return None
 
 
@@ -231,7 +231,7 @@ def _no_source(what: Any) -> TypeError:
 # ----------------------------------------------------------------------------------------------------
 # Files that another file names: they lie in its directory, and are opened in its mode.
 
-# An empty part of a path, or dots with blanks behind them: a system may take these for "." or "..".
+# An empty part of a path, or dots followed by blanks: a system may read these as "." or "..".
 _UPWARDS = r"(?:^|[/\\])[.\s]*(?:$|[/\\])"
 # Most links in a row, as Linux follows them; the name of a shared blob
 _MAX_LINKS = 40
@@ -247,12 +247,12 @@ def stays_inside(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a part of a name begins with a dot: programs such as git trust what they find below these."""
+    """Whether a part of a name begins with a dot: programs such as git trust the files below hidden folders."""
     return "/." in f"/{name}"
 
 
 def plain(name: str) -> str:
-    """Return a relative path without the parts that say nothing, such as ``./``, by its text alone.
+    """Return a relative path without redundant parts such as ``./``, from its text alone.
 
     Examples
     --------
@@ -264,7 +264,7 @@ def plain(name: str) -> str:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yield a name, and its repeated decodings, as servers and proxies may decode it."""
+    """Yield a name and its repeated decodings, which servers and proxies may apply."""
     for _ in range(_ROUNDS):
         yield name
         if "%" not in name:
@@ -279,10 +279,10 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 def blob_of(path: str) -> str | None:
-    """Return the path of the blob that a file of the Hub's cache is a link to; None for any other file.
+    """Return the path of the blob that a file of the Hub's cache links to; None for any other file.
 
-    ``models--o--n/snapshots/COMMIT/NAME`` is a link to ``models--o--n/blobs/DIGEST``. That is a file, or a link to one
-    that repositories share (`is_shared`).
+    ``models--o--n/snapshots/COMMIT/NAME`` links to ``models--o--n/blobs/DIGEST``, which is a file, or itself a link to
+    a file that repositories share (`is_shared`).
     """
     for _ in range(_MAX_LINKS):
         folder, name = os.path.realpath(os.path.dirname(path)), os.path.basename(path)
@@ -297,9 +297,9 @@ def blob_of(path: str) -> str | None:
 
 
 def is_shared(real: str, blob: str) -> bool:
-    """Whether a file is shared by repositories of the cache that has this blob.
+    """Whether repositories share a file, in the cache that has this blob.
 
-    huggingface_hub keeps them as ``blobs/XX/XXYYYY...`` beside ``models--o--n``, with a file that marks the folder.
+    huggingface_hub keeps shared files as ``blobs/XX/XXYYYY...`` beside ``models--o--n``; a file marks the folder.
     """
     store = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(blob))), "blobs")
     name = os.path.basename(real)
@@ -307,12 +307,12 @@ def is_shared(real: str, blob: str) -> bool:
     return is_there and os.path.isfile(os.path.join(store, ".huggingface-shared-blobs"))
 
 
-# Above this many files, descriptors are closed: systems grant a process 256 or 1024.
+# With more files than this, descriptors are closed: systems grant a process 256 or 1024.
 MAX_OPEN = 64
 
 
 def open_beside(source: Source, name: str) -> Source:
-    """Open another file in the directory of `source`, which holds some of its tensors, in the same mode.
+    """Open another file in the directory of `source` that holds some of its tensors, in the same mode.
 
     Raises
     ------
@@ -345,7 +345,7 @@ def open_beside(source: Source, name: str) -> Source:
 
 
 def open_all_beside(source: Source, names: Collection[str]) -> list[Source]:
-    """Open files as `open_beside` does; if one cannot be opened, none stays open."""
+    """Open files as `open_beside` does; after an error, none stays open."""
     siblings: list[Source] = []
     try:
         for name in names:
@@ -360,9 +360,9 @@ def open_all_beside(source: Source, names: Collection[str]) -> list[Source]:
 
 
 def is_near(path: str, other: str) -> bool:
-    """Whether a file really lies below the directory of another file, or of that file's link target.
+    """Whether a file really lies below the directory of another file, or below the directory of its link target.
 
-    Files of one repository in the Hub's cache are near, wherever the cache keeps them.
+    Files of one repository in the Hub's cache are near, wherever the cache stores them.
     """
     if os.path.dirname(path) == os.path.dirname(other) and not os.path.islink(path):
         return True
@@ -377,7 +377,7 @@ def is_near(path: str, other: str) -> bool:
 
 
 def read_small(path: str, trust: Any = None) -> bytes | None:
-    """Return the content of a small file, or None when there is none. `trust` has the digest that it must have."""
+    """Return the content of a small file, or None if it is missing. `trust` has its required digest."""
     try:
         source = from_path(path, "copy")
     except FileNotFoundError:

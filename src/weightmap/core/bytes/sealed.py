@@ -1,7 +1,7 @@
-"""Sealed memory (Linux): a nameless file in memory that nobody can write to, shrink or extend any more.
+"""Sealed memory (Linux): a nameless file in memory that no process can write to, shrink or extend any more.
 
-A mapping of it cannot change or fault, and every process that gets its descriptor shares its pages. The Linux manual
-describes it in memfd_create(2), and in fcntl(2) under F_ADD_SEALS.
+A mapping of it cannot change or fault, and every process with its descriptor shares its pages. See memfd_create(2), and
+F_ADD_SEALS in fcntl(2).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 AVAILABLE = hasattr(os, "memfd_create")
-# Since Linux 6.3: memory that no program can be run from. Some systems allow no other kind.
+# Memory without executable code, since Linux 6.3. Some systems allow no other kind.
 _NOEXEC_SEAL = 0x0008
 
 

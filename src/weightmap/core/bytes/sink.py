@@ -1,4 +1,4 @@
-"""Writes a planned file from beginning to end, in pieces that make it fast to map."""
+"""Writes a planned file from beginning to end, in pieces whose pages are fast to map."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
 
-# Pieces of 2 MiB, at multiples of 2 MiB, get pages of that size in the page cache: a reader takes one fault per piece
+# Pieces of 2 MiB, at multiples of 2 MiB, get pages of 2 MiB in the page cache: a reader takes one fault per piece
 # instead of 512.
 STAGE = 2 << 20
-# On tmpfs, large pages have no use. A piece that fits into the second-level cache is copied twice, to the buffer and by
-# the kernel, in less time than the kernel's copy takes otherwise: that pauses after each page.
+# On tmpfs, large pages are useless. If a piece fits into the second-level cache, copying it to the buffer and then by
+# the kernel takes less time than the kernel's copy alone, which pauses after each page.
 STAGE_IN_MEMORY = 256 << 10
 # Fewest bytes for two threads (starting one takes as long as copying a tenth of them), and most bytes of a call.
 _SHARED, _TOGETHER = 4 << 20, 64 << 20
 # Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20
-# Bytes that `fill` writes last: without them no format recognises the file.
+# First bytes of the file, which `fill` writes last: without them no format recognises the file.
 _BEGINNING = 4096
 # Room behind a staging buffer for the last unit of `fill`, in bytes.
 _MARGIN_NBYTES = 4096
@@ -45,14 +45,15 @@ class WritePlan(NamedTuple):
 class Sink:
     """Writes a file from beginning to end, in multiples of `STAGE` bytes.
 
-    A staging buffer collects small data, and all data that needs a checksum: summed and written from the same buffer,
-    checksum and bytes agree even if another thread changes the tensor meanwhile. Long data without a checksum is
-    written directly. The first piece, with the header, is written last; of a piece that `fill` fills, its first bytes.
+    A staging buffer collects small data, and all data that needs a checksum: because the checksum is computed from that
+    buffer, it matches the written bytes even if another thread changes the tensor meanwhile. Long data without a
+    checksum is written directly. The first piece, with the header, is written last; `fill` holds back only its
+    beginning.
 
     Parameters
     ----------
     in_memory : bool
-        Whether the file lies on tmpfs: then all data is staged, except in `fill` in multiples of `STAGE_IN_MEMORY`.
+        Whether the file lies on tmpfs: then all data is staged, in pieces of `STAGE_IN_MEMORY` except in `fill`.
 
     Attributes
     ----------
@@ -81,7 +82,7 @@ class Sink:
         self._summed = 0
         self._crc = 0
         self._first: memoryview | None = None
-        # While `fill` runs: a full buffer, which `encode` writes as it fills the next one, and a free buffer.
+        # While `fill` runs: a full buffer, which `encode` writes while it fills the next one, and a free buffer.
         self._filling = False
         self._waiting: quantised.Unwritten | None = None
         self._other: memoryview | None = None
@@ -121,14 +122,14 @@ class Sink:
                 self._filled += count
             else:
                 count = min(len(view) // STAGE * STAGE, DIRECT)
-                # Unfaulted source pages would split the write, and the file would get small pages.
+                # Source pages not yet faulted in would split the write, and the file would get small pages.
                 access.populate(view[:count], 0, count)
                 self._put(view[:count], self.offset)
                 self._advance(view[:count])
             view = view[count:]
 
     def read(self, source: Source, offset: int, count: int, threads: int = 1) -> None:
-        """Append bytes of a source: through the buffer, or long ranges to tmpfs directly, by two `threads`."""
+        """Append bytes of a source through the buffer; long ranges go to tmpfs directly, by two `threads`."""
         end = offset + count
         file = source.c_random_input if threads > 1 and self._in_memory and count >= _SHARED else None
         while offset < end:
@@ -149,7 +150,7 @@ class Sink:
         return not (self._filled or self._first is None or self._summing or self.digest is not None)
 
     def _copy(self, source: Source, file: int, offset: int, count: int) -> None:
-        """Append whole pieces: while one thread waits for the lock of the new file, the other one reads."""
+        """Append whole pieces: one thread reads while the other waits for the lock of the new file."""
         piece = self._room
         room = np.frombuffer(memory.room(2 * piece), np.uint8)
         try:
@@ -163,9 +164,9 @@ class Sink:
     def fill(
         self, count: int, unit: int, encode: Callable[[memoryview, int, quantised.Unwritten | None], None]
     ) -> None:
-        """Append `count` bytes in whole units, which ``encode(out, at, earlier)`` makes from byte `at` on.
+        """Append `count` bytes in whole units; ``encode(out, at, earlier)`` makes the bytes from `at` on.
 
-        `encode` fills `out`, a few units long, and writes `earlier` meanwhile: no thread waits for the file.
+        `encode` fills `out`, a few units long, and meanwhile writes `earlier`, so that no thread waits for the file.
         """
         if (room := self._stage_size(STAGE)) > self._room:  # in a larger piece, threads share the work
             view = memory.room(room + _MARGIN_NBYTES)
@@ -250,7 +251,7 @@ class Sink:
             self._put(waiting.data, waiting.offset)
 
     def _put(self, data: memoryview, offset: int) -> None:
-        """Write bytes, and let the disk begin with them at once."""
+        """Write bytes, and start writing them out to the disk at once."""
         write_all(self._fd, data, offset)
         if self._flushes:
             files.begin_flush(self._fd, offset, len(data))

@@ -6,7 +6,7 @@ Formats read headers into private bytes with `Source.pread`. Arrays are views of
 * mode "cow": a private copy-on-write mapping. The arrays are writable, the file never changes.
 * mode "copy": the whole file, read into memory.
 * mode "direct": such a copy, read past the page cache; `Source.mode` is then "copy".
-* mode "sealed": a read-only mapping of a copy of the file in memory that nobody can change any more.
+* mode "sealed": a read-only mapping of a copy of the file in memory that no process can change any more.
 
 A file is opened once: size, header and mapping come from one descriptor. A mapping lives as long as its last array.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes import Range
 
 MODES = ("mmap", "cow", "copy", "sealed", "direct")
-# Copies of more bytes than `_ASKED` check the memory left first.
+# Copies of more bytes than `_CHECKED_NBYTES` first check the free memory.
 _COPIED, _CHECKED_NBYTES = "size of the file to copy", 1 << 28
 # These modes copy the file before it is parsed.
 _COPIES = ("copy", "sealed")
@@ -52,12 +52,11 @@ check_room: Callable[..., Any] = hooks.later("weightmap.core.bytes.memory", "che
 _read_runs: Callable[..., int] = hooks.later("weightmap.core.native.files", "read_runs")
 # Buffers up to this many bytes are not worth keeping.
 _SMALL = 1 << 14
-# Bytes per read into a bounce buffer: large enough that the call costs little (2 us of 35), small enough to stay in any
-# CPU's L2 cache.
+# Bytes per read into a bounce buffer: enough to make the call cheap (2 us of 35), few enough for any CPU's L2 cache.
 CHUNK = 1 << 18
-# Bytes between two whole tensors, of padding or a header, that a store sends along instead of a request more.
+# Most bytes of padding or headers between two tensors that are fetched too, to save a request to a store.
 BETWEEN = 16 << 10
-# Bytes that come from a store while a request goes there and back: of 16 at a time, with 40 ms and 200 MB/s, each.
+# Bytes that a store sends during the round trip of one of 16 simultaneous requests: 40 ms at 200 MB/s in all.
 ROUND_TRIP = 512 << 10
 
 
@@ -86,14 +85,14 @@ class Source:
     path, name, mode, size
         `size` is in bytes; `mode` becomes "copy" when a mapping fails and no mode was given.
     private : bool
-        Whether to read sections that are used often, such as a vocabulary, instead of mapping them. For callers that
-        hand out no arrays: a file that shrinks then raises an exception instead of a fault.
+        Whether to read sections in frequent use, such as a vocabulary, instead of mapping them. For callers that hand
+        out no arrays: a shrinking file then raises an exception instead of causing a fault.
     closed : bool
     format : str or None
         Its recognised format, for messages.
     """
 
-    # Class attributes, because most handles never set these, and setting attributes costs much of opening a file.
+    # Class attributes: most handles never set these, and setting attributes is a large part of opening a file.
     closed: bool = False
     private: bool = False
     _folder: str | None = None  # the working directory when a file was opened by a relative path
@@ -152,36 +151,36 @@ class Source:
     # ------------------------------------------------------------------------------------------------- reading
     @property
     def in_memory(self) -> bool:
-        """Whether there is no file behind the bytes."""
+        """Whether the bytes have no file behind them."""
         return self._file is None and self._released is None
 
     @property
     def is_scattered(self) -> bool:
-        """Whether it is advised as "random": then the system reads nothing ahead by itself."""
+        """Whether the advice is "random": the system then reads nothing ahead."""
         return self.advice == "random"
 
     @property
     def has_pages(self) -> bool:
-        """Whether its bytes are pages of a file, which the system keeps in memory or not."""
+        """Whether its bytes are pages of a file, which the system may drop from memory."""
         return not self.in_memory
 
     @property
     def descriptor(self) -> int:
-        """The open file, to be held while a scan in C reads from it; -1 if the bytes are in memory."""
+        """The open file, which the caller holds while a scan in C reads it; -1 if the bytes are in memory."""
         file = self._opened()
         return -1 if file is None else file
 
     @property
     def c_input(self) -> tuple[int, Any]:
-        """Input of a scan in C: the open file, to be held meanwhile, or -1 and the bytes in memory."""
+        """Input of a scan in C: the open file, which the caller holds meanwhile, or -1 and the bytes in memory."""
         file = self._opened()
         return (-1, self.octets) if file is None else (file, None)
 
     @property
     def c_random_input(self) -> int | NDArray[np.uint8] | None:
-        """Input for C at any offset: the open file, to be held meanwhile, or the bytes in memory.
+        """Input for C at any offset: the open file, which the caller holds meanwhile, or the bytes in memory.
 
-        None where only `chunks` reads.
+        None if only `chunks` can read the source.
         """
         if os.name == "nt" and self._octets is None:
             return None
@@ -195,7 +194,7 @@ class Source:
         self._short(at, nbytes, during)
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Note the ranges of coming calls of `pread`: a store fetches them all at once."""
+        """Announce the ranges of coming calls of `pread`: a store fetches them all at once."""
 
     def _opened(self) -> access.Descriptor | None:
         """Return the open file, to be held while it is used; None if the bytes are in memory."""
@@ -270,7 +269,7 @@ class Source:
     def read_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8], gap: int = 0) -> None:
         """Fill a contiguous array with runs of `length` bytes, which begin at `starts` in rising order.
 
-        Gaps below `gap` bytes between them come from the disk too, which takes less time.
+        Gaps of less than `gap` bytes between runs are read too, which is faster.
         """
         file = self._opened()
         if file is None or os.name == "nt":
@@ -291,23 +290,23 @@ class Source:
         gap: int = 0,  # noqa: ARG002
         arrays: Iterable[Range] = (),  # noqa: ARG002
     ) -> Source:
-        """Return a source of the same bytes for reading these ranges, in order; some of them as arrays."""
+        """Return a source of the same bytes for reading these ranges in order, some of them as arrays."""
         return self
 
     def received(self, begin: int, end: int) -> NDArray[np.uint8] | None:  # noqa: ARG002 - see RemoteSource
-        """Return bytes that were requested ahead for an array, in memory that is the caller's; None elsewhere."""
+        """Return bytes requested ahead for an array, in memory that the caller owns; None if there are none."""
         return None
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
-        """Yield the ranges (source, begin, end) that reading these bytes reads from files, in order."""
+        """Yield the ranges (source, begin, end) of files that reading these bytes reads, in order."""
         yield self, begin, end
 
     def stretches(self, begin: int, end: int) -> Sequence[tuple[Source, int, int]]:
-        """Return the ranges (source, begin, end) of files whose bytes, joined, are these; none where they are made."""
+        """Return the ranges (source, begin, end) of files that make up these bytes; none if the bytes are computed."""
         return ((self, begin, end),)
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
-        """Return a source of the same bytes that reads from others than its files."""
+        """Return a source of the same bytes that reads from the sources in `ahead` instead of its files."""
         return ahead.get(self, self)
 
     def _named(self, error: OSError, during: str = "it") -> OSError:
@@ -332,7 +331,7 @@ class Source:
 
     @property
     def mapped(self) -> NDArray[np.uint8] | None:
-        """The bytes where they are mapped by now, else None."""
+        """The bytes if they are mapped by now, else None."""
         return None if self.in_memory else self._octets
 
     def section(self, begin: int, end: int) -> NDArray[np.uint8]:
@@ -367,7 +366,7 @@ class Source:
     def advise(self, advice: str) -> None:
         """Advise the kernel how the bytes will be accessed: one of `ADVICE`.
 
-        A caller's descriptor gets no advice, since it shares its read-ahead with ours. A system may refuse advice.
+        A caller's descriptor gets no advice, because its read-ahead would change too. A system may refuse advice.
         """
         self.advice = advice
         file, memory = self._file, self._memory
@@ -378,12 +377,12 @@ class Source:
                 os.posix_fadvise(file, 0, 0, getattr(os, f"POSIX_FADV_{advice.upper()}"))
 
     def _get_memory(self) -> Any:
-        """Return the memory to make arrays on: never None, for which numpy would allocate."""
+        """Return the memory to make arrays on; never None, which would make numpy allocate."""
         memory = self._memory
         if memory is None:
             self._load()
             memory = self._memory
-            if memory is None:  # closed by another thread in between
+            if memory is None:  # another thread has just closed it
                 self.fail_closed()
         return memory
 
@@ -391,7 +390,7 @@ class Source:
         """Map or copy the file. If the file system cannot map and no mode was given, read it instead."""
         file = self._file
         if file is None:
-            return self._memory_octets()  # another thread has read the file in between
+            return self._memory_octets()  # another thread has just read the file
         if self.mode not in _COPIES:
             try:
                 octets, memory = self._map(file)
@@ -405,8 +404,8 @@ class Source:
                 self.mode = "copy"
         if self.mode in _COPIES:
             octets, memory = self._copy(file)
-            self.check_unchanged()  # a file written to meanwhile would give a mixed copy
-        # In this order: a thread that finds no memory calls this itself, and one that finds no file looks for octets.
+            self.check_unchanged()  # a write meanwhile would leave a mixed copy
+        # Set memory before octets: a thread without memory calls this itself; one without a file looks for octets.
         self._memory = memory
         self._octets = octets
         if self.mode in _COPIES:
@@ -450,7 +449,7 @@ class Source:
         return self._map(file)
 
     def _filled(self, file: access.Descriptor, view: memoryview) -> int:
-        """Read the file into memory; return how many bytes there were. Pieces are watched while a cache has them."""
+        """Read the file into memory; return the number of bytes. `watch` gets each piece while it is in the cache."""
         got, watch = 0, self.watch
         if self.past_cache:
             for piece in self._watched(self._past_cache()):
@@ -477,7 +476,7 @@ class Source:
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
         """Return the `nbytes` bytes from `offset` on as an array, without a copy.
 
-        Raises `TruncatedError` if they do not lie within the source, even if the format has checked that.
+        Raises `TruncatedError` if they do not lie within the source; the check does not rely on the format's.
         """
         if offset < 0 or nbytes > self.size - offset:
             self._short(self.size, offset + nbytes)
@@ -485,7 +484,7 @@ class Source:
         return np.ndarray(shape, dtype, self._get_memory() if memory is None else memory, offset)
 
     def check_size(self, what: str, nbytes: int) -> None:
-        """Raise `LimitError` if this file may not expand to this many bytes: see `check_expansion`."""
+        """Raise `LimitError` if this file would expand to too many bytes: see `check_expansion`."""
         check_expansion(self._limits or DEFAULT_LIMITS, nbytes, self.size, f"size of {what}", self.name)
 
     def strided(
@@ -536,10 +535,10 @@ class Source:
     def check_unchanged(self) -> None:
         """Raise `FileChangedError` if size or modification time of the opened file have changed.
 
-        A file that was replaced by rename is unchanged: the handle keeps the old file. This narrows the window in which
-        a file truncated in place can fault a reader, but cannot close it.
+        A file that was replaced by rename is unchanged: the handle keeps the old file. The check narrows the window in
+        which a file truncated in place can fault a reader, but cannot close it.
         """
-        file = self._file  # held, so that another thread cannot close it now
+        file = self._file  # the reference keeps another thread from closing it
         if file is not None:
             unchanged = self._state.unchanged()
             if unchanged <= 0:
@@ -573,7 +572,7 @@ class Source:
             return
         self.octets  # noqa: B018 - maps it
         if self._file is not None:
-            # In this order: a thread that finds no descriptor looks for the path.
+            # Set the path first: a thread that finds no descriptor looks for it.
             self._released = self.backing
             self._file = None
         self._sealed = None

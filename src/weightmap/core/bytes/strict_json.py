@@ -79,8 +79,8 @@ def loads(raw: bytes, what: str, *, offset: int | None = None, constants: bool =
     offset : int, optional
         Position of the text in the file, for messages.
     constants : bool
-        Whether to take NaN, Infinity and -Infinity, which Python's own parser writes and reads: transformers wrote
-        them to the ``config.json`` of Mamba 2 and Nemotron-H.
+        Whether to accept NaN, Infinity and -Infinity, as Python's own parser does: transformers wrote them to the
+        ``config.json`` of Mamba 2 and Nemotron-H.
 
     Returns
     -------
@@ -110,8 +110,8 @@ def loads(raw: bytes, what: str, *, offset: int | None = None, constants: bool =
         text = raw.decode()
         if text.startswith("\ufeff"):
             fail("it begins with a byte order mark", 0)
-        # Checked before parsing: the parser recurses as deep as the interpreter allows, which may exceed the stack.
-        # Texts with few brackets cannot be deep.
+        # Check before parsing: the parser recurses as deep as the interpreter allows, which may exceed the stack. Texts
+        # with few brackets cannot be deep.
         if raw.count(b"{") + raw.count(b"[") > DEEPEST and scans.json_depth(raw) > DEEPEST:
             fail(f"it is nested more than {DEEPEST} deep")
         value = (_OF_PYTHON if constants else _DECODER).decode(text)

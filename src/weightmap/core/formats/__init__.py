@@ -51,7 +51,7 @@ __getattr__, __dir__ = on_demand(__name__, globals(), _WRITING | {"Verification"
 # Kinds of files that are not models, by their first bytes, for messages
 
 _PICKLE = "this is a Python pickle, and not one of torch.save, or a damaged one: pickles are programs, and not run here"
-# Beginnings of files often mistaken for models, in lower case, and the message for each.
+# First bytes of files often mistaken for models, in lower case, and the message for each.
 _HINTS = (
     (b"version https://git-lfs", "this is a Git LFS pointer: the file itself was never fetched (git lfs pull)"),
     (b"<!doctype", "this is an HTML page: a download went wrong"),
@@ -89,7 +89,7 @@ _RANK = r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"
 _METADATA = b"torch.distributed.checkpoint.metadata"
 
 
-# Suffixes that weightmap does not write, and the program that does.
+# Suffixes that weightmap does not write, and the alternative.
 FOREIGN = {
     ".npz": ".npz is not written (numpy.savez(DST, **weightmap.load(SRC)) does that)",
     ".npy": ".npy holds one array, which weightmap export writes",
@@ -104,7 +104,7 @@ WORDS = {".txt": "text", ".vec": "textdims"}
 
 
 def hint(head: bytes, min_length: int) -> UnknownFormatError | None:
-    """Return the error that names the kind of a file, known by `min_length` bytes or more; None for an unknown one."""
+    """Return the error that names a file's kind, recognised by at least `min_length` bytes; None for an unknown one."""
     start = head[:32].lower().lstrip()
     matches = (text for magic, text in _HINTS if len(magic) >= min_length and start.startswith(magic))
     text = _archive(head) or next(matches, None)
@@ -116,7 +116,7 @@ def hint(head: bytes, min_length: int) -> UnknownFormatError | None:
 def of_ranks(names: Iterable[str], path: str) -> UnsupportedError | None:
     """Return the error for a directory where each file holds one rank's parts of tensors; None for other directories.
 
-    `names` are the files that may be models, or all files if none may.
+    `names` are the files that may be models, or all files if there are none.
     """
     suffixes = {
         ".distcp" if name.endswith(".distcp") else re.fullmatch(_RANK, name) and ".safetensors" for name in names
@@ -131,10 +131,7 @@ def of_ranks(names: Iterable[str], path: str) -> UnsupportedError | None:
 
 
 def damaged(head: bytes, size: int) -> UnknownFormatError | None:
-    """Return the error for a header of safetensors with a wrong length, or a wrong byte where its JSON begins.
-
-    None for another file.
-    """
+    """Return the error for a safetensors header whose length or first byte of JSON is wrong; None for other files."""
     length, available = int.from_bytes(head[:8], "little"), size - 8
     fits, begin = 2 <= length <= available, head[8:10]
     if begin == b'{"' and not fits:
@@ -147,7 +144,7 @@ def damaged(head: bytes, size: int) -> UnknownFormatError | None:
 
 
 def _archive(head: bytes) -> str | None:
-    """Return the message for an archive by the name of its first file, if the file reaches that far."""
+    """Return the message for an archive, from the name of its first file; `head` may end before that."""
     if head.startswith(b"PK\3\4") and (len(head) < 30 or len(head) < 30 + int.from_bytes(head[26:28], "little") < HEAD):
         return "this is a ZIP archive that ends within the header of its first file: was the download complete?"
     if head[257:262] == b"ustar":
@@ -158,9 +155,9 @@ def _archive(head: bytes) -> str | None:
 # ----------------------------------------------------------------------------------------------------
 # Signs of each format: its suffixes and what recognises its first bytes, without importing the format
 
-# The longest header that reference implementations of length-prefixed formats allow.
+# Bytes of the longest header that reference implementations of length-prefixed formats allow.
 MAX_HEADER = 100_000_000
-# Four printable characters are at least this number, little-endian.
+# The smallest little-endian number of four printable characters.
 _PRINTABLE = 0x20202020
 # The beginning of an archive without entries: its end record.
 EMPTY_ARCHIVE = b"PK\5\6"
@@ -186,7 +183,7 @@ def never(_head: bytes, _size: int) -> bool:
 
 
 class Signs(NamedTuple):
-    """The signs of one format: the fields of these names in its record, and `written`, whether it has a `plan`."""
+    """The signs of one format: copies of these fields of its record, and `written`, whether it has a `plan`."""
 
     suffixes: tuple[str, ...]
     written: bool
@@ -198,7 +195,7 @@ class Signs(NamedTuple):
 def first_name(head: bytes) -> bytes | None:
     """Return the name of the first file of an archive that begins with these bytes; None for anything else.
 
-    Programs such as ``zip -r`` put entries of folders before it.
+    Skips entries of folders, which programs such as ``zip -r`` put before it.
     """
     name, at = b"" if head[:4] == EMPTY_ARCHIVE else None, 0
     while head[at : at + 4] == b"PK\3\4" and len(head) >= at + 30 and (name is None or name.endswith(b"/")):
@@ -232,7 +229,7 @@ def is_safetensors(head: bytes, size: int) -> bool:
 
 
 def is_torch(head: bytes, _size: int) -> bool:
-    """Whether this is a checkpoint of PyTorch: an archive by its first entry, a legacy file by its number."""
+    """Whether this is a checkpoint of PyTorch: an archive, by its first entry, or a legacy file, by its number."""
     name = first_name(head)
     if name is not None:
         _, slash, member = name.partition(b"/")
@@ -245,7 +242,7 @@ def is_torch(head: bytes, _size: int) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------- ONNX
-# The wire types of protobuf, and by the fields of a model before its graph the one that each has.
+# The wire types of protobuf, and the wire type of each field that may precede the graph of a model.
 _VARINT, _BYTES, _FIXED, _VARINT_BITS = 0, 2, {1: 8, 5: 4}, 64
 _ONNX_FIELDS = {1: _VARINT, 2: _BYTES, 3: _BYTES, 4: _BYTES, 5: _VARINT, 6: _BYTES, 8: _BYTES}
 _IR_VERSION, _DOC_STRING, _GRAPH = 1, 6, 7
@@ -253,7 +250,7 @@ _MAX_IR_VERSION = 255
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at a place of a message, and its end. Raises IndexError for an unterminated one."""
+    """Return the varint at byte `at` of a message, and its end. Raises IndexError for an unterminated one."""
     value = 0
     for shift in range(0, _VARINT_BITS, 7):
         byte = data[at]
@@ -265,9 +262,9 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes, what: str, field: str | None = None) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the fields of a message of protobuf by number: varints, and the bytes of texts and messages.
+    """Yield number and value of each field of a protobuf message: varints, and the bytes of texts and messages.
 
-    Raises `FormatError`, at its end, where `what` is not a message.
+    Raises `FormatError`, after the last sound field, if `what` is not a message.
     """
     at = 0
     try:
@@ -307,8 +304,8 @@ def is_onnx(head: bytes, _size: int) -> bool:
         return tag >> 3 == _DOC_STRING and at > len(head)
 
 
-# A format that is not listed here, in a file that somebody added to this folder, is imported with this package, and its
-# record says the same. A test compares this table with the records.
+# A format that is missing here, in a file added to this folder, is imported with this package for the signs in its
+# record. A test compares this table with the records.
 SIGNS = {
     "amb": Signs((".amb",), written=True, magic=b"AMBEE"),
     "bintensors": Signs((".bt",), written=True, sniff=is_bintensors),
@@ -325,7 +322,7 @@ SIGNS = {
 
 
 # ----------------------------------------------------------------------------------------------------
-# The records of formats, and the one of a file or a name
+# The records of formats, and finding the record for a file or a name
 
 
 class _Formats(Mapping[str, Format]):
@@ -351,7 +348,7 @@ class _Formats(Mapping[str, Format]):
 
 
 def _signs_of(name: str) -> Signs:
-    """Return the signs of a format; one that the table does not list is imported now."""
+    """Return the signs of a format; import the format if the table does not list it."""
     if name in SIGNS:
         return SIGNS[name]
     record = FORMATS[name]
@@ -363,7 +360,7 @@ _SIGNS = {name: _signs_of(name) for name in FORMATS}
 SUFFIXES = tuple(dict.fromkeys(suffix for signs in _SIGNS.values() for suffix in signs.suffixes))
 _BY_MAGIC = {signs.magic[:4]: name for name, signs in _SIGNS.items() if signs.magic}
 _GUESSED = tuple(name for name, signs in _SIGNS.items() if not signs.magic and not signs.leads)
-# By the first byte of a file: the formats without magic bytes that may claim it, where these are more than `_GUESSED`.
+# The formats without magic bytes that may claim a file, by its first byte, where these are more than `_GUESSED`.
 _BY_LEAD = {
     bytes([lead]): tuple(
         name for name, signs in _SIGNS.items() if not signs.magic and (lead in signs.leads or not signs.leads)
@@ -385,7 +382,7 @@ def formats() -> tuple[str, ...]:
 
 
 def by_name(name: str) -> Format:
-    """Return the format called `name`. Raises ValueError when there is none."""
+    """Return the format called `name`. Raises ValueError for an unknown name."""
     try:
         return FORMATS[name]
     except (KeyError, TypeError):
@@ -393,9 +390,9 @@ def by_name(name: str) -> Format:
 
 
 def by_suffix(path: str) -> Format:
-    """Return the format of files with this suffix, one that can be written where there are two.
+    """Return the format of files with this suffix; of two formats, the one that can be written.
 
-    Raises `EncodeError` when there is none.
+    Raises `EncodeError` for an unknown suffix.
     """
     lower = path.lower()
     fitting = [name for name, signs in _SIGNS.items() if lower.endswith(signs.suffixes)]
@@ -420,23 +417,23 @@ def by_suffix(path: str) -> Format:
 def mistaken(format_: Format | Importer, head: bytes) -> UnknownFormatError | None:
     """Return a better error for a file that `format_` recognised and refused, if the file is known to be another kind.
 
-    Formats without magic bytes begin with the length of a header, which the beginning of another kind may look like.
+    Formats without magic bytes begin with the length of a header, and the first bytes of other files may look like one.
     """
     return hint(head, 3) if format_.name in _GUESSED else None
 
 
 def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Importer]] = tuple) -> Format | Importer:
-    """Return the one format that recognises the file; where none does, the one of `importers()`.
+    """Return the only format that recognises the file, or else the only importer.
 
     Raises
     ------
     TruncatedError
         When the file is empty.
     UnknownFormatError
-        When none recognises it, or more than one does.
+        When none recognises the file, or more than one does.
     """
-    # Magic bytes settle it: formats without them begin with a length of at most 100,000,000, and four printable
-    # characters are a larger number.
+    # Magic bytes decide: formats without them begin with a length of at most 100,000,000, and four printable characters
+    # are a larger number.
     name = _BY_MAGIC.get(head[:4])
     if name is not None and head.startswith(_SIGNS[name].magic):
         return FORMATS[name]
@@ -452,7 +449,7 @@ def identify(source: Source, head: bytes, importers: Callable[[], Iterable[Impor
 
 
 def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatError:
-    """Return the error for a file that none, or more than one, recognises."""
+    """Return the error for a file that no format, or more than one, recognises."""
     if not head:
         return TruncatedError("the file is empty", offset=0)
     if claims:
@@ -464,4 +461,4 @@ def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatE
     beginning = "nothing but zero bytes" if not any(head) else repr(head[:16])
     what = "no format recognises this file: its beginning"
     titles = ", ".join(format_.title for format_ in FORMATS.values())
-    return UnknownFormatError(what, offset=0, actual=beginning, expected=f"that of one of {titles}")
+    return UnknownFormatError(what, offset=0, actual=beginning, expected=f"the first bytes of one of {titles}")

@@ -2,8 +2,8 @@
 
 To read, `parse` checks the header and returns a `Content`, which holds a table of tensors and no tensor data. To write
 (see `_writing`), `plan` checks everything that could go wrong and returns the exact size of the file and a function
-that writes it: nothing is created for a request that fails. In a format of several modules, `hooks.later` names the
-writing, which is imported when it is called.
+that writes it: a request that fails creates nothing. In a format of several modules, `hooks.later` imports the writing
+module when `plan` is called.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Table
     from weightmap.core.table.vocabulary import Vocabulary
 
-# Bytes from the start of a file for `sniff` and `parse`: a page.
+# First bytes of a file, a page, for `sniff` and `parse`.
 HEAD = 4096
-# Bytes for importers to recognise a file by
+# First bytes of a file from which importers recognise it
 LOOK = 1 << 16
 # How to join the parts that the ranks of torch.distributed.checkpoint save as safetensors.
 CONSOLIDATE = (
@@ -46,8 +46,8 @@ CONSOLIDATE = (
 )
 # `Vocabulary`, for `Content.load_vocab`
 new_vocabulary = later("weightmap.core.table.vocabulary", "Vocabulary")
-# Kinds of metadata values, see `weightmap.conversion.metadata`; an "array" is one of numpy. The items of lists and
-# tables must be of kinds that the format has, too.
+# Kinds of metadata values, see `weightmap.conversion.metadata`; "array" means numpy's. Items of lists and tables must
+# also be of kinds that the format has.
 TEXT = frozenset({"text"})
 JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
 TOML = (JSON - {"null"}) | {"non-finite", "time"}
@@ -68,18 +68,18 @@ class Content:
     has_metadata : bool
         Whether the file has metadata, even if empty: some formats distinguish that from none.
     may_hold_frames : bool
-        Whether the file may be one of a delta, whose tensors are frames: see `refuse_frames`.
+        Whether the file may belong to a delta, whose tensors are frames: see `refuse_frames`.
     load_vocab : callable or None
         Returns the vocabulary; None for a file without one.
     config, tokenizer
-        None in formats that have none.
+        None in formats without such sections.
     verify : callable
-        Checks everything that opening did not: see `Verification`.
+        Checks everything that opening has not checked: see `Verification`.
     checksums : bool
         False if the file leaves out the checksums of its layout: see `Format.checksums`.
     sources : tuple of Source
-        The files beside this one in which rows of the table lie: see `JoinedTable`. They are closed, checked for
-        changes, pickled and verified with it.
+        Other files that hold rows of the table: see `JoinedTable`. Closing, checks for changes, pickling and
+        verification include them.
     part : NumberedPart or None
         The place among the files of a model in several files.
     sums : callable
@@ -88,13 +88,12 @@ class Content:
     warnings : list of str
         Deviations tolerated by ``strict=False``.
     folder : str or None
-        The directory that was opened, of which this is the model.
+        The opened directory, if this is its model.
     ambiguous : frozenset of str
-        Names that other tensors have too, which are left out: those of graphs within the graph. And names that hold
-        within a function alone.
+        Names shared with tensors that are left out, in graphs within the graph; and names local to a function.
     """
 
-    # Class attributes, since few formats set them and each assignment makes opening slower.
+    # Class attributes: few formats set them, and each assignment makes opening slower.
     has_metadata = False
     may_hold_frames = False
     checksums = True
@@ -160,16 +159,17 @@ class Format(NamedTuple):
     parse : callable
         ``parse(source, head, options)`` returns the `Content`, or raises a `FormatError`.
     plan : callable or None
-        ``plan(request)`` returns the `WritePlan`, or raises `EncodeError`. None for formats that are only read; these
-        need nothing of what follows but `magic`.
+        ``plan(request)`` returns the `WritePlan`, or raises `EncodeError`. None for formats that are only read; of the
+        attributes below, these need only `magic`.
     carries : mapping of str to frozenset
-        By layout: which of "metadata", "vocab", "special_ids", "subwords", "config", "tokenizer" it can hold.
+        By layout: the parts that it can hold, from "metadata", "vocab", "special_ids", "subwords", "config",
+        "tokenizer".
     magic : bytes
-        The bytes that every file begins with, at least four printable characters; empty in formats without.
+        The first bytes of every file, at least four printable characters; empty in formats without magic bytes.
     dtypes : mapping of str to frozenset
         By layout: the canonical names of the data types that it can hold.
     schemes : mapping of str to frozenset
-        By layout: the schemes of quantisation that it can hold; none in layouts that are missing here.
+        By layout: the schemes of quantisation that it can hold. Layouts missing here hold none.
     metadata_keys : frozenset of str or None
         The only metadata keys that it can hold, empty without metadata: `save` refuses others, `convert` drops them.
         None: any.
@@ -177,7 +177,7 @@ class Format(NamedTuple):
         For a format with the vocabulary in its metadata: the keys of the parts of `Content.vocab`, each with the name
         of a special id, or None for the tokens.
     own_keys : frozenset of str
-        The metadata keys about the layout of a file: `convert` takes them from files of this format only.
+        The metadata keys that describe the layout of a file: `convert` takes them only from files of this format.
     special_ids : frozenset of str
         Names of the special ids that its vocabularies can hold.
     metadata_kinds : frozenset of str
@@ -185,30 +185,30 @@ class Format(NamedTuple):
     metadata_most : int or None
         Most bytes per text in its metadata.
     layout_for : callable or None
-        ``layout_for(metadata)``: the layout by the metadata when the caller asks for none; None for the first. Raises
-        `EncodeError` for an unknown one.
+        ``layout_for(metadata)`` returns the layout that the metadata asks for, if the caller names none; None means the
+        first. Raises `EncodeError` for an unknown one.
     leads : bytes
-        For a format whose `sniff` is as sure as magic bytes (a file that it recognises is of this format, intact or
-        damaged): the bytes that a file may begin with. `sniff` sees only files that begin with one of them.
+        For a format whose `sniff` is as reliable as magic bytes (a recognised file has this format, intact or damaged):
+        the possible first bytes of a file. `sniff` sees only files that begin with one of them.
     embeddings : tuple of (str, str), optional
         For formats of word embeddings: the names of the matrix, and of its rows' norms before normalisation.
     aligns : mapping of str to int
         By layout: the largest power of two to which it can align tensors for `Request.align`. Layouts missing here
         cannot align.
     nested : bool
-        Whether keys of metadata lead through modules, as names of tensors do.
+        Whether keys of metadata are paths through modules, as names of tensors are.
     numbered : bool
-        Whether each file of a model in several says which part it is: see `Request`.
+        Whether each file of a model in several records its part number: see `Request`.
     suffix_means : str
         For a format with ambiguous suffixes: the kind of its files, for messages.
     expected_keys : mapping of str to str
-        Metadata keys required by other programs, with the consequence of a missing key. `convert` warns of it.
+        Metadata keys required by other programs, with the consequence of a missing key, of which `convert` warns.
     program : str
-        The program whose names of tensors and keys files of this format have; empty where programs have their own.
+        The program whose names and keys files of this format use; empty if each program uses its own.
     usual_metadata : mapping of str to str
         Metadata expected by programs of Hugging Face: `convert` adds it to a model beside a ``config.json``.
     checksums : frozenset of str
-        The layouts with checksums of tensors. Verification of other layouts finds only damaged structure, and says so.
+        The layouts with checksums of tensors. In other layouts, verification finds only damaged structure, and says so.
     """
 
     name: str
@@ -246,7 +246,7 @@ class Format(NamedTuple):
         return sniff(head, size) if sniff is not None else self.magic != b"" and head.startswith(self.magic)
 
     def structure_only(self, content: Content) -> str | None:
-        """Say why verification cannot find changed tensor data in a file; None where checksums cover all of it."""
+        """Return why verification cannot find changed tensor data in a file; None if checksums cover all of it."""
         if content.layout in self.checksums:
             return None if content.checksums else "this file has no checksums"
         return f"{f'the {content.layout} layout of ' if self.checksums else ''}{self.title} has no checksums"
@@ -283,13 +283,13 @@ def trailing(source: Source, end: int, options: Options, warnings: list[str], fi
 
 
 def take(source: Source, head: bytes, offset: int, size: int) -> bytes:
-    """Return bytes of the file: from `head`, its first page, if they lie there, else by reading."""
+    """Return bytes of the file, from `head`, its first page, if they lie there; otherwise read them."""
     end = offset + size
     return head[offset:end] if end <= len(head) else source.pread(offset, size)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Reading of headers: whole behind their length, or field by field with bounds
+# Reading headers: as a whole after their length, or field by field with bounds
 
 LENGTH = struct.Struct("<Q")
 # Positions in a header take 32 bits.
@@ -297,7 +297,7 @@ _MAX_HEADER = 0xFFFFFFFE
 
 
 def read_header(source: Source, head: bytes, options: Options) -> bytes:
-    """Return the header as private bytes, its length bounded before it is read."""
+    """Return the header as private bytes; check its length before reading it."""
     if len(head) < LENGTH.size:
         raise cut_off("the length of its header", len(head), LENGTH.size)
     (length,) = LENGTH.unpack_from(head)
@@ -336,7 +336,7 @@ _NUMBERS = {
 
 
 class Cursor:
-    """A position in private bytes of a file; every read moves it on.
+    """A position in private bytes of a file; every read advances it.
 
     Each method takes the `field` and its name in messages. It raises `TruncatedError` when the field does not fit,
     before it allocates anything.
@@ -344,9 +344,9 @@ class Cursor:
     Parameters
     ----------
     data : bytes
-        The header, or with a `source` the beginning of it.
+        The header; with a `source`, its beginning.
     source : Source, optional
-        Supplies the bytes behind `data`, a window at a time.
+        Supplies the bytes after `data`, a window at a time.
     limits : Limits, optional
         With a source: bounds a field by ``max_header_bytes``.
     start : int
@@ -406,7 +406,7 @@ class Cursor:
         return number.unpack(self.take(number.size, field, what))[0]
 
     def count(self, kind: str, item_nbytes: int, field: str, what: str, limit: str | None = None) -> int:
-        """Return the next number, a count of items that follow, of at least `item_nbytes` bytes each.
+        """Return the next number, the count of the items that follow, each of at least `item_nbytes` bytes.
 
         Raises `LimitError` when it exceeds the attribute `limit` of `Limits`.
         """

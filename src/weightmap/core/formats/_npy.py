@@ -1,11 +1,9 @@
 r"""Headers of numpy's .npy files: the file itself, and each member of an .npz archive.
 
 ``"\x93NUMPY" | u8 major | u8 minor | u16 (1.0) or u32 (2.0, 3.0) length | header``, and then the data. The header is a
-Python dictionary literal with the keys "descr", "fortran_order" and "shape", in Latin-1 (1.0, 2.0) or UTF-8 (3.0). It
-is read by
-`_Literal`, which knows such dictionaries and nothing else of Python, so that nothing is compiled; the data type is
-made of "descr" by `numpy.lib.format`. Arrays of Python objects hold pickles, and are an `UnsupportedError`. A header
-has at most 1 MiB.
+Python dictionary literal with the keys "descr", "fortran_order" and "shape", in Latin-1 (1.0, 2.0) or UTF-8 (3.0), of
+at most 1 MiB. `_Literal` reads it and knows no other Python, so that nothing is compiled; `numpy.lib.format` turns
+"descr" into the data type. Arrays of Python objects hold pickles, and raise an `UnsupportedError`.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ _MAX_LITERAL = 1 << 20
 FIRST = 128
 _VERSIONS = {(1, 0): ("latin-1", 2), (2, 0): ("latin-1", 4), (3, 0): ("utf-8", 4)}
 _KEYS = {"descr", "fortran_order", "shape"}
-# Errors of making a data type from bad input, and from old spellings if a filter turns warnings into errors.
+# Errors from making a data type of bad input, or of old spellings if a filter turns warnings into errors.
 _BAD = (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, OverflowError, Warning)
-# Texts, whole numbers (of Python 2 with an L behind them), words and brackets.
+# Texts, whole numbers (Python 2's may end in L), words and brackets.
 _PIECE = r"""(?s)\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(True|False|None)|([][(){},:]))"""
 _ESCAPE = r"(?s)\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'\"])|(.))"
 _WORDS = {"True": True, "False": False, "None": None}
@@ -46,7 +44,7 @@ _DEPTH = 16
 
 
 class _Literal:
-    """A dictionary as Python spells it, of texts, numbers, words, lists, tuples: read without compiling anything.
+    """Reads a Python dictionary literal of texts, numbers, words, lists and tuples, without compiling anything.
 
     Raises ValueError for anything else.
     """
@@ -67,7 +65,7 @@ class _Literal:
         return (last and last[5]) or ""
 
     def _is(self, mark: str) -> bool:
-        """Whether the next token is this mark; if so, go past it."""
+        """Whether the next token is this mark; if so, skip it."""
         if self._next is None or self._next[5] != mark:
             return False
         self._advance()
@@ -125,10 +123,10 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -> Header:
-    """Return dtype, shape, strides (None for a row-major array) and the range of the data behind the header.
+    """Return dtype, shape, strides (None for a row-major array) and the range of the data after the header.
 
-    `data` are the first `FIRST` bytes, or all of a shorter file; ``read(n)`` returns n; `what` and `at` are for
-    messages.
+    `data` are the first `FIRST` bytes, or a whole shorter file; ``read(n)`` returns the first n bytes; `what` and `at`
+    are for messages.
     """
     if not MAGIC.startswith(data[:6]):
         raise FormatError(f"magic of {what}", field="magic", offset=at, actual=repr(data[:6]), expected=repr(MAGIC))
@@ -202,7 +200,7 @@ def _array(dtype: np.dtype[Any], shape: tuple[int, ...], start: int, what: str, 
 
 
 def fortran_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """Return the strides of an array in Fortran order; None if it is row-major too."""
+    """Return the strides of an array in Fortran order; None if it is also row-major."""
     if sum(dim > 1 for dim in shape) <= 1:
         return None
     steps = [itemsize]

@@ -1,4 +1,4 @@
-"""The run of `TensorFile.verify` that formats work with."""
+"""The state of one `TensorFile.verify`, which formats fill."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _NO_GAPS = np.empty((0, 2), np.uint64)
 
 
 class Sum(NamedTuple):
-    """A checksum that a file has of some of its bytes: a CRC-32.
+    """A CRC-32 that a file stores of some of its bytes.
 
     Attributes
     ----------
     offset, nbytes : int
         The bytes that it covers.
     crc : int
-        As the file has it.
+        The stored value.
     what, field : str
         Its name in messages, such as "CRC-32 of the tensor data", and the field of the format.
     at : int
-        Where the file has it.
+        Offset of the stored value.
     """
 
     offset: int
@@ -62,9 +62,9 @@ class Verification:
     source : Source
         The file whose bytes are read: the first one, until `turn`.
     threads : int or None
-        At most this many share the reading; None: one for each CPU.
+        The most threads that share the reading; None: one for each CPU.
     position : int
-        Offset behind the bytes read so far: a format reads them in file order.
+        Offset after the bytes read so far: a format reads them in file order.
     total : int
         Bytes of all files.
     reasons : list of (str or None), optional
@@ -92,7 +92,7 @@ class Verification:
         self.reached(0)
 
     def turn(self, source: Source) -> None:
-        """Go on with another file, from its beginning."""
+        """Continue with another file, from its beginning."""
         self.source: Source = source.ahead([Range(0, source.size)]) if source.size else source
         self.position: int = 0
         if source in self._others:
@@ -105,7 +105,7 @@ class Verification:
             self._progress(done, self.total)
 
     def onwards(self) -> Callable[[int, int], None]:
-        """Return a `progress` for verifying a part, which adds its bytes to those read so far."""
+        """Return a `progress` for verifying a part, which adds its bytes to the bytes read so far."""
         start = self.done
         return lambda done, _: self.reached(start + done)
 
@@ -125,9 +125,9 @@ class Verification:
         return data
 
     def crc32(self, offset: int, count: int, gaps: NDArray[np.uint64] = _NO_GAPS) -> tuple[int, list[int]]:
-        """Return the CRC-32 of bytes, and the numbers of the gaps that have a byte among them that is not 0.
+        """Return the CRC-32 of bytes, and the numbers of the gaps that contain a byte other than 0.
 
-        `gaps` has the begin and end of ranges of padding in the file, in rising order and apart.
+        `gaps` has the begin and end of ranges of padding in the file, in rising order and disjoint.
         """
         crc, filled, source = 0, np.zeros(len(gaps), np.bool_), self.source.c_random_input
         if source is None:
@@ -158,7 +158,7 @@ class Verification:
         self.position = max(self.position, offset + count)
 
     def until(self, end: int) -> None:
-        """Read on to `end`, to show that the bytes are readable; those of a trusted file were read to be hashed."""
+        """Read on to `end`, to show that the bytes are readable; hashing has already read a trusted file."""
         nbytes = max(end - self.position, 0)  # tensors often adjoin
         if nbytes and self.source.trust is None:
             self.crc32(self.position, nbytes)
@@ -167,7 +167,7 @@ class Verification:
             self.reached(self.done + nbytes)
 
     def finish(self) -> None:
-        """Read on to the end of the file, and the files beside it; record that every byte is readable."""
+        """Read on to the end of the file, and read its side files; record that every byte is readable."""
         self.until(self.source.size)
         while self._others:
             self.turn(self._others[0])
@@ -180,7 +180,7 @@ class Verification:
             raise LayoutError(f"{what} changed after the file was opened", offset=0)
 
     def vocabulary(self, vocab: Vocabulary) -> None:
-        """Check that tokens are UTF-8; warn of repeated ones, and of special ids that no token has."""
+        """Check that tokens are UTF-8; warn of repeated tokens, and of special ids without a token."""
         table = strings_of(vocab)
         bad = table.not_utf8()
         if bad >= 0:

@@ -1,4 +1,4 @@
-"""What few opened files need: requests to write a file, their payloads, helpers for a `plan`; importers."""
+"""Requests to write a file, their payloads, helpers for a `plan`, and importers: not imported to open a file."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Payload:
     shape : tuple of int
     nbytes : int
     block_size, scale_type
-        For a quantised tensor: its dtype is a scheme, its bytes are the payload of a `QuantizedTensor`.
+        For a quantised tensor, whose dtype is a scheme, and whose bytes are the payload of a `QuantizedTensor`.
     parts : PQShape or None
-        For a tensor of scheme "pq": its bytes are projection, codebooks, norms and codes.
+        For a tensor of scheme "pq", whose bytes are projection, codebooks, norms and codes.
     refused : str
-        Why a quantised tensor could not get a scheme of the format; mostly empty.
+        Why a quantised tensor could not get a scheme of the format; usually empty.
     """
 
     __slots__ = ("_args", "_make", "block_size", "dtype", "name", "nbytes", "parts", "refused", "scale_type", "shape")
@@ -59,7 +59,7 @@ class Payload:
         self.shape: tuple[int, ...] = shape
         self.nbytes: int = nbytes
         self._make = chunks
-        # The garbage collector sees one object for each of thousands of tensors, beside its function.
+        # One tuple per tensor, beside its function: the garbage collector tracks fewer objects.
         self._args = args
         self.block_size: int = block_size
         self.scale_type: str = scale_type
@@ -81,7 +81,7 @@ class Payload:
     # `kind` and `again` are for conversions, whose `chunks` take name and row of a tensor first.
     @property
     def kind(self) -> tuple[Any, ...]:
-        """All but the name and the row: equal for tensors that `again` can make of each other."""
+        """All fields but name and row; equal for tensors that `again` can make from each other."""
         way = self._make, self._args[2:], self.refused
         return *way, self.dtype, self.shape, self.nbytes, self.block_size, self.scale_type, self.parts
 
@@ -111,7 +111,7 @@ class Tensors:
     Attributes
     ----------
     kinds : sequence of Payload
-        One tensor of each kind: the others differ from it in name and place of data only.
+        One tensor of each kind; others of the kind differ only in name and place of data.
     distinct : bool
         Whether the names are known to differ.
     """
@@ -142,16 +142,16 @@ class Tensors:
         return self.names()
 
     def filter(self, test: Callable[[Payload], bool]) -> Iterator[Payload]:
-        """Yield the tensors that pass a test, which looks at nothing but their kind."""
+        """Yield the tensors that pass a test, which may only look at their kind."""
         return filter(test, self if any(map(test, self.kinds)) else ())
 
     def arranged(self, rank: Callable[[Payload], Any]) -> Tensors:
-        """Return the tensors by the rank of their kind, and those of one rank by the bytes of their names."""
+        """Return the tensors sorted by the rank of their kind, then by the bytes of their names."""
         return Tensors(sorted(self, key=lambda tensor: (rank(tensor), tensor.name.encode())))
 
 
 def check_names(tensors: Iterable[Tensors], path: str | None = None) -> None:
-    """Raise `EncodeError` for two tensors of one name. Only hashes of names are kept: there may be a million."""
+    """Raise `EncodeError` if two tensors share a name. Keeps only hashes of names: there may be a million."""
     parts = [part for part in tensors if not part.distinct]
     hashes = np.fromiter(map(hash, itertools.chain.from_iterable(part.names() for part in parts)), np.int64)
     hashes.sort()
@@ -169,8 +169,8 @@ def check_names(tensors: Iterable[Tensors], path: str | None = None) -> None:
 class Request(NamedTuple):
     """Everything to write: see `weightmap.save`.
 
-    For a model in several files, `part` is the number of this file, from 0 on, the number of files, and the number of
-    tensors in all of them; None for a whole model.
+    For a model in several files, `part` is this file's number, from 0 on, the number of files, and the number of all
+    tensors; None for a whole model.
     """
 
     tensors: Tensors
@@ -202,10 +202,10 @@ class Unfit(NamedTuple):
         return f"{self.what} {_short(self.name)}: {self.why}"
 
 
-# A reason why something cannot be written. Messages group the tensors that share one.
+# A reason why a request cannot be written. Messages group the tensors that share a reason.
 Reason: TypeAlias = str | Unfit
 
-# Most characters in a message for the names of one reason, and for all reasons: people read it in a terminal.
+# Most characters of a message for the names of one reason, and for all reasons, so that it suits a terminal.
 _NAMES, _REASONS = 300, 1000
 
 
@@ -226,7 +226,7 @@ def _short(name: object) -> str:
 
 
 def _together(reasons: Sequence[Reason]) -> str:
-    """Return reasons as one text, each after the names it holds for."""
+    """Return reasons as one text, each after the names that it concerns."""
     names: dict[tuple[str, str], list[str]] = {}
     for reason in reasons:
         what, name, why = reason if isinstance(reason, Unfit) else ("", "", reason)
@@ -245,7 +245,7 @@ def _together(reasons: Sequence[Reason]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     shown: list[str] = []
     room = _NAMES
     for name in names:
@@ -292,10 +292,10 @@ class NumberedPart(NamedTuple):
     tensors : int or None
         Number of tensors of the whole model, if the file has it.
     names : tuple of str
-        The names of the other files, in order, for the first part, which opens the model; empty for others, and where
+        For the first part, which opens the model: the names of the other files, in order. Empty for other parts, and if
         the name of the file does not lead to them.
     keys : frozenset of str
-        The metadata keys with these numbers, which do not apply to the whole model.
+        The metadata keys that hold these numbers, which do not apply to the whole model.
     """
 
     number: int
@@ -323,7 +323,7 @@ class Importer(NamedTuple):
         ``plan(words)`` returns the `WritePlan` of such a file, or raises `EncodeError`. None for files that are only
         read.
     carries : frozenset of str
-        Which of "metadata" and "subwords" such a file holds.
+        The parts that such a file holds, from "metadata" and "subwords".
     """
 
     name: str

@@ -1,16 +1,16 @@
 """ZIP archives whose entries are tensors: PyTorch checkpoints and .npz files.
 
 ``entries .. | central directory | [ZIP64 end record and its locator] | end record``. An entry is a header and its
-bytes, and if a flag is set a data descriptor: CRC-32 and sizes once more. Two programs must not read one archive
-differently, so everything stated twice has to agree, and every byte has to belong to something:
+bytes, and if a flag is set a data descriptor, which repeats CRC-32 and sizes. Two programs must not read one archive
+differently: everything stated twice has to agree, and every byte has to belong to something:
 
 - the end record and its comment reach to the end of the file, and the directory to the end record;
 - the entries begin at byte 0, follow one another up to the directory, and neither overlap nor share a name;
-- a name is the same for every reader: without zero bytes, marked as UTF-8 unless it is ASCII, and the only one;
+- every reader finds the same name: without zero bytes, marked as UTF-8 unless it is ASCII, and the entry's only one;
 - the header of each entry agrees with the directory.
 
-With ``strict=False`` an encrypted entry, one with an ambiguous name and one whose header disagrees are left out, by
-name; the others are there.
+``strict=False`` leaves out, with a warning that names it, an entry that is encrypted, has an ambiguous name, or has a
+header that disagrees; the others are there.
 
 `verify` checks descriptors and CRC-32s of entries. A checkpoint of PyTorch in which every CRC-32 is 0 has none
 (``torch.utils.serialization.config.save.compute_crc32 = False``): nothing is compared, and `verify` says so.
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
     from weightmap.core.formats._verification import Sum, Verification
 
-# The errors for faults that scans of archives find.
+# Errors for faults in archives.
 
 _CENTRAL = b"PK\1\2"
-# Faults of one entry, which leave the others readable.
+# Faults of a single entry, which leave the others readable.
 _OF_ONE_ENTRY = frozenset({"ZIP_ENCRYPTED", "ZIP_HEADER", "ZIP_NAME", "ZIP_RANGE"})
-# Refused entries: encrypted ones (0) and, by WM_ZIP_ constants, those with a name that readers may take differently.
+# Refused entries: encrypted ones (0), and by WM_ZIP_ constants, names that readers may interpret differently.
 _ANEW = "write the archive anew, as numpy.savez, torch.save and Python's zipfile do"
 _REFUSED: dict[int, tuple[type[FormatError], str, str]] = {
     0: (UnsupportedError, "flags", "entry {} is encrypted"),
@@ -94,15 +94,15 @@ def error_of(fault: access.Fault, begin: int, source: Source) -> FormatError | O
 
 STORED, DEFLATED = 0, 8
 _END, _WIDE_END, _LOCATOR = EMPTY_ARCHIVE, b"PK\6\6", b"PK\6\7"
-# What stands for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
+# The marker for a number that does not fit 32 bits; and bytes of a header besides the name, with a header of numpy's.
 _WIDE_FIELD, _MARGIN_NBYTES = 0xFFFFFFFF, 512
 _BEGINNINGS = (b"PK\3\4", _END)
 _END_RECORD = struct.Struct("<4s4H2IH")
 _WIDE_RECORD = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR_RECORD = struct.Struct("<4sIQI")
 _MAX_COMMENT = 65535
-# Bytes at the end of an archive in a store that are read at once, for the directory, and one part of so many of them;
-# most bytes of a pickle that is read with the headers.
+# The last bytes of an archive in a store, read at once for its directory: at least, at most, and as a part of its size.
+# `_MAX_PICKLE` bounds a pickle that is read with the headers.
 _MIN_TAIL, _MAX_TAIL, _TAIL_PART = 64 << 10, 1 << 20, 1024
 _MAX_PICKLE = 8 << 20
 _WIDE = {2: 0xFFFF, 4: 0xFFFFFFFF}
@@ -112,9 +112,9 @@ _DESCRIPTOR = b"PK\7\x08"
 
 
 def _headers(central: memoryview) -> Iterator[Range]:
-    """Yield about where the entries' own headers lie, with the first bytes of each, by an unchecked directory.
+    """Yield the approximate ranges of the entries' headers and first bytes, from an unchecked directory.
 
-    The pickle comes with all bytes: it says what the others are.
+    The pickle's range is whole, because it describes the other entries.
     """
     at = 0
     while at + scans.MIN_ZIP_ENTRY <= len(central):
@@ -123,7 +123,7 @@ def _headers(central: memoryview) -> Iterator[Range]:
         first = at + scans.MIN_ZIP_ENTRY
         inside = stored if bytes(central[first : first + name][-4:]) == b".pkl" and stored <= _MAX_PICKLE else 0
         at += scans.MIN_ZIP_ENTRY + name + extra + comment
-        if offset == _WIDE_FIELD:  # it is the last one in the field of 64-bit numbers, which comes first here
+        if offset == _WIDE_FIELD:  # the last number in the field of 64-bit numbers, which comes first here
             start = at - comment - extra
             stop = start + 4 + int.from_bytes(central[start + 2 : start + 4], "little")  # slices: it may not be there
             offset = int.from_bytes(central[stop - 8 : stop], "little")
@@ -133,7 +133,7 @@ def _headers(central: memoryview) -> Iterator[Range]:
 def _sound_entries(
     source: Source, begin: int, central: NDArray[np.uint8], count: int
 ) -> tuple[list[memoryview], dict[str, FormatError]]:
-    """Scan the entries of a central directory one by one; return the sound ones, and the error of each other one."""
+    """Scan the entries of a central directory one by one; return the sound ones, and the errors of the others."""
     fd, data = source.c_input
     sound, refused, at = list[memoryview](), dict[str, FormatError](), 0
     for row in range(count):
@@ -163,7 +163,7 @@ def _label(entry: memoryview) -> str:
 
 
 def _overreaching(entries: scans.ZipEntries) -> frozenset[int]:
-    """Return the entries whose bytes, by what they state, reach into the entry behind them."""
+    """Return the entries whose stated size reaches into the next entry."""
     order = np.argsort(entries.offset)
     reach = (entries.data + entries.stored)[order[:-1]] > entries.offset[order[1:]]
     return frozenset(order[:-1][reach].tolist())
@@ -190,7 +190,7 @@ class Archive:
     ----------
     entries : ZipEntries
     names : StringTable
-        The entries' names; in lower case where capitals are alike.
+        The entries' names; in lower case if capitals do not count.
     refused : dict of str to FormatError
         The entries that ``strict=False`` left out, by name.
     summed : bool
@@ -204,8 +204,8 @@ class Archive:
     ) -> None:
         """Read the central directory, and check everything that the archive states twice.
 
-        With `torch`, names that differ only in ASCII's capitals are one name, and CRC-32s that are all 0 are none.
-        Without, the headers of arrays are read too.
+        With `torch`, names that differ only in ASCII's capitals are equal, and CRC-32s that are all 0 do not count.
+        Without it, the headers of arrays are read too.
         """
         if not _BEGINNINGS[0].startswith(head[:4]) and not _BEGINNINGS[1].startswith(head[:4]):
             expected = " or ".join(map(repr, _BEGINNINGS))
@@ -234,7 +234,7 @@ class Archive:
             raise error_of(scanned, begin, source)
         self._source, self._options = source, options
         self.entries = scanned
-        del central  # as large as everything kept of it
+        del central  # as large as all that is kept of it
         self._torch, self.summed = torch, not torch or bool(scanned.crc.any())
         names = _lowered(scanned.names) if torch else scanned.names
         self.names = StringTable(names, scanned.bounds, 0, "entry name")
@@ -248,12 +248,12 @@ class Archive:
         self._check_order(begin, options, warnings)
 
     def _check_order(self, end: int, options: Options, warnings: list[str]) -> None:
-        """Refuse entries that overlap, and bytes that belong to none."""
+        """Refuse entries that overlap, and bytes outside all entries."""
         fault = self.entries.check_order(end)
         if fault is None or (self.refused and fault.kind != "ZIP_OVERLAP"):  # refused entries lie in gaps
             return
         if fault.kind == "ZIP_OVERLAP":
-            what = f"entry {quoted(self.label(fault.row))}"  # none reaches into the directory: the scan refuses that
+            what = f"entry {quoted(self.label(fault.row))}"  # the scan has refused one that reaches into the directory
             expected = f"at least {fault.expected}, where the entry before it ends"
             raise LayoutError(f"{what} begins within an entry", offset=fault.at, actual=fault.actual, expected=expected)
         what, at = "bytes of the archive belong to no entry: they begin", fault.at
@@ -274,7 +274,7 @@ class Archive:
         return int(self.entries.size[i])
 
     def begin(self, i: int) -> int:
-        """Return where the bytes of an entry begin in the file."""
+        """Return the offset of an entry's bytes in the file."""
         return int(self.entries.data[i])
 
     def is_stored(self, i: int) -> bool:
@@ -321,7 +321,7 @@ class Archive:
         return next(self._inflated(i, max(count, 1)), b"")
 
     def _inflated(self, i: int, window: int = 1 << 18) -> Iterator[bytes]:
-        """Yield the inflated bytes of a deflated entry, and check them when the last one has been taken."""
+        """Yield the inflated bytes of a deflated entry; check them after the last."""
         entries = self.entries
         crc, name = int(entries.crc[i]), f"entry {quoted(self.label(i))}"
         return inflate(self._source, self.begin(i), int(entries.stored[i]), self.size(i), crc, name, window)
@@ -336,7 +336,7 @@ class Archive:
 
     @property
     def verifier(self) -> Callable[[Verification], None]:
-        """The function that verifies the archive; it keeps nothing of it, but reads the directory again."""
+        """The function that verifies the archive; it keeps no archive, but reads the directory again."""
         source, options, central, torch = self._source, self._options, self._central, self._torch
 
         def verify(run: Verification) -> None:
@@ -402,12 +402,12 @@ class Archive:
         fields = data.removeprefix(_DESCRIPTOR) if len(data) in (16, 24) else data
         said = struct.unpack("<3I" if len(fields) == 12 else "<I2Q", fields) if len(fields) in (12, 20) else ()
         if said != (int(entries.crc[i]), int(entries.stored[i]), self.size(i)):
-            what = f"the data descriptor of entry {quoted(self.label(i))} says something else than the directory"
+            what = f"the data descriptor of entry {quoted(self.label(i))} contradicts the central directory"
             raise LayoutError(what, field="descriptor", offset=self.begin(i) + int(entries.stored[i]))
 
 
 def _find_directory(source: Source, options: Options, warnings: list[str]) -> tuple[int, int, int, int]:
-    """Return where the central directory begins, its bytes and entries, and where the end record begins."""
+    """Return offset, bytes and entries of the central directory, and the offset of the end record."""
     size = source.size
     at = size - _END_RECORD.size
     if at < 0:
@@ -423,7 +423,7 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
         end, widened = _find_wide(source, at - _LOCATOR_RECORD.size, wide)
         for narrow_one, wide_one, marker in zip(narrow, widened, (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2, strict=True):
             if narrow_one not in (wide_one, marker):
-                what = "the end record and that of ZIP64 say different things"
+                what = "the end record contradicts the ZIP64 end record: its number"
                 raise LayoutError(what, field="end record", offset=at, actual=narrow_one, expected=wide_one)
         disk, first_disk, here, count, length, begin = widened
     if disk or first_disk or here != count:
@@ -440,7 +440,7 @@ def _find_directory(source: Source, options: Options, warnings: list[str]) -> tu
 
 
 def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int, bytes]:
-    """Return the place and bytes of the end record of an archive with a comment, or with bytes behind it."""
+    """Return place and bytes of the end record of an archive that ends with a comment or trailing bytes."""
     first = max(0, source.size - _END_RECORD.size - _MAX_COMMENT)
     tail = source.pread(first, source.size - first)
     ends, at = {}, tail.find(_END)
@@ -454,7 +454,7 @@ def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int,
         actual = repr(tail[-len(_END) :])
         raise TruncatedError(what, field="end record", offset=source.size, actual=actual, expected="an end record")
     last = max(ends)
-    if last != candidates[0]:  # most readers take the last one, whatever it says of its comment
+    if last != candidates[0]:  # most readers take the last one, whatever comment length it states
         raise LayoutError("the archive has two end records: the second begins", field="end record", offset=first + last)
     if not whole:
         trailing(source, first + ends[candidates[0]], options, warnings)
@@ -462,7 +462,7 @@ def _search(source: Source, options: Options, warnings: list[str]) -> tuple[int,
 
 
 def last_begin(source: Source) -> int:
-    """Return where the last of several archives with ZIP64 records begins in a file; 0 for a single one."""
+    """Return the offset of the last of several archives with ZIP64 records in a file; 0 for a single one."""
     at = source.size - _END_RECORD.size - _LOCATOR_RECORD.size - _WIDE_RECORD.size
     record = source.pread(at, _WIDE_RECORD.size) if at > 0 else b""
     if record[:4] != _WIDE_END:
@@ -483,7 +483,7 @@ def _find_wide(source: Source, at: int, locator: bytes) -> tuple[int, tuple[int,
         expected = f"at most {at - _WIDE_RECORD.size}"
         raise LayoutError("place of the ZIP64 end record", field="locator", offset=at, actual=begin, expected=expected)
     signature, size, _, _, *numbers = _WIDE_RECORD.unpack(source.pread(begin, _WIDE_RECORD.size))
-    # Directly before its locator, and no longer than it has to be: readers look for it in one place or the other.
+    # It must lie directly before its locator and have its minimal size: readers differ in where they look for it.
     if signature != _WIDE_END or begin + _WIDE_RECORD.size != at or size != _WIDE_RECORD.size - 12:
         raise LayoutError("no ZIP64 end record is where its locator says", field="locator", offset=at, actual=begin)
     first, second, here, count, length, directory = numbers

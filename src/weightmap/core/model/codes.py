@@ -1,4 +1,4 @@
-"""Stored tensors that are codes of a quantised parameter, known by their types and names, and by scales beside them."""
+"""Recognises stored tensors that hold codes of a quantised parameter: by type, name, and the scales beside them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
 _PACKED = frozenset({"float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"})
-# Integers that are codes where they are a weight.
+# Integer types that hold codes in a weight.
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
-# Types that are stored packed: `read` alone has their values.
+# Types that are stored packed: only `read` returns their values.
 _SMALL_INTEGERS = frozenset({"int4", "uint4", "int2", "uint2"})
 # Types of codes, and of scales beside them.
 SMALL_FLOATS = _FLOAT8 | _PACKED
@@ -92,20 +92,20 @@ def scales_of(name: str, row: Row, find: Callable[[str], Row | None]) -> str | N
 
 
 def may_be_codes(name: str, row: Row) -> bool:
-    """Whether type, shape and name of a tensor are those of codes."""
+    """Whether a tensor may hold codes, by type, shape and name."""
     if row.dtype.name not in _CODES or row.dtype.quantized or not row.nbytes:
         return False
     return max(row.shape, default=0) > 1 and re.search(_OTHER, name.rpartition(".")[2].lower()) is None
 
 
 def _stated_codes(file: Any, name: str, row: Row) -> str | None:
-    """Return where it is stated that the model is quantised, for a weight that is codes by its type; else None."""
+    """Return the place that declares the model quantised, for a weight whose type is one of codes; else None."""
     weight = row.dtype.name in SMALL_FLOATS or (len(row.shape) > 1 and not name.endswith("bias"))
     return (_stated(file) or None) if weight and may_be_codes(name, row) else None
 
 
 def _stated(file: Any) -> str:
-    """Return where a configuration states that a model is quantised, read once for a handle; empty where none does."""
+    """Return the place in a configuration that declares a model quantised, read once a handle; "" without one."""
     stated: str | None = file._quantisation  # noqa: SLF001 - of the handle, for this function
     if stated is None:
         stated = file._quantisation = hooks.quantisation_stated(file)  # noqa: SLF001
@@ -114,7 +114,7 @@ def _stated(file: Any) -> str:
 
 def tell_of_scales(table: Table) -> bool:
     """Whether some tensors of a table may be scales, or mark a file as quantised."""
-    text = bytes(table.names.text)  # of all names: no text is made of each
+    text = bytes(table.names.text)  # all names at once: no string for each
     return any(part in text for part in _SCALES_OR_MARKS)
 
 
@@ -165,7 +165,7 @@ def refuse_codes(table: Table, numbers: Iterable[int], method: str | None) -> No
 
 
 def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str]:
-    """Return the selected tensors that hold codes, and how the first is known to."""
+    """Return the selected tensors that hold codes, and the evidence for the first."""
     table = parts_of(file)[1].table
     if not table.dtypes() & _CODES and not tell_of_scales(table):
         return [], ""
@@ -177,7 +177,7 @@ def codes_among(file: Any, takes: Callable[[str], bool]) -> tuple[list[str], str
 
 
 def _known_codes(file: Any, name: str, row: Row, find: Callable[[str], Row | None]) -> str | None:
-    """Return how a tensor is known to hold codes; None if it holds values."""
+    """Return the evidence that a tensor holds codes; None if it holds values."""
     scales = scales_of(name, row, find)
     if scales is not None:
         return f"codes whose scales are {quoted(scales)}"
@@ -201,7 +201,7 @@ def check_readable(file: Any, name: str, row: Row, dtype: DTypeLike | None) -> N
 
 
 def check_cast(file: Any, name: str, row: Row, target: str) -> None:
-    """Do what `check_readable` does, for the name of a type, which numpy need not know."""
+    """Check as `check_readable` does, for the name of a type that numpy may lack."""
     if row.dtype.name in {target, *_SMALL_INTEGERS}:
         return
     table = file._table  # noqa: SLF001 - one tensor is looked up, not all

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 _NO_SHARDS: Mapping[str, Any] = MappingProxyType({})
 
 
-# The functions of model/internals.py give the rest of the package what users do not need.
+# Members that only the package needs are functions in model/internals.py.
 class TensorFile(Mapping[str, Any]):
     """An open model file: a read-only mapping from tensor names to arrays that are views of the file.
 
     Obtained from `weightmap.open`. Iteration is in file order. The arrays keep the mapping alive: they remain valid
-    after `close` and after the handle is gone. Elements of less than a byte (float4, float6), which numpy lacks, come
-    as their packed bytes, a uint8 array of one dimension; `info` has dtype and shape, `read` the values. Many threads
+    after `close` and after the handle is gone. numpy lacks elements of less than a byte (float4, float6): such a tensor
+    is its packed bytes, a uint8 array of one dimension; `info` has dtype and shape, `read` the values. Many threads
     may read from a handle at once. A handle that was opened by path can be pickled: the copy opens the path again, and
-    raises `FileChangedError` if the file has changed. A handle in mode "sealed" that `multiprocessing` passes to a new
-    process carries its memory instead: nothing is opened or copied there.
+    raises `FileChangedError` if the file has changed. In mode "sealed", `multiprocessing` passes the memory itself to a
+    new process, which opens and copies nothing.
 
     For a model in several files, `path` is the index's, `info` counts offsets within a shard, and `metadata` has the
     index's entries and the entries that all shards share.
@@ -209,24 +209,24 @@ class TensorFile(Mapping[str, Any]):
     def weights(self) -> TensorFile:
         """The parameters of the model, under the names of the unquantised model: a handle like this one.
 
-        Whatever takes a handle takes this one: ``wm.convert(f.weights, "model.gguf")``. `info` has the scheme and the
-        stored bytes of a parameter. It shares the files of this handle: closing one closes both.
+        Every function that takes a handle takes this one: ``wm.convert(f.weights, "model.gguf")``. `info` has the
+        scheme and the stored bytes of a parameter. Both handles share their files: closing one closes both.
 
         Where a checkpoint stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
-        scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), it is one `QuantizedTensor` over views of these, which may
-        lie in several files of the model, at the place of the first. All else is as in ``f[name]``. The scheme comes
-        from ``quantization_config`` of the ``config.json`` beside the file, of a part of it such as ``text_config``, or
-        of `config` of `open`, else from the files that older tools write beside it. Where nothing says that the model
-        is quantised, these are the names and arrays of the file.
+        scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), the parameter is one `QuantizedTensor` over views of these,
+        at the place of the first; they may lie in several files. Other tensors are as in ``f[name]``. The scheme comes
+        from ``quantization_config`` in the ``config.json`` beside the file, in a part of it such as ``text_config``, or
+        in the argument `config` of `open`, else from the files that older tools write beside the model. If none of
+        these declares the model quantised, names and arrays are the file's.
 
         Raises
         ------
         FormatError
             When the configuration is damaged, or a parameter is stored twice. Looking up a parameter whose pieces are
-            incomplete, damaged or contradict the configuration raises one that names them.
+            incomplete, damaged or contradict the configuration raises an error that names them.
         UnsupportedError
-            For a method or variant that is not decoded, and for codes, known by their type and the scales beside them,
-            that no configuration explains: no stored piece is shown as a parameter.
+            For a method or variant that is not decoded, and for codes that no configuration explains. Their type and
+            the scales beside them give codes away: no stored piece passes for a parameter.
         ClosedError
         """
         weights = self._weights
@@ -277,22 +277,22 @@ class TensorFile(Mapping[str, Any]):
         """Return a tensor as a new dense array of the wanted dtype: widened, decoded or just copied.
 
         Unlike ``f[name]`` this copies: it reads and converts the file piece by piece, so a file that shrinks meanwhile
-        raises an exception. Changes made to arrays in mode "cow" do not show here. float16, bfloat16 and float8 become
-        float32 by kernels such as `weightmap.kernels.bf16_to_f32`: out of the mapping, once a look-up such as
-        ``f[name]`` has made one, so such a handle has its risk.
+        raises an exception. Changes made to arrays in mode "cow" do not show here. Kernels such as
+        `weightmap.kernels.bf16_to_f32` turn float16, bfloat16 and float8 into float32. They read the mapping once a
+        look-up such as ``f[name]`` has made one: a file truncated in place faults then, as for such a look-up.
 
         Parameters
         ----------
         name : str
         dtype : dtype_like, optional
-            Dtype of the result, also by the short names that `convert` takes, such as "f16", which is float16 here;
-            ignored when `out` is given. Values convert as with `numpy.ndarray.astype`. By default
-            float32; float64, complex64 and complex128, which float32 cannot hold, keep their types. Integers become
-            float32, rounded where it lacks digits.
+            Dtype of the result; short names such as "f16" work as in `convert`, and here mean float16. Ignored when
+            `out` is given. Values convert as with `numpy.ndarray.astype`. By default float32; only float64, complex64
+            and complex128, which float32 cannot hold, keep their types. Integers become float32 too, rounded where it
+            lacks digits.
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional
-            At most this many threads share the work of a large tensor; one when not given.
+            The most threads that share the work of a large tensor; one when not given.
 
         Returns
         -------
@@ -311,8 +311,8 @@ class TensorFile(Mapping[str, Any]):
         TypeError
             When `out` is not an array.
         UnsupportedError
-            For codes of a quantised parameter, in another type than theirs: `weights` has the parameter. They are known
-            by their type and the scales beside them, or by the configuration of the model.
+            For codes of a quantised parameter, unless `dtype` is their own type: `weights` has the parameter. Codes are
+            known by their type and the scales beside them, or by the configuration of the model.
         """
         from weightmap.core.model.codes import check_readable  # noqa: PLC0415 - views need none of it
         from weightmap.core.model.reading import read  # noqa: PLC0415 - views need none of it
@@ -328,8 +328,8 @@ class TensorFile(Mapping[str, Any]):
     def prefetch(self, names: str | Sequence[str] | None = None) -> None:
         """Bring the pages of these tensors (default: all) into memory, in the background. Returns at once.
 
-        Touching them later causes no page fault, or a cheap one. One thread serves the process while there is work, and
-        stops early when the handle is closed and no array is left. No effect on buffers and in mode "copy".
+        Touching them later causes at most cheap page faults. One thread of the process does the work, and stops early
+        when the handle is closed and no array is left. No effect on buffers and in mode "copy".
 
         Raises
         ------
@@ -340,13 +340,13 @@ class TensorFile(Mapping[str, Any]):
     def advise(self, advice: Advice) -> None:
         """Tell the system how the tensors will be accessed from now on, for its read-ahead. Changes speed only.
 
-        It goes with a pickled handle. No effect on buffers, objects in stores, in modes that copy, and
-        on systems without such advice.
+        A pickled handle keeps the advice. No effect on buffers and objects in stores, in modes that copy, and on
+        systems without such advice.
 
         Parameters
         ----------
         advice : {"random", "sequential", "normal"}
-            "random" for few rows of a large matrix on a disk, "sequential" for one pass; "normal" lets the system
+            "random" suits single rows of a large matrix on a disk, "sequential" one pass; "normal" lets the system
             decide.
 
         Raises
@@ -363,14 +363,14 @@ class TensorFile(Mapping[str, Any]):
     def residency(self, names: str | Sequence[str] | None = None) -> dict[str, Residency]:
         """Return the resident bytes and all bytes of each of these tensors (default: all), by name.
 
-        A page counts by the part of it that belongs to the tensor. This touches no tensor. Bytes in memory of this
+        Tensors that share a page each count their own part of it. No tensor is touched. Bytes in the memory of this
         process (mode "copy", buffers) count as resident.
 
         Raises
         ------
         TensorNotFoundError
         OSError
-            Where the system does not tell: outside Linux, and for files that you neither own nor may write to.
+            Where the system does not tell: outside Linux, and for files that you neither own nor can write to.
         """
         by_name: dict[str, Residency]
         by_name = hooks.import_part("weightmap.plans.residency", "f.residency").residency(self, names)
@@ -380,8 +380,8 @@ class TensorFile(Mapping[str, Any]):
         """Give the pages of these tensors (default: all) back to the system; return how many bytes left memory.
 
         Arrays stay valid: touching them reads the file again. Pages stay if another process has mapped them, if their
-        file system lies in memory (tmpfs), or if arrays of mode "cow" were written to there. The system frees pages in
-        units of up to 2 MiB, and keeps a unit that other tensors share. No effect in modes "copy" and "sealed".
+        file system lies in memory (tmpfs), or if the program wrote to them through arrays of mode "cow". The system
+        frees units of up to 2 MiB, and keeps a unit that other tensors share. No effect in modes "copy" and "sealed".
 
         Raises
         ------
@@ -391,21 +391,21 @@ class TensorFile(Mapping[str, Any]):
         return released
 
     def pool(self, budget: int, *, direct: bool | None = None, threads: int | None = None) -> Pool:
-        """Return a pool of tensors in memory of their own, for a model that is larger than memory.
+        """Return a pool that keeps tensors in its own memory, within a budget: for a model larger than memory.
 
-        ``with f.pool(8 << 30) as pool, pool.hold("layers.0.experts.w1", 5) as w: ...``: a held tensor is in memory, and
-        stays there afterwards as long as nothing else needs its room. See `weightmap.pool.pool.Pool`.
+        ``with f.pool(8 << 30) as pool, pool.hold("layers.0.experts.w1", 5) as w: ...``: a held tensor is in memory.
+        Once released, it stays there until another tensor needs its room. See `weightmap.pool.pool.Pool`.
 
         Parameters
         ----------
         budget : int
-            Bytes of memory that its tensors take at most, in whole pages.
+            The most bytes of memory that its tensors take, in whole pages.
         direct : bool, optional
             Read past the page cache: by O_DIRECT where the file system has it, else by giving pages back after each
             read. Default: if model and pool together exceed the free memory, or the pool has room for a whole model
             that is not in the page cache.
         threads : int, optional
-            At most this many prefetch; 4 when not given, 16 from a store.
+            The most threads that prefetch; 4 when not given, 16 from a store.
 
         Raises
         ------
@@ -419,16 +419,16 @@ class TensorFile(Mapping[str, Any]):
     def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:
         """Read the whole file once (by pread, with flat memory); check its structure, and its checksums if it has any.
 
-        A file of a format without checksums that passes is well-formed, but the values of its tensors may have changed.
-        The report says so (`VerifyReport.structure_only`). Bytes without a checksum are not read again where
-        opening with ``trust=`` hashed them.
+        Without checksums in the format, a file that passes is well-formed, but values of its tensors may have changed:
+        the report says so (`VerifyReport.structure_only`). Bytes without a checksum are not read again if opening with
+        ``trust=`` has hashed them.
 
         Parameters
         ----------
         progress : callable, optional
             Called as ``progress(done, total)``, in bytes.
         threads : int, optional
-            At most this many share the reading; by default one for each CPU of this process.
+            The most threads that share the reading; by default one for each CPU of this process.
 
         Returns
         -------
@@ -452,7 +452,7 @@ class TensorFile(Mapping[str, Any]):
 
         ``weightmap.open(descriptor, mode="sealed")`` opens the same memory in this process, or in another one that has
         the descriptor or a duplicate: a forked child, a program started with ``pass_fds=``, a receiver of
-        `socket.send_fds`. It is closed with this handle; duplicates live on.
+        `socket.send_fds`. Closing this handle closes it; duplicates live on.
 
         Raises
         ------

@@ -1,6 +1,6 @@
-"""Functions on a `TensorFile` for the rest of the package: places of tensors, checks for changes, the files behind it.
+"""Functions on a `TensorFile` for the rest of the package: places of tensors, checks for changes, files of a handle.
 
-They keep the handle itself free of members that users do not need.
+As methods, they would show users of a handle members that they do not need.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.vocabulary import Vocabulary
 
     class Handle(Collection[str], Protocol):
-        """What these functions use of a `TensorFile`."""
+        """The members of a `TensorFile` that these functions use."""
 
         _source: Source
         _sources: tuple[Source, ...]
@@ -59,22 +59,22 @@ if TYPE_CHECKING:
 _Ranges = defaultdict[Source, list[Range]]
 # Runs of fewer tensors are made one by one.
 _RUN = 4
-# A missing name that resembles none is answered with all names, if they are no more, and together no longer, than this.
+# Most names, and their most characters, that the error for a missing name lists if no name resembles it.
 _LISTED, _LISTED_CHARACTERS = 5, 200
 
 
 def parts_of(file: Handle) -> tuple[Source, Content, Options]:
-    """Return source, content and options of a `TensorFile`; the source of a model in several files has no bytes."""
+    """Return source, content and options of a handle; the source of a model in several files has no bytes."""
     return file._source, file._content, file._options
 
 
 def sources_of(file: Handle) -> tuple[Source, ...]:
-    """Return the sources of all files of a handle: its own first, without bytes for a model in several files."""
+    """Return the sources of all files of a handle, its own first; without bytes if the model has several files."""
     return file._sources
 
 
 def is_remote(file: Handle) -> bool:
-    """Whether tensors lie in a store: a second read fetches again."""
+    """Whether tensors lie in a store, so that a second read fetches them again."""
     return any(source.store is not None for source in file._sources)
 
 
@@ -109,7 +109,7 @@ def name_of(file: Handle) -> str:
 
 
 def identities(file: Handle) -> dict[str, tuple[int, ...]]:
-    """Return the `Source.identity` of each of its files by name."""
+    """Return the `Source.identity` of each file of a handle, by name."""
     return {name: source.identity for source, name in names_of(file).items()}
 
 
@@ -120,7 +120,7 @@ def check_open(file: Handle) -> None:
 
 
 def check_unchanged(file: Handle) -> None:
-    """Raise `FileChangedError` if size or modification time of one of its files have changed since it was opened."""
+    """Raise `FileChangedError` if the size or modification time of an opened file has changed."""
     check_open(file)
     for source in sources_of(file):
         source.check_unchanged()
@@ -145,7 +145,7 @@ def detach_index(file: Handle) -> None:
 
 
 def _located(file: Handle, error: TensorFileError) -> TensorFileError:
-    """Return an error of a table, which knows neither path nor format of the file."""
+    """Add path and format of the file, which the table does not know, to its error; return it."""
     return error.located(path=file._source.name, format=file.format)
 
 
@@ -196,15 +196,15 @@ def named_rows(file: Handle) -> Iterator[tuple[str, Row]]:
 
 
 def in_order(file: Handle, rows: Iterable[Row], *, arrays: bool = False) -> Iterable[Row]:
-    """Return rows that are read one after another: of a file in a store, the next ones are requested meanwhile.
+    """Return rows for reading one after another; if the file is in a store, request the next ones meanwhile.
 
-    With `arrays`, `Row.array` of each is used.
+    `arrays` says that the caller uses `Row.array`.
     """
     return requested(list(rows), arrays=arrays) if is_remote(file) else rows
 
 
 def requested(rows: Sequence[Row], *, arrays: bool = False) -> Iterator[Row]:
-    """Return rows of files in stores over sources that request all their bytes now, in order: see `in_order`."""
+    """Request the bytes of rows in stores now, in order, and yield rows over the answers: see `in_order`."""
     extents, whole_arrays = _Ranges(list), _Ranges(list)
     for row in rows:
         for source, begin, end in row.reads():
@@ -216,23 +216,23 @@ def requested(rows: Sequence[Row], *, arrays: bool = False) -> Iterator[Row]:
 
 
 def check_made(file: Handle, what: str, nbytes: int) -> None:
-    """Raise `LimitError` if a model may not expand to this many bytes: see `check_expansion`."""
+    """Raise `LimitError` if a model would expand to too many bytes: see `check_expansion`."""
     check_expansion(file._options.limits, nbytes, file.nbytes, f"size of {what}", file._source.name)
 
 
 def check_copied(file: Handle, name: str, nbytes: int) -> None:
-    """Raise `LimitError` for a view that a copy would make too large for its file: see `check_expansion`."""
+    """Raise `LimitError` if the copy of a view would be too large for its file: see `check_expansion`."""
     dense_row(file, name).source.check_size(f"tensor {quoted(name)}", nbytes)
 
 
 def not_found(file: Handle, name: object) -> TensorNotFoundError:
-    """Return the error for a name that no tensor has; it suggests names."""
+    """Return the error for a name that no tensor has, with suggestions."""
     message = f"no tensor is called {quoted(name)} among {counted(len(file), 'tensor')}{suggestion(name, file)}"
     return TensorNotFoundError(message, path=file._source.name, format=file.format)
 
 
 def suggestion(name: object, names: Collection[str]) -> str:
-    """Return the end of a message about a missing name: similar names, else all if they are few; or its wrong type."""
+    """Return the end of a message about a missing name: similar names, or all if they are few, or its wrong type."""
     if not isinstance(name, str):
         return "; names are strings (str)"
     close = similar(name, names)
@@ -318,7 +318,7 @@ def shared_descriptor(file: Handle) -> int:
 def embeddings_of(file: Handle) -> Embeddings | None:
     """Return the word vectors of a handle, made at the first use: see `TensorFile.embeddings`."""
     check_open(file)
-    # Another thread may close the handle at any moment, which forgets them.
+    # Another thread may close the handle at any moment, which clears them.
     embeddings = file._embeddings
     if isinstance(embeddings, bool):
         words = import_part("weightmap.words.embeddings", "f.embeddings")

@@ -1,4 +1,4 @@
-"""Reads an index of shards, which assigns tensors to files; a large one without a string per tensor."""
+"""Reads an index of shards, which assigns tensors to files; reads a large one without a string per tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
 
-# Bytes of an index that are parsed at once: Python's objects for them are some times as large.
+# Bytes of an index parsed at once: Python's objects for them take several times as much memory.
 _PIECE = 1 << 20
 _MAP = re.compile(rb'"weight_map"[ \t\n\r]*:[ \t\n\r]*\{')
 
@@ -66,7 +66,7 @@ class Listing(NamedTuple):
 def read_listing(source: Source, options: Options, odd: list[str] | None = None) -> Listing:
     """Read an index of shards. Raises `FormatError` when it is damaged, and `LimitError`.
 
-    With ``strict=False`` and a list `odd`, metadata that are not an object are ignored, and a line is added to `odd`.
+    With ``strict=False`` and a list `odd`, metadata that are not an object are ignored, with a line in `odd`.
     """
     options.limits.check("max_header_bytes", source.size, "size of the index of shards")
     raw = source.pread(0, source.size)
@@ -151,7 +151,7 @@ def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
     try:
         end = _outside(raw, b"}", at, len(raw))
         content = strict_json.loads(raw[:at] + raw[end:], "index of shards")
-        if content.get("weight_map") != {}:  # it lies within another object
+        if content.get("weight_map") != {}:  # the map lies within another object
             return None
         stop = -1
         while stop < end:  # a comma before `end` leaves an empty last piece, which is refused
@@ -161,14 +161,14 @@ def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
                 return None
             columns.add(list(pairs), list(pairs.values()))
             at = stop + 1
-    except (FormatError, ValueError):  # the parser of the whole says what and where
+    except (FormatError, ValueError):  # the parser of the whole index names defect and place
         return None
     whole = columns.listing({})
     return None if StringTable(whole.names, whole.bounds, 0, "tensor name").duplicates()[0] else (columns, content)
 
 
 def _outside(raw: bytes, what: bytes, start: int, end: int, minimum: int | None = None) -> int:
-    """Return where a character comes first outside strings, from `minimum` on; `start` must lie outside strings."""
+    """Return the first place of a character outside strings, from `minimum` on; `start` must lie outside strings."""
     at = start if minimum is None else minimum
     quotes = raw.count(b'"', start, at)
     while True:
@@ -180,12 +180,12 @@ def _outside(raw: bytes, what: bytes, start: int, end: int, minimum: int | None 
 
 
 # ----------------------------------------------------------------------------------------------------
-# Checksums of tensors, as deltas and full versions of ModelExpress have them, and the packages that these need.
+# Checksums of tensors in deltas and full versions of ModelExpress, and the packages that compute them.
 #
-# The metadata of the index name their kind as ``checksum_format``. The ``__metadata__`` of each file have a checksum by
-# the name of each tensor: of its bytes, or in a delta (with ``delta_encoding``) of its new bytes.
+# The index's metadata name the kind as ``checksum_format``. Each file's ``__metadata__`` map a tensor's name to the
+# checksum of its bytes; in a delta (with ``delta_encoding``), of its new bytes.
 
-# Hexadecimal digits of each.
+# Kinds, and their hexadecimal digits.
 CHECKSUMS = {"xxh3-128": 32, "blake3": 64, "adler32": 8}
 
 
@@ -198,7 +198,7 @@ def package(name: str) -> Any:
 
 
 def kind_in(metadata: Mapping[str, Any]) -> str | None:
-    """Return the kind of checksum of the tensors of an index's files; None without, or if it is not known here."""
+    """Return the kind of the tensors' checksums that an index names; None if it names none, or an unknown one."""
     kind = metadata.get("checksum_format")
     return kind if isinstance(kind, str) and kind in CHECKSUMS and "delta_encoding" not in metadata else None
 
@@ -209,7 +209,7 @@ def check_tensors(file: Any, kind: str) -> None:
     Raises
     ------
     ChecksumError
-        For a checksum that is different or missing; it names the tensor.
+        For a wrong or missing checksum; it names the tensor.
     MissingDependencyError
     """
     stored = file.metadata
@@ -224,7 +224,7 @@ def check_tensors(file: Any, kind: str) -> None:
 
 
 def new_sum(checksum: str) -> Any:
-    """Return an object with `update` and `hexdigest`, as hashlib's, for one of `CHECKSUMS`."""
+    """Return an object like hashlib's, with `update` and `hexdigest`, for one of `CHECKSUMS`."""
     if checksum == "xxh3-128":
         return package("xxhash").xxh3_128()
     return package("blake3").blake3() if checksum == "blake3" else _Adler32()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.typing import Advice, Mode, ModelSource, OpenOptions, Remote, Trusted, Verify
 
-# What functions take that read a model.
+# The `source` of functions that read a model.
 Model: TypeAlias = "ModelSource | TensorFile"
 _VERIFY = ("none", "header", "full")
 
@@ -47,43 +47,43 @@ def open(
     source : str, os.PathLike, int, file object or buffer
         A path; a file descriptor or a binary file object (neither closed nor moved); or the content of a file, as
         `bytes` or any other contiguous bytes-like object. Bytes are never a path: `os.fsdecode` turns them into one. A
-        directory or an ``*.index.json`` opens a sharded model as one. Or the address of one of these in an object
-        store: ``s3://bucket/key``, ``gs://bucket/key``, ``az://container/key`` or ``https://host/path``. The first
-        three need obstore, the extra ``[remote]``. Or on the Hugging Face Hub: ``hf://owner/name[@revision][/path]``,
-        with the extra ``[hub]``; what its cache holds is mapped there.
+        directory or an ``*.index.json`` opens a sharded model as one. Also the address of a file, directory or index
+        in an object store: ``s3://bucket/key``, ``gs://bucket/key``, ``az://container/key`` or ``https://host/path``;
+        the first three need obstore, the extra ``[remote]``. Or one on the Hugging Face Hub:
+        ``hf://owner/name[@revision][/path]``, with the extra ``[hub]``; files in the Hub's local cache are mapped.
     format : str, optional
         One of `formats()`; by default the content decides.
     mode : {"mmap", "cow", "copy", "sealed", "direct"}, optional
         "mmap": arrays are read-only views of a shared mapping. "cow": arrays are writable views of a private
         copy-on-write mapping; the file never changes. "copy": the file is read into memory. "sealed" (Linux): the file
-        is copied once into memory that nobody can write to or shrink any more, and arrays are read-only views of that;
-        they neither change nor fault, whatever happens to the file, and other processes can share them, see
-        `TensorFile.fileno`. A descriptor of such memory is used without a copy. "direct": "copy" past the page cache,
-        so that the model is in memory once: by O_DIRECT where the file system has it, else by giving pages back after
-        each read. Default: the environment variable ``WEIGHTMAP_MODE``, else "mmap"; this default reads the file, with
-        a log message, if the file system cannot map.
+        is copied once into memory that no process can write to or shrink any more. Arrays are read-only views of that
+        copy: they neither change nor fault, whatever happens to the file, and other processes can share them, see
+        `TensorFile.fileno`. A descriptor of sealed memory is used without a copy. "direct": as "copy", but past the
+        page cache, so that the model is in memory once: by O_DIRECT where the file system has it, else by giving pages
+        back after each read. Default: the environment variable ``WEIGHTMAP_MODE``, else "mmap"; if the file system
+        cannot map, this default reads the file, with a log message.
     verify : {"header", "full", "none"}
         "header" validates the index. "full" also does what `TensorFile.verify` does, checksums included. "none" checks
         only what it needs to find the index; each tensor is still checked when it is looked up.
     strict : bool
-        True refuses what is damaged, missing or ambiguous: in a file, a hole, an overlap, trailing bytes or a reserved
-        field; in a model of several files, a missing or unreadable file, a tensor that the index names and no file has,
-        a tensor that two files have. False opens the rest, and `TensorFile.verify` lists these defects by name. Smaller
-        contradictions are a `ModelWarning` either way: a wrong ``total_size``, a tensor that the index does not list or
-        places in another file, a file of weights that it does not name.
+        True refuses damaged, incomplete or ambiguous models. A file may have no hole, overlap, trailing bytes or
+        reserved field. Of several files, none may be missing or unreadable; the index may not name a tensor that no
+        file has; two files may not have the same tensor. False opens the rest, and `TensorFile.verify` lists these
+        defects by name. Smaller contradictions are a `ModelWarning` either way: a wrong ``total_size``, a tensor that
+        the index does not list or places in another file, a file of weights that it does not name.
     limits : Limits, optional
-        Bounds on what the file may ask for. Modes that copy check them before they copy the file.
+        Bounds on the sizes that a file may declare. Modes that copy check them before they copy the file.
     trust : str, os.PathLike, mapping or Signature, optional
-        Digests that the files of the model must have, recorded elsewhere: "recorded" (what lies beside the model),
+        Digests that the files of the model must have: "recorded" (the digests recorded beside the model),
         "sha256:..." of a single file, a mapping such as ``{"model.safetensors": "sha256:..."}``, the path of a
-        ``SHA256SUMS``, ``NAME.sha256`` or Git LFS pointer, or what `weightmap.trust.signature` returns. A file that has
-        another digest, or none in the list, raises `TrustError`. Modes that copy hash the very bytes of the tensors;
-        "mmap" and "cow" hash the file, then map it: see `weightmap.trust`.
+        ``SHA256SUMS``, ``NAME.sha256`` or Git LFS pointer, or a signature from `weightmap.trust.signature`. A file with
+        another digest, or with none in the list, raises `TrustError`. Modes that copy hash the very bytes of the
+        tensors; "mmap" and "cow" hash the file, then map it: see `weightmap.trust`.
     config : mapping, str or os.PathLike, optional
-        The configuration of the model, or the path of a ``config.json``, which says how its parameters are quantised:
-        see `TensorFile.weights`. Default: ``config.json`` beside the file.
+        The configuration of the model, or the path of its ``config.json``. It says how parameters are quantised: see
+        `TensorFile.weights`. Default: ``config.json`` beside the file.
     remote : Remote, optional
-        How an object in a store is asked for: credentials, deadlines, redirects.
+        How to request an object from a store: credentials, deadlines, redirects.
 
     Returns
     -------
@@ -98,8 +98,8 @@ def open(
     Raises
     ------
     FormatError
-        When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` for a file with another
-        digest than `trust` names.
+        When the file is damaged, unknown or unsupported: one of its subclasses. `TrustError` when a file does not have
+        the digest that `trust` names.
     NotRegularFileError
         For a FIFO, socket, device or loop of links; for a directory whose model file is a directory.
     OSError
@@ -111,13 +111,13 @@ def open(
     MissingDependencyError
         When a store needs a package that is not installed.
     TypeError, ValueError
-        When an argument is not one of the above, or the mode is "sealed" and the system has no such memory.
+        When an argument is not one of the above, or the mode is "sealed" and the system has no sealed memory.
 
     Notes
     -----
     Opening an object in a store reads header and index by one or two requests. Each look-up then fetches its tensor by
-    one request, into new memory, even if it was fetched before: `mode` is "copy", tensor by tensor. What reads many
-    tensors (`items`, `load`, `convert`, `weightmap.plan` for parts of them) joins and overlaps its requests. Every
+    one request, into new memory, even if it was fetched before: `mode` is "copy", tensor by tensor. Operations on many
+    tensors (`items`, `load`, `convert`, `weightmap.plan` for parts of them) join and overlap their requests. Every
     request names the version that was opened, and raises `FileChangedError` if the object was replaced.
 
     Examples
@@ -171,11 +171,11 @@ def as_handle(source: Model, *, mode: Mode | None = None, private: bool = True) 
 
     Parameters
     ----------
-    source : TensorFile or whatever else `open` takes
+    source : TensorFile, or anything that `open` takes
     mode : str, optional
-        As for `open`, of a source that is opened here.
+        As for `open`, if the source is opened here.
     private : bool
-        Whether the tensors of such a source are handed out to nobody: see `Source.private`.
+        Whether the caller hands out no tensors of such a source: see `Source.private`.
     """
     if isinstance(source, TensorFile):
         check_open(source)
@@ -201,7 +201,7 @@ def open_privately(
 
 
 def open_stored(filename: Any, *, mode: Mode | None = None, private: bool = False, trust: Any = None) -> TensorFile:
-    """Open a file for `weightmap.compat`, which shows stored tensors: the frames of a delta."""
+    """Open a file for `weightmap.compat`, which shows tensors as stored, even the frames of a delta."""
     digests = None if trust is None else hooks.trust_in(trust, filename)
     return open_with(filename, arguments.Options(arguments.DEFAULT_LIMITS, mode=mode, private=private, trust=digests))
 
@@ -309,8 +309,8 @@ def reopen(
     path: str, options: dict[str, Any], expected: dict[str, tuple[int, ...]], advice: Advice | None = None
 ) -> TensorFile:
     """Open a model for a pickled handle. Raises `FileChangedError` if one of its files has changed."""
-    msg = "the file is no longer the one that the pickled handle was opened on"
-    # Checked before parsing, for another file may be no model at all; and again once all files are open.
+    msg = "the file was changed or replaced after the pickled handle was opened"
+    # Check before parsing, as another file may not be a model at all; and again once all files are open.
     for name, identity in expected.items():
         source = from_path(sibling_path(path, name), "mmap")
         source.close()
@@ -331,7 +331,7 @@ def receive(shared: Any, path: str | None, options: dict[str, Any], identity: tu
 
 
 def _reduce(file: TensorFile) -> tuple[Any, ...]:
-    """Reduce a handle for `pickle`: to the call that opens its files again or takes over its sealed memory."""
+    """Reduce a handle for `pickle` to the call that opens its files again, or that takes over its sealed memory."""
     source, content, options = parts_of(file)
     if source.sealed is not None and not content.sources:
         from weightmap.core.bytes.sealed import to_child  # noqa: PLC0415 - few handles need it

@@ -1,4 +1,4 @@
-"""Reads a tensor as a dense array of any dtype: by pread; small floats that are mapped by now, where they lie."""
+"""Reads a tensor as a dense array of any dtype, by pread; converts small floats in the mapping if there is one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _FLOAT32 = np.dtype(np.float32)
 _WIDENED = ("float16", "bfloat16")
-# Elements of float16 read at once: they and the resulting floats stay in the L2 cache.
+# Elements of float16 read at once, which stay in the L2 cache together with the resulting floats.
 _PIECE = 1 << 18
 # Bytes of a mapping converted after one check of the file: kernels write past the cache from some MiB on.
 _MAPPED_PIECE = 8 << 20
-# The least share of a thread, in bytes of the file; starting a thread costs some ten microseconds.
+# Least bytes of the file for a thread; starting one costs some ten microseconds.
 _MIN_THREAD = 4 << 20
 # Shares of threads begin at multiples of this many elements, so that no two write to one cache line.
 _ALIGN = 64
@@ -65,7 +65,7 @@ def read(
 
 
 def _target_dtype(dtype: DTypeLike | None, stored: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of the result: by default float32, or that of floats and complex numbers beyond it."""
+    """Return the type of the result; by default float32, or the stored type of floats and complex numbers beyond it."""
     if dtype is not None:
         return dtype_named(dtype)
     wider = stored.kind in "fc" and not np.can_cast(stored, _FLOAT32)
@@ -92,7 +92,7 @@ def _new(row: Row, dtype: np.dtype[Any], limits: Limits, what: str) -> NDArray[A
     try:
         return access.empty(row.shape, dtype)
     except ValueError:
-        # An empty tensor may have dimensions that numpy can count in bytes, but not in larger elements.
+        # numpy may be able to count the dimensions of an empty tensor in bytes, but not in larger elements.
         expected = f"one that numpy can count with elements of {counted(dtype.itemsize, 'byte')}"
         raise LimitError(f"shape of {what}", field="shape", actual=row.shape, expected=expected) from None
 

@@ -29,7 +29,7 @@ class QuantizedInfo(NamedTuple):
     rmse : float
         Root of the mean squared error.
     relative_error : float
-        The same divided by the root of the mean square of the values.
+        `rmse` divided by the root of the mean square of the values.
     out_of_range : bool
         Whether the values are too large or too small for scales of float16: see `weightmap.quantize`.
     """
@@ -70,13 +70,13 @@ class ConvertReport(NamedTuple):
     dropped : tuple of (str, str)
         Name of each omitted tensor, and the reason.
     warnings : tuple of str
-        All losses, those of `dropped` included. Numbers and booleans in the metadata become texts where the target has
-        only texts, and numbers and booleans again on the way back, by the entry "weightmap.types"; values that it
+        All losses, the dropped tensors included. If the target's metadata has only texts, numbers and booleans become
+        texts, and the entry "weightmap.types" makes them numbers and booleans again on the way back; values that texts
         cannot hold, such as lists, are omitted and listed here.
     quantized : tuple of QuantizedInfo
         Every quantised tensor; if a manifest resumes an earlier run, only this run's.
     shards, skipped : int
-        For a model in several files: shards that this run had to write, and shards that an earlier run had finished.
+        For a model in several files: the shards that this run had to write, and those finished by an earlier run.
     copied : tuple of str
         Files copied from a Hugging Face directory to another directory: configuration, tokenizer, chat template,
         licence, code, modules of sentence-transformers.
@@ -115,9 +115,9 @@ class VerifyReport(NamedTuple):
         Bytes read.
     structure_only : str or None
         Why changes of tensor data would go unnoticed, such as "safetensors has no checksums"; None if checksums cover
-        all data, or digests all files. Bytes without a checksum are only shown to be readable.
+        all data, or digests all files. For bytes without a checksum, verification only shows that they are readable.
     digests : str or None
-        With ``trust=``, which digests of whole files were compared, such as "SHA-256 of 2 files as recorded".
+        With ``trust=``, the digests of whole files that were compared, such as "SHA-256 of 2 files as recorded".
     """
 
     path: str | None

@@ -50,7 +50,7 @@ def torch_info(tensor: Any) -> tuple[DType, tuple[int, ...], int]:
     Raises
     ------
     EncodeError
-        The tensor is sparse or quantised, has no data, or is of a dtype that files lack.
+        The tensor is sparse or quantised, has no data, or has a dtype that files lack.
     """
     name, shape = _dense(tensor), tuple(tensor.shape)
     if name == PAIRS and shape:
@@ -126,11 +126,11 @@ def _dense(tensor: Any) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Turns the tensors that a user gives into `Payload`s: row-major little-endian bytes, whatever the array's strides.
+# Turns a user's tensors into `Payload`s: row-major little-endian bytes, whatever the array's strides.
 
-# Bytes copied at once of an array that must be reordered: they fit into the L2 cache.
+# Bytes copied at once when an array must be reordered; they fit into the L2 cache.
 PIECE = 1 << 20
-# Arrays of at most this size are copied: `tobytes` is one call, a view of the bytes takes several.
+# Arrays up to this many bytes are copied: `tobytes` is one call, a view of the bytes takes several.
 _SMALL = 1 << 14
 _BIG_ENDIAN_HOST = sys.byteorder == "big"
 
@@ -138,8 +138,8 @@ _BIG_ENDIAN_HOST = sys.byteorder == "big"
 def pieces(array: NDArray[Any]) -> Iterable[bytes | memoryview]:
     """Return the elements of `array` in row-major order as pieces of little-endian bytes.
 
-    A large contiguous array is one view. Any other is copied in pieces of about `PIECE` bytes, one at a time, so
-    memory stays flat.
+    A large contiguous array is one view. Other arrays are copied in pieces of about `PIECE` bytes, one at a time, so
+    that memory stays flat.
     """
     swapped = _swapped(array.dtype)
     if array.nbytes <= _SMALL and not swapped:
@@ -196,7 +196,7 @@ def from_arrays(tensors: Mapping[str, Any]) -> list[formats.Payload]:
         if array is None:
             reasons.append(f"tensor {name!r}: no format stores type {type(value).__name__}")
             continue
-        # Bytes of a handle may be those of packed elements.
+        # uint8 arrays of a handle may hold packed elements.
         info = infos.get(name) if array.dtype == np.uint8 else None
         dtype = dtype_of(array.dtype) if info is None else DTYPES.get(info.dtype)
         if dtype is None or (info is None and dtype.packed):
@@ -247,7 +247,7 @@ def _from_product(name: str, value: Any) -> formats.Payload:
 
 def _asarray(value: Any) -> NDArray[Any] | None:
     """Convert a scalar, a list, or an array of another library; return None where numpy cannot."""
-    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost silently
+    if isinstance(value, np.ma.MaskedArray):  # the mask would be lost silently
         return None
     try:
         array = np.asarray(value)
@@ -261,7 +261,7 @@ _CARRIED = ("metadata", "vocab", "special_ids", "config", "tokenizer")
 
 
 def format_named(format_: str, others: Iterable[str] = ()) -> formats.Format:
-    """Return the format called `format_`. Raises ValueError, with the formats that are written and `others`."""
+    """Return the format called `format_`. Raises a ValueError that lists the formats to write and `others`."""
     target = formats.FORMATS.get(format_) if isinstance(format_, str) else None
     if target is None:
         written = (name for name, each in formats.FORMATS.items() if each.plan is not None)
@@ -272,7 +272,7 @@ def format_named(format_: str, others: Iterable[str] = ()) -> formats.Format:
 def choose(path: str, format_: str | None, layout: str | None, others: Iterable[str] = ()) -> formats.Format:
     """Return the format to write. Raises `EncodeError` or ValueError if it, or the layout, does not exist.
 
-    `others` are names of formats that the caller writes itself, for the error.
+    `others` are names of formats that the caller itself writes, for the error.
     """
     target = formats.by_suffix(path) if format_ is None else format_named(format_, others)
     if target.plan is None:
@@ -296,7 +296,7 @@ def choose_layout(target: formats.Format, layout: str | None, metadata: Mapping[
 
 @contextlib.contextmanager
 def meant_by_suffix(path: str, target: Any) -> Iterator[None]:
-    """Explain in errors about tensors or words that an ambiguous suffix chose the format; None: the caller named it."""
+    """Explain in errors that an ambiguous suffix chose the format; `target` is None if the caller named it."""
     try:
         yield
     except EncodeError as error:
@@ -318,8 +318,8 @@ def plan_request(
 ) -> WritePlan:
     """Ask the format for a plan. Raises an `EncodeError` that lists everything that the format cannot express.
 
-    `cure` says how the caller gets other data types, ``{}`` being the option ``dtype``, and TYPE the type; `leave`, how
-    tensors are left out, ``{}`` being the option ``exclude``.
+    `cure` tells the user how to get other data types; ``{}`` stands for the option ``dtype``, TYPE for the type.
+    `leave` tells how to leave tensors out; ``{}`` stands for the option ``exclude``.
     """
     try:
         return _plan(target, request)
@@ -352,7 +352,7 @@ def _plan(target: formats.Format, request: formats.Request) -> WritePlan:
     homeless = [] if keys is None else [str(key) for key in request.metadata or () if key not in keys]
     if homeless:
         raise EncodeError(f"{target.title} has no place for the metadata entries {formats.listed(homeless)}")
-    # No array has such a shape, but an empty tensor may get one by conversion to larger elements.
+    # An array cannot have such a shape, but converting an empty tensor to larger elements may produce one.
     endless = [f"{t.name[:80]!r} {t.shape}" for t in request.tensors.filter(_is_endless)]
     if endless:
         raise EncodeError(f"the byte counts of these shapes overflow in every reader: {', '.join(endless[:100])}")
@@ -367,7 +367,7 @@ def _is_endless(tensor: formats.Payload) -> bool:
 
 
 def _conversion(target: formats.Format, request: formats.Request, cure: str) -> Remedy | None:
-    """Suggest a data type to convert to, if the format can express everything then."""
+    """Suggest a data type to convert to, if that lets the format express everything."""
     dtypes, schemes = target.dtypes[request.layout], target.schemes.get(request.layout, frozenset())
     dtype = next((name for name in ("float32", "float16") if name in dtypes), None)
     if dtype is None:
@@ -382,7 +382,7 @@ def _conversion(target: formats.Format, request: formats.Request, cure: str) -> 
 
 
 def _elsewhere(target: formats.Format, request: formats.Request, leave: str) -> Remedy | None:
-    """Suggest to leave out the tensors whose data type the format lacks, and formats that hold all of them."""
+    """Suggest leaving out the tensors whose data type the format lacks, and formats that hold them all."""
     writable = {False: target.dtypes[request.layout], True: target.schemes.get(request.layout, frozenset())}
     tensors = list(request.tensors)
     fitting = [tensor for tensor in tensors if tensor.dtype.name in writable[tensor.dtype.quantized]]
@@ -439,20 +439,20 @@ class Output:
         metadata; finalfusion: "upstream", "spec").
     align : int, optional
         Align tensors in the file to multiples of this power of two, from 8 to 4096: jax shares memory aligned to 64
-        bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. In safetensors, and in
-        BinTensors up to 64, nothing may lie between tensors: the header is padded, and tensors whose size is a multiple
+        bytes and copies any other. EMBD always has 64; in GGUF it becomes ``general.alignment``. safetensors, and
+        BinTensors up to 64, allow nothing between tensors: the header is padded, and tensors whose size is a multiple
         come first. Other formats refuse.
     checksums : bool
         Write checksums of the data where the format has them.
     sha256sums : bool
-        Also write a ``SHA256SUMS`` in the folder, of this file or of its shards and their index, as sha256sum does; one
-        that is there keeps its lines about other files. ``open(path, trust="recorded")`` compares with it.
+        Also write a ``SHA256SUMS`` in the folder, as sha256sum does, for this file or for its shards and their index.
+        An existing one keeps its lines about other files. ``open(path, trust="recorded")`` compares with it.
     durable : bool
-        Flush to the disk before the file takes its place. False is faster, for files that can be made again.
+        Flush to the disk before the file takes its place. False is faster and suits files that can be made again.
     overwrite : bool
-        Replace an existing file. False raises a TargetError instead, also for a file that appears meanwhile, or in a
-        store for an object up to 32 MiB; for a larger one the store is asked just before it is written. A sharded model
-        is never replaced.
+        Replace an existing file. False raises a TargetError instead, also for a file, or an object up to 32 MiB in a
+        store, that appears meanwhile; for a larger object the store is asked just before writing. A sharded model is
+        never replaced.
 
     Examples
     --------
@@ -521,14 +521,14 @@ def save(
     path : str, bytes or os.PathLike
         An existing file is replaced; the new one gets its permissions, without setuid, setgid and sticky bits. A
         symbolic link is followed. Or an address in a store that takes objects (``s3://``, ``gs://``, ``az://``): files
-        are made in the system's directory for temporary files, and written once they are complete, large ones in
-        parts, the index last. One object is replaced; of several none may be there.
+        are made in the system's directory for temporary files and uploaded once complete, large ones in parts, the
+        index last. A single object replaces an existing one; if there are several, none may exist.
     tensors : mapping of str to array_like, torch.Tensor, jax.Array or QuantizedTensor
-        An open handle is one, and so is ``f.weights``; a path or content is opened. Of these the tensors alone are
-        written: `convert` takes the rest of the file, too, in flat memory.
-        Arrays of any shape, strides and byte order, written row-major and little-endian. Torch tensors may be on any
-        device, require gradients, and be bfloat16 or float8; tensors that share memory are each written in full. The
-        same tensors always give the same bytes.
+        An open handle is such a mapping, and so is ``f.weights``; a path or content is opened. `save` writes only their
+        tensors: `convert` also takes the rest of the file, in flat memory.
+        Arrays may have any shape, strides and byte order, and are written row-major and little-endian. Torch tensors
+        may be on any device, require gradients, and be bfloat16 or float8; tensors that share memory are each written
+        in full. The same tensors always give the same bytes.
     format : str, optional
         One of `formats()` that can be written; by default the suffix decides: ``.weights``, ``.safetensors``, ...
     metadata : mapping, optional
@@ -536,11 +536,11 @@ def save(
         ``version`` and ``mip_level``; finalfusion takes what TOML can express, and needs the package tomli_w unless
         the metadata was read from such a file; GGUF takes numbers, strings and lists of them.
     vocab : sequence of str, optional
-        Tokens by id. finalfusion files need one; an attribute ``subwords`` makes it a subword vocabulary: a
-        `Vocabulary` of such a file has it, as has ``Vocabulary.of(words, subwords=Subwords(...))``.
+        Tokens by id. finalfusion files need one. An attribute ``subwords`` makes it a subword vocabulary: the
+        `Vocabulary` of such a file has one, and so has ``Vocabulary.of(words, subwords=Subwords(...))``.
     special_ids : mapping of str to int, optional
-        Ids of pad, unk, cls, sep and mask; by default those of a file's `vocab`, else the ids of the tokens ``[PAD]
-        [UNK] [CLS] [SEP] [MASK]``.
+        Ids of pad, unk, cls, sep and mask; by default the special ids of a file's `vocab`, else the ids of the tokens
+        ``[PAD] [UNK] [CLS] [SEP] [MASK]``.
     config : mapping, optional
         Model configuration, for formats that have a place for it: AMB.
     tokenizer : mapping or object, optional
@@ -548,7 +548,7 @@ def save(
         (0 BPE, 1 SentencePiece, 2 WordPiece, 3 custom), ``special_ids`` (by the names bos, eos, pad, unk, mask) and
         ``payload``, the vocabulary as bytes.
     max_shard_size : int or str, optional
-        Most bytes of tensors per file, such as ``"5GB"`` or ``"4GiB"``. A larger model is split: ``m.safetensors``
+        The most bytes of tensors per file, such as ``"5GB"`` or ``"4GiB"``. A larger model is split: ``m.safetensors``
         becomes the shards ``m-00001-of-00003.safetensors`` ... and, written last, ``m.safetensors.index.json``, which
         `open` and transformers take. A larger tensor gets its own file; a model that fits into one file is not split.
         `path` may also be a directory, with `format`, or an index. Each shard has the metadata, the first also
@@ -561,15 +561,15 @@ def save(
     Raises
     ------
     EncodeError
-        When the format cannot express this; it names every offending tensor, and no file was created.
+        When the format cannot express this; it names every offending tensor. No file was created.
     MissingDependencyError
         When new metadata of a finalfusion file need the package tomli_w (the extra ``[fifu]``).
     OSError
         As the system reports it; the old file is intact, and neither temporary files nor new shards remain.
     TargetError
-        When a sharded model, or its index, is there already, or another run is writing it; when the directory that it
-        goes to has another model under a usual name, such as ``model.safetensors``. When the file exists, with
-        ``Output(overwrite=False)``.
+        When a sharded model or its index exists already, or another run is writing it; when the target directory has
+        another model under a usual name, such as ``model.safetensors``; with ``Output(overwrite=False)``, when the file
+        exists.
     TypeError
         For an argument of another type.
 
@@ -598,7 +598,7 @@ def save(
         raise file_exists(name)
     try:
         if limit is None and name.endswith(INDEX_SUFFIX):
-            msg = "this name is that of an index of shards, which holds no tensors itself"
+            msg = "this is the name of an index of shards, which holds no tensors itself"
             raise EncodeError(msg, remedy=Remedy("{} writes shards and their index", "max_shard_size"))
         target_format = choose(chosen_by, format, how.layout)
         payloads = from_arrays(tensors)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _Table(JoinedTable):
-    """The tensors of all shards: ordered by the name of the shard, and as there."""
+    """The tensors of all shards, ordered by the name of the shard, then as in the shard."""
 
     def check(self) -> None:
         """Do nothing: verifying a shard checks its table."""
@@ -55,14 +55,14 @@ class ShardedContent(Content):
         The shards by name.
     options : Options
     listing : Listing, optional
-        The content of the index; without one the model has all tensors of all shards.
+        The content of the index; without an index the model has all tensors of all shards.
     odd : sequence of str
-        What disagreed before the shards were open.
+        Disagreements found before the shards were open.
 
     Attributes
     ----------
     odd : list of str
-        What the index, or a part, says that is not there: see `ModelWarning`.
+        Statements of the index, or of a part, that the files contradict: see `ModelWarning`.
     """
 
     table: JoinedTable
@@ -95,7 +95,7 @@ class ShardedContent(Content):
             self._compare(listing, options)
         self.sources: tuple[Source, ...] = tuple(self._of)
         self._index_metadata = {} if listing is None else listing.metadata
-        # The metadata keys that are about one part.
+        # Metadata keys that describe a single part.
         self._keys = frozenset(key for content in self._contents if content.part for key in content.part.keys)
         self.has_metadata: bool = bool(self._index_metadata) or any(content.has_metadata for content in self._contents)
         self.may_hold_frames: bool = self.has_metadata
@@ -118,7 +118,7 @@ class ShardedContent(Content):
         return next((value for content in self._contents if (value := getattr(content, name)) is not None), None)
 
     def _once(self, listing: Listing | None, options: Options) -> NDArray[np.int64]:
-        """Return the rows of the model when files repeat names: those in the shards that the index names, or the first.
+        """Return each tensor's row once when files repeat names: from the shard that the index names, or the first.
 
         Raises `LayoutError` in strict mode.
         """
@@ -199,7 +199,7 @@ class ShardedContent(Content):
             run.reasons.append(None if self._sums(run, name, file) else report.structure_only)
 
     def _sums(self, run: Verification, name: str, file: TensorFile) -> bool:
-        """Check the checksums that a shard has of its tensors; say whether there are any."""
+        """Check a shard's checksums of its tensors; return whether it has any."""
         kind = kind_in(self._index_metadata)
         try:
             if kind is not None:
@@ -220,7 +220,7 @@ def _spelt(value: Any) -> str:
 
 
 def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
-    """Return a line for each entry that is missing in a model's `metadata` because its shards disagree on it."""
+    """Return a line for each metadata entry that the shards disagree on, and that `metadata` therefore lacks."""
     lines = []
     values: dict[str, list[tuple[str, Any]]] = {}
     for name, shard in file.shards.items():
@@ -236,15 +236,15 @@ def disagreements(file: Any, metadata: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# Integers of more bits are not written out: Python refuses from about 14,000 on.
+# Larger integers, in bits, are not written out: Python refuses from about 14,000 bits on.
 _LONGEST = 256
-# Most lines of one warning; `verify` lists all.
+# Most lines in one warning; `verify` lists all.
 _MAX_LINES = 8
 # Where `deltas.pull` keeps its files in a directory.
 _PULLS = ".weight_sync"
-# Most names in a directory that are looked into for models.
+# Most names of a directory to search for models.
 _MAX_FOLDERS = 100
-# What programs save beside a model in files of its kind: no weights.
+# Files of the same kind, but without weights, that programs save beside a model.
 _NO_WEIGHTS = re.compile(r"\.|(?:training_args|optimizer|scheduler|scaler|rng_state|random_states)")
 
 
@@ -261,7 +261,7 @@ def warn_of(file: Any, lines: Sequence[str], options: Options) -> None:
     warnings.warn(escape(text), errors.ModelWarning, stacklevel=level)
 
 
-# The name of one of several shards: the index has the same one without its numbers.
+# The name of one of several shards; the index has the same name without the numbers.
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-(?!00001)\d{5}(\.\w+)", re.DOTALL)
 
 
@@ -271,16 +271,16 @@ def find_model(folder: str) -> str:
 
 
 def look_in(folder: str, *, strict: bool = True) -> tuple[str, list[str]]:
-    """Return the path of the one model, or index of shards, in a directory; and lines about what is beside a file.
+    """Return the path of the only model, or index of shards, in a directory; and lines about other files beside it.
 
-    Without `strict`, the one shard of a model whose index is missing is its file.
+    Without `strict`, a single shard whose index is missing counts as the model's file.
 
     Raises
     ------
     NotRegularFileError
-        When there is none.
+        When the directory has no model.
     UnknownFormatError
-        When there are several and none has a usual name; or indexes of one usual name in several formats.
+        When it has several and none has a usual name, or indexes of one usual name in several formats.
     UnsupportedError
         When each file holds parts of tensors.
     """
@@ -289,7 +289,7 @@ def look_in(folder: str, *, strict: bool = True) -> tuple[str, list[str]]:
     usual = next((name for name in single.USUAL_NAMES if name in names), None)
     if usual is None:
         candidates = indexes or [name for name in names if name.endswith(SUFFIXES)]
-    elif usual in indexes:  # beside one of the same model in another format, it is one of several
+    elif usual in indexes:  # ambiguous beside an index of the same model in another format
         stem = os.path.splitext(usual.removesuffix(single.INDEX_SUFFIX))[0]
         same = {usual, *(f"{stem}{suffix}{single.INDEX_SUFFIX}" for suffix in SUFFIXES)}
         candidates = [name for name in indexes if name in same]
@@ -303,7 +303,7 @@ def look_in(folder: str, *, strict: bool = True) -> tuple[str, list[str]]:
         if inner:
             what += f"; its folders hold models, open one of them: {', '.join(map(quoted, inner))}"
         raise errors.NotRegularFileError(what, path=folder)
-    # Those of ranks ("shard-00001-model-00001-of-00002") have no index.
+    # Shards of ranks ("shard-00001-model-00001-of-00002") have no index.
     unlisted = () if indexes else (name for name in candidates if not name.startswith("shard-"))
     shards = [match for name in unlisted if (match := _NUMBERED.fullmatch(name))]
     msg = ""
@@ -319,9 +319,9 @@ def look_in(folder: str, *, strict: bool = True) -> tuple[str, list[str]]:
 
 
 def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, list[str]]:
-    """Return what `look_in` returns for a file or index: a whole file instead of an index without its shards.
+    """Return path and lines as `look_in` does; a whole file replaces an index whose shards are missing.
 
-    An index is compared with its directory when it is opened, and of a file the others of its kind are named here.
+    The lines name other files of the same kind; opening an index compares it with its directory.
     """
     path, whole = open_source.inside(folder, name), single.single_name(name)
     lines = []
@@ -336,7 +336,7 @@ def _whole_beside(folder: str, name: str, names: Collection[str]) -> tuple[str, 
 
 
 def _folders_with_models(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the folders in a directory that hold models, as those of a pipeline of diffusers do."""
+    """Return the folders in a directory that hold models, as in a pipeline of diffusers."""
     if type(folder) is not str and "model_index.json" not in names:  # a store is not searched
         return []
     inner = [name for name in names if not name.startswith(".")][:_MAX_FOLDERS]
@@ -366,7 +366,7 @@ def _shards_named(path: str) -> set[str]:
 
 
 def _missing(path: str, names: Collection[str]) -> set[str]:
-    """Return the files that an index names and that are not there. `names` are those in its directory."""
+    """Return the files that an index names and that are missing among the `names` in its directory."""
     shards = _shards_named(path)
     if type(path) is str:
         return {name for name in shards if not os.path.exists(open_source.sibling_path(path, name))}
@@ -374,13 +374,13 @@ def _missing(path: str, names: Collection[str]) -> set[str]:
 
 
 def _unnamed(path: str, shards: Collection[str], names: Collection[str]) -> list[str]:
-    """Return the files of weights in a directory that neither a model's own files are nor another index names."""
+    """Return the weight files in a directory that neither belong to a model nor are named by another index."""
     suffixes = tuple(
         {os.path.splitext(name)[1] for name in (single.single_name(open_source.called(path)), *shards)} - {""}
     )
     others = {name for name in names if name.endswith(suffixes)} - set(shards)
     others = {name for name in others if not _NO_WEIGHTS.match(name)}
-    if _PULLS in names:  # shards of two versions lie there while one takes the place of the other
+    if _PULLS in names:  # shards of two versions lie there while one replaces the other
         return []
     for index in names if others else ():
         if single.is_index(index) and index != open_source.called(path):
@@ -391,7 +391,7 @@ def _unnamed(path: str, shards: Collection[str], names: Collection[str]) -> list
 def other_models(file: TensorFile) -> list[str]:
     """Return a line for each other model in the directory that a handle was opened on, and in its folders.
 
-    Opening names those of the same format.
+    Opening itself names other models of the same format.
     """
     folder, path = folder_opened(file), file.path
     if folder is None or path is None:
@@ -411,7 +411,7 @@ def other_models(file: TensorFile) -> list[str]:
 
 
 def _away(folder: str) -> str:
-    """Return why files of a model are missing: the Hub was not asked, or deltas change it (see deltas/local.py)."""
+    """Return why a model's files may be missing: the Hub was not asked, or a pull is going on (deltas/local.py)."""
     if type(folder) is not str:
         why = folder.of_store("offline")  # type: ignore[attr-defined]
         return f": {why}" if why else ""
@@ -435,7 +435,7 @@ def open_directory(path: str, options: Options) -> TensorFile:
                 file = _with_lines(file, odd, stale, options)
             else:
                 file = _open_index(open_source.from_path(model_path, "copy"), model_path, options, whole=True)
-        except FileNotFoundError:  # a version with a single file takes the place of one with shards, or the reverse
+        except FileNotFoundError:  # a single file just replaced shards, or the reverse
             if type(path) is not str or look_in(path, strict=options.strict)[0] == model_path:
                 raise
         except IsADirectoryError:
@@ -447,17 +447,17 @@ def open_directory(path: str, options: Options) -> TensorFile:
 
 
 def open_sharded(path: str, options: Options) -> TensorFile:
-    """Open an index of shards, with the options of `weightmap.open`; or a directory that has the name of one.
+    """Open an index of shards, with the options of `weightmap.open`; or a directory named like an index.
 
-    In strict mode, raises a `LayoutError` for a shard that is missing, a tensor of the index that no shard has, and one
-    that two have. All else that the index says and that is not so is a `ModelWarning`.
+    Strict mode raises a `LayoutError` for a missing shard, for a tensor of the index that no shard has, and for a
+    tensor that two shards have. Other wrong statements of the index are a `ModelWarning`.
 
-    Up to 64 shards each keep the descriptor of their file, as a single file does. With more shards none does, for a
-    process has few descriptors: all are mapped now, and later reads open a shard again by its path and raise
+    Up to 64 shards each keep the descriptor of their file, as a single file does. With more shards none does, because
+    a process has few descriptors: all are mapped now, and later reads open a shard again by its path and raise
     `FileChangedError` if another file is there. Look-ups check for changes through the path; a file that was replaced
-    by rename or deleted counts as unchanged, for the mapping keeps the old one.
+    by rename or deleted counts as unchanged, because the mapping keeps the old file.
 
-    An index that is replaced while its shards are opened is read again, so that all are of one version.
+    If the index is replaced while its shards are being opened, it is read again, so that all have one version.
     """
     single.mode_of(options.mode, private=options.private)  # refuses a wrong mode before it reads the index
     try:
@@ -468,9 +468,9 @@ def open_sharded(path: str, options: Options) -> TensorFile:
 
 
 def _open_index(source: Source, path: str, options: Options, *, whole: bool = False) -> TensorFile:
-    """Open the shards of an index that is open; again as long as another index takes its place meanwhile.
+    """Open the shards of an open index; start again whenever another index replaces it meanwhile.
 
-    `whole` says that its directory was opened.
+    `whole` says that the caller opened the directory.
     """
     while True:
         try:
@@ -486,7 +486,7 @@ def _open_index(source: Source, path: str, options: Options, *, whole: bool = Fa
 
 
 def _is_replaced(source: Source, path: str) -> bool:
-    """Whether a path leads to another file than the one that was opened; not asked of stores."""
+    """Whether a path leads to another file than the opened one; False for a store, without a request."""
     if type(path) is not str:
         return False
     try:
@@ -513,7 +513,7 @@ def _open_listed(source: Source, path: str, options: Options, *, whole: bool) ->
         _open_all(_open_shards(path, names, _of_shards(options)), files, odd, len(names))
         content = ShardedContent(files, options, listing, odd)
         _check_total(content, listing.metadata)
-        # A directory is one model, and whoever opens an index by its path may have others beside it.
+        # Opened as a directory, it holds one model; beside an index opened by its path, others may lie.
         (content.odd if whole else content.warnings).extend(
             f"file {quoted(other)} lies beside this model, and the index does not name it: it is left out"
             for other in _unnamed(path, names, there or ())
@@ -533,9 +533,9 @@ def _open_listed(source: Source, path: str, options: Options, *, whole: bool) ->
 def open_parts(path: str | None, first: TensorFile, options: Options) -> TensorFile:
     """Open the remaining parts of a model, and return it as one handle.
 
-    The numbers in the parts decide which is which; names help to find them. A part whose name does not lead to the
-    others, and any but the first, opens alone, with a `ModelWarning`. In strict mode, raises a `LayoutError` for a part
-    that is missing, and for a tensor that is in two parts.
+    Names help to find the parts; the numbers in them decide their order. The first part opens alone if its name does
+    not lead to the others, and so does any other part, with a `ModelWarning`. Strict mode raises a `LayoutError` for a
+    missing part, and for a tensor in two parts.
     """
     source, of_first, _ = parts_of(first)
     part = of_first.part
@@ -565,7 +565,7 @@ def open_parts(path: str | None, first: TensorFile, options: Options) -> TensorF
 
 
 def _one_part(file: TensorFile, part: Any, options: Options) -> TensorFile:
-    """Return a part of a model that is opened alone, with a line that says so."""
+    """Return a part that opens alone, with a line that says so."""
     whole = "" if part.tensors is None else f" of {part.tensors:,}"
     stem, suffix = os.path.splitext(open_source.called(file.path or ""))
     name = f"{stem}-00001-of-{part.parts:05}{suffix}"
@@ -579,7 +579,7 @@ def _one_part(file: TensorFile, part: Any, options: Options) -> TensorFile:
 
 
 def _with_lines(file: TensorFile, lines: Sequence[str], odd: Sequence[str], options: Options) -> TensorFile:
-    """Return a file whose `verify` lists these lines, after a warning of some of them."""
+    """Warn of the first of these lines; return the file, whose `verify` lists them all."""
     try:
         parts_of(file)[1].warnings.extend(lines)
         warn_of(file, odd, options)
@@ -595,7 +595,7 @@ def _open_all(
     odd: list[str],
     count: int,
 ) -> None:
-    """Fill `files` with shards as they are opened; note which are left out. `count` is the model's number of shards."""
+    """Fill `files` with shards as they open; note those left out. `count` is the model's number of shards."""
     for name, file in opening:
         if isinstance(file, errors.TensorFileError):
             odd.append(f"shard {quoted(name)} is left out: {file}")
@@ -606,7 +606,7 @@ def _open_all(
 
 
 def _joined(source: Source, content: ShardedContent, options: Options) -> TensorFile:
-    """Return the handle of a model that has the name of a source, its index or its first part."""
+    """Return the handle of a model under the name of `source`, its index or its first part."""
     formats = {shard.format for shard in content.shards.values()}
     name = formats.pop() if len(formats) == 1 else "mixed"
     if options.mode in {"copy", "sealed", "direct"}:
@@ -631,10 +631,10 @@ def _release(file: TensorFile) -> None:
 def _by_number(
     files: Mapping[str, TensorFile], names: Sequence[str], part: Any, options: Options, odd: list[str]
 ) -> dict[str, TensorFile]:
-    """Return the parts of a model by their numbers, where `names` has them by their names.
+    """Return the parts of a model by number; `names` has them by name.
 
-    Raises `LayoutError` in strict mode where one is missing. Otherwise files of other models, and a second part of one
-    number, are left out.
+    Strict mode raises `LayoutError` for a missing part. Otherwise files of other models, and a second part with the
+    same number, are left out.
     """
     numbered: dict[int, str] = {}
     wrong: list[tuple[str, errors.LayoutError]] = []
@@ -682,9 +682,9 @@ def _names_of(listing: Listing, options: Options, odd: list[str]) -> list[str]:
 def _listed_in(
     path: str, names: list[str], there: Collection[str] | None, options: Options, odd: list[str]
 ) -> list[str]:
-    """Return the shards that a store lists; opening them finds it out elsewhere.
+    """Return the shards that a store lists; on a file system, opening a shard shows whether it is there.
 
-    Raises `LayoutError` in strict mode for tensors that it does not list.
+    Strict mode raises `LayoutError` for tensors whose shards the store does not list.
     """
     if type(path) is str or there is None:
         return names
@@ -699,17 +699,17 @@ def _listed_in(
 
 
 def _of_shards(options: Options) -> Options:
-    """Return the options that shards are opened with: "full" verifies the model as a whole, once it is open."""
+    """Return the options for opening shards: "full" verifies the whole model later, once it is open."""
     return Options(**options.keywords(verify="header" if options.checked else "none"))
 
 
 def _open_shards(
     index: str, names: Sequence[str], options: Options
 ) -> Iterator[tuple[str, TensorFile | errors.TensorFileError]]:
-    """Open shards, in order; those in a store many at a time, since opening one is waiting for its header.
+    """Open shards, in order; in a store many at a time, because opening one mostly waits for its header.
 
-    Hashed ones are opened by as many threads as there are processors. Where `strict` is False, the error of an
-    unreadable shard takes its place.
+    As many threads as processors open shards that must be hashed. Where `strict` is False, the error of an unreadable
+    shard takes its place.
     """
     hashed = options.trust is not None
     if len(names) < 2 or (type(index) is str and not hashed):
@@ -742,7 +742,7 @@ def _open_shards(
 
 
 def _open_or_error(index: str, name: str, options: Options) -> TensorFile | errors.TensorFileError:
-    """Open a shard; where `strict` is False, return the error for one that is missing, no file, or damaged."""
+    """Open a shard; where `strict` is False, return the error for a missing or damaged one, or one that is no file."""
     try:
         return _open_shard(index, name, options)
     except (errors.FormatError, errors.NotRegularFileError) as error:
@@ -753,7 +753,7 @@ def _open_or_error(index: str, name: str, options: Options) -> TensorFile | erro
 
 def _open_shard(index: str, name: str, options: Options) -> TensorFile:
     path = open_source.sibling_path(index, name)
-    if single.is_index(name):  # an index could name itself, and opening would never end
+    if single.is_index(name):  # an index that names itself would never end
         raise _no_file(name)
     try:
         return single.open_file(path, path, options)
@@ -768,7 +768,7 @@ def _open_shard(index: str, name: str, options: Options) -> TensorFile:
 
 @contextlib.contextmanager
 def naming_all(source: Any) -> Iterator[None]:
-    """Let an error of opening a model name every shard that does not open, not the first one alone."""
+    """Let the error of opening a model name every shard that does not open, not only the first."""
     try:
         yield
     except (errors.TensorFileError, OSError):
@@ -806,20 +806,20 @@ def _check_total(content: ShardedContent, metadata: Mapping[str, Any]) -> None:
     total = int(content.table.spans()[1].sum())
     if stated is not None and stated != total:
         line = f"total_size of the index of shards is {_spelt(stated)}, expected {total}, the bytes of all tensors"
-        # transformers counts the first of the tensors that share memory.
+        # transformers counts only the first of tensors that share memory.
         shared = any(parts_of(file)[1].table.rules.scattered for file in content.shards.values())
         (content.warnings if shared else content.odd).append(line)
 
 
 def plain(value: Any) -> Any:
-    """Return a value with lists in the place of arrays and of lazy sequences."""
+    """Return a value with lists in place of arrays and lazy sequences."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def json_form(value: Any) -> Any:
-    """Return a value as JSON has it: arrays as lists, floats that are not finite as NaN, Infinity and -Infinity."""
+    """Return a value for JSON: arrays as lists, floats that are not finite as the texts NaN, Infinity and -Infinity."""
     value = plain(value)
     if isinstance(value, (list, tuple)):
         return [json_form(item) if isinstance(item, (list, tuple, float)) else item for item in value]

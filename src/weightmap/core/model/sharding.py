@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 
-# Longest index that `open` reads by default.
+# Most bytes of an index that `open` reads by default.
 _MAX_INDEX_NBYTES = DEFAULT_LIMITS.max_header_bytes
 # Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -41,9 +41,9 @@ class ShardTarget(NamedTuple):
     index_name: str
     stem: str
     suffix: str
-    # The single file in whose place the shards lie, if there would be one.
+    # The single file that the shards replace, if any.
     single: str = ""
-    # Whether the directory is the model's, since it was named and not a file in it.
+    # Whether the whole directory belongs to the model: the caller named it, not a file in it.
     whole: bool = False
 
     @property
@@ -52,16 +52,16 @@ class ShardTarget(NamedTuple):
         return os.path.join(self.folder, self.index_name)
 
     def names(self, count: int) -> list[str]:
-        """Return the file names of `count` shards. Raises `TargetError` for a link, which nobody named as a target."""
+        """Return the file names of `count` shards. Raises `TargetError` for a link: the caller did not choose it."""
         names = [f"{self.stem}-{i:05}-of-{count:05}{self.suffix}" for i in range(1, count + 1)]
         refuse_links(self.folder, names)
         return names
 
     def check_free(self, shards: Collection[str] = ()) -> None:
-        """Raise `TargetError` if there is an index already: writing its shards would change a model that is in use.
+        """Raise `TargetError` if the index exists: writing its shards would change a model in use.
 
-        Nor may all `shards` be there, which are a model without an index too in GGUF; nor may the directory have
-        another model under a usual name, which programs would open instead.
+        Nor may all `shards` exist: in GGUF they are a model without an index. Nor may the directory have another model
+        under a usual name: programs would open that instead.
         """
         check_replaceable(self.path.removesuffix(INDEX_SUFFIX))
         if shards and all(os.path.lexists(os.path.join(self.folder, name)) for name in shards):
@@ -71,20 +71,20 @@ class ShardTarget(NamedTuple):
             if os.path.lexists(other):
                 msg = "this model exists already, and would be opened instead: remove it, or choose another target"
                 raise TargetError(msg, path=other)
-        if self.single and os.path.lexists(self.single):  # nobody would know which of the two models to open
+        if self.single and os.path.lexists(self.single):  # two models side by side would be ambiguous
             msg = "this file exists, and the new model takes several: remove it, or choose another target"
             raise TargetError(msg, path=self.single)
 
 
 def refuse_links(folder: str, names: Iterable[str]) -> None:
-    """Raise `TargetError` if one of these names in a directory is a link: a file elsewhere would be written."""
+    """Raise `TargetError` if one of these names in a directory is a link: writing would change a file elsewhere."""
     for path in (os.path.join(folder, name) for name in names):
         if os.path.islink(path):
             raise TargetError("this is a link, and would be written through: remove it", path=path)
 
 
 def is_folder(path: str) -> bool:
-    """Say whether a target is a directory: one that exists, or a path that ends in a slash."""
+    """Whether a target is a directory: an existing one, or a path that ends in a slash."""
     return path != "" and (not os.path.basename(path) or os.path.isdir(path))
 
 
@@ -97,7 +97,7 @@ def sharded_target(path: str, target_format: Format | None) -> ShardTarget | Non
     Raises
     ------
     EncodeError
-        When nothing says the format.
+        When neither the name nor an argument gives the format.
     """
     if path.endswith(INDEX_SUFFIX):
         folder, index = os.path.split(path)
@@ -112,11 +112,9 @@ def sharded_target(path: str, target_format: Format | None) -> ShardTarget | Non
     else:
         return None
     if not suffix:
-        msg = (
-            "this is a directory, which gets a model in shards, and nothing says a format for them that can be written"
-        )
+        msg = "this directory gets a model in shards, and nothing names a format for them that can be written"
         if path.endswith(INDEX_SUFFIX):
-            msg = f"the name of this index says no format for its shards, as model.safetensors{INDEX_SUFFIX} does"
+            msg = f"this index must name the format of its shards, as model.safetensors{INDEX_SUFFIX} does"
         raise EncodeError(msg, path=path, remedy=Remedy("give {}", "format"))
     return ShardTarget(folder, index, stem, suffix, whole=not path.endswith(INDEX_SUFFIX))
 
@@ -166,9 +164,9 @@ def write_shards(
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
 ) -> int:
-    """Write a model in several files: a plan, and the names of its tensors, for each; return the bytes of all files.
+    """Write a model in several files, each from a plan with the names of its tensors; return the bytes of all files.
 
-    Nothing is written if the model exists or another run is writing it (`TargetError`).
+    Raises `TargetError`, and writes nothing, if the model exists or another run is writing it.
     """
     names = target.names(len(shards))
     where = {tensor: name for name, (_, tensors) in zip(names, shards, strict=True) for tensor in tensors}
@@ -190,22 +188,22 @@ def write_shards(
 def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
     """After an error, remove the files of these names that were not there before, unless the index joins them.
 
-    Their folders in the target's go, too, if they were not there before and are empty.
+    Also remove their folders within the target's, if new and empty.
     """
     below = {name.rsplit("/", count)[0] for name in names for count in range(name.count("/") + 1)}
-    # What is in a folder comes before the folder.
+    # The content of a folder comes before the folder.
     new = [path for name in sorted(below, reverse=True) if _is_new(path := os.path.join(target.folder, name))]
     try:
         yield
     except BaseException:
         for path in () if os.path.lexists(target.path) else new:
-            with contextlib.suppress(OSError):  # it was not made, or has files of others
+            with contextlib.suppress(OSError):  # it does not exist, or has other files
                 (os.rmdir if os.path.isdir(path) else os.unlink)(path)
         raise
 
 
 def _is_new(path: str) -> bool:
-    """Whether no file has a path. False where the system cannot tell: what may be there is not ours to remove."""
+    """Whether a path is free. False where the system cannot tell: a file that may be there is not ours to remove."""
     try:
         os.lstat(path)
     except OSError as error:
@@ -238,7 +236,7 @@ def holding(target: ShardTarget, part: int | None = None) -> Iterator[None]:
     path = os.path.join(target.folder, f".{target.index_name}.lock")
     file: Descriptor | None = None
     try:
-        while file is None or not _is_there(file, path):  # the run before may remove the file while this one opens it
+        while file is None or not _is_there(file, path):  # the run before may have just removed the file
             file = _open_lock(path, os.O_CREAT)
             if not _lock(file, 0 if part is None else part, 0 if part is None else 1):
                 msg = "another run is writing this model: wait for its end, or choose another target"
@@ -254,9 +252,9 @@ def holding(target: ShardTarget, part: int | None = None) -> Iterator[None]:
 
 
 def _release(file: Descriptor | None, path: str, folder: str | None) -> None:
-    """Remove the file of a lock, unless other ranks hold their parts; and a folder that is empty then.
+    """Remove the file of a lock, unless other ranks hold their parts; and its folder, if empty.
 
-    `file` is None where an interrupt came while it was opened.
+    `file` is None if an interrupt came while it was being opened.
     """
     with contextlib.suppress(OSError):
         file = _open_lock(path) if file is None else file
@@ -264,7 +262,7 @@ def _release(file: Descriptor | None, path: str, folder: str | None) -> None:
             os.unlink(path)
     del file  # before its folder goes
     if folder is not None:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # the folder is not empty
             os.rmdir(folder)
 
 
@@ -301,11 +299,11 @@ def _is_there(file: Descriptor, path: str) -> bool:
 
 
 def _lock(file: Descriptor, start: int, length: int) -> bool:
-    """Lock bytes of a file, all from `start` on if the length is 0; say whether no other run has them."""
+    """Lock bytes of a file, all from `start` on if the length is 0; return False if another run holds them."""
     if sys.platform == "win32":
         return True
     try:
-        if sys.platform == "linux":  # a lock of this descriptor: two runs of one process keep each other out
+        if sys.platform == "linux":  # a lock per descriptor also excludes another run in this process
             flock = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, flock)
         else:

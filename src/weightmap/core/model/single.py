@@ -16,7 +16,7 @@ from weightmap.core.model.file import TensorFile
 from weightmap.core.native.access import is_set, refuse_loop
 from weightmap.errors import ChecksumError, TargetError, TensorFileError, TrustError, UnsupportedError
 
-# File names of indexes of shards end so; or in ".index.VARIANT.json", as transformers saves variants.
+# The end of an index's file name; transformers saves variants with ".index.VARIANT.json".
 INDEX_SUFFIX = ".index.json"
 _INDEX = r"\.index(?:\.([^./\\]+))?\.json"
 # Hugging Face's names for an index and a model file.
@@ -26,7 +26,7 @@ USUAL_NAMES = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
-# How a frame of zstd begins.
+# The first bytes of a zstd frame.
 _ZSTD_FRAME = b"\x28\xb5\x2f\xfd"
 
 
@@ -36,7 +36,7 @@ def is_index(path: str) -> bool:
 
 
 def single_name(index: str) -> str:
-    """Return the name that the model of this index has as a single file.
+    """Return the name that the model of this index would have as a single file.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def single_name(index: str) -> str:
 
 
 def check_replaceable(path: str) -> None:
-    """Raise `TargetError` if an index of shards has the name of this new file: a directory opens as its index."""
+    """Raise `TargetError` if an index of shards belongs to the name of this file: its directory opens as the index."""
     index = path + INDEX_SUFFIX
     try:
         os.lstat(index)
@@ -74,8 +74,8 @@ def exists_already(path: str) -> TargetError:
 def mode_of(mode: str | None, *, private: bool = False) -> str:
     """Return the mode to open in: the given one, else the environment's, else "mmap".
 
-    The environment's mode is for tensors that are handed out; `private` callers hand out none and read the file piece
-    by piece. Raises ValueError for an unknown mode from either.
+    `private` callers read the file piece by piece and hand out no tensors: they ignore the environment's mode. Raises
+    ValueError for an unknown mode from either.
     """
     # `os.environ` takes 4 us, a quarter of opening, for a variable that is not set.
     if mode is None and not is_set("WEIGHTMAP_MODE"):
@@ -97,13 +97,13 @@ def mode_of(mode: str | None, *, private: bool = False) -> str:
 def refuse_frames(file: TensorFile) -> TensorFile:
     """Return a model. Raises `UnsupportedError` for a file of a delta.
 
-    There the first tensor is a frame of zstd, in bytes of one dimension, and the metadata has its checksum by its name.
+    In such a file the first tensor is a zstd frame, one-dimensional bytes, and the metadata has its checksum.
     """
     if not file._content.may_hold_frames or not len(file):  # noqa: SLF001 - as below
         return file
     try:
         row = file._table.row(0)  # noqa: SLF001 - `rows_of` would take as long as opening
-    except (TensorFileError, OSError):  # whoever asks for the tensor gets the error
+    except (TensorFileError, OSError):  # looking the tensor up raises the error
         return file
     if row.dtype.name != "uint8" or len(row.shape) != 1 or row.nbytes <= len(_ZSTD_FRAME):
         return file
@@ -131,7 +131,7 @@ def open_file(source: Any, path: str | None, options: Options) -> TensorFile:
 
 
 def _admit(source: Source, options: Options) -> None:
-    """Compare a file with the digest that it must have. The error says where it is damaged, if its checksums tell."""
+    """Compare a file with its digest. The error also names the damaged place, if a checksum in the file finds it."""
     try:
         options.trust.admit(source, options.limits)
     except TrustError as error:
@@ -144,7 +144,7 @@ def _admit(source: Source, options: Options) -> None:
 
 
 def _checksum_error(path: str, options: Options) -> ChecksumError | None:
-    """Return the error of the first wrong checksum in a file; None where none is wrong, or none can be read."""
+    """Return the error of the first wrong checksum in a file; None if all are right, or the file cannot be read."""
     lenient = Options(options.limits, format=options.format, strict=False, private=True)
     try:
         with open_file(path, path, lenient) as file:
@@ -158,7 +158,7 @@ def _checksum_error(path: str, options: Options) -> ChecksumError | None:
 
 
 def _check_tensors(file: TensorFile, options: Options) -> None:
-    """Compare the tensors of a shard with their checksums, if the index beside it says that they have some."""
+    """Compare the tensors of a shard with their checksums, if the index beside it declares some."""
     from weightmap.core.bytes.open_source import open_beside  # noqa: PLC0415 - as the others: for damaged files
     from weightmap.core.model import listing  # noqa: PLC0415
     from weightmap.core.model.internals import parts_of  # noqa: PLC0415
@@ -188,7 +188,7 @@ def open_opened(source: Source, options: Options) -> TensorFile:
         if explicit or limits is not DEFAULT_LIMITS or source.mode != "mmap":
             source.prepare(explicit=explicit, limits=limits)
         head = source.pread(0, min(HEAD, source.size))
-        # `identify` raises the error for an empty file, too.
+        # `identify` also raises the error for an empty file.
         recognised = by_name(format_name) if format_name and head else identify(source, head, hooks.importers)
         try:
             if options.importing and not isinstance(recognised, Format):

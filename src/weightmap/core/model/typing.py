@@ -42,7 +42,7 @@ Advice = Literal["normal", "random", "sequential"]
 
 
 class TensorLike(Protocol):
-    """What arrays, quantised tensors, and tensors of torch and jax have in common: `weightmap.save` takes it.
+    """The common interface of arrays, quantised tensors, and tensors of torch and jax: `weightmap.save` takes it.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class TensorLike(Protocol):
 
     @property
     def shape(self) -> Any:
-        """Sizes of the dimensions: a tuple, or what behaves as one."""
+        """Sizes of the dimensions: a tuple, or an object like one."""
 
     def __array__(self) -> NDArray[Any]: ...
 
@@ -85,13 +85,13 @@ class TokenizerLike(Protocol):
 
 
 class Signed(Protocol):
-    """What `weightmap.trust.signature` returns."""
+    """A signature with its key or certificate, from `weightmap.trust.signature`."""
 
     def trust_for(self, path: str, root: str) -> Any:
         """Return the digests of the files of a model."""
 
 
-# What `weightmap.open` takes as the source of a model, and as `trust`.
+# The arguments `source` and `trust` of `weightmap.open`.
 ModelSource: TypeAlias = "str | PathLike[str] | int | BinaryFile | ReadableBuffer"
 Trusted: TypeAlias = "str | PathLike[str] | Mapping[str, str] | Signed"
 
@@ -110,23 +110,23 @@ class OpenOptions(TypedDict, total=False):
 
 
 # ----------------------------------------------------------------------------------------------------
-# What methods of a handle return that belongs to a part: its class is imported when the method is called.
+# Results of a handle's methods whose classes belong to parts; calling the method imports the class.
 
 T = TypeVar("T")
 
 
 class PoolStats(NamedTuple):
-    """What a pool did, and what it has.
+    """The activity and the content of a pool.
 
     Attributes
     ----------
     hits, misses : int
-        Holds that found their tensor in memory or being read, and holds that read it.
+        Holds whose tensor was in memory or being read, and holds that read it.
     evictions : int
     read_nbytes : int
         Bytes read from files.
     held_nbytes, resident_nbytes : int
-        Memory of tensors that are held now, and of all, in bytes.
+        Bytes of the tensors that are held now, and of all tensors in memory.
     """
 
     hits: int
@@ -138,7 +138,7 @@ class PoolStats(NamedTuple):
 
 
 class Hold(AbstractContextManager["NDArray[Any] | Any", None], Protocol):
-    """A tensor that stays in memory until this is left or released: `Pool.hold` returns it."""
+    """A tensor that stays in memory until the hold is left or released: `Pool.hold` returns it."""
 
     def release(self) -> None:
         """Let the tensor go; once."""
@@ -149,7 +149,7 @@ class Pool(AbstractContextManager["Pool", None], Protocol):
 
     @property
     def budget(self) -> int:
-        """Bytes of memory that its tensors take at most."""
+        """The most bytes of memory that its tensors take."""
 
     @property
     def direct(self) -> bool:
@@ -157,10 +157,10 @@ class Pool(AbstractContextManager["Pool", None], Protocol):
 
     @property
     def stats(self) -> PoolStats:
-        """What the pool did, and what it has now."""
+        """The pool's activity, and its content now."""
 
     def hold(self, name: str | tuple[str, ...], index: int | None = None) -> Hold:
-        """Bring a tensor into memory, and keep it there until the result is left or released."""
+        """Bring a tensor into memory, and keep it there until the hold is left or released."""
 
     def prefetch(self, items: Iterable[tuple[str | tuple[str, ...], int | None] | str]) -> None:
         """Begin to read tensors in the background, as far as the budget allows."""
@@ -178,7 +178,7 @@ class Embeddings(Collection[str], Protocol):
 
     @property
     def matrix(self) -> NDArray[Any] | QuantizedTensor:
-        """The rows, of words first, then of n-grams."""
+        """The rows: words first, then n-grams."""
 
     @property
     def norms(self) -> NDArray[Any] | None:
@@ -203,10 +203,10 @@ class Embeddings(Collection[str], Protocol):
     def embedding(self, word: str, *, out: NDArray[Any] | None = ..., default: T) -> NDArray[Any] | T: ...
 
     def embedding_with_norm(self, word: str) -> tuple[NDArray[Any], float] | None:
-        """Return the vector of `word` and its norm, or None if it has none."""
+        """Return the vector of `word` and its norm, or None if the word has no vector."""
 
     def batch(self, words: Sequence[str], *, threads: int = 1) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the vectors of many words, and which of these have one."""
+        """Return the vectors of many words, and a mask of the words that have one."""
 
     def most_similar(
         self, query: str | NDArray[Any] | Sequence[float], k: int = 10, *, skip: Iterable[str] = ()
@@ -231,7 +231,7 @@ class Embeddings(Collection[str], Protocol):
 
 
 class ObjectStore(Protocol):
-    """A store of obstore, or one with its interface: `get` or `get_async`, and what goes with them."""
+    """A store of obstore, or one with its interface: `get` or `get_async`, and their options and results."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -241,19 +241,19 @@ class Remote:
     Parameters
     ----------
     store : optional
-        The store that holds the object, of obstore or with its interface: for credentials, endpoints and clients of
-        your own. The source is then the address of the object, or its key in the store. Default: the store of the
+        The store that holds the object, from obstore or with its interface, if you need your own credentials, endpoint
+        or client. The source is then the address of the object, or its key in the store. Default: the store of the
         address, with credentials from the environment (``AWS_ACCESS_KEY_ID`` …).
     concurrency : int, optional
-        Simultaneous requests to the store; when not given, 16, and 64 of those for few bytes.
+        Simultaneous requests to the store; when not given, 16, but 64 requests for few bytes.
     deadline : float, optional
-        Time limit of a request in seconds, to which each MiB adds one second; 60 when not given. A request that exceeds
-        it is cancelled and tried again, five times in all.
+        Time limit of a request in seconds, plus one second for each MiB; 60 when not given. A request that exceeds it
+        is cancelled and tried again, five times in all.
     redirects : bool
         Follow redirects of an ``https://`` address. Its query, the part behind a ``?``, is not sent on.
     unversioned : bool
-        Read an object although the store gives it neither an ETag nor a modification time; by default it is refused. A
-        replacement of the same size between two requests then goes unnoticed, and a tensor may mix bytes of both.
+        Read an object that has neither an ETag nor a modification time; by default it is refused. A replacement of the
+        same size between two requests then goes unnoticed, and a tensor may mix bytes of both.
 
     Examples
     --------

@@ -4,7 +4,7 @@ Little-endian; four sections back to back behind a header of 28 bytes::
 
     "AMBEE" | u8 version = 1 | u16 flags = 0 | 3 x u32 sizes of metadata, config, tokenizer | u64 size of weights
 
-* The file has 28 bytes plus the sizes of its sections. No flag is defined; a file that sets one is not supported.
+* The file has 28 bytes plus the sizes of its sections. No flag is defined; files that set one are not supported.
 * metadata, config: a JSON object in UTF-8.
 * tokenizer: ``u8 type | u16 bos, eos, pad, unk, mask | vocabulary``, or nothing. Types: 0 BPE, 1 SentencePiece, 2
   WordPiece, 3 custom.
@@ -19,15 +19,15 @@ Ours, where the specification is silent
 ---------------------------------------
 * Empty metadata or config is read as ``{}``. Both may end in white space, and are read strictly: no repeated keys, no
   NaN. They are written with sorted keys, so that the same content gives the same bytes.
-* Padding ends the data of every record, the last one too, at a multiple of 8 of the offset in the file, as in the
+* Padding ends every record, also the last one, at an offset in the file that is a multiple of 8, as in the
   specification's example. If the records then do not end with the section, they are read again with offsets from the
-  start of the section. Metadata is written with spaces at its end, so that both readings agree.
+  start of the section. Spaces at the end of written metadata make both readings agree.
 * The data_size of dense tensors follows from shape and dtype. A tensor may have no dimensions, and dimensions of 0.
 * An absent special id is 0xFFFF; ``tokenizer.special_ids`` leaves it out. `verify` warns of an id that is not below the
   size of a known vocabulary.
-* The vocabulary in the tokenizer section, as `convert` writes it from a model directory. WordPiece: the tokens by id,
-  in UTF-8, each followed by a line feed. BPE: a JSON object ``{"merges": [[left, right], ...], "vocab": {token: id}}``.
-  SentencePiece: the serialised model (``tokenizer.model``). Custom: ``tokenizer.json``. A reader treats it as bytes.
+* `convert` writes the vocabulary of a model directory to the tokenizer section. WordPiece: the tokens by id, in UTF-8,
+  each followed by a line feed. BPE: a JSON object ``{"merges": [[left, right], ...], "vocab": {token: id}}``.
+  SentencePiece: the serialised model (``tokenizer.model``). Custom: ``tokenizer.json``. Readers treat it as bytes.
 * ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
 * ``strict=False`` also tolerates padding that is not zero or is missing behind the last record, and trailing bytes.
 
@@ -100,7 +100,7 @@ U16_MAX, U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 DENSE = ("float32", "float16", "bfloat16", "int8")
 SCHEME_CODES = {"int8": 3, "int4": 4, "int5": 5, "int4_block": 6, "int5_block": 7, "adaptive": 8}
-# By the format's codes, then int8 again: code 3 is dense or quantised.
+# By the format's codes, then int8 again, because code 3 is dense or quantised.
 TYPES: tuple[DType, ...] = (
     *(DTYPES[name] for name in DENSE),
     *(SCHEMES[name] for name in SCHEME_CODES if name != "int8"),
@@ -108,7 +108,7 @@ TYPES: tuple[DType, ...] = (
 )
 DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 
-# For quantised data: codes of the schemes; types of scales, and their bytes.
+# For quantised data: the codes of schemes; the types of scales and their bytes.
 QUANT_TYPES: dict[str, int] = {name: code - 2 for name, code in SCHEME_CODES.items()}
 SCALE_TYPES = ("fp32", "fp16")
 SCALE_SIZES = {"fp32": 4, "fp16": 2}
@@ -118,7 +118,7 @@ BARE_DEFAULTS: dict[str, Any] = {"block_size": 32, "scale_type": "fp16"}
 
 
 class Header(NamedTuple):
-    """The checked header: the offset of each section, which ends where the next one begins."""
+    """The checked header: the offset of each section; a section ends where the next begins."""
 
     metadata: int
     config: int
@@ -128,7 +128,7 @@ class Header(NamedTuple):
 
 
 def read_header(source: Source, head: bytes, options: Options, warnings: list[str]) -> Header:
-    """Check the header against the size of the file before anything that it declares is read."""
+    """Check the header against the size of the file, before reading anything that it declares."""
     if head[: len(MAGIC)] != MAGIC[: len(head)]:
         raise errors.FormatError("magic", field="magic", offset=0, actual=repr(head[:5]), expected=repr(MAGIC))
     if len(head) > 5 and head[5] != VERSION:
@@ -160,14 +160,14 @@ MIN_TOKENIZER = 11
 
 
 def read_json(prefix: bytes, what: str, start: int, end: int) -> dict[str, Any]:
-    """Return the JSON object in [start, end) of the bytes before the tokenizer; an empty section is an empty object."""
+    """Return the JSON object in bytes `start` to `end` of `prefix`; an empty section is an empty object."""
     return strict_json.loads(prefix[start:end], what, offset=start) if end > start else {}
 
 
 def bare_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return block size and bytes of a scale for blocks without a header, or None if the configuration is nonsense.
+    """Return block size and bytes of a scale for blocks without a header, or None for a nonsensical configuration.
 
-    A block size of 0, as schemes with one scale have it, fits no blocks.
+    A block size of 0, which schemes with one scale have, fits no blocks.
     """
     quant = config.get("quant", {})
     if not isinstance(quant, dict):
@@ -202,11 +202,11 @@ class Records(NamedTuple):
 def walk(
     source: Source, header: Header, bare: tuple[int, int] | None, options: Options, warnings: list[str]
 ) -> Records:
-    """Walk the records, with padding by absolute offset; if that does not end exactly, by offset in the section.
+    """Walk the records, padding by offset in the file; if the walk does not end exactly, by offset in the section.
 
-    `bare` is block size and bytes of a scale of blocks without a header. Raises the error of the walk that got further.
+    `bare` has block size and bytes of a scale for blocks without a header. Raises the error of the longer walk.
     """
-    fd, data = source.c_input  # held until this returns
+    fd, data = source.c_input  # keep it until this returns
     section = scans.Section(
         fd,
         data,
@@ -241,7 +241,7 @@ def _odd(scan: Any, name: str) -> list[str]:
     return list(map(str, odd))
 
 
-# For faults that compare two values: the class of the error, the wrong value's name, and the expected value.
+# For faults that compare two values: the class of the error, the name of the wrong value, and the expected one.
 _WORDS: dict[str, tuple[type[errors.TensorFileError], str, str]] = {
     "AMB_END": (
         errors.TruncatedError,
@@ -323,7 +323,7 @@ class Tokenizer:
     type : int
         0 BPE, 1 SentencePiece, 2 WordPiece, 3 custom.
     special_ids : dict of str to int
-        By the names bos, eos, pad, unk and mask; without the tokens that the file lacks.
+        By the names bos, eos, pad, unk and mask; tokens that the file lacks are missing.
     payload : bytes
         The vocabulary, read from the file at the first use.
     """
@@ -379,7 +379,7 @@ class Tokenizer:
         return payload
 
     def tokens(self) -> list[str]:
-        """Return the tokens of a WordPiece tokenizer by id: its payload has one on each line (ours).
+        """Return the tokens of a WordPiece tokenizer by id, one a line of its payload (ours).
 
         Raises
         ------
@@ -423,7 +423,7 @@ def read_tokenizer(source: Source, head: bytes, start: int, end: int, limits: Li
 _PIECE = 1 << 20
 # Codes in the mask; 3 is unused.
 _INT4, _INT5, _FP16, _NONE = range(4)
-# For each value of a byte of the mask: its number of blocks of each code.
+# For each value of a mask's byte, the number of blocks with each code.
 _COUNTS = np.array([[sum(byte >> 2 * k & 3 == code for k in range(4)) for code in range(4)] for byte in range(256)])
 _MAX_LISTED = 5
 
@@ -448,7 +448,7 @@ def check_scales(run: Verification, label: str, row: Row, how: Quantization) -> 
 def _infinite(run: Verification, at: int, end: int, step: int, width: int) -> list[int]:
     """Read [at, end), where every `step` bytes begin with a scale; return the numbers of scales that are not finite.
 
-    The list stops growing once a message has enough of them.
+    The list stops growing once it has enough for a message.
     """
     bad: list[int] = []
     first = 0
@@ -497,7 +497,7 @@ def _check_adaptive(run: Verification, label: str, row: Row, how: Quantization, 
     run.until(end)
     if not bad:
         return bad
-    # float16 blocks have no scale, so scales and blocks are numbered differently.
+    # float16 blocks have no scale, so that scales and blocks have different numbers.
     numbers: list[int] = []
     shown = np.array(bad[: _MAX_LISTED + 1])  # enough for the message
     begin = before = 0
@@ -517,7 +517,7 @@ def _codes(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The bytes of quantised tensors: their header of four bytes, and the size of a payload.
+# The bytes of quantised tensors: a header of four bytes, and the size of the payload.
 
 
 class Quantization(NamedTuple):
@@ -529,7 +529,7 @@ class Quantization(NamedTuple):
 
 
 def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantization:
-    """Return how the tensor of `row` is quantised; `head` is the first bytes of its data, at most four.
+    """Return the quantisation of the tensor of `row`; `head` is the first bytes of its data, at most four.
 
     Raises `QuantError` when neither a header nor blocks without a header fit the data.
     """
@@ -573,7 +573,7 @@ def payload_size(scheme: str, size: int, block_size: int, scale_type: str) -> in
 def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None) -> QuantizedTensor:
     """Return the tensor over its bytes, `octets`, without a copy.
 
-    The header is checked again on a copy: the file may have changed since it was opened.
+    The header is checked again, on a copy, because the file may have changed since it was opened.
     """
     how = quantization(row, octets[: QUANT_HEADER.size].tobytes(), bare)
     start, block_size, scale_type = how
@@ -582,7 +582,7 @@ def tensor_of(row: Row, octets: NDArray[np.uint8], bare: tuple[int, int] | None)
 
 
 def glance(row: Row, source: Source, bare: tuple[int, int] | None) -> Quantization:
-    """Return how the tensor of `row` is quantised, by reading only its header and mask.
+    """Return the quantisation of the tensor of `row`, reading only its header and mask.
 
     Raises the same `QuantError` as `tensor_of`.
     """
@@ -608,7 +608,7 @@ def _named(row: Row, how: Quantization) -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The checks of `TensorFile.verify` in an AMB file: everything that opening leaves unread.
+# The checks of `TensorFile.verify` for an AMB file: everything that opening leaves unread.
 
 # Usual names of the matrix of token embeddings.
 _EMBEDDINGS = (
@@ -618,7 +618,7 @@ _EMBEDDINGS = (
 
 
 def verify(run: Verification, header: Header, crc: int, records: Records, bare: tuple[int, int] | None) -> None:
-    """Check the whole file, reading each byte once, and that the parsed sections have not changed.
+    """Check the whole file, reading each byte once; also check that the parsed sections have not changed.
 
     `crc` is the CRC-32 at opening of everything before the tokenizer.
     """
@@ -634,7 +634,7 @@ def verify(run: Verification, header: Header, crc: int, records: Records, bare: 
     for chunk in run.chunks(header.tokenizer, header.weights - header.tokenizer):
         lines += bytes(chunk).count(b"\n")
     if tokenizer is not None:
-        # Line feeds among its first eleven bytes are parts of numbers.
+        # Line feeds among the first eleven bytes of the section are parts of numbers.
         lines -= source.pread(header.tokenizer, 11).count(b"\n")
         _check_tokenizer(run, tokenizer, lines, config)
     again = walk(source, header, bare, options, [])
@@ -655,7 +655,7 @@ def _read_data(run: Verification, table: Table, bare: tuple[int, int] | None) ->
     quantised = 0
     for i, row in enumerate(table.rows()):
         if not row.dtype.quantized:
-            continue  # read together with everything up to the next quantised one
+            continue  # read later, together with everything up to the next quantised tensor
         quantised += 1
         run.until(row.offset)
         how = quantization(row, run.source.pread(row.offset, min(QUANT_HEADER.size, row.nbytes)), bare)

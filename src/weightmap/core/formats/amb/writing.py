@@ -24,7 +24,7 @@ _PARTS = frozenset({"type", "special_ids", "payload"})
 def plan_amb(request: Request) -> WritePlan:
     """Lay out an AMB file."""
     reasons: list[Reason] = []
-    # Back to back: an object for each of 100,000 tensors would take more than its bytes.
+    # Collect bytes back to back: an object for each of 100,000 tensors would take more memory.
     heads, lengths, weights = bytearray(), array("I"), 0
     for tensor in request.tensors:
         problems = _problems(tensor)
@@ -40,8 +40,8 @@ def plan_amb(request: Request) -> WritePlan:
     tokenizer = _encode_tokenizer(request.tokenizer, reasons)
     if reasons:
         refuse("AMB", reasons)
-    # Records end at multiples of 8 from the start of the file. The first one begins at such a multiple too, so readers
-    # that count from the start of the section find the same records.
+    # Records end at multiples of 8 from the start of the file. Their section begins at one too, so that readers that
+    # count from its start find the same records.
     metadata += _FILL[: -(amb.HEADER.size + len(metadata) + len(config) + len(tokenizer)) % amb.ALIGNMENT]
     sections = (metadata, config, tokenizer)
     start = amb.HEADER.pack(amb.MAGIC, amb.VERSION, 0, *map(len, sections), weights) + b"".join(sections)
@@ -75,9 +75,9 @@ def _head(tensor: Payload) -> bytes:
 
 
 def _problems(tensor: Payload) -> list[str]:
-    """Return why a tensor cannot be written. No array has more dimensions than a record."""
+    """Return why a tensor cannot be written. Records allow more dimensions than arrays."""
     problems, name = [], tensor.dtype.name
-    if tensor.dtype.quantized:  # in a scheme of this format: `save` refuses others
+    if tensor.dtype.quantized:  # in a scheme of this format: `save` has refused others
         if tensor.block_size > amb.U16_MAX:
             problems.append(f"blocks of {tensor.block_size} elements (at most {amb.U16_MAX})")
     elif name not in _CODES:
@@ -95,7 +95,7 @@ def _problems(tensor: Payload) -> list[str]:
 
 
 def _config(request: Request) -> Mapping[str, Any] | None:
-    """Return the configuration; if tensors are quantised, with the quantisation of most bytes."""
+    """Return the configuration; if tensors are quantised, with the quantisation that covers most bytes."""
     bytes_by_way: dict[tuple[str, int, str], int] = {}
     for tensor in request.tensors.filter(lambda tensor: tensor.dtype.quantized):
         way = (tensor.dtype.name, tensor.block_size, tensor.scale_type)
@@ -128,7 +128,7 @@ _LARGEST = 10**1000
 
 
 def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one return for each kind of value
-    """Return why a value is not JSON of texts and numbers that every reader takes; None if it is."""
+    """Return why a value is not JSON that every reader accepts; None if it is."""
     if depth > DEEPEST:
         return f"it is nested more than {DEEPEST} deep"
     if isinstance(value, str):
@@ -157,7 +157,7 @@ def _not_json(value: Any, depth: int) -> str | None:  # noqa: PLR0911 - one retu
 
 
 def _encode_tokenizer(tokenizer: Any, reasons: list[Reason]) -> bytes:
-    """Return the section for a `Tokenizer`, a mapping, or an object with such attributes."""
+    """Return the section for a `Tokenizer`, a mapping, or an object with its attributes."""
     if tokenizer is None:
         return b""
     if isinstance(tokenizer, Mapping):

@@ -101,7 +101,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     """Check the header in both layouts, and return the content of the one that fits."""
     header = read_header(source, head, options)
     strict = options if options.strict else Options(**options.keywords(strict=True))
-    # A header that reads as the specification's layout and then fails a check may still be of the current one.
+    # A header that parses in the specification's layout and then fails a check may still have the current layout.
     readings = [(_EITHER, strict), (LAYOUTS["current"], strict)]
     if not options.strict:
         readings += [(number, options) for number in LAYOUTS.values()]
@@ -112,7 +112,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
             return reading.content()
         except FormatError as error:
             misfits.append((reading.progress, error))
-    # The reading that got further has the better reason.
+    # The error of the reading that got further is more helpful.
     raise max(misfits[-2:], key=itemgetter(0))[1]
 
 
@@ -126,7 +126,7 @@ class _Reading:
         self._warnings: list[str] = []
         limit = options.limits.max_tensors + 1
         self._columns, self._scan, self._fault = scans.scan_bincode(header, layouts, limit)
-        self.progress: int = self._scan.progress  # how far this attempt got
+        self.progress: int = self._scan.progress  # bytes that this attempt read
 
     def content(self) -> Content:
         """Return the content. Raises the `FormatError` of the first defect."""
@@ -184,7 +184,7 @@ class _Reading:
         return cls(what, field=field, offset=offset, actual=actual, expected=requirement)
 
     def _check_padding(self) -> None:
-        """Check the padding behind the last entry, and warn of legal oddities."""
+        """Check the padding after the last entry, and warn of legal oddities."""
         header, scan, warnings = self._header, self._scan, self._warnings
         padding = header[scan.end :]
         if len(padding) > 7 or padding.strip(b" "):
@@ -242,7 +242,7 @@ class _Reading:
             what = "the map of names: index of a tensor"
             raise LayoutError(what, field="index_map", actual=highest, expected=f"less than {count}")
         begin, end = columns.array(columns.begin, count, "<u8"), columns.array(columns.end, count, "<u8")
-        if begin[0] or (begin[1:] != end[:-1]).any():  # checked here, because rows of the new table may overlap
+        if begin[0] or (begin[1:] != end[:-1]).any():  # check now, because rows of the new table may overlap
             raise LayoutError("the tensors do not lie one after another", field="data_offsets")
         ordered = sorted(names, key=names.__getitem__)
         self._columns = columns.take(np.array([names[name] for name in ordered]), ordered)
@@ -250,7 +250,7 @@ class _Reading:
         self._warnings.append("the map of names has more than one name for a tensor, and none for another")
 
 
-# By the part that the scan was reading at a fault: its name in messages, and its field.
+# By the part in which the scan found a fault: its name in messages, and its field.
 _PARTS = (
     ("the metadata", "metadata"),
     ("the number of tensors", "tensors"),
@@ -260,7 +260,7 @@ _PARTS = (
     ("the data offsets of tensor {row}", "data_offsets"),
     ("the map of names", "index_map"),
 )
-# The same for a count or length that is too large; dtypes and data offsets have none.
+# The same for a count or length that is too large; dtypes and data offsets have no counts.
 _COUNTS = (
     "the metadata: a count or length",
     "the number of tensors",
@@ -302,7 +302,7 @@ def _pairs(raw: bytes, count: int) -> Iterator[tuple[str, str]]:
 
 _CODE = {name: code for code, name in enumerate(DTYPE_NAMES)}
 
-# The first integer that takes more than one byte; how many shorter ones `_pad` may widen, by 8 bytes each.
+# The first integer that takes more than one byte; the number of shorter ones that `_pad` may widen, by 8 bytes each.
 _WIDE, _MAX_WIDENED = 251, 7
 
 
@@ -318,7 +318,7 @@ def plan(request: Request) -> WritePlan:
     if reasons:
         refuse("BinTensors", reasons)
     metadata, align = request.metadata, request.align
-    # Tensors behind one of unaligned size are unaligned: such sizes come last.
+    # A tensor of unaligned size misaligns the tensors after it: such sizes come last.
     tensors = request.tensors.arranged(lambda tensor: (tensor.nbytes % align != 0, -_CODE[tensor.dtype.name]))
     current = request.layout == "current"
     header, short, size = _entries(tensors, metadata, current=current)
@@ -334,7 +334,7 @@ def plan(request: Request) -> WritePlan:
 def _entries(
     tensors: Tensors, metadata: Mapping[str, str] | None, *, current: bool
 ) -> tuple[bytearray, list[int], int]:
-    """Return the header, where its first integers of one byte lie, and the bytes of all tensors."""
+    """Return the header, the places of its first integers of one byte, and the bytes of all tensors."""
     header = bytearray(b"\0" if metadata is None else b"\1" + _varint(len(metadata)))
     for pair in sorted((key.encode(), value.encode()) for key, value in (metadata or {}).items()):
         for text in pair:
@@ -363,9 +363,9 @@ def _entries(
 
 
 def _pad(header: bytearray, short: list[int], align: int) -> None:
-    """Pad a header so that the data begins at a multiple of 8, or of `align` if that can be.
+    """Pad a header so that the data begins at a multiple of 8, or of `align` if possible.
 
-    Only the spaces of padding to 8 may follow the last entry; integers may take nine bytes instead of one.
+    Only spaces up to the next multiple of 8 may follow the last entry; integers may take nine bytes instead of one.
     """
     widened = len(framing(len(header), align)) // 8
     if len(short) >= widened:
@@ -375,7 +375,7 @@ def _pad(header: bytearray, short: list[int], align: int) -> None:
 
 
 def _reads_as_specification(header: bytearray, data_size: int) -> bool:
-    """Whether a reader would take the header for one of the other layout, which only crafted names cause."""
+    """Whether a reader would take this header for the other layout, which only crafted names cause."""
     _, scan, fault = scans.scan_bincode(header, LAYOUTS["spec"], len(header))
     return fault is None and bool(scan.complete) and scan.data_end == data_size
 

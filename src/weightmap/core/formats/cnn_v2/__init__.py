@@ -15,17 +15,17 @@ from weight number weight_offset on, even or odd; its weight (o, i, y, x) is num
 
 * The magic, as a number, is 0x324E4E43; the version is 1 or 2.
 * weight_offset is the sum of weight_count of the layers before; the sum over all is total_weights.
-* The size of the file is that of header, records and ``2 * total_weights`` bytes.
+* The file has exactly the bytes of header and records, and ``2 * total_weights`` more.
 
 Ours, where the specification is silent or contradicts itself
 -------------------------------------------------------------
-* An odd total_weights leaves half a pair at the end. The specification's packing has whole pairs, its size check has
-  not: both sizes are read. The spare half is written as zero; `verify` refuses another value, or with ``strict=False``
-  warns of it.
+* An odd total_weights leaves half a pair at the end. The specification's packing fills the pair, its size check does
+  not: files of both sizes are read. The spare half is written as zero; `verify` refuses another value, or with
+  ``strict=False`` warns of it.
 * The tensors are called "layer.0.weight", "layer.1.weight", ... The metadata is ``version`` and ``mip_level``, two
   integers; mip_level is 0 in version 1.
-* weight_count is out_channels * in_channels * kernel_size**2, none of them 0. Sums and products do not wrap around at
-  2**32, as they do in the specification's own checks.
+* weight_count is out_channels * in_channels * kernel_size**2, no factor being 0. Sums and products do not wrap around
+  at 2**32, unlike the specification's own checks.
 * `verify` warns of a mip_level above 3, more than 8 out_channels and an even kernel_size. A file without layers is
   legal if total_weights is 0.
 * ``strict=False`` also tolerates trailing bytes, holes and overlaps of layers, and weights after the last layer.
@@ -75,7 +75,7 @@ class _Rules(Rules):
     dtypes = (DTYPES["float16"],)
     min_ndim = max_ndim = 4
     alignment = unit = HALF
-    # A shape that is too large contradicts its weight_count.
+    # A shape that is too large shows as a wrong weight_count.
     fields = MappingProxyType(
         {"data_offset": ("weight_offset", 12), "data_size": ("weight_count", 16), "shape": ("weight_count", 16)}
     )
@@ -129,7 +129,7 @@ def _header(source: Source, head: bytes) -> tuple[int, int, int, int]:
 
 
 def _check_size(source: Source, base: int, total: int, options: Options, warnings: list[str]) -> None:
-    """Check that the file ends with its weights or, for an odd number of them, with the last pair."""
+    """Check that the file ends with its weights, or for an odd number of weights with the last pair."""
     end = base + HALF * total
     if source.size < end:
         raise cut_off("its weights", source.size, end, field="total_weights")
@@ -139,9 +139,9 @@ def _check_size(source: Source, base: int, total: int, options: Options, warning
 
 
 def _check_total(scan: Any, total: int, options: Options, warnings: list[str]) -> None:
-    """Check that the layers have as many weights as the header declares.
+    """Check that the layers have the number of weights that the header declares.
 
-    A record whose count contradicts its shape is left to the check of the table, which names the layer.
+    If a record's count contradicts its shape, the check of the table reports it, and names the layer.
     """
     if scan.counted == scan.needed and scan.counted != total:
         what, expected = "total_weights", f"{scan.counted}, the sum over the layers"
@@ -167,7 +167,7 @@ _MAX_MIP_LEVEL, _MAX_OUT_CHANNELS = 3, 8
 
 
 def verify_cnn(run: Verification, crc: int, base: int, total: int) -> None:
-    """Check that header and records are unchanged, the values of their fields, and the padding."""
+    """Check that header and records are unchanged; check the values of their fields, and the padding."""
     start = run.read(0, base)
     run.unchanged(start, crc, "the header or the layer records")
     run.checked("header and layer records")
@@ -189,7 +189,7 @@ def verify_cnn(run: Verification, crc: int, base: int, total: int) -> None:
 
 
 def _warn_of(run: Verification, layers: NDArray[np.bool_], what: str) -> None:
-    """Warn of the marked layers, which have `what`, and name the first few."""
+    """Warn that the marked layers have `what`; name the first few."""
     numbers = np.flatnonzero(layers).tolist()
     if numbers:
         some = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")

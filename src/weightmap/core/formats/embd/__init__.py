@@ -1,4 +1,4 @@
-"""EMBD ``.weights``, the format of cpp_embedder: the layout of its specification and the one its converter writes.
+"""EMBD ``.weights``, the format of cpp_embedder: its specification's layout, and the layout that its converter writes.
 
 Specification layout ("spec")
 -----------------------------
@@ -28,19 +28,19 @@ section with its padding, and of everything before the footer.
 
 Ours, where the specification is silent or contradicts itself
 -------------------------------------------------------------
-* special_tokens is written as an absolute offset, behind the entries. It is read as absolute if that lies within the
-  vocabulary, else as relative to it. If it points right behind the sub-header, the entries begin after the ids.
-* A special id of 0xFFFFFFFF means that there is no such token. `verify` warns of an id that is not below token_count.
+* special_tokens is written as an absolute offset, after the entries. It is read as absolute if it then lies within the
+  vocabulary, else as relative to it. If it points right after the sub-header, the entries begin after the ids.
+* A special id of 0xFFFFFFFF means "no such token". `verify` warns of an id that is not below token_count.
 * tensor_data_offset and every data_offset are written as multiples of 64.
 * Padding between sections, between aligned tensors, and before the footer is at most 63 zero bytes; without
   TENSORS_ALIGNED, tensors lie back to back.
-* With CHECKSUM_ENABLED clear, the footer's CRCs are written as 0 and not read, and a header checksum of 0 means none,
-  of which `verify` warns. Any other wrong header checksum is an error, with or without the flag. The header checksum is
-  always written. With VOCAB_EMBEDDED clear, vocab_offset and vocab_size are 0.
+* Without CHECKSUM_ENABLED, the footer's CRCs are written as 0 and not read, and a header checksum of 0 means none, of
+  which `verify` warns. Any other wrong header checksum is an error, with or without the flag. The header checksum is
+  always written. Without VOCAB_EMBEDDED, vocab_offset and vocab_size are 0.
 * `verify` warns of a minor version above 0, a repeated token, a wrong total_size of the metadata, and missing keys that
-  the specification requires, unless all of them are missing: then it says so among its checks.
+  the specification requires. If all of these keys are missing, it says so among its checks instead.
 * ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
-* Metadata of no entries may lack their sub-header too: a metadata_size of 0.
+* Metadata without entries may also lack the sub-header: metadata_size is then 0.
 * ``strict=False`` also tolerates reserved fields that are not 0, and holes and overlaps of tensors.
 
 Simple layout ("simple")
@@ -48,8 +48,8 @@ Simple layout ("simple")
 The layout that the upstream converter and loader really use: ``"EMBD", u32 1, u32 n``, n times ``u32 length, name, u32
 ndim, ndim x u32, float32 data``, then ``u32 vocab_count``, and for each token ``u32 length, token``. A file has the
 specification layout if it has 80 bytes or more, its size at byte 48 and "DBME" 8 bytes before its end; otherwise the
-simple layout must consume it exactly. If neither fits, the error is that of the specification layout if one of its
-signs is there (ours: a right header checksum is a third sign), else that of the simple layout.
+simple layout must consume it exactly. If neither fits, the error is about the specification layout if the file has one
+of its signs (ours: a right header checksum is a third sign), else about the simple layout.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from weightmap.core.formats._verification import Sum, Verification
     from weightmap.core.table.vocabulary import Vocabulary
 
-# The fields of both layouts of EMBD, its metadata and its vocabulary, and the errors about them.
+# The fields of both layouts of EMBD, metadata and vocabulary, and errors about them.
 
 MAGIC, MAGIC_END = b"EMBD", b"DBME"
 DTYPE_NAMES = ("float32", "float16", "bfloat16", "int32", "int16", "int8", "uint32", "uint16", "uint8")
@@ -110,7 +110,7 @@ REQUIRED_KEYS = (
     "max_position_emb",
     "created_at",
 )
-# Verification needs it, opening does not.
+# Only verification needs it.
 _sum: Callable[..., Sum] = later("weightmap.core.formats._verification", "Sum")
 DTYPE_LIST: tuple[DType, ...] = tuple(DTYPES[name] for name in DTYPE_NAMES)
 
@@ -141,7 +141,7 @@ class Header(NamedTuple):
 
 # The offset of each field, for messages.
 OFFSETS = dict(zip(Header.__annotations__, (0, 4, 6, 8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 60), strict=True))
-# Index of a field in the plain tuple that opening uses, which is faster than a `Header`.
+# Index of a field in the plain tuple that opening uses, because it is faster than a `Header`.
 TOTAL_FILE_SIZE = list(OFFSETS).index("total_file_size")
 
 
@@ -200,8 +200,8 @@ def check_metadata(raw: bytes, offset: int, warnings: list[str]) -> None:
     count, total = PAIR.unpack_from(raw)
     fault = scans.pairs_check(raw[PAIR.size :], count)
     if fault is not None and fault.kind == "NAME_FLOOD":
-        # All else is checked. Somebody made the hashes collide, or there are very many keys: a set is bounded for any
-        # keys, because a secret keys its hash.
+        # All else is checked. Either hashes were made to collide, or there are very many keys. A set takes linear time
+        # for any keys, because its hash has a secret key.
         keys: set[bytes] = set()
         for number, (key, _) in enumerate(_pairs(raw)):
             if key in keys:
@@ -249,7 +249,7 @@ def load_metadata(raw: bytes, offset: int) -> dict[str, Any]:
 
 
 def vocabulary(source: Source, head: bytes, header: Header) -> Callable[[], Vocabulary]:
-    """Read the sub-header, and return what makes the vocabulary; special ids and tokens are read at the first use."""
+    """Read the sub-header, and return the function that reads special ids and tokens at the first use."""
     start, size = header.vocab_offset, header.vocab_size
     min_nbytes = VOCAB_HEADER.size + SPECIAL.size
     if size < min_nbytes:
@@ -262,7 +262,7 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Callable[[], Voca
         cls = TruncatedError if total > size - min_nbytes else LayoutError
         what, expected = "vocabulary total_size", f"{size - min_nbytes}, from vocab_size"
         raise cls(what, field="total_size", offset=start + 4, actual=total, expected=expected)
-    # Absolute when that lies within the vocabulary, else relative to it.
+    # Absolute if it then lies within the vocabulary, else relative to it.
     behind, before = start + size - SPECIAL.size, start + VOCAB_HEADER.size
     at = special if start <= special <= behind else start + special
     if at not in (behind, before):
@@ -281,7 +281,7 @@ def vocabulary(source: Source, head: bytes, header: Header) -> Callable[[], Voca
 
 
 class _Unchecked(RecordTable):
-    """An index that opening did not check: a look-up compares the name with its stored hash."""
+    """An index that opening has not checked: a look-up compares the name with its stored hash."""
 
     def _scan(self, name: bytes) -> int:
         row = super()._scan(name)  # by hashes
@@ -296,7 +296,7 @@ class _Unchecked(RecordTable):
 
 
 def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: int) -> StringTable:
-    """Return the table of tokens. Raises `LayoutError` when they do not fill their section exactly."""
+    """Return the table of tokens. Raises `LayoutError` unless they fill their section exactly."""
     bounds = np.empty(count + 1, np.uint32)
     walked = scans.walk_strings(data, count, width, bounds)
     if walked != len(data):
@@ -314,7 +314,7 @@ def string_table(data: NDArray[np.uint8] | bytes, count: int, at: int, width: in
 
 
 def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> None:
-    """Check the whole file: everything before the data again, on private bytes, then the data in one pass.
+    """Check the whole file: first everything before the data again, on private bytes, then the data in one pass.
 
     `header` and `footer` are the fields at opening.
     """
@@ -329,7 +329,7 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
     missing = [key for key in REQUIRED_KEYS if key not in metadata]
     if 0 < len(missing) < len(REQUIRED_KEYS):
         run.warn(f"metadata lacks keys that the specification requires: {', '.join(missing)}")
-    # Without any of them, the file is not meant for cpp_embedder: `save` without metadata writes such files.
+    # A file without any of them is not meant for cpp_embedder: `save` without metadata writes such files.
     run.checked(
         "metadata" if len(missing) < len(REQUIRED_KEYS) else "metadata: none of the keys of cpp_embedder's models"
     )
@@ -349,7 +349,7 @@ def verify_spec(run: Verification, header: Header, footer: tuple[Any, ...]) -> N
 def _verify_data(
     run: Verification, prefix_crc: int, header: Header, footer: tuple[Any, ...], table: RecordTable
 ) -> None:
-    """Read the data once for its padding and its CRC, and combine the CRC of the file from those of its parts."""
+    """Read the data once for its padding and its CRC, and combine the file's CRC from the CRCs of its parts."""
     start, size = header.tensor_data_offset, header.tensor_data_size
     gaps = _gaps(table, start + size)
     data_crc, filled = run.crc32(start, size, gaps)
@@ -405,12 +405,12 @@ class _SimpleRules(Rules):
     __slots__ = ()
     dtypes = DTYPE_LIST[:1]
     min_ndim, max_ndim = 1, MAX_NDIM
-    # Names lie between the tensors, and offsets count from the start of the file: the walk checks the gaps.
+    # Names lie between the tensors; the walk, not the table, checks these gaps.
     max_gap = ANY_GAP
 
 
 def parse_simple(source: Source, head: bytes, options: Options) -> Content:
-    """Walk the file from its beginning to the end of the vocabulary, with which it must end."""
+    """Walk the file to the end of the vocabulary, which must be the end of the file."""
     reader = Cursor(head, source, options.limits)
     reader.skip(len(MAGIC))
     version = reader.number("u32", "version", "its version")
@@ -423,7 +423,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
     names_size = 0
     for i in range(count):
         length = reader.number("u32", "name_length", f"the length of the name of tensor {i}")
-        names_size += length  # the limit is for the sum, because all names are kept
+        names_size += length  # the limit applies to the sum, because all names are kept
         options.limits.check("max_header_bytes", names_size, "size of all names", offset=reader.position - 4)
         names.append(reader.take(length, "name", f"the name of tensor {i}"))
         lengths.append(length)
@@ -467,7 +467,7 @@ def parse_simple(source: Source, head: bytes, options: Options) -> Content:
 
 
 def _name_at(columns: scans.Columns, row: int) -> int:
-    """Return the offset of a tensor's name: before the number and values of its dimensions, and its data."""
+    """Return the offset of a tensor's name, which lies before its dimensions and data."""
     names, dims = columns.bounds, columns.dim_bounds
     at: int = columns.begin[row] - 4 - 4 * (dims[row + 1] - dims[row]) - (names[row + 1] - names[row])
     return at
@@ -488,8 +488,8 @@ def _simple_vocabulary(reader: Cursor, options: Options) -> Callable[[], Vocabul
     return lambda: new_vocabulary(lambda: string_table(data[:walked], count, start, 4), count)
 
 
-# Largest index, in bytes, to read: cheaper than mapping it. A larger one is checked in the mapping and stays there;
-# each use copies and checks a record again.
+# Most bytes of an index to read, which is cheaper than mapping it. A larger one is checked in the mapping and stays
+# there; each use copies and checks a record again.
 READ_INDEX = 1 << 16
 # The field for the size of a section, by the field for its offset.
 _SIZES = {
@@ -503,7 +503,7 @@ _SIZES = {
 def parse_spec(
     source: Source, head: bytes, fields: tuple[Any, ...], footer: tuple[Any, ...], options: Options
 ) -> Content:
-    """Check the header, which has these fields, and the index; return the content."""
+    """Check these fields of the header, and the index; return the content."""
     warnings: list[str] = []
     checked = _check_header(source, head, fields, footer, options, warnings)
     flags, metadata_offset, metadata_size, start, count, data, data_size = checked
@@ -553,7 +553,7 @@ def _check_header(
     options: Options,
     warnings: list[str],
 ) -> tuple[int, ...]:
-    """Check the header field by field; return flags, and where the sections other than the vocabulary lie."""
+    """Check the header field by field; return flags, and the places of all sections but the vocabulary."""
     _, major, minor, flags, at, metadata_size, vocab, vocab_size, index, count, data, size, _, stored, odd = fields
     if major != 1:
         raise field_error(UnsupportedError, "version_major", major, 1)
@@ -600,7 +600,7 @@ def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
     if not end <= index < end + ALIGNMENT or DESCRIPTOR.size * count > limit - index:
         _misplaced("tensor_index_offset", index, DESCRIPTOR.size * count, end, limit)
     end = index + DESCRIPTOR.size * count
-    if data < end or size > limit - data:  # `check_table` checks the gap: it knows how long the names are
+    if data < end or size > limit - data:  # `check_table` checks the gap: it knows the length of the names
         _misplaced("tensor_data_offset", data, size, end, limit)
     if limit - data - size >= ALIGNMENT:
         what = "there is a hole behind the tensor data: tensor_data_size"
@@ -609,7 +609,7 @@ def _check_sections(fields: tuple[Any, ...], limit: int) -> None:
 
 
 def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options, warnings: list[str]) -> None:
-    """Tolerate a newer minor version, and reserved fields only in lax mode."""
+    """Accept a newer minor version with a warning; accept reserved fields only with ``strict=False``."""
     if minor:
         warnings.append(f"version_minor is {minor}: written by a newer version of the format")
     for field, value, offset in (("reserved", odd, 60), ("footer reserved", end, source.size - 4)):
@@ -618,7 +618,7 @@ def _check_odd(source: Source, minor: int, odd: int, end: int, options: Options,
 
 
 def _misplaced(field: str, start: int, size: int, end: int, limit: int) -> NoReturn:
-    """Raise the error for a section that should begin at `end` or just behind it, and end by `limit`."""
+    """Raise the error for a section that should begin at `end` or just after it, and end by `limit`."""
     if start < end:
         expected = f"at least {end}, the end of the section before it"
         raise field_error(LayoutError, field, start, expected, f"two sections overlap: {field}")
@@ -667,9 +667,9 @@ _PLACES = struct.Struct("<5I")
 
 
 def _begins_spec(head: bytes) -> bool:
-    """Whether the index begins where the sections before it end; a name lies there in the simple layout.
+    """Whether the index begins where the sections before it end; in the simple layout, a name lies there.
 
-    For a truncated header, flags and place of the metadata decide, as far as it reaches.
+    If the header is cut off, its flags and the place of the metadata decide, as far as they are there.
     """
     if len(head) < OFFSETS["metadata_offset"] + _PLACES.size:
         flags, place = head[OFFSETS["flags"] :][:4], head[OFFSETS["metadata_offset"] :][:4]
@@ -691,7 +691,7 @@ def _begins_spec(head: bytes) -> bool:
 
 
 def _cut_short(head: bytes, size: int) -> FormatError:
-    """Return the error for a file in the specification layout that is shorter than any whole one."""
+    """Return the error for a file in the specification layout that is too short to be whole."""
     at = OFFSETS["total_file_size"]
     declared = int.from_bytes(head[at : at + 8], "little") if size >= at + 8 else 0
     if declared > size:

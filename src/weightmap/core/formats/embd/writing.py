@@ -26,7 +26,7 @@ def plan(request: Request) -> WritePlan:
 
 
 def _utf8(text: object, limit: int) -> bytes | None:
-    """Return the text as UTF-8; None for no text, a lone surrogate, or more than `limit` bytes."""
+    """Return a text as UTF-8; None if it is not a text, has a lone surrogate, or takes more than `limit` bytes."""
     if not isinstance(text, str):
         return None
     try:
@@ -75,7 +75,7 @@ def _plan_spec(request: Request) -> WritePlan:
     if data_offset > embd.U32_MAX:
         refuse("EMBD", [f"tensor data would begin at byte {data_offset}, and sections begin below 2**32"])
     hashes = checksums.fnv1a32_many(names, np.array(lengths, np.uint32))
-    # Packed in place: objects for the parts of 100,000 tensors would take 20 MB.
+    # Pack in place: objects for the parts of 100,000 tensors would take 20 MB.
     index, offset, end, at = bytearray(data_offset - index_offset), 0, 0, 0
     for tensor, length, digest in zip(request.tensors, lengths, hashes, strict=True):
         offset = -(-end // embd.ALIGNMENT) * embd.ALIGNMENT
@@ -130,7 +130,7 @@ def _write_spec(sink: Sink, prefix: Sequence[bytes | bytearray], request: Reques
 def _encode_metadata(request: Request, reasons: list[Reason]) -> bytes:
     entries = []
     for key, value in (request.metadata or {}).items():
-        # Integers are decimal strings in the specification.
+        # The specification writes integers as decimal strings.
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         raw_key, raw_value = _utf8(key, embd.U16_MAX), _utf8(text, embd.U16_MAX)
         if raw_key is None or raw_value is None:
@@ -159,7 +159,7 @@ def _encode_vocabulary(request: Request, reasons: list[Reason]) -> bytearray:
 
 
 def _special(special_ids: Any, vocab: Sequence[str], reasons: list[Reason]) -> list[int]:
-    """Return the five special ids: those given, else by the tokens' usual names, else "none"."""
+    """Return the five special ids: the given ones, else the ids of the usual tokens, else "none"."""
     ids = dict(special_ids) if special_ids is not None else {}
     if special_ids is None:
         for i, token in enumerate(vocab):

@@ -1,7 +1,7 @@
 """finalfusion ``.fifu``: word embeddings with a vocabulary, subwords, and a matrix that may be quantised.
 
 Little-endian. ``"FiFu" | u32 version = 0 | u32 n_chunks | n_chunks x u32 chunk id``, then the chunks, each ``u32 id |
-u64 length | payload``; the length is that of the payload with its padding. In this order: optional metadata (5); a
+u64 length | payload``; the length counts the payload with its padding. In this order: optional metadata (5); a
 vocabulary (1, 3, 7 or 8); a storage (2 or 4); optional norms (6).
 
 Vocabularies; a word is ``u32 length, bytes`` in UTF-8, unique, and may be empty
@@ -21,7 +21,7 @@ max_n characters; the exponent is 1 to 63; there is at least one bucket.
 Storage
 -------
 * 2 matrix: ``u64 rows | u32 cols | u32 type | padding | data``, row-major. Types: 0 i8, 1 u8, 2 i16, 3 u16, 4 i32, 5
-  u32, 6 i64, 7 u64, 8 i128, 9 u128 (unsupported: numpy has none), 10 f32, 11 f64. Implementations write f32 alone.
+  u32, 6 i64, 7 u64, 8 i128, 9 u128 (unsupported: numpy has none), 10 f32, 11 f64. Implementations only write f32.
 * 4 quantised, by product quantisation: ``u32 projection (0 or 1) | u32 norms (0 or 1) | u32 quantized_len | u32
   reconstructed_len | u32 n_centroids | u64 rows | u32 quantized_type = 1 | u32 reconstructed_type = 10 | padding``,
   then with R = reconstructed_len ``[projection f32 R x R] | codebooks f32 quantized_len x n_centroids x R /
@@ -38,30 +38,31 @@ Ours
 * The chunks are walked; `verify` warns if the header lists others.
 * The length of a vocabulary is trusted if it leads to a whole storage chunk: a known type, rows that fit the
   vocabulary, and an end at the end of the file or at norms. Then opening reads nothing of the vocabulary. Otherwise it
-  walks the strings, and `verify` warns of the wrong length: finalfusion-python writes that of explicit vocabularies 8
-  bytes short for every n-gram. If strings do not end at a trusted length, the first use of the vocabulary and `verify`
-  raise `LayoutError`.
-* The length of a storage or norms chunk tells its padding: 0 to 4 bytes, or up to the size of an element. If it leads
-  neither to the end of the file nor to norms, but the padding of the rule above does, that padding is taken, and
-  `verify` warns. It is not taken if the length leads a few bytes past the end of the file, which may be cut off.
+  walks the strings, and `verify` warns of the wrong length: finalfusion-python writes the length of an explicit
+  vocabulary 8 bytes short for every n-gram. If strings do not end at a trusted length, the first use of the vocabulary
+  and `verify` raise `LayoutError`.
+* The length of a storage or norms chunk determines its padding: 0 to 4 bytes, or up to the size of an element. If it
+  leads neither to the end of the file nor to norms, but the padding by the rule above does, the rule counts, and
+  `verify` warns. If the length leads a few bytes past the end of the file, the rule does not count: the file may be cut
+  off.
 * For repeated words or n-grams, the first look-up and `verify` raise `LayoutError`. Indices of n-grams must cover every
-  row that the matrix has for n-grams, which their first use checks. `verify` warns of indices that are not numbered by
-  first appearance, because one reader numbers them so; they are written so, by sorting the n-grams.
-* A file may have a single chunk of any kind, as each part of finalfusion-python writes itself, where its header lists
-  no other: a vocabulary without tensors, a storage or norms without words, metadata. (Norms may be alone whatever the
+  row that the matrix has for n-grams, which their first use checks. One reader numbers n-grams by first appearance
+  instead: `verify` warns of other indices, and `save` sorts the n-grams so that theirs agree.
+* A file may have a single chunk of any kind, such as the parts of finalfusion-python write, if its header lists no
+  other: a vocabulary without tensors, a storage or norms without words, metadata. (Norms may be alone whatever the
   header lists.) Such files are read; `save` writes whole ones.
 * ``strict=False`` tolerates, with warnings, trailing bytes, chunks of unknown ids, missing chunks, padding that is not
   zero, and repeated strings.
-* Metadata is parsed at the first use, and keeps its text to the byte when it is written again unchanged. Nesting deeper
-  than 128 and more than 65,536 keys are refused.
+* Metadata is parsed at the first use; writing it again unchanged keeps its text to the byte. Nesting deeper than 128
+  and more than 65,536 keys are refused.
 
 Writing
 -------
 ``save(path, {"embeddings": matrix}, vocab=words)``, and optionally ``"norms"``, float32, one for each word. The matrix
 is a two-dimensional array, or a `QuantizedTensor` of scheme "pq". A vocabulary with subwords has an attribute
-``subwords``, as the `Vocabulary` of an opened file has: a `weightmap.core.table.vocabulary.Subwords`, or anything with
+``subwords``, like the `Vocabulary` of an opened file: a `weightmap.core.table.vocabulary.Subwords`, or any object with
 its attributes ``kind`` ("bucket", "fasttext" or "explicit"), ``min_n``, ``max_n``, ``size`` (rows of subwords) and, if
-explicit, ``ngrams``. `Vocabulary.of` makes one::
+explicit, ``ngrams``. `Vocabulary.of` makes such a vocabulary::
 
     vocab = Vocabulary.of(["one", "two"], subwords=Subwords("bucket", 2, 3, 6, 2**10))
     save("words.fifu", {"embeddings": matrix}, vocab=vocab)  # of 2 + 1024 rows
@@ -139,7 +140,7 @@ QUANTIZED_NAMES = (
     "quantized_type",
     "reconstructed_type",
 )
-# The byte of each field in the payload.
+# The offset of each field in the payload.
 QUANTIZED_AT = dict(zip(QUANTIZED_NAMES, (0, 4, 8, 12, 16, 20, 28, 32), strict=True))
 # A vocabulary's fields before its words, in either order.
 UPSTREAM_FIELDS = {
@@ -174,7 +175,7 @@ class VocabChunk(NamedTuple):
     id: int
     offset: int  # of the payload
     declared: int  # the chunk's end by its length
-    end: int  # its real end: as declared if trusted, else as a walk over the strings finds it
+    end: int  # its real end: as declared if trusted, else found by walking the strings
     spec: bool  # whether fields are in the order of the specification
     n_words: int
     n_ngrams: int | None  # of an explicit vocabulary; None if the number lies behind the words
@@ -200,7 +201,7 @@ class Block(NamedTuple):
 class Chunks(NamedTuple):
     """The chunks of a file."""
 
-    listed: tuple[int, ...] | None  # ids in the header; None for a list that is too long to be one
+    listed: tuple[int, ...] | None  # ids in the header; None for an implausibly long list
     stored: tuple[int, ...]  # ids of the chunks in the file, in order
     metadata: Range | None  # the TOML text
     vocab: VocabChunk | None
@@ -208,7 +209,7 @@ class Chunks(NamedTuple):
     norms: Block | None
 
 
-# Bytes per read of the walk
+# Bytes read at once by a walk
 _PIECE = 1 << 20
 _OR_MORE = "size of the vocabulary (or more)"
 
@@ -248,7 +249,7 @@ def read_fields(id_: int, length: int, offset: int, raw: bytes, size: int) -> Vo
 
 
 def check_count(count: int, item_nbytes: int, available: int, what: str, at: int) -> None:
-    """Bound a number of words or n-grams by the `available` bytes that follow it; each takes at least `item_nbytes`."""
+    """Check a number of words or n-grams, each of at least `item_nbytes`, against the `available` bytes after it."""
     if count > available // item_nbytes:
         field = "vocab_len" if what == "words" else "n_ngrams"
         raise too_many(f"number of {what}", count, available // item_nbytes, field=field, offset=at)
@@ -283,7 +284,7 @@ def check_size(vocab: VocabChunk, end: int, limits: Limits, what: str = "size of
 
 
 def scan_end(source: Source, vocab: VocabChunk, limits: Limits) -> int:
-    """Walk the words and n-grams in flat memory, no further than the limits allow; return where they end."""
+    """Walk the words and n-grams in flat memory, within the limits; return where they end."""
     position = vocab.words
     for end in _skip(source, position, vocab.n_words, 0, "word"):
         check_size(vocab, end, limits, _OR_MORE)
@@ -309,7 +310,7 @@ def ngram_count(source: Source, vocab: VocabChunk, position: int) -> tuple[int, 
 
 
 def _skip(source: Source, position: int, count: int, tail: int, what: str) -> Iterator[int]:
-    """Walk `count` strings from `position` on; yield the position after each piece, at last the end of the strings."""
+    """Walk `count` strings from `position` on; yield the position after each piece, finally the end of the strings."""
     remaining = count
     while remaining:
         piece = source.pread(position, min(_PIECE, source.size - position))
@@ -333,7 +334,7 @@ class Placing(NamedTuple):
     """Finds the data of a chunk."""
 
     position: int  # offset of the chunk
-    length: int  # that its header declares
+    length: int  # as its header declares it
     size: int  # of the file
     warnings: list[str]
     starts_norms: Callable[[int], bool]  # whether a chunk of norms begins at an offset
@@ -356,7 +357,7 @@ class Placing(NamedTuple):
     def block(
         self, what: str, code: int, shape: tuple[int, ...], nbytes: int, fields: int, product: PQShape | None = None
     ) -> Block:
-        """Return the chunk whose data of `nbytes` bytes lies behind `fields` bytes: see `place`."""
+        """Return the chunk with `nbytes` bytes of data after `fields` bytes: see `place`."""
         width = BITS[code] // 8 if product is None else 4
         data, end = self.place(what, fields, nbytes, width, last=what == "norms")
         padding, declared = self.payload + fields, self.payload + self.length
@@ -365,8 +366,8 @@ class Placing(NamedTuple):
     def place(self, what: str, fields: int, nbytes: int, width: int, *, last: bool = False) -> tuple[int, int]:
         """Return the offset of the data and the end of the chunk.
 
-        The chunk's length tells its padding. If it leads neither to the end of the file nor to norms, but the padding
-        that writers use does, that padding is taken, with a warning.
+        The chunk's length determines its padding. If it leads neither to the end of the file nor to norms, but the
+        padding that writers use does, the latter counts, with a warning.
 
         Parameters
         ----------
@@ -384,7 +385,7 @@ class Placing(NamedTuple):
         if sound and self.lands(declared, last=last):
             return start + padding, declared
         data = start + width - start % width
-        cut = sound and declared > self.size  # by a few bytes, which the padding that writers put there may make up for
+        cut = sound and declared > self.size  # by a few bytes, which shorter padding could hide
         if not cut and self.lands(data + nbytes, last=last) and data + nbytes != declared:
             contents = f"its contents take {data + nbytes - self.payload} bytes (at byte {self.position + 4})"
             self.warnings.append(f"the length of the {what} chunk is {self.length}, and {contents}")
@@ -415,7 +416,7 @@ def read_matrix(placing: Placing, raw: bytes) -> Block:
         raise errors.UnsupportedError(what, field="type", offset=at, actual=code, expected=f"one of {KNOWN_TYPES}")
     width = BITS[code] // 8
     nbytes = rows * cols * width
-    # numpy multiplies the other dimensions of an empty matrix too.
+    # For an empty matrix, numpy still multiplies the other dimension.
     _check_size(max(rows, 1) * max(cols, 1) * width, "matrix", placing.payload)
     return placing.block("matrix", code, (rows, cols), nbytes, MATRIX_FIELDS.size)
 
@@ -481,10 +482,10 @@ def read_norms(placing: Placing, raw: bytes, words: int | None) -> Block:
 # ----------------------------------------------------------------------------------------------------
 # The metadata of finalfusion: TOML, bounded by keys and depth before it is parsed.
 
-# Most parts of keys, dotted keys and table names included. The parser keeps up to two kilobytes for each.
+# Most parts of keys, including dotted keys and table names. The parser keeps up to two kilobytes for each.
 MAX_KEYS = 1 << 16
-# The pieces of a document: comments and strings, which are skipped, and the signs of its structure. An unclosed string
-# ends with the line or the document; the parser reports it later.
+# The pieces of a document: comments and strings, which `_check` skips, and the signs of its structure. An unclosed
+# string ends with the line or the document; the parser reports it later.
 _TOML_PIECE = r"""(?xs)
     \#[^\n]*+
     | \"""(?:[^"\\]++|\\.|"(?!""))*+(?:\"""\"{0,2})?
@@ -573,7 +574,7 @@ def shallow(content: Any) -> bool:
 
 
 class TomlDocument(dict[str, Any]):
-    """The content of a TOML document with its text, so that it is written again with its comments and order.
+    """The content of a TOML document with its text, so that writing it again keeps comments and order.
 
     ``TensorFile.metadata`` is a read-only view of one; its ``copy()`` returns the document.
     """
@@ -620,7 +621,7 @@ def load_metadata(raw: bytes, offset: int) -> TomlDocument:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The strings of vocabularies, walked at the first use and decoded one by one.
+# The strings of vocabularies, which the first use walks, and each use decodes.
 
 
 class VocabStrings:
@@ -631,9 +632,9 @@ class VocabStrings:
     source : Source
     vocab : VocabChunk
     octets : callable
-        Returns the bytes of the file from one offset to another.
+        ``octets(begin, end)`` returns bytes of the file.
     distinct : int or None
-        Rows that n-grams have in the matrix; None without a matrix.
+        The matrix's rows for n-grams; None without a matrix.
     unique : bool
         Whether indexing refuses repeated strings.
     """
@@ -710,7 +711,7 @@ class VocabStrings:
             what, actual = f"index of n-gram {first}", int(indices[first])
             expected = f"less than {self._distinct}, the rows that the matrix has for n-grams"
             raise errors.LayoutError(what, field="index", offset=self._vocab.offset, actual=actual, expected=expected)
-        # Not an array of all rows: a matrix without columns may declare any number of them.
+        # At most as long as the indices: a matrix without columns may declare any number of rows.
         named = np.zeros(min(self._distinct, len(indices)), np.bool_)
         named[indices.astype(np.intp)[indices < len(named)]] = True
         if len(named) != self._distinct or not named.all():
@@ -773,7 +774,7 @@ class UniqueStrings(StringTable):
 
 
 def read_vocabulary(source: Source, vocab: VocabChunk, storage: Block | None, *, strict: bool) -> Vocabulary:
-    """Return the vocabulary, to be read at its first use."""
+    """Return the vocabulary; its first use reads it."""
     distinct = None if storage is None else storage.shape[0] - vocab.n_words
     strings = VocabStrings(source, vocab, source.section, distinct, unique=strict)
     return Vocabulary(strings.words, vocab.n_words, subwords=subwords_of(vocab, distinct, strings))
@@ -795,9 +796,9 @@ def subwords_of(vocab: VocabChunk, distinct: int | None, strings: VocabStrings) 
 
 
 def verify(run: Verification, chunks: Chunks, again: Chunks) -> None:
-    """Check the whole file, reading each byte once, and that its chunks have not changed since opening.
+    """Check the whole file, reading each byte once; also check that its chunks have not changed since opening.
 
-    `chunks` were in the file at opening, `again` are in it now.
+    `chunks` are the chunks at opening, `again` the chunks now.
     """
     if again != chunks:
         raise errors.LayoutError("the chunks changed after the file was opened", field="chunk", offset=0)
@@ -834,7 +835,7 @@ def _compare_list(run: Verification, chunks: Chunks) -> None:
 def _verify_vocabulary(run: Verification, chunks: Chunks) -> None:
     vocab = chunks.vocab
     assert vocab is not None  # noqa: S101 - the caller has checked
-    # Private bytes cannot change between two checks.
+    # A private copy cannot change between two checks.
     raw = np.frombuffer(run.read(vocab.words, vocab.end - vocab.words), np.uint8)
     distinct = None if chunks.storage is None else chunks.storage.shape[0] - vocab.n_words
 
@@ -861,7 +862,7 @@ def _verify_strings(run: Verification, table: UniqueStrings) -> None:
 
 
 def _verify_numbering(run: Verification, vocab: VocabChunk, table: UniqueStrings, indices: NDArray[np.uint64]) -> None:
-    """Warn of indices that some readers ignore: these number n-grams by first appearance instead."""
+    """Warn of indices that differ from first appearance: some readers ignore indices and number n-grams so."""
     if not numbered(indices):
         run.warn("indices of n-grams are not numbered by first appearance, as some readers number them")
     wrong = sum(not vocab.min_n <= len(ngram) <= vocab.max_n for ngram in table)
@@ -931,7 +932,7 @@ class _Rules(Rules):
     __slots__ = ()
     dtypes = DTYPE_LIST
     min_ndim, max_ndim = 1, 2
-    # Headers of chunks lie between the tensors, and offsets count from the start of the file: the walk checks the gaps.
+    # Headers of chunks lie between the tensors; the walk, not the table, checks these gaps.
     max_gap = ANY_GAP
 
 
@@ -947,7 +948,7 @@ class _Decoder:
         return product_of(self._storage, octets, self._name)
 
     def row_parts(self) -> list[tuple[int, int]]:
-        """Return the bytes of projection, codebooks, norms and codes, each with those of one row: see `Row`."""
+        """Return the bytes of projection, codebooks, norms and codes, in all and for one row: see `Row`."""
         product, shape = self._storage.product, self._storage.shape
         assert product is not None  # noqa: S101 - its dtype says so
         per_row = (0, 0, 4, product.quantized_len)
@@ -955,7 +956,7 @@ class _Decoder:
 
 
 def parse_finalfusion(source: Source, head: bytes, options: Options) -> Content:
-    """Walk the chunks and return the content. Data stays unread, and so do words if their length can be trusted."""
+    """Walk the chunks and return the content. Leave data unread, and words too if their length can be trusted."""
     warnings: list[str] = []
     chunks = _Walk(source, head, options, warnings).run()
     table = table_of(chunks, source.size)
@@ -1093,7 +1094,7 @@ class _Walk:
         return tuple(id_ for (id_,) in U32.iter_unpack(ids)), first
 
     def _is_chunk(self, raw: bytes, position: int) -> bool:
-        """Whether the bytes behind a storage may be another chunk, whole or cut off, and not trailing bytes."""
+        """Whether the bytes after a storage may be another chunk, whole or cut off, rather than trailing bytes."""
         id_ = int.from_bytes(raw[:4], "little")
         if len(raw) < CHUNK.size:
             return raw[:4] == U32.pack(NORMS)[: len(raw)] and self._norms is None
@@ -1155,7 +1156,7 @@ class _Walk:
     def _vocabulary(self, id_: int, length: int, position: int, fields: bytes) -> VocabChunk:
         """Read the fields of a vocabulary, and find its end.
 
-        Its length is the end if it leads to a whole storage chunk that fits the vocabulary; else the words are walked.
+        The stated length counts if it leads to a whole storage chunk that fits the vocabulary; else walk the words.
         """
         vocab = read_fields(id_, length, position + CHUNK.size, fields, self._size)
         limits = self._options.limits

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.core.table import StringTable
 
 _IDS = {kind: id_ for id_, kind in finalfusion.KINDS.items()}
-# Strings joined for one write.
+# Strings joined for a single write.
 _BATCH = 4096
 
 
@@ -34,7 +34,7 @@ class _Ngrams(NamedTuple):
     order: NDArray[np.int64] | None  # the order to write them in; None for the order of the table
 
     def entries(self) -> Iterator[tuple[list[bytes], list[int]]]:
-        """Yield n-grams and their indices in batches: there are many more n-grams than words."""
+        """Yield n-grams and their indices in batches, because n-grams are many more than words."""
         for first in range(0, len(self.indices), _BATCH):
             some = slice(first, first + _BATCH)
             chosen = np.arange(len(self.indices))[some] if self.order is None else self.order[some]
@@ -149,7 +149,7 @@ def _before(tensor: Payload, position: int) -> bytes:
 def _check_matrix(matrix: Payload, vocab: _Vocab | None, reasons: list[Reason]) -> None:
     what = "tensor 'embeddings'"
     parts = matrix.parts
-    if parts is not None:  # in a scheme of this format: `save` refuses others
+    if parts is not None:  # in a scheme of this format: `save` has refused others
         if not 1 <= parts.n_centroids <= finalfusion.MAX_CENTROIDS:
             reasons.append(f"{what}: {parts.n_centroids} centroids (expected 1 to {finalfusion.MAX_CENTROIDS})")
         elif not matrix.shape[1]:
@@ -230,7 +230,7 @@ def _encode_vocab(words: Sequence[str] | None, layout: str, reasons: list[Reason
 def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
     try:
         raws = [word.encode() for word in words]
-    except (AttributeError, UnicodeEncodeError):  # no text, or a lone surrogate
+    except (AttributeError, UnicodeEncodeError):  # not a text, or a lone surrogate
         i = next(i for i, word in enumerate(words) if not (isinstance(word, str) and encodable(word)))
         reasons.append(f"word {i} is {repr(words[i])[:80]} (Unicode text)")
         return []
@@ -244,7 +244,7 @@ def _encode_words(words: Sequence[str], reasons: list[Reason]) -> list[bytes]:
 
 
 def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngrams | None:
-    """Return the n-grams of an explicit vocabulary, ordered so that indices are numbered by first appearance."""
+    """Return the n-grams of an explicit vocabulary, ordered so that their indices count by first appearance."""
     if subwords.ngrams is None:
         reasons.append("explicit subwords without n-grams")
         return None
@@ -260,8 +260,8 @@ def _encode_ngrams(subwords: Any, reasons: list[Reason], *, spec: bool) -> _Ngra
     if spec and len(distinct) != len(indices):
         reasons.append("n-grams that share an index, in layout 'spec'")
         return None
-    # The n-grams are sorted, because the rows of the matrix stay in their order. If no two share an index, the sorted
-    # indices are 0, 1, 2 and so on, as layout "spec" needs them.
+    # Sort the n-grams, not the rows of the matrix. If no two n-grams share an index, the sorted indices are 0, 1, 2
+    # and so on, as layout "spec" needs them.
     return _Ngrams(table, indices, None if finalfusion.numbered(indices) else np.argsort(indices, kind="stable"))
 
 

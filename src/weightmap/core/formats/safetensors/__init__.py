@@ -163,8 +163,8 @@ def _of_rank(sharding: str, path: str) -> list[str]:
     example = next((f"{quoted(name)} begins at {at} of its tensor" for name, at in offsets if _is_inside(at)), None)
     if example is None and os.path.basename(path).startswith(_WHOLE):
         return []
-    shapes = "may be those of parts of tensors" if example is None else f"are those of parts of tensors ({example})"
-    return [f"a rank of torch.distributed.checkpoint saved this file, and shapes {shapes}: {CONSOLIDATE}"]
+    parts = "may be parts of larger ones" if example is None else f"are parts of larger ones ({example})"
+    return [f"a rank of torch.distributed.checkpoint saved this file, and its tensors {parts}: {CONSOLIDATE}"]
 
 
 def _is_inside(offsets: object) -> bool:

@@ -324,7 +324,7 @@ def _storages_in(
 # ----------------------------------------------------------------------------------------------------- legacy
 def _parse_legacy(source: Source, head: bytes, options: Options) -> Content:
     if head[:1] != b"\x80":
-        expected = "that of an archive or of a pickle"
+        expected = "the first bytes of an archive or a pickle"
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=expected)
     warnings: list[str] = []
     programs = _Programs(source, options)
@@ -471,8 +471,8 @@ def _storages_behind(
         at += 8 + size
     count, distinct = int(listed.sum()), int((first == np.arange(len(first))).sum())
     if count != distinct:
-        what = "number of keys in the list"
-        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=f"{distinct}, that of storages")
+        what, expected = "number of keys in the list", f"{distinct}, the number of storages"
+        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=expected)
     begins[:] = begins[first]
     return begins, at
 

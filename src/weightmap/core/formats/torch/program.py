@@ -45,8 +45,8 @@ _KINDS = (
 )
 # The same for other odd values.
 _ODD = {
-    "CONJUGATE": ("a conjugate view, whose values are not those of its storage", "tensor.resolve_conj()"),
-    "NEGATIVE": ("a negative view, whose values are not those of its storage", "tensor.resolve_neg()"),
+    "CONJUGATE": ("a conjugate view, whose values differ from its storage", "tensor.resolve_conj()"),
+    "NEGATIVE": ("a negative view, whose values differ from its storage", "tensor.resolve_neg()"),
     "STORAGE": ("a storage by itself", "a tensor"),
     "CLASS": ("a class or function by itself", "its name"),
     "KEY": ("a key that is not a text, integer, truth value, None or tuple of such", "texts as keys"),
@@ -147,7 +147,7 @@ def error_of(fault: access.Fault, program: Program, options: Options) -> FormatE
         module, attribute = (program.read(a, min(n, _SHOWN + 1)) for a, n in ((row, expected), (fault.at, actual)))
         called, effect, instead = _unknown(module, attribute)
         needs = f"{name} needs {called}{effect and ', '}{effect}"
-        what = f"{needs}: no name but those of tensors and plain values is known, and nothing is called: save {instead}"
+        what = f"{needs}: only tensors and plain values are read, and nothing is called: save {instead}"
         return UnsupportedError(what, field="name", offset=at, remedy=_LAX)
     if kind == "PICKLE_ODD":
         effect, instead = _ODD[scans.PICKLE_ODD[actual]]
@@ -212,7 +212,7 @@ def values_of(pickle: Pickle, program: Program, options: Options, warnings: list
                 raise UnsupportedError(what, field="pickle", offset=program.offset, remedy=_LAX)
             warnings.append(f"{quoted(name)} is left out: {value.why} (save {value.instead})")
         elif name in values:
-            what = f"{program.name}: two values are called {quoted(name)}, of which the first one stays"
+            what = f"{program.name}: two values are called {quoted(name)}: the first one stays"
             options.tolerate(LayoutError(what, field="name", offset=program.offset), warnings)
         else:
             values[name] = value
@@ -372,7 +372,7 @@ def _array(_at: int, parts: list[_Part], window: _Window, program: Program, name
     try:
         return np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
     except ValueError:  # an empty one, whose other dimensions are too large
-        what = f"{program.name}: numpy has no shape as that of {label}"
+        what = f"{program.name}: numpy cannot have the shape of {label}"
         raise LayoutError(what, field="pickle", offset=program.offset) from None
 
 
