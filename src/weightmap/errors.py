@@ -47,15 +47,15 @@ __all__ = [
 class Remedy(NamedTuple):
     """An option that would help the caller; Python and the command line spell it differently."""
 
-    words: str  # with ``{}`` in the place of the option
+    words: str  # ``{}`` stands for the option
     option: str  # its name in Python
     value: str | bool | None = None  # the value that helps, if it is known
     switch: bool = False  # whether the option is on or off, and off by default
-    flag: str = ""  # the option of the command line, where it has another name
-    python: str = ""  # what to write in Python, where that is not a keyword of the function that was called
+    flag: str = ""  # the option's name on the command line, if it differs
+    python: str = ""  # the remedy in Python, if it is not a keyword of the called function
 
 
-# Where Python has an option that is not a keyword of the function: in an argument, or in another call.
+# How to spell options in Python that are not keywords of the called function.
 _PLACES = dict.fromkeys(("layout", "align", "checksums", "sha256sums", "durable", "overwrite"), "output=Output({})")
 _PLACES |= dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({})")
 _PLACES |= dict.fromkeys(("strict", "trust", "config"), "open(..., {})") | {"weights": "f.weights"}
@@ -181,7 +181,7 @@ class ChecksumError(FormatError):
 
 
 class TrustError(ChecksumError):
-    """The file is not the one whose digest was recorded, or no digest of it was: see `weightmap.trust`."""
+    """The file does not match its recorded digest, or has no recorded digest: see `weightmap.trust`."""
 
 
 class DeltaError(FormatError):
@@ -241,13 +241,13 @@ class FileChangedError(TensorFileError, OSError):
 
 
 class RemoteError(TensorFileError, OSError):
-    """A store fails to deliver an object, or answers a request wrongly."""
+    """A store does not deliver an object, or answers a request wrongly."""
 
     __str__ = TensorFileError.__str__
 
 
 class AddressError(TensorFileError, ValueError):
-    """The address has no form that a request can go to. The message repeats no part of it: it may hold a password."""
+    """No request can go to an address of this form. The message does not repeat it: it may hold a password."""
 
 
 class NotRegularFileError(TensorFileError, OSError):

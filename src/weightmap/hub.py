@@ -1,9 +1,8 @@
-"""Downloads from the Hugging Face Hub to its cache, as huggingface_hub has that; for opening see ``hf://``.
+"""Downloads from the Hugging Face Hub to the cache of huggingface_hub; to open a model there, see ``hf://``.
 
-The cache is huggingface_hub's: ``models--owner--name`` with ``blobs``, named by their digests, ``snapshots`` of
-commits, which are links to blobs, and ``refs``, the commits of branches. Ours: a file that is not complete lies in a
-folder ``incomplete`` beside these, so that nothing is under ``blobs`` before its digest agrees. The lock of a blob is
-the file that huggingface_hub locks.
+The cache has huggingface_hub's layout: in ``models--owner--name``, ``blobs`` are named by their digests, ``snapshots``
+of commits link to blobs, and ``refs`` name the commits of branches. One folder is ours: ``incomplete`` holds a file
+until its digest agrees, so that ``blobs`` has only good files. A download takes the lock that huggingface_hub takes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["download"]
 
-# Files at a time; bytes of a piece; seconds between two looks at a file that another process downloads.
+# Simultaneous files; bytes a piece; seconds between two checks of a file that another process downloads.
 _FILES, _PIECE, _LOOK = 4, 1 << 20, 0.05
 _SHA256 = 64
 
@@ -47,8 +46,8 @@ def download(
 ) -> str:
     """Download the files of a repository to the cache of huggingface_hub.
 
-    Each file gets its place once its digest agrees: SHA-256, or git's for a small file. An interrupted download goes on
-    where it ended. Processes that download at once share the work.
+    Each file takes its place once its digest agrees: SHA-256, or git's for a small file. A second call resumes an
+    interrupted download. Simultaneous processes share the work.
 
     Parameters
     ----------
@@ -59,7 +58,7 @@ def download(
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes.
     deadline : float, optional
-        Time limit of a request in seconds, to which each MiB adds one second; 60 when not given.
+        Time limit of a request in seconds, plus one second for each MiB; 60 when not given.
 
     Returns
     -------
@@ -69,13 +68,13 @@ def download(
     Raises
     ------
     ChecksumError
-        When bytes do not have the digest of their file; they are removed.
+        When the bytes do not match the file's digest; they are removed.
     AddressError
         When the address has another form.
     FileNotFoundError, PermissionError, RemoteError
         As for `weightmap.open`; FileNotFoundError also where no file matches.
     OSError
-        When the cache cannot be written to; what has arrived stays, to go on with.
+        When the cache cannot be written to; the next call resumes from the bytes that have arrived.
     MissingDependencyError
         When huggingface_hub is not installed.
     """
@@ -93,7 +92,7 @@ def download(
     }
     for name in snapshot.odd:
         if takes(name, globs, None) and (not key or name.startswith(f"{key}/")):
-            raise RemoteError(f"the Hub names a file by no plain path: {quoted(name)}", path=str(location))
+            raise RemoteError(f"the Hub lists a file whose path is not plain: {quoted(name)}", path=str(location))
     if not chosen:
         raise FileNotFoundError(2, "the repository has no such files", str(location))
     root = os.path.join(store.folder, "snapshots", snapshot.commit)
@@ -186,7 +185,7 @@ class _Download:
         for path in (blob, partial):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         resumed, digest = self._filled(name, entry, partial)
-        if resumed and digest not in (None, entry.digest):  # what was there may be of a disk that was full, or broke
+        if resumed and digest not in (None, entry.digest):  # the old bytes may be damaged: a full or broken disk
             os.unlink(partial)
             self._tell(-entry.size)
             _, digest = self._filled(name, entry, partial)
@@ -199,7 +198,7 @@ class _Download:
         os.replace(partial, blob)
 
     def _filled(self, name: str, entry: Entry, partial: str) -> tuple[int, str | None]:
-        """Fetch what a partial file lacks; return how much it had, and its digest: None if another file has failed."""
+        """Fetch the rest of a partial file; return its earlier size and its digest: None if another file has failed."""
         digest, resumed = _digest_of(entry), 0
         with _opened(partial) as file:
             if file.tell() > entry.size:
@@ -223,7 +222,7 @@ class _Download:
 
 
 def _opened(partial: str) -> IO[bytes]:
-    """Open a partial file to go on with it; a link there would lead to another file."""
+    """Open a partial file to append to it; refuse a link, which would lead to another file."""
     no_link = getattr(os, "O_NOFOLLOW", 0)
     try:
         return open(partial, "a+b", opener=lambda path, flags: os.open(path, flags | no_link, 0o666))
@@ -234,14 +233,14 @@ def _opened(partial: str) -> IO[bytes]:
 
 
 def _digest_of(entry: Entry) -> Any:
-    """Return the digest of a file to be fed: SHA-256, or git's of a small file."""
+    """Return a new digest object for a file: SHA-256, or git's for a small file."""
     if len(entry.digest or "") == _SHA256:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
 
 
 def _link(blob: str, path: str) -> None:
-    """Make the link of a snapshot to a blob; where the system has no links, a copy."""
+    """Link a snapshot's file to its blob; copy it where the system has no links."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     if os.path.lexists(path):

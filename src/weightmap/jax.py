@@ -33,21 +33,21 @@ __all__ = ["load_file", "read_sharded", "to_jax"]
 
 
 def to_jax(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any = None) -> Any:
-    """Return an array of jax with the values of `array`.
+    """Return a jax array with the values of `array`.
 
     Parameters
     ----------
     array : np.ndarray or QuantizedTensor
-        Any type that jax has, bfloat16 and float8 of ml_dtypes included; 64-bit types become 32-bit unless jax is set
-        up for them. A quantised tensor is decoded to float32.
+        Any type that jax has, also bfloat16 and float8 of ml_dtypes; 64-bit types become 32-bit unless jax enables
+        them. A quantised tensor is decoded to float32.
     device : jax.Device or jax.sharding.Sharding, optional
-        Where the array goes; by default where jax puts arrays.
+        Device or sharding of the result; by default jax's own choice.
 
     Returns
     -------
     jax.Array
-        On the CPU it shares contiguous memory that begins at a multiple of 64 bytes, and keeps that memory, and so the
-        mapping, alive. Do not write to an array that was shared.
+        On the CPU it shares contiguous memory that begins at a multiple of 64 bytes, and keeps that memory, or the
+        mapping, alive. Do not write to `array` then.
 
     Raises
     ------
@@ -63,15 +63,15 @@ def to_jax(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any = None) ->
 
 @names_moved
 def load_file(path: Model, sharding: Any = None) -> dict[str, Any]:
-    """Return the tensors of a file as arrays of jax.
+    """Return the tensors of a file as jax arrays.
 
     Parameters
     ----------
     path : TensorFile, or anything that `weightmap.open` takes
         A handle stays open; ``f.weights`` are decoded to the model's type.
     sharding : jax.sharding.Sharding, or mapping or function of names to one, optional
-        Where the parts of each array go; each device's part is read alone. None, or a name missing in the mapping,
-        means the device where jax puts arrays.
+        The sharding of each array; only each device's part is read. None, or a name missing in the mapping, means
+        jax's own choice of device.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def load_file(path: Model, sharding: Any = None) -> dict[str, Any]:
 
 
 def read_sharded(file: TensorFile, name: str, sharding: Any) -> Any:
-    """Return a tensor as an array whose parts lie where a sharding says.
+    """Return a tensor as an array with the given sharding; read only the parts for this process's devices.
 
     Parameters
     ----------
@@ -110,7 +110,6 @@ def read_sharded(file: TensorFile, name: str, sharding: Any) -> Any:
     Returns
     -------
     jax.Array
-        Reads only the bytes of the parts on this process's devices.
 
     Raises
     ------
@@ -128,7 +127,7 @@ def read_sharded(file: TensorFile, name: str, sharding: Any) -> Any:
 
 
 def _fetched(file: TensorFile, shardings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a file in a store: one plan reads what the devices of this process need."""
+    """Return the tensors of a file in a store: one plan reads the parts for the devices of this process."""
     jax = _jax()
     indices: dict[str, dict[str, Any]] = {}
     for name, sharding in shardings.items():

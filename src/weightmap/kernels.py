@@ -1,11 +1,11 @@
 """Kernels in C: checksums, hashes, conversions, quantised blocks. Arrays in, arrays out.
 
 Every kernel takes any C-contiguous buffer (bytes, bytearray, memoryview, mmap, numpy array), releases the GIL while it
-works, and equals its plain definition to the bit on every instruction set. A buffer that is not contiguous is a
-TypeError.
+works, and returns the same bits as its plain definition on every instruction set. A buffer that is not contiguous
+raises TypeError.
 """
 # mypy: implicit-reexport
-# No `__getattr__` here: a module that has one gives its attributes five times more slowly, which short inputs notice.
+# No `__getattr__` here: it would make attributes of the module five times as slow, which short inputs would notice.
 
 from weightmap.core.native.access import available_isas, isa, use_isa
 from weightmap.core.native.checksums import crc32, crc32_combine, fnv1a32, fnv1a32_many, fnv1a64

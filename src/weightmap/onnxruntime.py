@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime whose weights are the mapping of a file, which all sessions and processes share."""
+"""Sessions of onnxruntime that take their weights from one mapped file, shared by all sessions and processes."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from weightmap.errors import LayoutError, MissingDependencyError, TensorNotFound
 
 __all__ = ["session_options"]
 
-# The types that arrays and onnxruntime have, by name.
+# ONNX's codes for the types that numpy has too, by name.
 _CODES = {kind.name: code for code, kind in enumerate(TYPES[:21]) if kind and not kind.name.startswith("complex")}
 
 
 def session_options(model: str | os.PathLike[str], weights: Model | None = None) -> Any:
-    """Return options for sessions of a model whose initialisers lie in the mapping of a file.
+    """Return options for sessions of a model that read the initialisers from a mapped file.
 
-    ``onnxruntime.InferenceSession(model, session_options(model))`` holds no copy of them, but for what onnxruntime
-    packs anew. The options keep the mapping alive, and a session its options; any number of sessions may use them.
+    ``onnxruntime.InferenceSession(model, session_options(model))`` copies no initialiser, unless onnxruntime pre-packs
+    it. The options keep the mapping alive, and a session its options; any number of sessions may use them.
 
-    Optimisation of the graph is off: onnxruntime's optimisers change initialisers, and compute others from those in
-    the model, whereas the session gets those of the file. Optimise once, save that model, and give it here.
+    Graph optimisation is off: onnxruntime's optimisers change the model's initialisers and compute new ones from them,
+    but the session gets the file's. Optimise once, save the optimised model, and pass it here.
 
     Parameters
     ----------
     model : str or os.PathLike
-        An ONNX model. onnxruntime opens its external data too, also where none of it is used.
+        An ONNX model. onnxruntime also opens its external data, even if it uses none of them.
     weights : TensorFile, or anything that `weightmap.open` takes, optional
-        The file, of any format, with tensors of the names, types and shapes of initialisers; the model itself by
-        default. Initialisers that it lacks are the model's own, and so are constants of functions, and what has no
+        A file of any format whose tensors have the names, types and shapes of initialisers; by default the model
+        itself. The model supplies initialisers that the file lacks, constants of functions, and values without an
         array, such as strings. A handle stays open.
 
     Returns
     -------
     onnxruntime.SessionOptions
-        Set what else a session needs, such as ``intra_op_num_threads``. Tensors that do not lie row-major, aligned and
-        in the machine's byte order are copied.
+        Other settings of a session, such as ``intra_op_num_threads``, may be set on it. Tensors that are not row-major,
+        aligned and in the machine's byte order are copied.
 
     Raises
     ------
@@ -79,6 +79,6 @@ def session_options(model: str | os.PathLike[str], weights: Model | None = None)
             options.add_initializer(name, value)
             options.mapped.append(value)
     if weights is not None and not options.mapped:
-        what = f"no tensor is called as an initialiser of {quoted(os.fspath(model))}"
+        what = f"no tensor has the name of an initialiser of {quoted(os.fspath(model))}"
         raise TensorNotFoundError(what, path=name_of(source), format=source.format)
     return options

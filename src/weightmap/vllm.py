@@ -261,8 +261,8 @@ def tensors(
             done.update(sibling_path(path, name) for name in file.shards)
             names = [name for name in file if not skip(name)]
             if any(map(_LLAMA_CPP.match, names)):
-                expected = "those of Hugging Face, such as model.layers.0.input_layernorm.weight"
-                raise UnsupportedError("names of tensors", path=path, actual="those of llama.cpp", expected=expected)
+                expected = "Hugging Face's, such as model.layers.0.input_layernorm.weight"
+                raise UnsupportedError("naming of tensors", path=path, actual="llama.cpp's", expected=expected)
             reads = plan(file, names, local_rank=local[0], local_world_size=local[1])
             together = exchange if exchange is not None and _agree(exchange, _outline(reads)) else None
             # Reading for a device uses many threads already: only with other local ranks is warming worth its turns.

@@ -351,7 +351,7 @@ def test_a_list_of_digests_that_cannot_be_kept_fails_before_anything_is_written(
     (tmp_path / "SHA256SUMS").mkdir()
     with pytest.raises(OSError, match="SHA256SUMS") as caught:
         lists.write_sums(str(path))
-    assert caught.value.__notes__ == [f"{path} is in place, and SHA256SUMS is not of it"]
+    assert caught.value.__notes__ == [f"{path} is in place, but SHA256SUMS does not describe it"]
 
 
 @pytest.mark.parametrize("overwrite", [True, False])

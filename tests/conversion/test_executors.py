@@ -152,9 +152,9 @@ def test_a_report_of_another_kind_is_refused(model, tmp_path):
             lie.set_result(tuple(future.result()))
             return lie
 
-    with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.amb': the executor returned something else"):
+    with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.amb': the executor did not return"):
         wm.convert(model, f"{tmp_path}/out/", run=wm.Run(Lying()), **QUANTISED)
-    with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.safetensors': the executor returned"):
+    with pytest.raises(wm.ShardsError, match=r"'model-00001-of-00006\.safetensors': the executor did not return"):
         wm.verify(model, run=wm.Run(Lying()))
 
 

@@ -178,7 +178,7 @@ def test_the_first_delta_is_built_on_the_recorded_version(tmp_path, indexed):
     index = base / f"model.safetensors{'.index.json' if indexed else ''}"
     for place in (base, index):
         for wrong in (versions, versions[:1], versions[2:]):
-            with pytest.raises(wm.DeltaError, match="version 1, which is not the base of that delta: base_version is"):
+            with pytest.raises(wm.DeltaError, match="version 1, which is not the base of the delta: base_version is"):
                 deltas.open(place, wrong)
         for count in (1, 2, 3):
             with deltas.open(place, versions[1:count]) as f, pickle.loads(pickle.dumps(f)) as again:

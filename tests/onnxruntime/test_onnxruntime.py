@@ -80,7 +80,7 @@ def test_tensors_that_do_not_fit(tmp_path):
     for tensors, error, text in (
         ({"w": MATRIX.astype(np.float16)}, wm.LayoutError, r"'w' is float16 \[64, 64\], expected float32 \[64, 64\]"),
         ({"b": MATRIX[:63]}, wm.LayoutError, "'b' is float32"),
-        ({"v": MATRIX}, wm.TensorNotFoundError, "no tensor is called as an initialiser"),
+        ({"v": MATRIX}, wm.TensorNotFoundError, "no tensor has the name of an initialiser"),
     ):
         wm.save(tmp_path / "w.safetensors", tensors)
         with pytest.raises(error, match=text) as caught:
@@ -147,5 +147,5 @@ def test_constants_of_functions_stay_the_models_own(tmp_path):
     assert len(options.mapped) == 1
     np.testing.assert_array_equal(run(path, options), (MATRIX + MATRIX) + (MATRIX + 1))
     wm.save(tmp_path / "w.safetensors", {"k": MATRIX})
-    with pytest.raises(wm.TensorNotFoundError, match="no tensor is called"):
+    with pytest.raises(wm.TensorNotFoundError, match="no tensor has the name"):
         wm.onnxruntime.session_options(path, tmp_path / "w.safetensors")

@@ -239,7 +239,7 @@ def test_names_that_a_store_refuses(location, objects):
     """Of a stranger's file: an error of the tree, without the store's text."""
     objects.objects["m/a.index.json"] = json.dumps({"weight_map": {"w": location}}).encode()
     objects.objects[f"m/{location}"] = b""
-    with pytest.raises(wm.RemoteError, match="the store takes no such name") as caught:
+    with pytest.raises(wm.RemoteError, match="the store does not accept this name") as caught:
         wm.open("m/a.index.json", remote=wm.Remote(Choosy(objects)))
     assert "secret" not in str(caught.value)
 
@@ -266,7 +266,7 @@ def test_a_store_that_panics(objects):
         def get(self, path, *, options):
             raise panic("secret")
 
-    with pytest.raises(wm.RemoteError, match="no request can be made of this address") as caught:
+    with pytest.raises(wm.RemoteError, match="this address makes no valid request") as caught:
         wm.open("m", remote=wm.Remote(Panicking(objects)))
     assert "secret" not in str(caught.value)
 

@@ -86,7 +86,7 @@ def test_what_is_there_is_kept(store, tmp_path):
             at(store, key)
     wm.convert(wm.open("a/m.weights", remote=by_key), at(store, "f/m.weights"), dtype="float16")
     del store.objects["f/m.weights"]
-    with pytest.raises(ValueError, match="run deals"):
+    with pytest.raises(ValueError, match="run= shares"):
         wm.convert(one, at(store, "x/"), run=wm.Run(world_size=2))
     with pytest.raises(wm.EncodeError) as caught:
         wm.convert(one, at(store, "x.weights"), rename=dict.fromkeys(TENSORS, "same"))
@@ -136,7 +136,7 @@ def test_two_writers_of_one_model(store):
     assert held == [False, True, True, True]
     store.write(f"c/{CLAIM}", b"another writer's")
     before = dict(store.objects)
-    with pytest.raises(wm.TargetError, match=rf"s3://bucket/c/{CLAIM}: another process writes this model.*remove"):
+    with pytest.raises(wm.TargetError, match=rf"s3://bucket/c/{CLAIM}: another process is writing this model.*remove"):
         wm.save(at(store, "c/model.safetensors"), TENSORS, max_shard_size=8000)
     assert store.objects == before
 

@@ -271,7 +271,7 @@ def test_commands(model, keys, capsys):
     assert cli.main(["verify", str(model), "--trust", bundle, "--key", str(keys / "own.pub")]) == 0
     assert cli.main(["verify", str(model), "--trust", bundle, "--key", str(keys / "other.pub")]) == 1
     assert cli.main(["verify", str(model), "--trust", "recorded"]) == 1
-    assert "no digest of this file is beside it" in capsys.readouterr().out
+    assert "this file has no digest beside it" in capsys.readouterr().out
     assert cli.main(["verify", str(model), "--key", "x"]) == 2
     signed(model, keys, by_key=False)
     by = ["verify", str(model), "--trust", bundle, "--certificate"]
@@ -296,12 +296,12 @@ def test_a_snapshot_of_links_is_signed_and_verified(model, keys, tmp_path, capsy
             file.symlink_to(target)
             file = target  # noqa: PLW2901
     key, bundle = keys / "own.pem", tmp_path / "b.sig"
-    with pytest.raises(wm.errors.TrustError, match="; allow_symlinks=True signs what links lead to"):
+    with pytest.raises(wm.errors.TrustError, match="; allow_symlinks=True signs the files that links lead to"):
         trust.sign(model, tmp_path / "a.sig", key=key)
     trust.sign(model, tmp_path / "a.sig", key=key, allow_symlinks=True)
     argv = ["sign", str(model), "--key", str(key), "--out", str(bundle)]
     assert cli.main(argv) == 3
-    assert "; --allow-symlinks signs what links lead to" in capsys.readouterr().err
+    assert "; --allow-symlinks signs the files that links lead to" in capsys.readouterr().err
     assert cli.main([*argv, "--allow-symlinks"]) == 0
 
     def verified():

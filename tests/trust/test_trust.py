@@ -147,12 +147,14 @@ def test_a_mapping_and_a_path_of_a_list(model, tmp_path, mode):
     refused(path, f"sha256:{ZEROS}", "its digest is sha256:", mode=mode)
     for digits in ("sha256:12", good):
         refused(path, digits, "expected sha256: and 64 hexadecimal digits", mode=mode)
-    refused(model, f"sha256:{good}", "only that of one file: give a list of digests", mode=mode)
+    refused(model, f"sha256:{good}", "the digest is of one file: give a list of digests", mode=mode)
     refused(path, {NAME: f"sha256:{ZEROS}"}, "its digest is sha256:", mode=mode)
-    refused(path, {"other": f"sha256:{good}"}, f"no digest of this file is in the list: '{NAME}'", mode=mode)
-    refused(path, "recorded", "no digest of this file is beside it", mode=mode)
+    refused(path, {"other": f"sha256:{good}"}, f"this file has no digest in the list: '{NAME}'", mode=mode)
+    refused(path, "recorded", "this file has no digest beside it", mode=mode)
     (tmp_path / "lfs2").write_text(pointer(path))
-    refused(model / ".." / "model", tmp_path / "lfs2", "no digest", mode=mode)  # of a directory's file, it says nothing
+    refused(
+        model / ".." / "model", tmp_path / "lfs2", "the digest is of one file", mode=mode
+    )  # of a directory's file, it says nothing
 
 
 @pytest.mark.parametrize("name", ["../model/model.safetensors", "/model.safetensors", "a/../model.safetensors", "./"])

@@ -29,8 +29,8 @@ def add_verify(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--trust",
         metavar="DIGESTS",
-        help="also compare the SHA-256 of whole files: with what is recorded beside the model (recorded), with that of "
-        "one file (sha256:DIGITS), with a list (SHA256SUMS), or with a signature (its bundle)",
+        help="also compare the SHA-256 of whole files with the digests recorded beside the model (recorded), with one "
+        "file's digest (sha256:DIGITS), with a list (SHA256SUMS), or with a signature (its bundle)",
     )
     sub.add_argument("--key", metavar="PEM", help="the public key that checks the signature")
     sub.add_argument(
@@ -117,13 +117,13 @@ def _trusted(args: argparse.Namespace) -> Any:
 
 def add_sign(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``sign``."""
-    sub.add_argument("file", metavar="MODEL", help="a model directory, all files of which are signed, or a file")
+    sub.add_argument("file", metavar="MODEL", help="a file, or a model directory, to sign all its files")
     sub.add_argument("--key", metavar="PEM", required=True, help="the private key")
     sub.add_argument("--certificate", metavar="PEM", help="the certificate of the key")
     sub.add_argument(
-        "--chain", metavar="PEM", action="append", help="a certificate between that one and a trusted one (repeatable)"
+        "--chain", metavar="PEM", action="append", help="a certificate between that and a trusted one (repeatable)"
     )
-    sub.add_argument("--allow-symlinks", action="store_true", help="sign what symbolic links lead to, as in a cache")
+    sub.add_argument("--allow-symlinks", action="store_true", help="sign files behind symbolic links, as in a cache")
     sub.add_argument("--out", metavar="FILE", help="the bundle to write (default: model.sig in MODEL, or MODEL.sig)")
 
 

@@ -64,9 +64,9 @@ def _add_conversion(
     sub.add_argument(
         "dst",
         metavar="DST",
-        help="the file to write, whose suffix decides the format. For shards a directory (OUT/, or from a model "
-        "directory a name without a suffix), which keeps the format of SRC, or an *.index.json. Configuration and "
-        "tokenizer of a model directory are copied into a directory, and replace no file",
+        help="the file to write; its suffix decides the format. For shards, an *.index.json, or a directory (OUT/, or "
+        "any name without a suffix if SRC is a model directory), which keeps the format of SRC. A directory also gets "
+        "copies of the configuration and tokenizer of a model directory, which replace no file",
     )
     sub.add_argument("--no-overwrite", dest="overwrite", action="store_false", help="refuse a DST that exists")
     sub.add_argument(
@@ -81,7 +81,7 @@ def _add_conversion(
         group,
         ("--include GLOB", "convert only tensors with such a name"),
         ("--exclude GLOB", "leave out tensors with such a name"),
-        ("--rename OLD=NEW", "give a tensor another name; 'OLD*=NEW*' all that begin with OLD"),
+        ("--rename OLD=NEW", "rename a tensor; 'OLD*=NEW*' renames all that begin with OLD"),
     )
     arguments.add_weights(group, "convert")
 
@@ -91,7 +91,7 @@ def _add_conversion(
     several = {name: format.layouts for name in formats if (format := FORMATS.get(name)) and len(format.layouts) > 1}
     if several:
         listed = "; ".join(f"{' or '.join(layouts)} of {name}" for name, layouts in several.items())
-        about = f"a layout of that format other than its first one: {listed}"
+        about = f"the layout, if not the first one of the format: {listed}"
         offered = arguments.Offered(layout for layouts in several.values() for layout in layouts)
         group.add_argument("--layout", metavar="LAYOUT", choices=offered, help=about)
     sub.set_defaults(layout=None)
@@ -99,8 +99,8 @@ def _add_conversion(
         "--names",
         metavar=f"{{{','.join(NAMINGS)}}}",
         choices=arguments.Offered(NAMINGS),
-        help="names in GGUF of the tensors of a model directory. auto, the default: llama.cpp's, where they are known; "
-        "llama.cpp: these, or an error; keep: those of SRC",
+        help="what GGUF calls the tensors of a model directory. auto, the default: llama.cpp's names where they are "
+        "known; llama.cpp: its names, or an error; keep: the names in SRC",
     )
     about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"
     group.add_argument("--dtype", metavar="DTYPE", choices=arguments.Offered((*FLOATING, *SHORT)), help=about)

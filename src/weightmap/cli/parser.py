@@ -159,9 +159,9 @@ _COMMANDS: dict[str, _Command | _Group] = {
     ),
     "report": _Command(
         "checking",
-        "write a page about a model, or about how two differ, to look at in a browser",
+        "write a page for the browser about a model, or about how two differ",
         "One HTML file that needs no network: modules, the map of the file, values, what quantising would cost, "
-        "warnings. Of two models: how much each tensor differs. Needs the extra [report].",
+        "warnings. For two models: how much each tensor differs. Needs the extra [report].",
     ),
     "export": _Command(
         "reading",
@@ -191,7 +191,7 @@ _COMMANDS: dict[str, _Command | _Group] = {
         {
             "show": _Command("memory", "show how much of each tensor is in memory", "No tensor is read."),
             "warm": _Command("memory", "bring a model into memory", "As much of it as memory and control group leave."),
-            "evict": _Command("memory", "give the memory of a model back", "What another process has mapped stays."),
+            "evict": _Command("memory", "give the memory of a model back", "Pages mapped by other processes stay."),
         },
     ),
     "delta": _Group(

@@ -200,7 +200,7 @@ def convert(
     if names != "auto":
         check_naming(names)
     if output.align is not None and format in NAMES:
-        raise ValueError(f"align= is for formats that `open` reads, and {format} is none")
+        raise ValueError(f"align= is for formats that `open` reads, and it does not read {format}")
     spec = Spec(
         output=output,
         include=as_globs("include", include),

@@ -525,7 +525,7 @@ class _Conversion:
     def _finished(self, task: ShardTask, report: Any) -> None:
         """Note a finished task."""
         if not isinstance(report, ShardReport) or report.number != task.number:
-            raise ShardsError(f"shard {quoted(task.name)}: the executor returned something else than its report")
+            raise ShardsError(f"shard {quoted(task.name)}: the executor did not return the report of this task")
         record = self._done.get(task.name, {})
         if report.converted:
             self.quantized[task.number] = report.quantized

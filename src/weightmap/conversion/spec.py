@@ -232,8 +232,8 @@ def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
     if mixture and (shape is None or spec.target_format.program != PROGRAM):
         assert spec.quantize is not None  # noqa: S101 - it has the mixture
         raise EncodeError(
-            f"{mixture} is a mixture of {PROGRAM}, by its names of tensors, which this model does not get"
-            f"{f' ({why})' if why else ''}; other programs may take {spec.quantize.usual}, and {PROGRAM} would not"
+            f"{mixture} is a mixture of {PROGRAM}: it needs {PROGRAM}'s names, which this model does not get"
+            f"{f' ({why})' if why else ''}; other programs may read {spec.quantize.usual}, {PROGRAM} would not"
         ).located(path=name_of(file))
     return replace(spec, shape=shape)
 
@@ -244,7 +244,7 @@ def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
     if spec.quantize is not None:
         quantizer = Quantizer(spec.quantize)
         refused = tuple(
-            f"parameter {quoted(name)} is {how[0]}, which is not exactly {spec.quantize.usual}"
+            f"parameter {quoted(name)} is {how[0]}, which {spec.quantize.usual} cannot hold exactly"
             for name, row in zip(parameters, rows_of(parameters), strict=True)
             if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
         )

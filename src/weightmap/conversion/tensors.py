@@ -296,7 +296,7 @@ def extras_of(
     }
     extras = {name: value for name, value in available.items() if name in carried and value is not None}
     notes += (
-        f"metadata {key!r} says how a file of {title} is laid out, and this model is not from one: left behind"
+        f"metadata {key!r} describes the layout of a file of {title}, and this model is not from one: left behind"
         for key in sorted(foreign)
     )
     if mistyped_keys:
@@ -313,9 +313,7 @@ def extras_of(
         ids = (special_ids or {}).keys() - extras.get("special_ids", {}).keys()
         lost += _lost_of(vocab, carried, [name for name in ids if not vocab_keys(file, name) & metadata.keys()])
     expected = target_format.expected_keys.items() if file.format != target_format.name else ()
-    notes += [
-        f"there is no metadata {key!r}: {what}" for key, what in expected if key not in extras.get("metadata", ())
-    ]
+    notes += [f"metadata {key!r} is missing: {what}" for key, what in expected if key not in extras.get("metadata", ())]
     return extras, notes + [f"{title} has no place for {what}: left behind" for what in lost]
 
 
@@ -504,7 +502,7 @@ class Preparer:
         extras, warnings = extras_of(file, directory, metadata, target_format, layout, copies_vocab=part)
         if left_out:
             keys = ", ".join(map(quoted, left_out[:5])) + ", ..." * (len(left_out) > 5)
-            warnings.append(f"{entries(len(left_out))} of what was left out ({keys}): left behind")
+            warnings.append(f"{entries(len(left_out))} of modules that are left out ({keys}): left behind")
         if file.shards:
             warnings += [f"{what}: left behind" for what in disagreements(file, file.metadata)]
         tensors: Tensors = packed

@@ -152,7 +152,7 @@ def _verify_files(
     def finished(task: VerifyTask, report: Any) -> None:
         nonlocal done
         if not isinstance(report, VerifyReport):
-            raise ShardsError(f"shard {quoted(task.name)}: the executor returned something else than its report")
+            raise ShardsError(f"shard {quoted(task.name)}: the executor did not return the report of this task")
         reports[task.number] = report
         if manifest is not None:
             manifest.add(task.name, Manifest.key(task.piece), **_recorded(report))

@@ -190,7 +190,7 @@ class Work:
         for request in items:
             if request.type != LoadItemType.TENSOR:
                 what, path = f"{quoted(request.storage_index.fqn)} of the state dict", name_of(tensors.file)
-                raise StateError(what, path=path, actual="not a tensor", expected="one: models have no more")
+                raise StateError(what, path=path, actual="not a tensor", expected="one: models hold nothing else")
             self._add(_Item(request), *tensors.lookup(request.storage_index.fqn))
         self.wants: list[tuple[str, Any]] = []
         # The pieces that the plan delivers of each tensor, in order.

@@ -426,7 +426,7 @@ class Local:
                 raise self._changed(name)
         for _, name in change.renamed():
             if not (_is_name(name) and self._root.takes(name)):
-                msg = "this name is hidden, that of a folder, or lies behind a link: remove it"
+                msg = "this path is hidden, is a folder, or lies behind a link: remove it"
                 raise TargetError(msg, path=os.path.join(self.folder, name))
         if not self._next.is_at(self.staged("")):
             msg = "another program replaced this folder meanwhile: pull again"

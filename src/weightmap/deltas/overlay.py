@@ -140,7 +140,7 @@ def check_chain(at: int | None, deltas: Sequence[Delta]) -> None:
     """Raise `DeltaError` unless each delta is built on the one before, and the first on `at` if a record has that."""
     for delta in deltas:
         if at is not None and at != delta.base_version:
-            what = f"the model is at version {at}, which is not the base of that delta: base_version"
+            what = f"the model is at version {at}, which is not the base of the delta: base_version"
             raise DeltaError(what, path=delta.path, field="base_version", actual=delta.base_version, expected=at)
         at = delta.version
 

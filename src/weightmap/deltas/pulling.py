@@ -376,9 +376,7 @@ def _opened(path: UpgradePath) -> Iterator[tuple[TensorFile, TensorFile]]:
             name = name_of(file)
             if all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
                 raise DeltaError(f"the model is already at version {path.deltas[-1].version}", path=name) from None
-            error.what = (
-                f"{name} is not version {path.version}, the base of that delta, or one is damaged: {error.what}"
-            )
+            error.what = f"{name} is not version {path.version}, the base of the delta, or one is damaged: {error.what}"
             raise
 
 
@@ -503,7 +501,7 @@ def _check_base(model: str, step: versions.Delta) -> None:
     before.frames = {name: frame for name, frame in before.frames.items() if name not in step.frames}
     with contextlib.closing(before), open_with(model, _READING) as base, overlaid(base, [before], _READING) as file:
         if not all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
-            what = f"the model lacks what version {before.version} changed, the base of that delta"
+            what = f"the model lacks the changes of version {before.version}, the base of the delta"
             raise DeltaError(what, path=name_of(file), field="base_version")
 
 

@@ -27,8 +27,8 @@ _MAX_INT32 = 2**31 - 1
 
 
 def refusal(what: str) -> EncodeError:
-    """Return the error for a model that llama.cpp could not run rightly."""
-    return EncodeError(f"{what}: llama.cpp could not run this rightly", remedy=KEEP)
+    """Return the error for a model that llama.cpp would not run correctly."""
+    return EncodeError(f"{what}: llama.cpp would not run this correctly", remedy=KEEP)
 
 
 class Config:
@@ -237,7 +237,7 @@ def add_keys(writer: Any, architecture: Architecture, config: Config, gguf: Any)
         writer.add_expert_used_count(config.count("num_experts_per_tok"))
     config.check("partial_rotary_factor", (None, 1.0, 1))
     if rope.get("rope_type") == "llama3" and not architecture.permuted:
-        raise refusal(f"config.json has the rope type llama3, which {architecture.name} lacks there")
+        raise refusal(f"config.json has the rope type llama3, which {architecture.name} lacks in llama.cpp")
     _add_rope(writer, rope, gguf)
     architecture.keys(writer, config, rope)
 
@@ -286,7 +286,7 @@ def _gemma_keys(writer: Any, config: Config, *, period: int, large: int, head_di
 def _gemma2_keys(writer: Any, config: Config, rope: Config) -> None:
     _gemma_keys(writer, config, period=2, large=46, head_dim=GEMMA2.head_dim(config))
     if rope.get("rope_type") != "default" or rope.number("rope_theta") != 10_000:
-        raise refusal("config.json has other rotary embeddings than gemma2's, which are not written down there")
+        raise refusal("config.json has other rotary embeddings than gemma2's, and GGUF does not record them")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if config.values.get(name, "") is None:
             raise refusal(f"config.json has {name} null, expected a number")

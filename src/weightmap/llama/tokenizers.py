@@ -576,7 +576,7 @@ def _pre(tokenizer: Mapping[str, Any]) -> str:
     if name is None:
         supported = ", ".join(sorted({name for name, _ in _SPLITS.values()} | {"gpt-2", "smollm"}))
         steps_here = " and ".join(str(kind)[:60] for kind in kinds[:4]) or "none"
-        raise refusal(f"the pre-tokenizer of {TOKENIZER} ({steps_here}) is none of those that are known ({supported})")
+        raise refusal(f"the pre-tokenizer of {TOKENIZER} ({steps_here}) is none of the known ones ({supported})")
     if ignores != ignores_merges:
         raise refusal(
             f"{TOKENIZER} has the pre-tokenizer of {name}, and ignore_merges {ignores}, expected {ignores_merges}"

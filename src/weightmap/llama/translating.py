@@ -353,7 +353,7 @@ def _add_about(
         card = card_of(files, notes)
         about = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), card, origin, Path(folder), total)
     except Exception as error:  # noqa: BLE001 - it checks nothing: any of Python's
-        notes.append(f"what is said about the model is left out ({type(error).__name__} of gguf)")
+        notes.append(f"the description of the model is left out ({type(error).__name__} of gguf)")
         about = gguf.Metadata()
     for key, value in sampling_of(files, notes).items():
         setattr(about, key, value)

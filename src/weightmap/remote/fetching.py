@@ -117,7 +117,7 @@ class Pin(NamedTuple):
         """Raise a `StoreError` for another object."""
         same = self.etag == now.etag if self.etag is not None else self.modified == now.modified
         if self.size != now.size or not same:
-            raise StoreError("changed", "the object is another one")
+            raise StoreError("changed", "the object was replaced")
 
 
 def pause(failed: int, after: float) -> float:
@@ -153,12 +153,12 @@ _KINDS = {
     "PermissionError": ("denied", "permission denied"),
     "PermissionDeniedError": ("denied", "permission denied"),
     "UnauthenticatedError": ("denied", "the credentials are missing or wrong"),
-    "AlreadyExistsError": ("exists", "there is such an object"),
-    "PreconditionError": ("changed", "the object is another one"),
-    "NotModifiedError": ("changed", "the object is another one"),
+    "AlreadyExistsError": ("exists", "the object exists already"),
+    "PreconditionError": ("changed", "the object was replaced"),
+    "NotModifiedError": ("changed", "the object was replaced"),
     "NotSupportedError": ("refused", "the store does not support this request"),
-    "InvalidPathError": ("refused", "the store takes no such name"),
-    "RustPanic": ("refused", "no request can be made of this address and the credentials and endpoint of its store"),
+    "InvalidPathError": ("refused", "the store does not accept this name"),
+    "RustPanic": ("refused", "this address makes no valid request with the credentials and endpoint of its store"),
 }
 TOO_LONG = "took too long"
 MORE_TIME = Remedy("{} gives it more time", "deadline")
@@ -169,7 +169,7 @@ _WORDS = (
     (r"Tunnel connection failed", "again", "the proxy cannot connect to the host"),
     (r"169\.254\.169\.254|metadata\.google", "again", "no credentials were found"),
     (r"NotPartial", "refused", "the store ignores ranges: download the object, and open that"),
-    (r"StartTooLarge", "beyond", "there are no such bytes"),
+    (r"StartTooLarge", "beyond", "the object has no such bytes"),
     (r"UnexpectedRange|Requested \d+\.\.\d+, got", "refused", "the answer has other bytes than requested"),
     (r"(?i)tim(ed? ?out|eout)", "again", f"the request {TOO_LONG}"),
     (r"BadScheme", "refused", "plain HTTP is not allowed: AWS_ALLOW_HTTP=true, or its like, allows it"),

@@ -44,7 +44,7 @@ def write_to_address(
         Whether an object of that name is replaced.
     """
     if run is not None and (run.executor, run.manifest, run.world_size) != (None, None, 1):
-        raise ValueError(f"run deals shards out in a file system, and {address} is an address")
+        raise ValueError(f"run= shares the work through a file system, and {address} is an address")
     with _filled(address, source, overwrite=overwrite) as path:
         result = write(path)
         if hasattr(result, "dst"):
@@ -56,7 +56,7 @@ def write_to_address(
 def _filled(address: Location, source: Any, *, overwrite: bool) -> Iterator[str]:
     """Yield a path; what is there in the end, and what was made beside it, is written to the address."""
     if not address.takes_objects:
-        raise EncodeError("files are written to folders and to stores, and this address is for reading", path=address)
+        raise EncodeError("this address is for reading: write to a folder or a store", path=address)
     _check_source(source, address)
     from weightmap.core.bytes.atomic import scratch_folder  # noqa: PLC0415
     from weightmap.core.bytes.open_source import read_small  # noqa: PLC0415 - for addresses alone, with all that these import
@@ -138,7 +138,7 @@ def _claimed(last: Location, path: str) -> Iterator[None]:
     try:
         tag = claim.put(path, new=True)
     except FileExistsError:
-        what = "another process writes this model, or was killed while it did: if none does, remove this object"
+        what = "another process is writing this model, or was killed meanwhile: if none is, remove this object"
         raise TargetError(what, path=claim) from None
     try:
         yield

@@ -65,7 +65,7 @@ def proxy_of(scheme: str, host: str) -> Proxy | None:
     if not separator:
         kind, address = "http", f"http://{address}"
     if kind.lower() not in _PORTS:
-        words = f"the environment has a proxy for {scheme} that is none of HTTP: set {scheme}_proxy, or no_proxy"
+        words = f"the environment's proxy for {scheme} is not an HTTP proxy: set {scheme}_proxy, or no_proxy"
         raise StoreError("refused", words)
     try:
         parts = urlsplit(address)
@@ -73,7 +73,7 @@ def proxy_of(scheme: str, host: str) -> Proxy | None:
     except ValueError:
         name, port = None, None
     if not name or not name.isprintable() or " " in name:
-        words = f"the environment has a proxy for {scheme} that names no host: set {scheme}_proxy, or no_proxy"
+        words = f"the environment's proxy for {scheme} names no host: set {scheme}_proxy, or no_proxy"
         raise StoreError("refused", words)
     headers = {}
     if parts.username is not None:

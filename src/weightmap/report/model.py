@@ -104,7 +104,7 @@ def _warnings(survey: Survey) -> page.Section:
     if odd:
         lines = "".join(f"<li>{page.text(t.info.name)}</li>" for t in odd[:100])
         content += (
-            f"<p>NaN or infinite elements in {counted(len(odd), 'tensor')}, of those looked at:</p><ul>{lines}</ul>"
+            f"<p>NaN or infinite among the sampled elements of {counted(len(odd), 'tensor')}:</p><ul>{lines}</ul>"
         )
     if survey.verified is not None and not (survey.verified.warnings or problems or odd):
         content += "<p>No warnings.</p>"
@@ -259,8 +259,8 @@ def _values(
     columns += [("mean", True), ("deviation", True), ("zeros", True), ("NaN, infinite", True), ("histogram", False)]
     columns += [("looked at", True)]
     content = (
-        f"<p>Of each tensor, up to {survey.per_tensor:,} elements were looked at, in runs that lie evenly over it."
-        f"{' Of complex elements, the table has the magnitudes.' if imaginary else ''}</p>"
+        f"<p>A sample of up to {survey.per_tensor:,} elements of each tensor, in runs that lie evenly over it."
+        f"{' For complex elements, the table has the magnitudes.' if imaginary else ''}</p>"
         + page.figure("ranges", specs["ranges"], "values")
         + '<h3 class="script" id="histogram-title" aria-live="polite">Histogram of <span id="histogram-of"></span></h3>'
         + '<p class="script faint">The names in the table choose the tensor.</p>'
@@ -307,7 +307,7 @@ def _quantising(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict
     )
     content = (
         "<p>Estimated from a sample of each floating-point tensor of two dimensions or more, embeddings left out: what "
-        "<code>weightmap quantize</code> would quantise. The root of the mean squared error is relative to that of the "
+        "<code>weightmap quantize</code> would quantise. The relative error is the RMS error by the RMS of the "
         "values.</p>" + page.figure("costs", specs["costs"], "schemes")
     )
     columns = [("scheme", False), ("tensors", True), ("bits per weight", True), ("model", True), ("RMS error", True)]

@@ -104,7 +104,7 @@ def sign(
     name = name if path is None else os.fsdecode(path)
     certificate_path = None if certificate is None else _absolute(certificate)
     if not allow_symlinks and (link := _link_in(absolute)) is not None:
-        remedy = Remedy("{} signs what links lead to", "allow_symlinks", switch=True)
+        remedy = Remedy("{} signs the files that links lead to", "allow_symlinks", switch=True)
         raise TrustError("this is a symbolic link, and cannot be signed", path=link, remedy=remedy)
     os.stat(absolute)  # a model that is not there
     try:

@@ -99,7 +99,7 @@ class Trust:
         if not digests[name]:
             where = "beside it" if self._siblings else "in the list"
             remedy = Remedy("{} compares one file with a digest that you have", "trust", f"{lists.SHA256}...")
-            raise TrustError(f"no digest of this file is {where}: {quoted(name)}", path=path, remedy=remedy)
+            raise TrustError(f"this file has no digest {where}: {quoted(name)}", path=path, remedy=remedy)
         return digests[name]
 
     def admit(self, source: Source, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -233,7 +233,7 @@ def _resolve(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
 def _of_one(path: str, root: str, digests: tuple[lists.Digest, ...]) -> lists.Digests:
     """Return the digests of the one file that is opened. Raises `TrustError` for a directory."""
     if os.path.isdir(path):
-        what = "no digest of this directory is known, only that of one file: give a list of digests"
+        what = "this is a directory, and the digest is of one file: give a list of digests"
         raise TrustError(what, path=path)
     return {relative(path, root): digests}
 

@@ -102,7 +102,7 @@ def add(digests: Digests, name: str, digest: Digest) -> None:
         if digest_.algorithm == digest.algorithm:
             if digest_.value == digest.value:
                 return
-            what = f"two digests of {quoted(name)} contradict each other: that in {digest.origin}"
+            what = f"two digests of {quoted(name)} contradict each other: the one in {digest.origin}"
             raise TrustError(what, path=digest_.origin, actual=digest, expected=f"{digest_}, as in {digest_.origin}")
     digests[name] = (*digests.get(name, ()), digest)
 
@@ -227,7 +227,7 @@ def _neighbours(path: str) -> list[Digest]:
         origin = path + SUFFIX
         lists = of_file(raw, origin)
         if lists.keys() - {ONLY, filename}:
-            raise TrustError("this list names another file than its own name does", path=origin)
+            raise TrustError("this list names another file than the one that it lies beside", path=origin)
         recorded_ += [digest for digests in lists.values() for digest in digests]
     for name in sorted(os.listdir(at)):
         if name.startswith(f"{filename}.") and not name.endswith((SUFFIX, ".metadata")):
@@ -292,7 +292,7 @@ def write_sums(path: str) -> None:
         content = os.fsencode("".join(_line(name, digest.value) for name, (digest,) in sorted(digests.items())))
         write_plan(target, WritePlan(len(content), lambda sink: sink.write(content)))
     except BaseException as error:
-        error.add_note(f"{path} is in place, and {SUMS} is not of it")
+        error.add_note(f"{path} is in place, but {SUMS} does not describe it")
         raise
 
 

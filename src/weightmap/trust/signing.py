@@ -110,7 +110,7 @@ class _Manifest:
         digests: Digests = {}
         for item in self._signed.resource_descriptors():
             if item.digest.algorithm != how["hash_type"]:
-                raise TrustError("a digest of another kind than the manifest says", path=origin)
+                raise TrustError("the manifest has a digest of another kind than it declares", path=origin)
             name = relative(model, root) if item.identifier == _ALONE else plain(item.identifier, origin)
             if name in digests or item.identifier not in {name, _ALONE}:
                 raise TrustError("a name in the manifest", path=origin, actual=quoted(item.identifier))
