@@ -1,4 +1,4 @@
-"""Arguments of public functions: checks of each, and the records that keep them: `Limits` and `Options`."""
+"""Arguments of public functions: checks for each, and the records `Limits` and `Options` that keep them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, TypeVar
 from weightmap._messages import counted
 from weightmap.errors import LimitError, TensorFileError
 
-# Counts of bytes for people
+# Byte counts in readable units
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def _scaled(nbytes: float) -> str:
-    """Return a count in the largest unit of which it has one: ``"86.7 MiB"``; empty below a KiB."""
+    """Return a count in the largest unit that it fills: ``"86.7 MiB"``; "" below a KiB."""
     amount, unit = float(nbytes), ""
     for larger in _UNITS:
         if amount < 1023.95:  # more would be written as 1,024.0
@@ -32,7 +32,7 @@ def entries(number: int) -> str:
 
 
 def brief(nbytes: int) -> str:
-    """Return a count in as few characters as people need: ``"512 B"``, ``"86.7 MiB"``."""
+    """Return a count in few characters: ``"512 B"``, ``"86.7 MiB"``."""
     return _scaled(nbytes) or f"{nbytes} B"
 
 
@@ -48,7 +48,7 @@ def sizes(nbytes: int) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Names that match globs: what `include` and `exclude` mean.
+# Names that match globs, for `include` and `exclude`.
 
 
 def matches(name: str, globs: str | Sequence[str]) -> bool:
@@ -78,7 +78,7 @@ _OUTPUT |= {"overwrite": "output=Output(overwrite=False)"}
 _RUN = dict.fromkeys(("executor", "manifest"), "run=Run({}=...)")
 _REMOTE = dict.fromkeys(("store", "concurrency", "deadline", "redirects", "unversioned"), "remote=Remote({}=...)")
 _OPEN = _REMOTE | {"direct": 'mode="direct"'}
-# Arguments of `open`, of its past also, for whatever else takes a model.
+# Arguments of `open`, also former ones, for other functions that take a model.
 _OPENING = dict.fromkeys(("mode", "strict", "limits", "trust", "config", "remote"), "{}=...") | _OPEN
 # A call with a model, by function: {0} stands for an argument of `open`, {1} for ``.weights``.
 _CALLS = {
@@ -92,7 +92,7 @@ _CALLS = {
     "publish": "publish(wm.open(base{0}){1}, wm.open(new{0}){1}, directory)",
     "write_report": "write_report(out, wm.open(a{0}){1})",
 }
-# By function: what to write instead of an argument of its past, or of the same function elsewhere.
+# By function: the replacement for a former argument, or for an argument of the same function elsewhere.
 _MOVED: dict[str, dict[str, str]] = {
     "open": _OPEN | {"advise": "f.advise(...)", "deltas": "weightmap.deltas.open(base, [...])", "weights": "f.weights"},
     "save": _OUTPUT,
@@ -116,7 +116,7 @@ _MOVED: dict[str, dict[str, str]] = {
     | dict.fromkeys(("device", "map_location"), "load_into(module.to(device), path)"),
 }
 
-# Bounds of `similar`: names that are compared, and characters of a name.
+# Bounds of `similar`: names to compare, and characters of a name.
 _COMPARED, _LONGEST = 1_000, 100
 
 
@@ -133,7 +133,7 @@ def mistyped(name: str, value: object, expected: str) -> TypeError:
 
 
 def unexpected(function: str, keyword: str, valid: Iterable[str], *, moved: str = "") -> TypeError:
-    """Return the error for an argument that a function lacks: what to write instead, or its own arguments.
+    """Return the error for an argument that a function lacks: it suggests a replacement, or lists the arguments.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def unexpected(function: str, keyword: str, valid: Iterable[str], *, moved: str 
 
 
 def similar(name: str, names: Iterable[str], cutoff: float = 0.7) -> list[str]:
-    """Return up to three of the names that resemble a missing one, best first; of many names, the first ones count.
+    """Return up to three names that resemble a missing one, best first; of very many names, compare the first.
 
     Examples
     --------
@@ -192,7 +192,7 @@ def as_threads(value: Any) -> int:
 def as_float(name: str, value: Any) -> float:
     """Return an argument as a float. Raises TypeError for anything but a real number."""
     try:
-        if not isinstance(value, (str, bytes, bytearray)):  # float reads their text
+        if not isinstance(value, (str, bytes, bytearray)):  # `float` would parse their text
             return float(value)
     except TypeError:
         pass
@@ -227,7 +227,7 @@ def check_progress(progress: Callable[[int, int], None] | None) -> None:
 
 
 def names_moved(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a function's error for an argument that it lacks say what to write instead."""
+    """Let a function's error for an unknown argument suggest a replacement."""
     inner: Any = function
     while hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__
@@ -247,10 +247,10 @@ def names_moved(function: Callable[_P, _T]) -> Callable[_P, _T]:
 # ----------------------------------------------------------------------------------------------------
 # Arguments of `weightmap.open`
 
-# The deepest nesting of objects, arrays and tables in any text of a file: code that recurses through parsed content, to
-# print, compare or copy it, gets no deeper.
+# The deepest nesting of objects, arrays and tables in any text of a file. It bounds code that recurses through parsed
+# content to print, compare or copy it.
 DEEPEST = 128
-# A file may expand to this many bytes for each of its own, as deflate can, and these in all: see `check_expansion`.
+# A file may expand to this many times its bytes, as deflate can, plus these bytes: see `check_expansion`.
 INFLATION, EXTRA_BYTES = 1032, 64 << 20
 
 
@@ -262,7 +262,7 @@ class _Bounds(NamedTuple):
 
 
 class Limits(_Bounds):
-    """Bounds on what an opened file may ask for, enforced before reading.
+    """Bounds on the sizes that an opened file may declare, enforced before reading.
 
     Parameters
     ----------
@@ -272,14 +272,14 @@ class Limits(_Bounds):
     max_tensors : int
         Largest number of tensors in a file, or in a whole sharded model.
     max_copy_bytes : int, optional
-        Most bytes that ``mode="copy"``, `convert`, `read`, and looking up a deflated tensor copy; None for no bound.
-        `load` copies nothing else. Set it for untrusted files: a sparse file of a terabyte costs its author nothing. It
-        also replaces a built-in bound: unless it allows more, tensors are not read, written or compared if they expand
+        The most bytes that ``mode="copy"``, `convert`, `read`, or looking up a deflated tensor copies; None for no
+        bound. (`load` copies nothing else.) Set it for untrusted files: a sparse file of a terabyte costs its author
+        nothing. It also replaces a built-in bound: without it, tensors are not read, written or compared if they expand
         to more than 1,032 times the bytes of their file plus 64 MiB. In a PyTorch checkpoint, one number may stand for
         2**40 elements, and many tensors may share the same bytes.
     max_shards : int
-        Largest number of files of a sharded model. Each is mapped, and Linux grants a process 65,530 mappings,
-        including those of its own memory: the default takes half of them.
+        Largest number of files of a sharded model. Each file is mapped, and Linux grants a process 65,530 mappings,
+        some of them for its own memory: the default takes half.
 
     Examples
     --------
@@ -330,7 +330,7 @@ def validated_limits(limits: Limits | None) -> Limits:
 def check_expansion(limits: Limits, nbytes: int, stored: int, what: str, path: str) -> None:
     """Raise `LimitError` if a file of `stored` bytes may not expand to `nbytes`.
 
-    `Source.check_size` calls it before elements are read that a file may store once for many.
+    `Source.check_size` calls it before reading elements, because a file may store one element for many.
     """
     max_nbytes, bound = INFLATION * stored + EXTRA_BYTES, limits.max_copy_bytes
     if nbytes > max_nbytes and (bound is None or nbytes > bound):
@@ -352,7 +352,7 @@ class Options:
     deltas : tuple of str
         Directories of deltas over the model, as absolute paths or addresses.
     config : mapping or str, optional
-        The configuration of the model, or the path of one, by default that beside the file: see `TensorFile.weights`.
+        The model's configuration or its path, by default ``config.json`` beside the file: see `TensorFile.weights`.
     trust : weightmap.trust.checking.Trust, optional
         The digests that the files must have.
     checked : bool
@@ -389,7 +389,7 @@ class Options:
         self.checked: bool = verify != "none"
 
     def keywords(self, **other: Any) -> dict[str, Any]:
-        """Return keyword arguments that make equal options, some of them replaced by `other`."""
+        """Return keyword arguments that make equal options, with `other` in place of some."""
         names = ("format", "mode", "verify", "strict", "limits", "private", "deltas", "config", "trust")
         return {name: getattr(self, name) for name in names} | other
 
@@ -399,7 +399,7 @@ class Options:
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame: a cycle would keep files open until it is collected
+                del error  # its traceback refers to this frame: the cycle would keep files open until collected
         warnings.append(str(error))
 
 

@@ -1,6 +1,6 @@
 """Data types: their names, their sizes in files, and the numpy dtypes that read them.
 
-The canonical name of a type is numpy's and ml_dtypes': "float32", "bfloat16", "float8_e4m3fn". Formats translate
+The canonical names of types are the names in numpy and ml_dtypes: "float32", "bfloat16", "float8_e4m3fn". Formats map
 their own codes and names to these. All values in files are little-endian.
 
 Quantised tensors have a scheme instead of a type: see `weightmap.core.quant.schemes`.
@@ -26,7 +26,7 @@ class DType:
     name : str
         Canonical name.
     bits : int
-        Bits of an element in a file; `DECLARED` for a scheme, since the file declares the bytes of such a tensor.
+        Bits of an element in a file; `DECLARED` for a scheme, because the file declares the bytes of such a tensor.
     code : str or None
         numpy's code of the dtype, such as "<f4", if numpy itself has it.
     quantized : bool
@@ -34,7 +34,7 @@ class DType:
     declared : bool
         Whether the file declares the size of each tensor.
     swapped : bool
-        Whether elements are big-endian, unlike those of `DTYPES`.
+        Whether elements are big-endian; the types in `DTYPES` are little-endian.
     packed : bool
         Whether elements do not fill whole bytes: arrays hold the packed bytes, as uint8.
     loaded : dtype or None
@@ -62,13 +62,13 @@ class DType:
         self.packed: bool = not quantized and bits % 8 != 0
 
 
-# In place of the bits of a scheme: more than any element has. kernels.h has the same number.
+# Stands for the bits of a scheme; larger than the bits of any element. kernels.h has the same number.
 DECLARED = 255
-# A limit of numpy, not of a format.
+# numpy's limit, not a format's.
 NUMPY_MAX_NDIM = 64
 
 
-# bool is a byte; any value but 0 is true. Files may hold 2 to 255: such bytes stay as they are.
+# bool is a byte; any value but 0 is true. Bytes 2 to 255 in files stay as they are.
 _NUMPY = {
     "bool": "|b1",
     "uint8": "|u1",
@@ -85,8 +85,8 @@ _NUMPY = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-# Types of ml_dtypes, which is imported for the first array of one; torch has the same names. With each the integer type
-# of the same width, which carries elements from one library to the other.
+# Types of ml_dtypes, which the first array of such a type imports; torch uses the same names. Each maps to the integer
+# type of the same width, which carries elements between libraries.
 CROSSING: dict[str, type[np.generic]] = {
     "bfloat16": np.int16,
     "float8_e4m3fn": np.uint8,
@@ -95,9 +95,9 @@ CROSSING: dict[str, type[np.generic]] = {
     "float8_e5m2fnuz": np.uint8,
     "float8_e8m0fnu": np.uint8,
 }
-# An element of this type of torch is a byte that holds two elements of float4_e2m1fn.
+# A type of torch whose element is a byte with two elements of float4_e2m1fn.
 PAIRS = "float4_e2m1fn_x2"
-# Short names that callers may use. In numpy "f16" has 16 bytes, a type that no format has.
+# Short names for callers. numpy's own "f16" has 16 bytes, which no format stores.
 SHORT = {
     "f16": "float16",
     "f32": "float32",
@@ -111,7 +111,7 @@ SHORT = {
 }
 # The types between which values are converted.
 FLOATING = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
-# Packed below the byte: `f[name]` has their bytes, and `read` their values.
+# Elements of less than a byte, packed: `f[name]` has their bytes, and `read` their values.
 _PACKED = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6}
 
 DTYPES: dict[str, DType] = {
@@ -119,7 +119,7 @@ DTYPES: dict[str, DType] = {
     **{name: DType(name, 8 * np.dtype(integer).itemsize) for name, integer in CROSSING.items()},
     **{name: DType(name, bits) for name, bits in _PACKED.items()},
 }
-# A table of its own, since int8 is the name of a type and of a scheme.
+# Separate from types, because int8 is the name of a type and of a scheme.
 SCHEMES: dict[str, DType] = {
     name: DType(name, DECLARED, quantized=True)
     for name in ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "pq")
@@ -129,7 +129,7 @@ _MAX_CACHED = 256
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """Return the numpy dtype of arrays of `dtype`; imports ml_dtypes if it comes from there.
+    """Return the numpy dtype of arrays of `dtype`; import ml_dtypes if it has the dtype.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def name_of_dtype(dtype: DTypeLike) -> str:
 
 
 def _meant(dtype: DTypeLike) -> DType | np.dtype[Any]:
-    """Return the type that a caller means: one of `DTYPES`, or else of numpy."""
+    """Return the type that a caller means, one of `DTYPES` or else a numpy dtype."""
     named = DTYPES.get(SHORT.get(dtype, dtype)) if isinstance(dtype, str) else None
     if named is not None:
         return named
@@ -221,7 +221,7 @@ def dtype_of(dtype: DTypeLike) -> DType | None:
     try:
         return _by_numpy[key]
     except KeyError:
-        # Cached: numpy builds the name at each access, which takes longer than the other work on a small array.
+        # Cache it: numpy builds the name at each access, which takes longer than all other work on a small array.
         known_dtype = DTYPES.get(key.name)
         if len(_by_numpy) < _MAX_CACHED:  # the number of structured dtypes has no limit
             _by_numpy[key] = known_dtype

@@ -1,6 +1,6 @@
-"""Imports at the first use: of public names, of functions that few files need, and of what parts add to the core.
+"""Imports at first use: public names, functions that few files need, and the additions of parts to the core.
 
-`weightmap` registers what parts add, one hook for each addition.
+`weightmap` registers these additions, with a hook for each.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _REQUIRED = object()
 
 
 class Hook:
-    """A function of a part that the core calls; the part, whose folder may be deleted, is imported at the first call.
+    """A part's function that the core calls; the first call imports the part, whose folder may be deleted.
 
     Parameters
     ----------
     purpose : str
-        What cannot be done without the part, for the error.
+        The operation that needs the part, for the error.
     absent : object, optional
-        What a call returns without the part; by default it raises.
+        The result of a call without the part; by default a call raises.
     """
 
     __slots__ = ("_absent", "_module", "_name", "_purpose")
@@ -35,11 +35,11 @@ class Hook:
         self._module = self._name = ""
 
     def register(self, module: str, name: str) -> None:
-        """Let the hook call the function `name` of a module of a part."""
+        """Make the hook call the function `name` of a part's module."""
         self._module, self._name = module, name
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Call the function; import its module first where that is needed."""
+        """Call the function; import its module first if needed."""
         try:
             module = import_part(self._module, self._purpose)
         except MissingDependencyError:
@@ -49,11 +49,11 @@ class Hook:
         return getattr(module, self._name)(*args, **options)
 
 
-# The location that an address names; the address itself where its scheme is of no store.
+# The location that an address names; the address itself if no store has its scheme.
 location_of: Hook = Hook("opening an address")
 # The source for a location.
 open_location: Hook = Hook("opening an address")
-# The result of a function that writes to a path, called with an address as its target.
+# Calls a function that writes to a path for a target that is an address; returns its result.
 write_to_address: Hook = Hook("writing to an address")
 # The digests that `trust=` names for a model.
 trust_in: Hook = Hook("trust=")
@@ -61,13 +61,13 @@ trust_in: Hook = Hook("trust=")
 overlay: Hook = Hook("laying deltas over a model")
 # The parameters of a model as a handle.
 weights_of: Hook = Hook("f.weights")
-# Where a configuration states that a model is quantised; empty where none does.
+# The place in a configuration that declares a model quantised; "" without one.
 quantisation_stated: Hook = Hook("reading a configuration", absent="")
 # The importers of files that no format recognises.
 importers: Hook = Hook("importing word vectors", absent=())
-# A reader of a source past the page cache.
+# Reads a source past the page cache.
 direct_reader: Hook = Hook('mode="direct"')
-# Ranges of a mapping, brought into memory in the background.
+# Brings ranges of a mapping into memory in the background.
 prefetch: Hook = Hook("prefetching")
 
 

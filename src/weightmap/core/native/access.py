@@ -1,4 +1,4 @@
-"""Access to the C module: faults that its scans report, arrays, instruction sets, memory for DLPack, descriptors."""
+"""Access to the C module: faults of its scans, arrays, instruction sets, memory for DLPack, descriptors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]"
 ffi = _kernels.ffi
 lib = _kernels.lib
 U32_MAX = 0xFFFFFFFF
-# More than any kernel starts; fits an int.
+# More threads than any kernel starts; fits an int.
 _MAX_THREADS = 1 << 16
 NULL = ffi.NULL
 from_buffer = ffi.from_buffer
@@ -42,8 +42,8 @@ def as_input(data: Buffer) -> Any:
     """Return `data` as a pointer for C to read; its ``len()`` is the number of bytes."""
     try:
         if type(data) is memoryview:
-            # Through an array: before CPython 3.12.4, collecting a memoryview in a cycle while C holds it crashes
-            # (python/cpython#77894). The collector does not see arrays, nor what they hold.
+            # Wrap it in an array: before CPython 3.12.4, collecting a memoryview in a cycle while C holds it crashes
+            # (python/cpython#77894). The collector ignores arrays and their bases.
             data = np.frombuffer(data, np.uint8) if data.nbytes else b""
         return from_buffer("uint8_t[]", data)
     except (BufferError, TypeError, ValueError) as error:
@@ -66,7 +66,7 @@ def as_items(ctype: str, array: NDArray[Any]) -> Any:
 
 
 def as_output(array: NDArray[Any], ctype: str) -> Any:
-    """Return an array as a pointer for C to write. Raises ValueError for one that is not aligned."""
+    """Return an array as a pointer for C to write to. Raises ValueError unless the array is aligned."""
     if type(array) is np.ndarray and not array.flags.aligned:
         raise ValueError("an array to be filled is not aligned")
     return from_buffer(ctype, array, require_writable=True)
@@ -92,7 +92,7 @@ class Fault:
 
 @functools.cache
 def faults() -> dict[str, int]:
-    """Return the codes of faults by name, such as "TABLE_RANGE"; those of C begin with WM_FAULT_."""
+    """Return the codes of faults by name, such as "TABLE_RANGE", which is WM_FAULT_TABLE_RANGE in C."""
     return {name.removeprefix("WM_FAULT_"): getattr(lib, name) for name in dir(lib) if name.startswith("WM_FAULT_")}
 
 
@@ -111,7 +111,7 @@ def advise(memory: Any, advice: int) -> None:
 
 
 def populate(memory: Any, offset: int, size: int, *, scattered: bool = False) -> int:
-    """Read and map pages of memory, and wait for them; `scattered` if the mapping is advised as random.
+    """Read and map pages of memory, and wait for them; `scattered` says that the advice is "random".
 
     Returns 0, or an errno.
     """
@@ -127,18 +127,18 @@ def will_need(memory: Any, offset: int, size: int) -> None:
 
 
 def fstat(fd: int) -> State:
-    """Return the state of an open file, which tells later whether it is `unchanged`. Raises OSError."""
+    """Return the state of an open file, which can later check that the file is `unchanged`. Raises OSError."""
     if os.name != "nt":
         return module.fstat(fd)
     status = os.fstat(fd)
     return module.fstat(fd, status.st_mode, status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
-# These own what the system returns from the first moment on: see csrc/python/owners.c.
+# Objects that own a descriptor or mapping as soon as the system returns it: see csrc/python/owners.c.
 Descriptor = module.Descriptor
 take_ownership = module.own
 with_temporary = module.with_temporary
-# Returns a new bytearray of a size, uninitialised.
+# Returns a new, uninitialised bytearray of the given size.
 new_buffer = module.new_buffer
 
 # Whether the environment has a variable of this name.
@@ -185,7 +185,7 @@ def place_of(source: int | NDArray[np.uint8]) -> tuple[int, Any, int]:
 
 
 def check_outcome(outcome: Any) -> None:
-    """Raise `Failed` for a ``wm_outcome *`` that says so, and ValueError for sizes that do not fit together."""
+    """Raise `Failed` for a ``wm_outcome *`` with a failure, and ValueError for sizes that do not fit together."""
     if outcome.what == lib.WM_UNFIT:
         raise ValueError("sizes that do not fit together")
     if outcome.what != lib.WM_DONE:
@@ -193,7 +193,7 @@ def check_outcome(outcome: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Output arrays: memory that is quick to fill, and checks of arrays that callers pass.
+# Output arrays: memory that is quick to fill, and checks of callers' arrays.
 
 # Up to this size, glibc's malloc reuses memory and numpy asks for huge pages. A larger array would get fresh pages,
 # which the system clears first.
@@ -224,7 +224,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Memory that files are read into: it begins at a line of the CPU's cache.
+# Memory for reading files, which begins at a line of the CPU's cache.
 #
 # The system copies a file to such memory up to a sixth faster. Large numpy arrays and bytearrays begin 16 or 32 bytes
 # into a line, so that every other store of a copy crosses two lines.
@@ -233,7 +233,7 @@ LINE = 64  # bytes
 
 
 def to_line(buffer: bytearray | NDArray[np.uint8]) -> int:
-    """Return how many bytes into a buffer a line of the cache begins."""
+    """Return the offset of the first line of the cache in a buffer."""
     return -int(ffi.cast("uintptr_t", from_buffer("uint8_t[]", buffer))) % LINE
 
 
@@ -289,7 +289,7 @@ def isa() -> str:
 
 
 def use_isa(name: str) -> None:
-    """Use the instruction set `name` from now on, in all threads. Results never differ: it is for tests and timings.
+    """Use the instruction set `name` from now on, in all threads. For tests and timings: results never differ.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ if lib.wm_python_dlpack():  # pragma: no cover
 def dlpack_capsule(array: NDArray[Any], code: int, flags: int | None) -> object:
     """Return a capsule with the memory of an array whose strides are multiples of its elements.
 
-    `code` is DLPack's for the kind of its type; `flags` those of version 1, or None for a capsule of version 0.
+    `code` is DLPack's code for the kind of its type; `flags` are for version 1, None makes a capsule of version 0.
     """
     size = array.itemsize
     strides = tuple(stride // size for stride in array.strides)
@@ -345,7 +345,7 @@ def dlpack_capsule(array: NDArray[Any], code: int, flags: int | None) -> object:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Opening, reading and mapping of files through descriptors that close themselves; checks that a file is unchanged
+# Opening, reading and mapping files through descriptors that close themselves; checks that a file is unchanged
 
 # Ways to touch pages; kernels.h numbers them in this order.
 ADVICE = ("normal", "random", "sequential")
@@ -366,7 +366,7 @@ def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray
         mapped = module.map_file(fd, size, 2 if mode == "sealed" else cow)
     if advice is not None:
         advise(mapped, ADVICE.index(advice))
-    # A read-only mapping exports read-only memory, so nobody can make an array on it writeable.
+    # A read-only mapping exports read-only memory: no caller can make an array on it writeable.
     return np.ndarray((size,), np.uint8, mapped), mapped
 
 
@@ -392,7 +392,7 @@ def open_descriptor(path: str) -> Descriptor:
 
 
 def status_of(path: str) -> os.stat_result:
-    """Return the status of what a path leads to. Raises `NotRegularFileError` for a loop of links."""
+    """Return the status of the file behind a path. Raises `NotRegularFileError` for a loop of links."""
     try:
         return os.stat(path)
     except OSError as error:
@@ -422,7 +422,7 @@ def refuse(mode: int, name: str) -> NoReturn:
 
 
 def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> int:
-    """Fill `buffer` with the bytes of a file from `offset` on; return how many there were."""
+    """Fill `buffer` with the bytes of a file from `offset` on; return the number of bytes read."""
     filled = 0
     try:
         while filled < len(buffer) and (got := os.preadv(file, [buffer[filled : filled + _MAX_READ]], offset + filled)):
@@ -434,7 +434,7 @@ def read_into(file: Descriptor, buffer: memoryview, offset: int, name: str) -> i
 
 
 def read_bytes(file: Descriptor, nbytes: int, offset: int, name: str) -> bytearray:
-    """Return bytes of a file from `offset` on: `nbytes`, or those up to its end. A single read may return fewer."""
+    """Return `nbytes` bytes of a file from `offset` on, fewer at its end. Repeats reads that return too few."""
     data = bytearray(nbytes)
     with memoryview(data) as buffer:
         filled = read_into(file, buffer, offset, name)
@@ -478,7 +478,7 @@ def check_path(path: str, state: State, name: str) -> None:
 
 def fail_changed(state: State, unchanged: int, name: str) -> NoReturn:
     """Raise the error for the outcome of `State.unchanged`, 0 or a negative errno."""
-    if unchanged < 0:  # a server that no longer knows the file will not deliver its pages either
+    if unchanged < 0:  # a server that no longer knows the file would not deliver its pages either
         raise OSError(-unchanged, os.strerror(-unchanged), name)
     now = fstat(state.fd)
     raise _changed(state, now.size, now.mtime_ns, name)

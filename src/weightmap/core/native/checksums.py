@@ -25,7 +25,7 @@ def crc32(data: access.Buffer, value: int = 0, *, threads: int = 1) -> int:
     value : int
         CRC of the bytes before `data`, as in `zlib.crc32`; only its low 32 bits count.
     threads : int
-        At most this many threads share the work; fewer where the input is too small to gain.
+        The most threads that share the work; fewer if the input is too small to gain.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
     ValueError
         When `len2` is negative, or 2**64 or more.
     TypeError
-        When one of them is not an integer.
+        When an argument is not an integer.
 
     Examples
     --------
@@ -94,8 +94,8 @@ def fnv1a64(data: access.Buffer) -> int:
     return value
 
 
-# Built-in functions of csrc/python replace those above, because a call through cffi takes longer than zlib for a
-# kilobyte. The functions above remain the definitions, types and documentation.
+# Built-in functions of csrc/python replace the functions above, because a call through cffi takes longer than zlib
+# takes for a kilobyte. The functions above remain as definition, types and documentation.
 crc32_by_cffi, fnv1a32_by_cffi, fnv1a64_by_cffi = crc32, fnv1a32, fnv1a64
 _DOCS = [
     ffi.new("char[]", f"{signature}\n--\n\n{function.__doc__}".encode())
@@ -113,7 +113,7 @@ if not TYPE_CHECKING and lib.wm_python_functions(ffi.new("char *[]", [*_DOCS, ff
 def fnv1a32_many(
     blob: access.Buffer, lengths: ArrayLike, *, out: NDArray[np.uint32] | None = None
 ) -> NDArray[np.uint32]:
-    """Return the FNV-1a 32 of many names, much faster than name by name.
+    """Return the FNV-1a 32 hashes of many names, much faster than name by name.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class PartSummer:
     Parameters
     ----------
     threads : int
-        At most this many share the work; fewer where there is too little to gain.
+        The most threads that share the work; fewer if there is too little to gain.
     """
 
     def __init__(self, threads: int) -> None:
@@ -191,7 +191,7 @@ class PartSummer:
     def __call__(
         self, source: int | NDArray[np.uint8], offset: int, nbytes: int, value: int, gaps: NDArray[np.uint64]
     ) -> tuple[int, NDArray[np.bool_]]:
-        """Return the CRC-32 of `nbytes` bytes from `offset` on, and which gaps have a nonzero byte there.
+        """Return the CRC-32 of `nbytes` bytes from `offset` on, and whether each gap has a nonzero byte there.
 
         Parameters
         ----------
@@ -199,7 +199,7 @@ class PartSummer:
             The descriptor of a file, or bytes that stay in memory.
         offset, nbytes : int
         value : int
-            The CRC-32 of the bytes before these.
+            The CRC-32 of the bytes before.
         gaps : ndarray of uint64, shape (n, 2)
             Begin and end of ranges of padding: disjoint, in rising order, anywhere in the file.
 
@@ -241,8 +241,8 @@ _ROOM, _MIN_ROOM = 64, 256
 def pack_texts(texts: Sequence[str], before: str = "", after: str = "") -> tuple[bytes, NDArray[np.uint32]] | None:
     """Return the UTF-8 of texts back to back, each between `before` and `after` (ASCII), and their bounds.
 
-    Lone surrogates are encoded like characters, as no valid UTF-8 does. Returns None for 4 GiB or more in all.
-    Raises TypeError for an item that is not a str.
+    Lone surrogates are encoded like characters, unlike in valid UTF-8. Returns None for 4 GiB or more in all. Raises
+    TypeError for an item that is not a str.
     """
     text = f"{before}{(after + before).join(texts)}{after}" if len(texts) else ""
     packed = text.encode(errors="surrogatepass")
@@ -268,7 +268,7 @@ class Ngrams:
     first_row : int
         Added to each index.
     table : tuple, optional
-        Of an explicit vocabulary: data, bounds, gap and slots of the index over its n-grams, and their indices, uint64.
+        For an explicit vocabulary: data, bounds, gap and slots of the index over its n-grams, and their uint64 indices.
     """
 
     __slots__ = ("_keep", "_struct")
@@ -294,7 +294,7 @@ class Ngrams:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]] | int | None:
         """Return the rows of the n-grams of many texts, and their bounds.
 
-        None for several texts with more than `MAX_NGRAMS` rows in all; a single one may have as many.
+        None if several texts have more than `MAX_NGRAMS` rows in all; a single text may have `MAX_NGRAMS`.
 
         Parameters
         ----------
@@ -305,7 +305,7 @@ class Ngrams:
         -------
         rows : ndarray of uint64
         row_bounds : ndarray of uint64, shape (texts + 1,)
-            Or, instead of both, the number of the first text with more than `MAX_NGRAMS` n-grams.
+            If a text has more than `MAX_NGRAMS` n-grams, the number of the first such text instead of both.
         """
         texts = len(bounds) - 1
         row_bounds = np.empty(texts + 1, np.uint64)
@@ -384,7 +384,7 @@ def unit_sums(
     Returns
     -------
     int
-        -1, or the number of the first sum with a row that `matrix` does not have.
+        -1, or the number of the first sum that names a row outside `matrix`.
 
     Raises
     ------

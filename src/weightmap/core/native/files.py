@@ -1,4 +1,4 @@
-"""Calls of C that read, copy and compare files, and what they ask of the page cache."""
+"""Calls of C that read, copy and compare files, and manage their pages in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def join_ranges(
     files: NDArray[np.integer], starts: NDArray[np.int64], stops: NDArray[np.int64], *, gap: int, max_over_read: float
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the reads that cover ranges: for each its file, start, stop, and the number of bytes asked for.
+    """Return the reads that cover ranges: for each read its file, start, stop, and number of wanted bytes.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def join_ranges(
     gap : int
         Ranges less than this many bytes apart are joined into one read.
     max_over_read : float
-        Ranges are joined while the read has at most this many times the bytes that were asked for.
+        Ranges are joined while the read has at most this many times its wanted bytes.
     """
     file = np.array(files, np.uint32)
     columns = np.empty((3, len(file)), np.int64)  # starts, stops, bytes asked for; C writes the result here
@@ -50,7 +50,7 @@ def page_size() -> int:
 
 
 def drop_pages(memory: Any, offset: int, size: int, *, private: bool) -> int:
-    """Unmap pages of a mapping until they are touched; of a `private` one, only unchanged pages. 0, or an errno."""
+    """Unmap pages of a mapping until they are touched; if `private`, only unchanged ones. Return 0 or an errno."""
     buffer = access.as_input(memory)
     error: int = lib.wm_drop(buffer, len(buffer), offset, size, private)
     return error
@@ -66,7 +66,7 @@ def resident_pages(memory: Any, offset: int, size: int) -> NDArray[np.uint8] | i
 
 
 def cached_pages(fd: int, offset: int, size: int) -> int:
-    """Return how many pages of these bytes of a file are in the page cache; or a negative errno."""
+    """Return the number of pages of these bytes that the page cache holds, or a negative errno."""
     count: int = lib.wm_cached(fd, offset, size)
     return count
 
@@ -78,7 +78,7 @@ def file_system(fd: int) -> int:
 
 
 def begin_flush(fd: int, offset: int, size: int) -> None:
-    """Let the disk begin to write these bytes of a file, and return at once: a hint, which only Linux takes.
+    """Start writing these bytes of a file out to the disk, and return at once: a hint, which only Linux takes.
 
     A size of 0 means up to the end of the file.
     """
@@ -88,8 +88,8 @@ def begin_flush(fd: int, offset: int, size: int) -> None:
 def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8], gap: int = 0) -> int:
     """Fill `target` with runs of `length` bytes of a file, which begin at `starts` in rising order.
 
-    From the disk, runs less than `gap` bytes apart are read together, with the gap, which takes less time. Returns
-    the number of bytes read. Raises OSError.
+    If a read from the disk is needed, runs less than `gap` bytes apart are read together with the gap, which is faster.
+    Returns the number of bytes read. Raises OSError.
     """
     if len(target) != len(starts) * length or (len(starts) and starts[0] < 0):
         raise ValueError(f"{len(starts)} runs of {length} bytes do not fill {len(target)}")
@@ -104,7 +104,7 @@ def read_runs(fd: int, starts: NDArray[np.int64], length: int, target: NDArray[n
 
 
 # ----------------------------------------------------------------------------------------------------
-# `Reader`: scans in C read a file that has no descriptor by a function of Python.
+# `Reader`: lets scans in C read a file without a descriptor through a function of Python.
 
 
 class Reader:
@@ -129,7 +129,7 @@ class Reader:
         self.hook: tuple[Any, Any] = (lib.wm_read_by_python, ffi.new_handle(self))
 
     def check(self) -> None:
-        """Raise what the function raised during the scan."""
+        """Raise the exception that the function raised during the scan, if any."""
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -196,7 +196,7 @@ _PIECE = 1 << 17
 
 
 def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
-    """Return how many elements of two equally long buffers differ in their bytes, and by how much.
+    """Return the number of elements of two equally long buffers whose bytes differ, and the size of the differences.
 
     Parameters
     ----------
@@ -209,9 +209,9 @@ def differing(a: Buffer, b: Buffer, dtype: str) -> tuple[int, float, float]:
     -------
     count : int
     largest : float
-        The largest absolute difference, in float64; NaN if any difference is.
+        The largest absolute difference, in float64; NaN if any difference is NaN.
     squares : float
-        The sum of the squares of these differences.
+        The sum of the squares of the differences.
 
     Examples
     --------
@@ -251,16 +251,16 @@ class FileComparer:
         ----------
         files : tuple of int
         offsets : ndarray of int64, shape (2, n)
-            Where each tensor lies in the first file and in the second.
+            The offset of each tensor in the first file and in the second.
         counts : ndarray of int64, shape (n,)
-            The elements of each: at least one.
+            The number of elements of each tensor: at least one.
         dtype : str
             A key of `COMPARED`.
 
         Returns
         -------
         list of (int, float, float)
-            For each tensor what `differing` returns.
+            For each tensor the result of `differing`.
 
         Raises
         ------
@@ -291,7 +291,7 @@ class FileComparer:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Pieces of files copied to a staging buffer, in C and by several threads; memory on the node of a device.
+# Copying pieces of files to a staging buffer, in C and by several threads; memory on the node of a device.
 
 
 def stage(
@@ -309,17 +309,17 @@ def stage(
     source : int or ndarray of uint8
         The descriptor of a file, or bytes that stay in memory.
     pieces : three ndarrays of uint64, shape (n,)
-        Where each begins in the source and in `out`, and its bytes.
+        The offset of each piece in the source and in `out`, and its size.
     out : ndarray of uint8
     crcs : ndarray of uint32, shape (n,), optional
-        Filled with the CRC-32 of each piece, as it is in `out`.
+        Filled with the CRC-32 of each piece in `out`.
     threads : int
 
     Returns
     -------
     (int, int)
-        -1 and 0 when all pieces were copied; else the number of a piece that was not, and an errno, or 0 when the file
-        ends within it.
+        -1 and 0 if all pieces were copied; else the number of a piece that failed, and an errno, or 0 if the file ends
+        within it.
 
     Raises
     ------

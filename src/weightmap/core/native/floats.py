@@ -59,7 +59,7 @@ def f16_to_f32(
 def bf16_to_f32(
     a: NDArray[Any] | Buffer, *, out: NDArray[np.float32] | None = None, threads: int = 1
 ) -> NDArray[np.float32]:
-    """Convert bfloat16 to float32: the bits move up by 16, and nothing else. A signalling NaN stays one.
+    """Convert bfloat16 to float32: the bits only move up by 16. A signalling NaN stays signalling.
 
     Parameters, result and errors as for `f16_to_f32`, with ml_dtypes.bfloat16 instead of float16.
 
@@ -75,7 +75,7 @@ def bf16_to_f32(
 def in_type(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return floating-point numbers in another type, as `numpy.ndarray.astype` rounds them, without a warning.
 
-    C makes float16 of float32, five times as fast as numpy.
+    float32 becomes float16 in C, five times as fast as in numpy.
     """
     if values.dtype != np.float32 or dtype != np.float16:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -179,8 +179,8 @@ def _words(order: Any) -> np.dtype[np.uint16]:
 
 
 def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return the elements of `a` contiguous and little-endian, copied only if they must be."""
-    # The name of the type is compared: ml_dtypes need not be imported, and byte-swapped dtypes have other names.
+    """Return the elements of `a` contiguous and little-endian; copy only if necessary."""
+    # Compare the name of the type: ml_dtypes need not be imported, and byte-swapped dtypes have other names.
     name = a.dtype.type.__name__
     if name not in {dtype, "uint16"}:
         raise ValueError(f"the array is {a.dtype}, expected {dtype} or uint16")

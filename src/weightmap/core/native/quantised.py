@@ -2,8 +2,8 @@
 
 A value is ``scale * q``, one multiplication of float32; a scale stored as float16 is widened exactly. Codes are two's
 complement and lie back to back, the first in the lowest bits of byte 0. A block size of 0 means one scale for all
-elements; otherwise each block of the flattened tensor is ``[scale][codes]``, the last one whole. A result of NaN, as
-from a NaN scale or infinity times 0, is the float32 0x7FC00000 on every CPU.
+elements; otherwise each block of the flattened tensor is ``[scale][codes]``, and the last block is whole. A NaN result,
+from a NaN scale or from infinity times 0, is the float32 0x7FC00000 on every CPU.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_block_size(bits: int, block_size: int) -> int:
 
 
 def count_of(n: int) -> int:
-    """Return a number of elements as an int. Raises QuantError when it is negative or absurd."""
+    """Return a number of elements as an int. Raises QuantError when it is negative or absurdly large."""
     try:
         count = index(n)
     except TypeError:
@@ -303,7 +303,7 @@ def encode_blocks(
 ) -> NDArray[np.uint8]:
     r"""Quantise to the bytes that `decode_blocks` reads; a block size of 0 means one scale for all elements.
 
-    Parameters, result and errors are those of `quantize_int4`; `bits` is 4, 5 or 8.
+    Parameters, result and errors as for `quantize_int4`; `bits` is 4, 5 or 8.
 
     Examples
     --------
@@ -376,11 +376,11 @@ def not_finite(array: NDArray[Any], index: int) -> QuantError:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Quantising in C from a file or from memory to a buffer, while what was quantised before is written to a file.
+# Quantising in C from a file or from memory to a buffer, while earlier output is written to a file.
 
 
 class Unwritten(NamedTuple):
-    """Bytes to be written to a file, at an offset; `flush` lets the disk begin with them at once."""
+    """Bytes to write to a file, at an offset; `flush` starts writing them out to the disk at once."""
 
     fd: int
     data: memoryview
@@ -396,11 +396,11 @@ class BlockEncoder:
     ggml : int
         The number of a type of ggml's blocks; -1 for integers:
     bits, block_size, scale_type
-        As for `encode_blocks`. With a block size of 0, `search_scale` comes before a call, which makes codes alone.
+        As for `encode_blocks`. With a block size of 0, call `search_scale` first; calls then only make codes.
     threads : int
         At most this many share the work.
     room : callable
-        Makes the memory to work in, by its bytes.
+        ``room(nbytes)`` returns memory to work in.
     """
 
     def __init__(
@@ -428,7 +428,7 @@ class BlockEncoder:
         out: memoryview,
         earlier: Unwritten | None = None,
     ) -> tuple[float, float]:
-        """Fill `out` with the blocks of `count` numbers that lie from byte `at` of a file or of memory on.
+        """Fill `out` with the blocks of `count` numbers that begin at byte `at` of a file or of memory.
 
         Parameters
         ----------
@@ -465,14 +465,14 @@ class BlockEncoder:
         return error, square
 
     def search_scale(self, source: int | NDArray[np.uint8], at: int, dtype: str, count: int) -> bytes:
-        """Return the one scale of all numbers, as it is stored. Reads them six times. Raises `Failed`."""
+        """Return the stored form of the one scale for all numbers. Reads them six times. Raises `Failed`."""
         room = self._take(source, at, dtype, count, 1)
         lib.wm_search_scale(self._numbers, self._blocks, *room, self._outcome)
         access.check_outcome(self._outcome)
         return np.array(self._blocks.scale, "<f2" if self._blocks.scale_type else "<f4").tobytes()
 
     def _take(self, source: int | NDArray[np.uint8], at: int, dtype: str, count: int, threads: int) -> tuple[Any, int]:
-        """Tell C where the numbers lie; return room for threads, as C takes it."""
+        """Tell C the place of the numbers; return room for threads in the form that C takes."""
         numbers = self._numbers
         numbers.fd, memory, numbers.size = access.place_of(source)
         numbers.memory, numbers.at = memory, at
@@ -484,7 +484,7 @@ class BlockEncoder:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Blocks of different kinds in one tensor: int4, int5 or float16, by the error that each kind saves.
+# Blocks of different kinds in one tensor: int4, int5 or float16, chosen by the error that each kind saves.
 #
 # The data is ``[mask][scales][codes]``: two bits for each block with its kind (0 int4, 1 int5, 2 float16), the scales
 # of the int4 and int5 blocks, and the codes of every block, all in the order of blocks.
@@ -501,8 +501,8 @@ def quantize_adaptive(
 ) -> NDArray[np.uint8]:
     """Quantise to blocks of int4, int5 or float16, ``[mask][scales][codes]``.
 
-    Each block begins as int4. Then the blocks whose squared error falls most for each byte are improved first, until
-    the bytes are used up. The error is never larger than with all blocks of one kind, if these fit.
+    Each block starts as int4. Then blocks are improved, first those whose squared error falls most for each byte, until
+    the bytes are used up. The error never exceeds the error with all blocks of one kind, if these fit.
 
     Parameters
     ----------
@@ -517,7 +517,7 @@ def quantize_adaptive(
     threads : int
         At most this many threads share the work.
     empty : callable
-        Makes the arrays to work in and to return, by their elements and dtype.
+        ``empty(count, dtype)`` returns arrays to work in and to return.
 
     Returns
     -------
@@ -583,8 +583,8 @@ def adaptive_plan(
     Raises
     ------
     QuantError
-        When the mask holds an unknown kind or goes on after the last block, the data has another size than the mask
-        says, or the block size or scale type does not exist.
+        When the mask holds an unknown kind or continues after the last block, the size of the data contradicts the
+        mask, or the block size or scale type does not exist.
     """
     block, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     buffer, fault = access.as_input(data), ffi.new("wm_fault *")
@@ -620,9 +620,9 @@ def decode_adaptive(
 ) -> NDArray[Any]:
     """Decode elements `start` to `stop` of the `n` elements that `data` holds in blocks of different kinds.
 
-    With a `plan` that `adaptive_plan` made of the same data, only the blocks of these elements are read, and not the
-    mask, which may have changed since. The other parameters, the result and the errors are those of `decode_blocks`,
-    with the errors of `adaptive_plan`. float16 blocks are decoded as by `f16_to_f32`.
+    With a `plan` from `adaptive_plan` of the same data, only the blocks of these elements are read, but not the mask,
+    which may have changed since. Other parameters, result and errors as for `decode_blocks`, with the errors of
+    `adaptive_plan`. float16 blocks are decoded as by `f16_to_f32`.
     """
     if plan is None:
         plan = adaptive_plan(data, n, block_size, scale_type=scale_type)
@@ -659,8 +659,8 @@ def _error(fault: Any) -> QuantError:
 # ----------------------------------------------------------------------------------------------------
 # Kernels for ggml's blocks, the quantised types of GGUF files. Used by `weightmap.core.quant.ggml`.
 #
-# A type cuts each row of a tensor into blocks of 32 to 256 elements with their own scales. Decoded values equal those
-# of gguf-py to the bit; every NaN is the float32 0x7FC00000, on every CPU.
+# A type cuts each row of a tensor into blocks of 32 to 256 elements with their own scales. Decoded values equal
+# gguf-py's to the bit; every NaN is the float32 0x7FC00000, on every CPU.
 
 
 class GgmlType(NamedTuple):
@@ -686,7 +686,7 @@ class GgmlType(NamedTuple):
 
 # Every type that `decode_ggml` knows, by its name.
 GGML_TYPES = {name: GgmlType(name, number, *ggml_block(number)) for name, number in GGML_SCHEMES.items()}
-# The types that `encode_ggml` knows too.
+# The types that `encode_ggml` also knows.
 GGML_ENCODED: tuple[str, ...] = tuple(name for name, kind in GGML_TYPES.items() if lib.wm_ggml_encodes(kind.number))
 
 
@@ -723,7 +723,7 @@ def decode_ggml(
     out: NDArray[Any] | None = None,
     threads: int = 1,
 ) -> NDArray[Any]:
-    """Decode elements `start` to `stop` of the `n` in `data`, touching only the blocks that they lie in.
+    """Decode elements `start` to `stop` of the `n` elements in `data`, touching only their blocks.
 
     Parameters
     ----------
@@ -734,7 +734,7 @@ def decode_ggml(
     name : str
         One of `GGML_TYPES`.
     start, stop : int
-        The elements wanted, 0 <= start <= stop <= n; all of them when not given.
+        0 <= start <= stop <= n; all elements when not given.
     dtype : dtype
         float32, or float16: the float32 values, rounded. Ignored when `out` is given.
     out : ndarray of float32 or float16, optional
@@ -774,9 +774,9 @@ def decode_ggml(
 def encode_ggml(a: ArrayLike, name: str, *, threads: int = 1) -> NDArray[np.uint8]:
     """Quantise to blocks of this type; return their bytes.
 
-    The bytes are the same on every instruction set and with any number of threads. q4_0, q4_1, q5_0, q5_1 and q8_0 give
-    the bytes of gguf-py; the others search for scales of least squared error. A scale too large for float16 becomes
-    the largest finite one.
+    The bytes are the same on every instruction set and with any number of threads. For q4_0, q4_1, q5_0, q5_1 and q8_0
+    they equal gguf-py's; the other types search for the scales of least squared error. A scale too large for float16
+    becomes the largest finite one.
 
     Parameters
     ----------
@@ -865,7 +865,7 @@ class ProductCodes:
         Returns
         -------
         int
-            -1, or the position among all codes of one without a centroid; then `out` is filled in part.
+            -1, or the position, among all codes, of a code without a centroid; `out` is then only partly filled.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Scans in C: from the bytes of a header to columns; records that are used where they lie, and pairs of strings."""
+"""Scans in C: from the bytes of a header to columns; records that are used in place, and pairs of strings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Fewest bytes of a tensor in a JSON header: "":{"dtype":"U8","shape":[],"data_offsets":[0,0]},
 _JSON_ENTRY = 48
-# Dimensions reserved per tensor; a header with more is scanned again, with room for as many as it can spell.
+# Dimensions reserved per tensor; a header with more is scanned again, with room for the most that it can spell.
 _DIMS = 4
 
 
@@ -56,9 +56,9 @@ def scan_json(header: bytes, dtypes: bytes, max_tensors: int) -> tuple[Columns, 
 
 
 def json_depth(text: bytes) -> int:
-    """Return how deep the objects and arrays of a JSON text are nested.
+    """Return the depth of nested objects and arrays in a JSON text.
 
-    For invalid JSON, it is at least as deep as a parser goes before the error.
+    For invalid JSON, a parser reaches at most this depth before the error.
     """
     depth: int = lib.wm_json_depth(text, len(text))
     return depth
@@ -76,7 +76,7 @@ def scan_bincode(header: bytes | bytearray, layouts: int, max_tensors: int) -> t
     header : bytes or bytearray
         With its padding.
     layouts : int
-        1 the specification's, 2 the current one, 3 the first of them that fits.
+        1 the specification's, 2 the current one, 3 the first of both that fits.
     max_tensors : int
         More are a fault CAPACITY, at the offset of the next one.
 
@@ -126,8 +126,8 @@ def scan_layers(records: bytes) -> tuple[Columns, Any] | access.Fault:
     return columns, scan
 
 
-# Valid data allocates no wm_fault, which is a good part of a call's time. A failed check is repeated with one. If it
-# then succeeds, because the file is being written to, the data counts as valid.
+# For valid data no wm_fault is allocated, which would be a good part of a call's time. A failed check is repeated with
+# one. If it then succeeds, because the file is being written to, the data counts as valid.
 def pairs_check(data: bytes, count: int) -> access.Fault | None:
     """Check pairs of strings after their two u16 lengths: structure, UTF-8, unique keys; return a fault or None."""
     if lib.wm_pairs_check(data, len(data), count, NULL) == 0:
@@ -159,7 +159,7 @@ def records_find(index: bytes | NDArray[np.uint8], count: int, name: bytes) -> i
 
 
 def records_bounds(index: bytes | NDArray[np.uint8], count: int) -> tuple[int, memoryview[int]]:
-    """Return where the last name ends behind `count` records, and the bounds of all names, modulo 2**32."""
+    """Return the end of the last name after `count` records, and the bounds of all names, modulo 2**32."""
     bounds = ffi.new("uint32_t[]", count + 1)
     end: int = lib.wm_records_bounds(from_buffer("uint8_t[]", index), len(index), count, bounds)
     return end, memoryview(ffi.buffer(bounds)).cast("I")
@@ -167,11 +167,11 @@ def records_bounds(index: bytes | NDArray[np.uint8], count: int) -> tuple[int, m
 
 # Room for bytes of names, tensors and dimensions. Most models fit; a larger one is scanned twice.
 _ROOM = (16384, 512, 1024)
-# Fewest bytes of a record and of a dimension.
+# Least bytes of a record and of a dimension.
 _RECORD, _DIM = 12, 4
 
 
-# The hook of data without one.
+# For data that needs no hook.
 _NO_HOOK = (NULL, NULL)
 
 
@@ -215,7 +215,7 @@ def scan_section(section: Section, *, relative: bool, lax: bool) -> tuple[Column
     relative : bool
         Whether padding counts from the beginning of the section instead of the file.
     lax : bool
-        Whether padding that is missing or not zero is noted in `scan` instead of a fault.
+        Whether missing or nonzero padding is noted in `scan` instead of being a fault.
 
     Returns
     -------
@@ -288,12 +288,12 @@ class Initialisers:
     ----------
     columns : Columns
     at : ndarray of uint64, shape (n,)
-        Where each begins.
+        The offset of each.
     nested : ndarray of bool, shape (n,)
         Whether it lies in a node, in a graph within another, in a function or in training_info.
     in_function : ndarray of bool, shape (n,)
     files : list of (int, int, int, int, int)
-        Of those in other files: from which row on, where the name of the file lies, its bytes, and the same of a
+        For initialisers in other files: the first row, offset and size of the file's name, offset and size of a
         checksum.
     fields : bytes
         The fields of the model without its graph.
@@ -343,7 +343,7 @@ def scan_model(
         if fault is not None or all(map(le, needed, room)):
             columns.names_len, columns.count, columns.n_dims = needed[:3]
             return Initialisers(columns, at[: needed[1]], files, fields[: needed[4]], scan), fault
-        room = tuple(map(max, needed, room))  # more and more only while the file is being written to
+        room = tuple(map(max, needed, room))  # grows again only while the file is being written to
 
 
 def _scan_model(
@@ -367,7 +367,7 @@ def _scan_model(
 
 
 def make_numbers(data: bytes, field: int, bits: int, out: NDArray[np.uint8], count: int) -> access.Fault | None:
-    """Make elements of `bits` bits of the numbers in these fields of a tensor of ONNX; return a fault or None."""
+    """Make elements of `bits` bits from the numbers in these fields of an ONNX tensor; return a fault or None."""
     fault = ffi.new("wm_fault *")
     failed = lib.wm_onnx_numbers(data, len(data), field, bits, count, access.as_output(out, "uint8_t[]"), fault)
     return access.fault_of(fault) if failed else None
@@ -411,7 +411,7 @@ class GGUFHeader:
     Attributes
     ----------
     others : tuple of int
-        The codes of such types, once `tensors` found them; the first one's dtype is `GGUF_TYPES`.
+        The codes of such types, once `tensors` has found them; the dtype of the first is `GGUF_TYPES`.
     """
 
     __slots__ = ("_keys", "_room", "native", "others")
@@ -428,7 +428,7 @@ class GGUFHeader:
         return getattr(self.native, name)
 
     def values(self, data: bytes | bytearray) -> access.Fault | bool:
-        """Scan on through the key-values: return True at their end, False if that takes more data, or a fault."""
+        """Continue scanning key-values: return True at their end, False if more data is needed, or a fault."""
         native = self.native
         room = min(native.count, len(data) // MIN_GGUF_VALUE + 1)
         if room > self._room:
@@ -455,7 +455,7 @@ class GGUFHeader:
         return columns, access.fault_of(fault) if state < 0 else state == 0
 
     def reach(self, columns: Columns, room: int) -> None:
-        """Let each tensor of an unknown type reach to the next one in the order of data, the last to `room`."""
+        """Extend each tensor of an unknown type to the next tensor's data, the last one to `room`."""
         lib.wm_gguf_reach(columns.native, room, self.native)
 
     def find(self, data: bytes | bytearray, key: bytes) -> int:
@@ -492,9 +492,9 @@ class GGUFHeader:
 if sys.platform == "win32":
     import mmap
 
-# Fewest bytes that an entry takes in the central directory.
+# Least bytes of an entry in the central directory.
 MIN_ZIP_ENTRY = 46
-# Larger memory is not made with malloc, which may keep it.
+# Most bytes to allocate with malloc, which may keep freed memory.
 _MAX_MALLOC = 1 << 17
 _OF_DTYPE = {"u1": "uint8_t[]", "u2": "uint16_t[]", "u4": "uint32_t[]", "u8": "uint64_t[]"}
 
@@ -509,7 +509,7 @@ def transient(count: int, dtype: type[Any]) -> NDArray[Any]:
 
 
 def _pages(nbytes: int) -> Any:
-    """Return private memory; a page of it is there when it is touched."""
+    """Return private memory whose pages exist once they are touched."""
     if sys.platform == "win32":
         return mmap.mmap(-1, nbytes)
     return module.map_file(-1, nbytes, 3)
@@ -532,7 +532,7 @@ class ZipEntries:
     stored, size : ndarray of uint64, shape (n,)
         Bytes in the file, and when inflated.
     offset, data : ndarray of uint64, shape (n,)
-        Where the header of the entry and where its bytes begin.
+        The offsets of the entry's header and of its bytes.
     native : wm_zip_entries
     arrays : NpyHeaders or None
     """
@@ -562,7 +562,7 @@ class ZipEntries:
         return len(self.method)
 
     def check_order(self, end: int) -> access.Fault | None:
-        """Check that entries lie one behind the other from byte 0 to `end`; return what is wrong first."""
+        """Check that entries follow one another from byte 0 to `end`; return the first fault, or None."""
         offset = self.offset
         rising = bool((offset[1:] >= offset[:-1]).all())
         order = NULL if rising else access.as_items("uint64_t[]", np.argsort(offset, kind="stable").astype(np.uint64))
@@ -573,7 +573,7 @@ class ZipEntries:
 def zip_scan(
     fd: int, data: Any, end: int, central: bytes | NDArray[np.uint8], count: int, *, arrays: bool = False
 ) -> ZipEntries | access.Fault:
-    """Turn a central directory into columns, checked against the headers of the entries; or say what is wrong.
+    """Turn a central directory into columns, checked against the headers of the entries; or return the first fault.
 
     Parameters
     ----------
@@ -581,7 +581,7 @@ def zip_scan(
         The open file; -1 where `data` has its bytes.
     data : ndarray of uint8, Reader or None
     end : int
-        Where the central directory begins in the file.
+        Offset of the central directory in the file.
     central : bytes or ndarray of uint8
     count : int
         Number of its entries.
@@ -607,7 +607,7 @@ def zip_scan(
 NPY_ODD: int = lib.WM_NPY_ODD
 
 
-# Room for dimensions; Python reads the headers of arrays that find none.
+# Room for dimensions; Python reads the headers of arrays that do not fit.
 _NPY_DIMS = 8
 
 
@@ -617,7 +617,7 @@ class NpyHeaders:
     Attributes
     ----------
     columns : Columns
-        Their dtype is the number of one of `kinds`, or `NPY_ODD` for a member that was not read.
+        A dtype is a number in `kinds`, or `NPY_ODD` for a member that was not read.
     fortran : ndarray of uint8, shape (n,)
     native : wm_npy
     """
@@ -637,7 +637,7 @@ class NpyHeaders:
 
 
 PICKLE_STRIDED: int = lib.WM_PICKLE_STRIDED
-# The kinds of values: their numbers by name.
+# The numbers of the kinds of values.
 PICKLE_VALUES = {
     name: getattr(lib, f"WM_PICKLE_{name}")
     for name in (
@@ -645,15 +645,15 @@ PICKLE_VALUES = {
         *("DTYPE", "DEVICE", "KIND", "SCALAR", "COMPLEX", "PATH", "ARRAY", "ODD"),
     )
 }
-# Objects that are neither tensor nor value: words for them, by number.
+# Names for objects that are neither tensor nor value, by number.
 PICKLE_ODD = {
     getattr(lib, f"WM_PICKLE_ODD_{name}"): name
     for name in ("UNKNOWN", "CONJUGATE", "NEGATIVE", "STORAGE", "CLASS", "KEY", "ARRAY")
 }
-# Words of the arena for each byte of a program, and besides; bytes of a program for each word of the memo's directory.
+# Words of the arena for each byte of a program, and in addition; bytes of a program per word of the memo's directory.
 _WORDS, _MIN_WORDS, _PAGE = 4, 1024, 256
 _NAMES, _MIN_NAMES = 32, 1 << 16
-# Without clearing: a scan fills the memory.
+# Does not clear memory, because a scan fills it.
 _new_words = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -667,7 +667,7 @@ class PickleValues:
         See `PICKLE_VALUES`. The parts of a value follow it, without names.
     length : ndarray of uint32, shape (n,)
     at : ndarray of uint64, shape (n,)
-        Where the value is in the program, or itself.
+        The place of the value in the program, or the value itself.
     """
 
     __slots__ = ("at", "bounds", "kind", "length", "names")
@@ -689,9 +689,9 @@ class PickleStorages:
     bounds : ndarray of uint32, shape (n + 1,)
         Name i, the prefix and the key, is names[bounds[i] : bounds[i + 1]].
     at : ndarray of uint64, shape (n,)
-        Where the key lies in the program.
+        Offset of the key in the program.
     nbytes : ndarray of uint64, shape (n,)
-        The bytes that the program says the storage has.
+        The storage's bytes, according to the program.
     item : ndarray of uint8, shape (n,)
         Bytes of an element.
     type : ndarray of uint8, shape (n,)
@@ -719,17 +719,17 @@ class Pickle:
     most, most_names : int
         The most tensors that the program may make, and bytes of their names.
     fd, begin, size : int
-        The open file, which is read as long as this object is used; where the program begins in it, and the bytes that
-        it may have.
+        The open file, which is read as long as this object is used; the offset of the program in it, and its most
+        bytes.
     lax : bool
-        Leave out anything but tensors and values, instead of a fault.
+        Leave out objects that are neither tensors nor values, instead of reporting a fault.
 
     Attributes
     ----------
     end : int
         Where the program ends in the data.
     fault : Fault or None
-        Its defect; then nothing else is known.
+        The defect, if any; the other attributes are then meaningless.
     """
 
     __slots__ = ("_arena", "_buffers", "_limits", "_native", "_source", "fault")
@@ -750,10 +750,10 @@ class Pickle:
         octets = NULL if data is None else from_buffer("uint8_t[]", data)
         self._buffers: Any = fd, octets  # kept alive for `_source`
         self._source: Any = ffi.new("wm_pickle_source *", (fd, octets, begin, size, lax))
-        # A key may be part of many names: they are bounded by the length of the program too.
+        # A key may be part of many names: the length of the program bounds their total, too.
         self._limits = max_tensors, min(max_names, _NAMES * size + _MIN_NAMES, U32_MAX)
         words = _WORDS * size + size // _PAGE + _MIN_WORDS
-        # Only pages that the program reaches are touched.
+        # Large memory comes as pages, of which the program touches only a part.
         large = 8 * words > _MAX_MALLOC
         self._arena: Any = from_buffer("uint64_t[]", _pages(8 * words)) if large else _new_words("uint64_t[]", words)
         self._native = ffi.new("wm_pickle *")
@@ -781,7 +781,7 @@ class Pickle:
 
     @property
     def n_retyped(self) -> int:
-        """Number of tensors whose numbers have another width than those of their storage."""
+        """Number of tensors whose elements have another width than their storage's."""
         return int(self._native.n_retyped)
 
     @property
@@ -790,7 +790,7 @@ class Pickle:
         return int(self._native.n_storages)
 
     def storages(self, prefix: bytes, per_batch: int) -> Iterator[PickleStorages | access.Fault]:
-        """Yield the mentions of storages, `per_batch` at a time, named by `prefix` and their key; or what is wrong."""
+        """Yield the mentions of storages, `per_batch` at a time, named by `prefix` and their key; or a fault."""
         cursor, remaining = ffi.new("uint64_t *", self._native.storages), self.n_storages
         while remaining:
             count = min(per_batch, remaining)
@@ -807,7 +807,7 @@ class Pickle:
             remaining -= count
 
     def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | access.Fault:
-        """Return the tensors, whose storages begin there, and the strides of tensors that are not row-major.
+        """Return the tensors, given the offsets of their storages, and the strides of tensors that are not row-major.
 
         The strides are in elements, as many as dimensions; None where all tensors are row-major.
         """
@@ -846,7 +846,7 @@ def _output(array: NDArray[Any]) -> Any:
 class Columns:
     """The columns of a table of tensors, in private C memory.
 
-    Indexing a C pointer takes a third of indexing an array, and opening a file is quick because it makes no arrays.
+    Indexing a C pointer takes a third of the time of indexing an array, and making no arrays keeps opening quick.
 
     Parameters
     ----------
@@ -863,7 +863,7 @@ class Columns:
     count, n_dims, names_len : int
         Numbers of tensors, of dimensions and of bytes of names.
     native : wm_columns
-        Its pointers are attributes of this object too.
+        Its pointers are also attributes of this object.
     """
 
     __slots__ = ("_memory", "count", "n_dims", "names_len", "native")
@@ -958,7 +958,7 @@ class Columns:
         return Columns(text, bounds, self.array(self.dtype, n, "u1"), np.concatenate(each), dim_bounds, begin, end)
 
     def content(self) -> tuple[bytes, ...]:
-        """Return all that the columns hold, for comparison."""
+        """Return the content of all columns, for comparison."""
         n = self.count
         columns = (
             *((self.bounds, n + 1, "<u4"), (self.dtype, n, "u1"), (self.dims, self.n_dims, "<u8")),
@@ -1034,7 +1034,7 @@ class Rows:
         return codes, ndims, dims, offsets, sizes
 
     def placer(self) -> Callable[[int], Any]:
-        """Return a function like `Table.place`, which returns None for a row that Python must look at."""
+        """Return a function like `Table.place` that returns None for a row that needs Python."""
         return module.placer(int(ffi.cast("uintptr_t", self._native)), self._keep)
 
 
@@ -1060,9 +1060,9 @@ def walk_strings(data: access.Buffer, count: int, width: int, bounds: NDArray[np
 
 
 def skip_strings(data: access.Buffer, count: int, tail: int) -> tuple[int, int]:
-    """Walk those of `count` entries that lie whole in `data`: a u32 length, that many bytes, and `tail` bytes.
+    """Walk up to `count` entries that lie whole in `data`: a u32 length, that many bytes, and `tail` more bytes.
 
-    Returns their bytes and their number.
+    Returns the bytes and the number of the entries walked.
     """
     buffer = access.as_input(data)
     walked = ffi.new("uint64_t *")
@@ -1102,8 +1102,8 @@ def index_build(
 ) -> tuple[int, int, int]:
     """Fill `slots` (a power of two of entries, at least 4/3 of the strings) with a hash index over the strings.
 
-    Returns how many strings equal an earlier one, and the numbers of the first such string and of its original; a count
-    of -2 when too many hashes collide, as in an attack.
+    Returns the number of strings that equal an earlier one, and the numbers of the first such string and its original;
+    a count of -2 if too many hashes collide, as in an attack.
     """
     buffer, starts, table = (
         access.as_input(data),
@@ -1118,7 +1118,7 @@ def index_build(
 def index_finder(
     data: access.Buffer, bounds: NDArray[np.uint32], gap: int, slots: NDArray[np.uint32]
 ) -> Callable[[object], int]:
-    """Return a function from a text to the number of the string equal to it, or -1; it keeps the arrays alive."""
+    """Return a function that maps a text to the number of the equal string, or to -1; it keeps the arrays alive."""
     keep = (access.as_input(data), access.as_items("uint32_t[]", bounds), access.as_items("uint32_t[]", slots))
     buffer, starts, table = keep
     index = ffi.new("wm_index *", (buffer, len(buffer), starts, len(bounds) - 1, gap, table, len(slots)))
@@ -1147,9 +1147,9 @@ def index_find_many(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Values of codes with scales of blocks, or of groups of columns. Used by parameters of quantised checkpoints.
+# Values of codes with scales for blocks, or for groups of columns, in parameters of quantised checkpoints.
 
-# The types that these functions make, as C numbers them.
+# C's numbers for the types that these functions make.
 CODED = {"float32": 0, "float16": 1, "bfloat16": 2}
 _UNFIT = "codes, scales and output do not fit together"
 _NO_MEMORY = -3
@@ -1174,8 +1174,7 @@ def look_up(
 ) -> None:
     """Fill an array with ``(values[code of row r, column c] - zeros[b]) * scales[b] * factor + biases[b]``.
 
-    The operations are of float32, and are rounded once more for other types of `out`. Where two NaNs are
-    multiplied, either is the result.
+    Operations are in float32; other types of `out` are rounded once more. The product of two NaNs is either of them.
 
     Parameters
     ----------
@@ -1184,20 +1183,20 @@ def look_up(
     bits : int
         1 to 8.
     values : ndarray of float32, shape (2**bits,)
-        What codes stand for.
+        The value of each code.
     scales, zeros, biases : ndarray of float32, C-contiguous
         One for each block, shape (ceil((before + rows) / height), ceil(columns / width)); or at most 256.
     out : ndarray of float32, float16 or bfloat16, shape (rows, columns), C-contiguous, writeable
     height, width : int
-        Rows and columns of a block; those at the edges may be smaller.
+        Rows and columns of a block; blocks at the edges may be smaller.
     before : int
-        Rows of the first blocks that are not among these, fewer than `height`.
+        Rows of the first blocks that precede row 0, fewer than `height`.
     which : ndarray of uint8, C-contiguous
-        The number of the scale of each block; otherwise these are in order.
+        The number of each block's scale; by default scales are in the order of blocks.
     factor : float
-        A number of float32.
+        A float32 number.
     high_first : bool
-        Whether the first of two codes in a byte is its high half: of 4 bits.
+        For 4 bits: whether the first of two codes in a byte is its high half.
     threads : int
         At most this many threads share the work.
 
@@ -1258,13 +1257,13 @@ def decode_groups(
 ) -> None:
     """Fill an array with ``scales[group[c], r] * (code of row r, column c - zeros[group[c], r])``.
 
-    The operations are of float32, and are rounded once more for other types of `out`.
+    Operations are in float32; other types of `out` are rounded once more.
 
     Parameters
     ----------
     words : ndarray of int32, C-contiguous
-        Of little-endian bytes. Shape (columns * bits / 32, rows), with the codes of a row end to end along the first
-        axis, lowest bits first; or with `by_rows` (columns, rows / 8): the codes of eight rows in AWQ's order.
+        Little-endian. Shape (columns * bits / 32, rows), with the codes of a row end to end along the first axis,
+        lowest bits first; or with `by_rows` shape (columns, rows / 8), with the codes of eight rows in AWQ's order.
     bits : int
         1 to 8; 4 with `by_rows`.
     group : ndarray of uint32, shape (columns,)

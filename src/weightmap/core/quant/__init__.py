@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Elements decoded at once: codes and results together fit into the L2 cache.
+# Elements decoded at once, whose codes and results together fit into the L2 cache.
 PIECE = 1 << 18
 
 

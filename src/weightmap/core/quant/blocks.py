@@ -26,7 +26,7 @@ _GROUP = 64
 
 
 def octets_of(payload: NDArray[np.uint8] | bytes | bytearray | memoryview) -> NDArray[np.uint8]:
-    """Return a read-only view of the bytes of a quantised tensor. Raises TypeError for an array of anything else."""
+    """Return a read-only view of the bytes of a quantised tensor. Raises TypeError for an array of other types."""
     octets = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, np.uint8)
     if octets.dtype != np.uint8 or octets.ndim != 1 or not octets.flags.c_contiguous:
         raise TypeError(f"the payload is an array of {octets.dtype} {octets.shape}, expected contiguous bytes")
@@ -39,32 +39,32 @@ class QuantizedTensor:
     """A quantised tensor: codes and scales that decode on demand, indexed like an array.
 
     Its parts are views of its bytes: nothing of a mapped file is copied, and the views keep the mapping alive.
-    `weightmap.open` returns one for each quantised tensor of a file, whatever its kind:
+    `weightmap.open` returns a `QuantizedTensor` for each quantised tensor of a file, whatever its kind:
 
     ================  ==============================================  ==============================================
     files             schemes                                         parts
     ================  ==============================================  ==============================================
-    AMB               "int8", "int4", "int5", "int4_block",           `scales`, `codes`; of "adaptive" also `mask`
+    AMB               "int8", "int4", "int5", "int4_block",           `scales`, `codes`; "adaptive" also has `mask`
                       "int5_block", "adaptive"                        and `kinds`
-    GGUF              the block types of ggml: "q4_0", "q4_k",        `blocks`, `scales`, `codes`; `minimums` where a
-                      "iq4_xs", "mxfp4" ...                           type has them
-    checkpoints       those of `TensorFile.weights`: "awq gemm",      `pieces`, `scales`, `codes`
+    GGUF              the block types of ggml: "q4_0", "q4_k",        `blocks`, `scales`, `codes`; some types also have
+                      "iq4_xs", "mxfp4" ...                           `minimums`
+    checkpoints       from `TensorFile.weights`: "awq gemm",          `pieces`, `scales`, `codes`
                       "gptq 4 bits", "fp8 blocks" ...
     finalfusion       "pq", product quantisation of a matrix          `codes`, `codebooks`, `projection`, `norms`
     ================  ==============================================  ==============================================
 
-    `dequantize` and indexing give dense arrays. numpy's functions, and arrays in an expression, decode it:
+    `dequantize` and indexing return dense arrays. numpy's functions, and arrays in an expression, decode the tensor:
     ``np.add(q, 1)``, ``array @ q``, ``q @ array``. ``q + 1``, ``q.T`` and ``q.astype`` do not exist: decode it first.
 
     Parameters
     ----------
     scheme : str
-        A scheme of AMB. Those of GGUF and finalfusion have their own classes with this interface.
+        A scheme of AMB. Schemes of GGUF and finalfusion have their own classes with this interface.
     shape : tuple of int
     payload : ndarray of uint8, or bytes-like
         Scales and codes as the scheme lays them out.
     block_size : int
-        Elements of a block: even for int4_block, a multiple of 8 for int5_block and adaptive; 0 in schemes without.
+        Elements of a block: even for int4_block, a multiple of 8 for int5_block and adaptive; 0 without blocks.
     scale_type : str
         "fp16" or "fp32".
 
@@ -75,7 +75,7 @@ class QuantizedTensor:
     scheme, block_size, scale_type
         As given.
     dtype : numpy.dtype
-        What `dequantize` returns by default: float32.
+        The default dtype of `dequantize`: float32.
     nbytes : int
         Bytes of the payload.
 
@@ -140,7 +140,7 @@ class QuantizedTensor:
 
     def __getattr__(self, name: str) -> NoReturn:
         attribute = getattr(type(self), name, None)
-        if isinstance(attribute, property):  # its own AttributeError says more
+        if isinstance(attribute, property):  # the property's own AttributeError says more
             attribute.__get__(self)
         cure = f": decode it first, dequantize().{name}" if hasattr(np.ndarray, name) else ""
         raise AttributeError(f"a QuantizedTensor has no {name!r}{cure}", name=name, obj=self)
@@ -148,7 +148,7 @@ class QuantizedTensor:
     # ------------------------------------------------------------------------------------------------- its parts
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of what `dequantize` returns by default."""
+        """The default dtype of `dequantize`."""
         return np.dtype(np.float32)
 
     @property
@@ -168,7 +168,7 @@ class QuantizedTensor:
 
     @property
     def pieces(self) -> dict[str, NDArray[Any]]:
-        """The stored tensors that make it, by name: empty unless it is a parameter of `TensorFile.weights`."""
+        """The stored tensors that make up the parameter, by name; empty unless it comes from `TensorFile.weights`."""
         return {}
 
     @property
@@ -183,9 +183,9 @@ class QuantizedTensor:
 
     @property
     def scales(self) -> NDArray[Any]:
-        """The scales, float16 or float32: a view, strided where they lie between the codes.
+        """The scales, float16 or float32: a view, strided if they lie between the codes.
 
-        Shape (n_blocks,); one in the schemes with one scale; of an adaptive tensor, those of its INT4 and INT5 blocks.
+        Shape (n_blocks,); (1,) in schemes with one scale; an adaptive tensor has scales for its INT4 and INT5 blocks.
         """
         kind, octets = SCALE[self.scale_type], self._octets
         if self.scheme == "adaptive":
@@ -221,7 +221,8 @@ class QuantizedTensor:
     def mask(self) -> NDArray[np.uint8] | None:
         """The mask of an adaptive tensor, packed, shape (ceil(n_blocks / 4),): a view. None in other schemes.
 
-        Decoding uses a copy made with this object: a mask overwritten in the file changes values, never what is read.
+        Decoding uses a copy made with this object: overwriting the mask in the file changes values, but never makes a
+        read leave the data.
         """
         return self._octets[: -(-self.n_blocks // 4)] if self.scheme == "adaptive" else None
 
@@ -235,7 +236,7 @@ class QuantizedTensor:
         return pairs.reshape(-1)[: self.n_blocks]
 
     def _adaptive_parts(self) -> tuple[int, int]:
-        """Return where the scales and where the codes of an adaptive tensor begin."""
+        """Return the offsets of the scales and of the codes of an adaptive tensor."""
         begin = -(-self.n_blocks // 4)
         return begin, begin + (self.n_blocks - int(self._plan[1])) * SCALE[self.scale_type].itemsize
 
@@ -291,7 +292,7 @@ class QuantizedTensor:
         ----------
         dtype : dtype_like, optional
             Dtype of the result, by default `dtype`; ignored when `out` is given. float32 holds the values exactly, or
-            as the scheme computes them in float32; other types get them as `numpy.ndarray.astype` converts them.
+            as the scheme computes them in float32; for other types they are converted as by `numpy.ndarray.astype`.
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional
@@ -368,7 +369,7 @@ class QuantizedTensor:
             part = self._rows(rows.start, rows.stop)
         elif self.size:
             part = self._gather(np.asarray(rows, np.intp))
-        else:  # there may be more rows than memory has room for their numbers
+        else:  # the numbers of all rows might not fit into memory
             part = np.empty((len(rows), *self.shape[1:]), self.dtype)
         return part[others]
 
@@ -380,7 +381,7 @@ class QuantizedTensor:
         return part
 
     def _gather(self, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """Return these rows, in this order; decode each once, and rows without a block between them together."""
+        """Return these rows, in this order; decode each row once, and rows without a block between them together."""
         part = access.empty((len(rows), *self.shape[1:]), self.dtype)
         if part.size:
             for at, first, last in groups(rows, math.prod(self.shape[1:]), self.block_size or _GROUP):
@@ -396,7 +397,7 @@ class QuantizedTensor:
 
 
 def _undecoded(_: QuantizedTensor, other: Any = None, *__: Any) -> Any:
-    """Refuse arithmetic, except with arrays: those decode the tensor."""
+    """Refuse arithmetic, except with arrays, which decode the tensor."""
     if hasattr(other, "__array__") and not isinstance(other, QuantizedTensor):
         return NotImplemented
     raise TypeError("a QuantizedTensor has no arithmetic: decode it first, with dequantize()")

@@ -1,7 +1,7 @@
 """Quantised tensors of GGUF files: the block types of ggml.
 
-A type cuts every row of a tensor into blocks of 32 to 256 elements that decode by themselves. So rows, and experts
-of a three-dimensional tensor, are contiguous bytes. Schemes have the names of the types in lower case: "q4_k".
+A type cuts every row of a tensor into blocks of 32 to 256 elements that decode independently. Rows, and the experts of
+a three-dimensional tensor, are therefore contiguous bytes. Schemes have the names of types in lower case: "q4_k".
 
 ==============================  ===========================================================================
 schemes                         value of an element with code q
@@ -16,7 +16,7 @@ schemes                         value of an element with code q
 ``q1_0 q2_0``                   d * q, q of -1 and 1; of -1, 0, 1 and 2
 ==============================  ===========================================================================
 
-All arithmetic is in float32; values equal those of gguf-py to the bit. (gguf-py 0.19 lacks q1_0 and q2_0.)
+All arithmetic is in float32; values equal gguf-py's to the bit. (gguf-py 0.19 lacks q1_0 and q2_0.)
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GgmlTensor(QuantizedTensor):
     scheme : str
         One of `GGML_SCHEMES`.
     shape : tuple of int
-        Its number of elements is a multiple of the block size; a block may reach into the next row.
+        The number of elements is a multiple of the block size; a block may reach into the next row.
     payload : ndarray of uint8, or bytes-like
         The blocks, one after another, at any alignment.
 
@@ -132,8 +132,8 @@ class GgmlTensor(QuantizedTensor):
     def scales(self) -> NDArray[Any]:
         """The scales of the blocks, float16, shape (n_blocks,): a strided view.
 
-        mxfp4 has uint8 exponents; nvfp4 has uint8 of shape (n_blocks, 4); iq1_m has uint16 of shape (n_blocks, 4),
-        each of which holds a quarter of the scale in its upper four bits.
+        mxfp4 has uint8 exponents; nvfp4 has uint8 of shape (n_blocks, 4); iq1_m has uint16 of shape (n_blocks, 4), and
+        each number holds a quarter of the scale in its upper four bits.
         """
         if self.scheme not in _OTHER_SCALES:
             return self._part(_SCALE_AT.get(self.scheme, 0), "<f2")
@@ -185,8 +185,8 @@ class GgmlTensor(QuantizedTensor):
     def __getitem__(self, key: Any) -> Any:
         """Return what numpy returns for the decoded tensor, as float32; decode only the blocks needed.
 
-        An integer, a slice, or a list or array of integers or truth values on the first axis selects rows. Behind an
-        integer (an expert) the next axis does so too. Any other key decodes the whole tensor.
+        An integer, a slice, or a list or array of integers or truth values on the first axis selects rows. After an
+        integer (an expert), the next axis may do so too. Any other key decodes the whole tensor.
         """
         if isinstance(key, tuple) and len(key) > 1 and self.ndim > 2 and isinstance(key[0], (int, np.integer)):
             inner = self.nbytes // self.shape[0] if self.shape[0] else 0
@@ -210,8 +210,8 @@ def quantize_ggml(array: ArrayLike, scheme: str, *, threads: int = 1) -> GgmlTen
     array : array_like
         Real numbers, taken as float32; the last dimension is a multiple of the block size.
     scheme : str
-        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" give the bytes of gguf-py; "q2_k" to "q6_k", "iq4_nl" and "mxfp4" search
-        for scales of least squared error.
+        "q4_0", "q4_1", "q5_0", "q5_1" and "q8_0" produce gguf-py's bytes; "q2_k" to "q6_k", "iq4_nl" and "mxfp4" search
+        for the scales of least squared error.
     threads : int
         At most this many threads share the work. The result does not depend on it.
 
@@ -255,7 +255,7 @@ def _check_blocks(scheme: str, shape: tuple[int, ...], count: int, what: str = "
 
 # ------------------------------------------------------------------------------------------------------ conversion
 # Integers of 4, 5 and 8 bits with a float16 scale for each 32 can be rearranged into ggml's blocks without loss: ggml
-# adds half of the range to codes of 4 and 5 bits, puts elements i and i + 16 into a byte, and stores fifth bits apart.
+# adds half of the range to codes of 4 and 5 bits, packs elements i and i + 16 into a byte, and keeps fifth bits apart.
 COUNTERPARTS = {
     "int4": "q4_0",
     "int4_block": "q4_0",
@@ -284,22 +284,22 @@ def check_counterpart(scheme: str, shape: tuple[int, ...], block_size: int) -> N
 def regroup(tensor: QuantizedTensor, *, first: int = 0, scale: NDArray[np.float16] | None = None) -> QuantizedTensor:
     """Return integers and scales as ggml's blocks, or blocks as integers and scales; nothing is decoded.
 
-    int4 and int4_block become q4_0, int5 and int5_block q5_0, int8 q8_0. q4_0 becomes int4_block, q5_0 int5_block, both
-    with blocks of 32, and q8_0 int8, which has one scale for all. Every value keeps its bits.
+    int4 and int4_block become q4_0, int5 and int5_block become q5_0, int8 becomes q8_0. Back, q4_0 becomes int4_block
+    and q5_0 int5_block, both with blocks of 32; q8_0 becomes int8, which has one scale for all. Values keep their bits.
 
     Parameters
     ----------
     tensor : QuantizedTensor
     first : int
-        Number of its first block in the whole tensor, for messages: `tensor` may be a piece.
+        Number of the first block within the whole tensor, for messages: `tensor` may be a piece.
     scale : ndarray of float16, shape (1,), optional
         For q8_0: the scale that all blocks must have; by default the first block's.
 
     Raises
     ------
     QuantError
-        For another scheme, and for q8_0 with different scales. On the way to ggml's blocks also for a last dimension or
-        a block size that is not a multiple of 32, and for a float32 scale that float16 cannot hold.
+        For another scheme, and for q8_0 with different scales. Towards ggml's blocks, also if the last dimension or the
+        block size is not a multiple of 32, or float16 cannot hold a float32 scale.
     """
     check_counterpart(tensor.scheme, tensor.shape, tensor.block_size)
     if isinstance(tensor, GgmlTensor):
@@ -355,7 +355,7 @@ def _as_blocks(tensor: GgmlTensor) -> QuantizedTensor:
 
 
 def _unpacked(codes: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """Unpack codes: one per byte, one row per block."""
+    """Unpack codes to one a byte, with a row for each block."""
     if bits == 4:
         return np.stack([codes & 15, codes >> 4], axis=-1).reshape(count, GGML_BLOCK)
     bits_of_codes = np.unpackbits(codes, bitorder="little").reshape(-1, bits)
@@ -363,7 +363,7 @@ def _unpacked(codes: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uin
 
 
 def _packed(q: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Pack codes that come one per byte, one row per block."""
+    """Pack codes of one a byte, with a row for each block."""
     if bits == 4:
         return q[:, ::2] | q[:, 1::2] << np.uint8(4)
     bits_of_codes = np.unpackbits(q[:, :, None], axis=2, count=bits, bitorder="little")
@@ -385,7 +385,7 @@ def in_pieces(row: Row) -> Iterator[QuantizedTensor]:
     start, block_size, scale_type = layout
     bytes_of = partial(quantised.blocks_size, bits=BITS[scheme], block_size=block_size, scale_type=scale_type)
     size, at = math.prod(row.shape), row.offset + start
-    # A single scale is repeated before the codes of each piece; blocks carry their own.
+    # Repeat a single scale before the codes of each piece; blocks carry their own scales.
     scale = b"" if block_size else source.pread(at, bytes_of(0))
     at += len(scale)
     step = max(PIECE // block_size, 1) * block_size if block_size else PIECE

@@ -5,11 +5,11 @@ codebook j. Row i is decoded in float32, as
 
 1. y = the vectors ``codebooks[j, codes[i, j]]`` one after another;
 2. with a projection, ``x = y @ projection.T``: the terms ``projection[:, k] * y[k]`` are added in the order of k, from
-   0 on, each product and each sum rounded by itself;
+   0 on; each product and each sum is rounded separately;
 3. with norms, ``x = x * norms[i]``.
 
-So the bits of a row depend neither on the CPU nor on the rows decoded with it. Another order of additions
-rounds differently: an element differs by less than ``2 * R * 2**-24`` times the sum of the magnitudes of its terms.
+The bits of a row therefore depend neither on the CPU nor on the rows decoded with it. Another order of additions would
+round differently, by less than ``2 * R * 2**-24`` times the sum of the magnitudes of an element's terms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Largest distance of P Pt from the identity at which a projection P counts as a rotation, which changes no norm.
+# A projection P counts as a rotation, which keeps norms, if P Pt is at most this far from the identity.
 _ROTATION = 1e-4
 
 
@@ -37,7 +37,7 @@ class ProductQuantized(QuantizedTensor):
     Parameters
     ----------
     codes : ndarray of uint8, shape (n, m)
-        May be mapped and change underneath: every use checks each code.
+        May be mapped and change at any time: every use checks each code.
     codebooks : ndarray of float32, shape (m, c, w)
         For each piece of a row, c vectors of w elements.
     projection : ndarray of float32, shape (m * w, m * w), optional
@@ -57,7 +57,7 @@ class ProductQuantized(QuantizedTensor):
     Raises
     ------
     QuantError
-        When shapes or dtypes do not fit together; and on decoding a code that is not below c, naming its place.
+        When shapes or dtypes do not fit together; and, with its place, when a decoded code is not below c.
 
     Examples
     --------
@@ -266,7 +266,7 @@ class ProductQuantized(QuantizedTensor):
 
 
 def _checked(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> NDArray[Any]:
-    """Return a read-only view of an array after checking dtype and shape, where None is any length."""
+    """Return a read-only view of an array after checking dtype and shape; None stands for any length."""
     array = np.asarray(array)
     fits = array.ndim == len(shape) and all(size in {None, n} for n, size in zip(array.shape, shape, strict=True))
     if array.dtype != dtype or not fits:
@@ -278,5 +278,5 @@ def _checked(name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[
 
 
 def _aligned(array: NDArray[Any] | None) -> Any:
-    """Return an array contiguous and aligned for C, copied only if it must be."""
+    """Return an array contiguous and aligned for C; copy it only if necessary."""
     return None if array is None else np.require(array, np.float32, ("C", "A"))

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # Every scheme that needs no training.
 SCHEMES = (*BITS, "adaptive", *quantised.GGML_ENCODED)
-# The largest scale of a tensor, as float16: smaller ones have less than five bits, and larger numbers become this one.
+# Bounds of a tensor's largest scale in float16: smaller scales have less than five bits, larger numbers become 65504.
 _SMALLEST, _LARGEST = 2.0**-20, 65504.0
-# A word this similar to the name of a scheme is a misspelling: "q8".
+# A word this similar to the name of a scheme counts as a misspelling: "q8".
 _CUTOFF = 0.6
 
 
@@ -39,7 +39,7 @@ def folded(scheme: Any) -> Any:
 
 
 def scheme_named(scheme: Any, writable: Sequence[str] = (*SCHEMES, "pq")) -> str:
-    """Return the canonical spelling of a scheme. Raises `QuantError`, with the nearest `writable` one."""
+    """Return the canonical spelling of a scheme. Raises a `QuantError` that names the nearest `writable` scheme."""
     name = folded(scheme)
     if isinstance(name, str) and name in (*SCHEMES, "pq"):
         return name
@@ -56,7 +56,7 @@ def nearest_scheme(scheme: Any, writable: Sequence[str]) -> str:
     if scheme is None or scheme not in every:
         return ""
     able = [name for name in writable if name in every]
-    # Among equally near ones the first listed: the plain scheme of that size.
+    # Of equally near schemes, take the first in the list: the plain scheme of that size.
     best = min(able, key=lambda name: (abs(_bits(name) - _bits(scheme)), -_bits(name)), default=None)
     if best is None:
         return ""
@@ -65,7 +65,7 @@ def nearest_scheme(scheme: Any, writable: Sequence[str]) -> str:
 
 
 def _bits(scheme: str) -> float:
-    """Return about how many bits a weight takes."""
+    """Return the approximate bits of a weight."""
     kind = quantised.GGML_TYPES.get(scheme)
     if kind is not None:
         return 8 * kind.block_bytes / kind.block_size
@@ -73,12 +73,12 @@ def _bits(scheme: str) -> float:
 
 
 def largest_scale(scales: NDArray[np.float16]) -> float:
-    """Return the largest magnitude of scales, 0 for none. As integers they compare faster."""
+    """Return the largest magnitude of scales, 0 without scales; compare them as integers, which is faster."""
     return float((scales.view(np.uint16) & 0x7FFF).max(initial=0).view(np.float16))
 
 
 def is_out_of_range(scale: float) -> bool:
-    """Whether float16 does not hold the largest scale of a tensor that is not all 0."""
+    """Whether the largest scale of a tensor that is not all 0 is out of the range of float16."""
     return not _SMALLEST <= scale < _LARGEST
 
 
@@ -92,28 +92,29 @@ def quantize(
     bits: float = 5.0,
     threads: int | None = None,
 ) -> QuantizedTensor:
-    """Quantise an array. A model is quantised by `convert`: ``convert(src, dst, quantize=scheme)``.
+    """Quantise an array. To quantise a model, call ``convert(src, dst, quantize=scheme)``.
 
     Parameters
     ----------
     array : array_like
         Real numbers, of any strides and byte order; taken as float32. Any shape; two dimensions for "pq".
     scheme : str
-        "int8", "int4", "int5" (one scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4,
-        int5 or float16 for each block, by its error): integers of few bits with scales of the least squared error,
-        found by a search. Or a type of GGUF's blocks, of which the last dimension is a multiple: "q4_0", "q4_1",
-        "q5_0", "q5_1", "q8_0" (32 elements each, the bytes of gguf-py and llama.cpp), "iq4_nl", "mxfp4" (32 elements,
-        scales found by a search), "q2_k" to "q6_k" (256 elements, likewise). Or "pq": product quantisation, as
-        `weightmap.words.train_pq` does it by default. Upper case and ``-`` for ``_`` mean the same.
+        Integers of few bits, with scales that a search finds for the least squared error: "int8", "int4", "int5" (one
+        scale for all), "int4_block", "int5_block" (one for each block) or "adaptive" (int4, int5 or float16 for each
+        block, by its error). Or a type of GGUF's blocks; the last dimension is then a multiple of the block size:
+        "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" (32 elements, with the bytes of gguf-py and llama.cpp), "iq4_nl", "mxfp4"
+        (32 elements, scales found by a search), "q2_k" to "q6_k" (256 elements, likewise). Or "pq": product
+        quantisation with the defaults of `weightmap.words.train_pq`. Upper case and ``-`` for ``_`` are accepted.
     block_size : int
         Elements per block, for int4_block (an even number), int5_block and adaptive (multiples of 8).
     scale_type : str
-        "fp16" or "fp32", by any of their names; types of GGUF have "fp16". A float16 holds the scales of arrays whose
-        largest magnitude lies between 2e-4 and 450,000; types of GGUF make the largest or 0 of others, as gguf-py does.
+        "fp16" or "fp32", by any of their names; types of GGUF have "fp16". float16 holds the scales of arrays whose
+        largest magnitude lies between 2e-4 and 450,000. Beyond that, types of GGUF use the largest float16 or 0, as
+        gguf-py does.
     bits : float
         For "adaptive": bits per weight for codes and scales, 4.5 to 16. The mask takes 2 more bits per block.
     threads : int, optional
-        At most this many threads share the work, except for "pq". The result does not depend on it. One by default.
+        The most threads that share the work, except for "pq"; one by default. The result does not depend on it.
 
     Returns
     -------

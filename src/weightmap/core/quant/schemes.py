@@ -7,7 +7,7 @@ scheme           bytes of a tensor of n elements, flattened in row-major order
 ``int4 int5``    one scale, then n codes of 4 or 5 bits
 ``int4_block``   ``[scale][codes]`` for each block of `block_size` elements; the last block is stored whole
 ``int5_block``   the same with codes of 5 bits
-``adaptive``     ``[mask][scales][codes]``: each block is INT4, INT5 or FP16, as 2 bits of the mask say (0, 1, 2)
+``adaptive``     ``[mask][scales][codes]``: 2 bits of the mask make each block INT4 (0), INT5 (1) or FP16 (2)
 ===============  ==========================================================================================
 
 A value is ``scale * q``, one multiplication of float32; a scale is a float32 or a float16. Codes are two's complement,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Bits of a code in the schemes that have one kind of code.
+# Bits of a code, for schemes with a single kind of code.
 BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 BLOCKED = ("int4_block", "int5_block")
 SCALE: dict[str, np.dtype[Any]] = {"fp16": np.dtype("<f2"), "fp32": np.dtype("<f4")}
@@ -41,7 +41,7 @@ _MAX_DIMENSIONS, _MAX_ELEMENTS = 64, 1 << 56
 
 
 def block_bytes(scheme: str, block_size: int, scale_type: str) -> int:
-    """Return the bytes of a block, its scale included."""
+    """Return the bytes of a block, including its scale."""
     return SCALE[scale_type].itemsize + (BITS[scheme] * block_size + 7) // 8
 
 
@@ -61,14 +61,14 @@ def no_scheme(scheme: object, schemes: Iterable[str] = (*BITS, "adaptive"), hint
 
 
 # ----------------------------------------------------------------------------------------------------
-# The rows of a quantised tensor that an index selects, and which of them to decode together.
+# The rows of a quantised tensor that an index selects, in groups to decode together.
 
 
 def selected(key: Any, shape: tuple[int, ...]) -> tuple[range | NDArray[np.intp] | None, tuple[Any, ...]]:
-    """Return the rows that `key` selects of a tensor, and the index that then applies to the decoded rows.
+    """Return the rows that `key` selects, and the index to apply to the decoded rows.
 
     The rows are a range, or an array of any dimensions. Only an integer, a slice, or a list or array of integers or
-    truth values on the first axis selects rows; for any other key they are None: decode the whole tensor.
+    truth values on the first axis selects rows; any other key returns None: decode the whole tensor.
     """
     first, others = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
     every = (slice(None), *others)
@@ -83,7 +83,7 @@ def selected(key: Any, shape: tuple[int, ...]) -> tuple[range | NDArray[np.intp]
         if picked.dtype.kind == "b" and picked.shape == shape[:1] and not others:
             return np.flatnonzero(picked), every
     elif hasattr(first, "__index__") and not isinstance(first, (bool, np.bool_)):
-        with contextlib.suppress(TypeError):  # arrays of other libraries have __index__, and may refuse it
+        with contextlib.suppress(TypeError):  # arrays of other libraries have an __index__ that may refuse
             row = _row_number(first, shape[0])
             return range(row, row + 1), (0, *others)
     return None, ()
@@ -106,7 +106,7 @@ def _row_numbers(picked: NDArray[Any], count: int) -> NDArray[np.intp]:
 
 
 def groups(rows: NDArray[np.intp], width: int, block: int) -> Iterator[tuple[NDArray[np.intp], int, int]]:
-    """Yield rows that are decoded together: their positions in `rows`, the first row and the last one.
+    """Yield groups of rows to decode together: their positions in `rows`, the first row and the last one.
 
     A row of `width` elements joins the rows before it unless a whole block of `block` elements lies between them.
     """

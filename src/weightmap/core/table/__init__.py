@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 _PIECE = 4096  # strings
 
-# Tables of strings over bytes of a file, which decode a string when it is asked for.
+# Tables of strings over bytes of a file, which decode a string at each access.
 #
-# A table is the bytes and the private array `bounds`: string i is ``data[bounds[i] : bounds[i + 1] - gap]``, where
-# `gap` is the width of the length prefix before each string (0 for strings back to back). The first look-up by text
-# builds a hash index over the bytes in C. Bounds take four bytes a string, the index at most eleven.
+# A table is the bytes and a private array `bounds`: string i is ``data[bounds[i] : bounds[i + 1] - gap]``, where `gap`
+# is the width of the length before each string (0 for strings back to back). The first look-up by text builds a hash
+# index over the bytes in C. Bounds take four bytes a string, the index at most eleven.
 
 
 class StringTable:
@@ -49,7 +49,7 @@ class StringTable:
     Parameters
     ----------
     data : bytes or ndarray of uint8
-        May be mapped and change underneath: bounds are private, and every access stays within them.
+        May be mapped and change at any time: bounds are private, and every access stays within them.
     bounds : ndarray or memoryview of uint32, shape (n + 1,)
         See the module.
     gap : int
@@ -67,7 +67,7 @@ class StringTable:
         self._what = what
         self._find: Callable[[object], int] | None = None
         self._slots: NDArray[np.uint32] | None = None
-        # For messages, where known: the file, and the offset in it at which the bytes end.
+        # For messages, if known: the file, and the offset in it at which the bytes end.
         self.path: str | None = None
         self.format: str | None = None
         self.end: int | None = None
@@ -93,7 +93,7 @@ class StringTable:
         return cls(data, np.cumsum(np.concatenate(lengths), dtype=np.uint32), 0, what)
 
     def take(self, numbers: NDArray[np.int64]) -> StringTable:
-        """Return some of the strings as a table of their own, back to back."""
+        """Return some of the strings as a new table, back to back."""
         raws = [self.raw(number) for number in numbers.tolist()]
         return StringTable(b"".join(raws), np.cumsum([0, *map(len, raws)]).astype(np.uint32), 0, self._what)
 
@@ -125,11 +125,11 @@ class StringTable:
         return None if self.end is None else self.end - len(self._data) + int(self._bounds[i])
 
     def __iter__(self) -> Iterator[str]:
-        # Piece by piece: a Python list of a million strings is larger than their bytes.
+        # Decode piece by piece: a Python list of a million strings is larger than their bytes.
         return itertools.chain.from_iterable(map(self._piece, range(0, len(self), _PIECE)))
 
     def _piece(self, first: int) -> list[str]:
-        """Return the strings from number `first` on, a piece of them."""
+        """Return a piece of the strings, from number `first` on."""
         bounds = self._bounds[first : first + _PIECE + 1].tolist()
         start, gap = bounds[0], self._gap
         blob = bytes(self._data[start : bounds[-1]])
@@ -161,7 +161,7 @@ class StringTable:
 
     @property
     def finder(self) -> Callable[[object], int]:
-        """Function from a text to the number of the first string equal to it, or -1. The first use builds the index."""
+        """Function from a text to the number of the first equal string, or -1. The first use builds the index."""
         if self._find is None:
             self._build()
         assert self._find is not None  # noqa: S101 - for the type checker
@@ -169,7 +169,7 @@ class StringTable:
 
     @property
     def index(self) -> tuple[Any, NDArray[np.uint32], int, NDArray[np.uint32]] | None:
-        """Data, bounds, gap and slots of the hash index, for C. None when too many hashes collide for an index."""
+        """Data, bounds, gap and slots of the hash index, for C; None if too many hashes collide for an index."""
         if self._find is None:
             self._build()
         return None if self._slots is None else (self._data, self.bounds, self._gap, self._slots)
@@ -206,7 +206,7 @@ class StringTable:
             self._slots = slots
             self._find = scans.index_finder(self._data, bounds, self._gap, slots)
             return duplicate
-        # Too many hashes collide, as in an attack. A dict is safe: its hash has a secret key.
+        # Too many hashes collide, as in an attack. A dict is safe, because its hash has a secret key.
         rows: dict[str, int] = {}
         repeated = 0
         first = (0, 0)
@@ -219,7 +219,7 @@ class StringTable:
         return repeated, *first
 
     def duplicates(self) -> tuple[int, int, int]:
-        """Return how many strings equal an earlier one, then the numbers of the first such string and its original."""
+        """Return the count of strings that equal an earlier one, and the numbers of the first such and its original."""
         return self._build()
 
     def not_utf8(self) -> int:
@@ -227,22 +227,22 @@ class StringTable:
         return scans.utf8_strings(self._data, self.bounds, self._gap)
 
 
-# The errors for the faults that a scan in C finds in a table of tensors.
+# Errors for faults that a scan in C finds in a table of tensors.
 
 # The names of these fields in messages, for formats without names of their own.
 _WORDS = (("data_offset", ("data offset", 0)), ("data_size", ("bytes of data", 0)))
 
 
 def table_error(table: _Described, fault: access.Fault) -> FormatError:
-    """Return the error for a fault, with the tensor's name where it can be read.
+    """Return the error for a fault, with the tensor's name if it can be read.
 
-    Field and offset are those of the format's own field, where its rules name it.
+    Field and offset refer to the format's own field, if its rules name it.
     """
     error = _describe(table, fault)
     named = table.rules.fields.get(error.field or "")
     if named is not None:
         error.field, within = named
-        if error.offset is not None and fault.kind != "TABLE_TRUNCATED":  # its offset is the end of the file
+        if error.offset is not None and fault.kind != "TABLE_TRUNCATED":  # whose offset is the end of the file
             error.offset += within
     return error
 
@@ -309,7 +309,7 @@ def _out_of_range(kind: str, label: str, rules: Rules, at: int | None, actual: i
     if kind == "TABLE_RANGE":
         what, expected = f"{label}: end of its data", f"at most {bound}, the size of the data section"
         return LayoutError(what, field="data_offset", offset=at, actual=actual, expected=expected)
-    # In bytes from the beginning of the file, whatever the format counts from.
+    # Use bytes from the beginning of the file, whatever the format counts from.
     return cut_off(label, rules.base + rules.room, rules.base + actual * rules.unit, field="data_offset")
 
 
@@ -331,9 +331,9 @@ ANY_GAP = U64_MAX
 
 
 class Rules:
-    """The rules of a format for every row, the same for both kinds of table.
+    """A format's rules for every row, the same for both kinds of table.
 
-    A format subclasses it with the rules of all its files; the parameters come from one file.
+    A format's subclass holds the rules for all its files; the parameters come from a single file.
 
     Parameters
     ----------
@@ -341,43 +341,43 @@ class Rules:
         Position of the data in the file; offsets in rows count from there.
     file_size : int
     declared : int, optional
-        Size of the data section, where the format declares one.
+        Size of the data section, if the format declares it.
     lax : bool
-        Whether order, overlap and holes go unchecked.
+        Whether order, overlap and holes stay unchecked.
 
     Attributes
     ----------
     dtypes : tuple of DType or None
-        By the format's code; None for an unused code. The tuple may end at the last used one.
+        By the format's code; None for an unused code. The tuple may end at the last used code.
     min_ndim, max_ndim : int
     alignment : int
-        Every offset is a multiple of it: a power of two.
+        A power of two that divides every offset.
     max_gap : int
         Bytes of padding allowed before a tensor and after the last one; `ANY_GAP` if the format checks gaps itself.
     scattered : bool
         Whether tensors may lie anywhere in the data section, in any order, and share bytes.
     room : int
-        Bytes of the file from `base` on. A row that ends past them is a `TruncatedError`, one that ends past `declared`
-        a `LayoutError`.
+        Bytes of the file from `base` on. A row that ends past `room` raises `TruncatedError`, a row that ends past
+        `declared` raises `LayoutError`.
     data_size : int
-        Bytes that rows may lie in: the lesser of `room` and `declared`.
+        Bytes that rows may occupy: the lesser of `room` and `declared`.
     fields : mapping of str to (str, int)
-        For messages, by our names "data_offset", "data_size", "dtype", "name", "ndim", "shape": the format's own name
-        of the field, and its byte within the entry of a row. A missing field keeps our name.
+        For messages: maps our names "data_offset", "data_size", "dtype", "name", "ndim", "shape" to the format's name
+        of the field, and to its offset within the entry of a row. A missing field keeps our name.
     unit : int
-        Bytes that the format's own offsets and sizes count in; for messages.
+        Bytes of the unit in which the format counts offsets and sizes; for messages.
 
     Notes
     -----
-    `Table.check` checks everything. A single row is checked again at each use, but not for alignment, order, overlap
-    and holes: none of them makes an array reach out of the file.
+    `Table.check` checks everything. Each use checks a single row again, but not for alignment, order, overlap and
+    holes: none of these makes an array reach out of the file.
     """
 
-    # Only the values of one file: setting a rule of the class on an instance raises instead of having no effect.
+    # Only the values of one file, so that setting a rule of the class on an instance raises instead of doing nothing.
     __slots__ = ("base", "data_size", "declared", "lax", "room")
     dtypes: Sequence[DType | None] = ()
     bits: bytes = b""
-    sized: Sequence[int] = ()  # codes of schemes: their rows declare their bytes
+    sized: Sequence[int] = ()  # codes of schemes, whose rows declare their bytes
     min_ndim = 0
     max_ndim = NUMPY_MAX_NDIM
     ndims: frozenset[int] = frozenset(range(NUMPY_MAX_NDIM + 1))
@@ -395,8 +395,8 @@ class Rules:
 
     @classmethod
     def _complete(cls) -> None:
-        """Derive what the first file of a format needs; importing the package does so for none."""
-        # One entry for each value of a byte, so that a look-up needs no length check.
+        """Derive further attributes at the first file of a format, not when the format is imported."""
+        # An entry for each value of a byte, so that a look-up needs no length check.
         cls.dtypes = (*cls.dtypes, *(None,) * (256 - len(cls.dtypes)))
         cls.bits = bytes([0 if dtype is None else dtype.bits for dtype in cls.dtypes])
         cls.sized = [code for code, count in enumerate(cls.bits) if count == DECLARED]
@@ -417,5 +417,5 @@ class Rules:
 
     @classmethod
     def varied(cls, **attributes: Any) -> type[Self]:
-        """Return rules with other `attributes`, for a file that declares them itself, such as its alignment."""
+        """Return rules with other `attributes`, for a file that declares its own, such as the alignment."""
         return type(cls.__name__, (cls,), {"__slots__": (), **attributes})

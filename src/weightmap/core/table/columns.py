@@ -36,9 +36,9 @@ class ColumnTable(Table):
     utf8 : bool
         Whether `check` checks names for UTF-8.
     locate : callable, optional
-        Returns the offset in the file of a row's entry, for messages, or None where it is unknown.
+        Returns the offset in the file of a row's entry, for messages, or None if it is unknown.
     typed : callable, optional
-        ``typed(row, shape)`` returns dtype and `Geometry` (or None) of a row whose bytes the file declares, if its code
+        ``typed(row, shape)`` returns dtype and `Geometry` (or None) of a row whose bytes the file declares, if the code
         alone does not determine them.
     """
 
@@ -98,7 +98,7 @@ class RecordTable(Table):
         Offset of the index in the file, for messages.
     rules : Rules
     loaded : bytes, optional
-        The index, where it was read already.
+        The index, if it has been read already.
     """
 
     RECORD = struct.Struct("<I2BH4IQ")
@@ -176,15 +176,15 @@ class RecordTable(Table):
 class JoinedTable(Table):
     """Tables of several files as one; each checks its own rows.
 
-    A table without a source gets the opened file's; a format sets the sources of side files.
+    A table without a source gets the opened file's source; a format sets the sources of side files.
 
     Parameters
     ----------
     tables : sequence of Table
     order : ndarray of int64, optional
-        Its rows, in order, by their numbers in the concatenated tables; by default all.
+        The rows, in order, as numbers in the concatenated tables; by default all rows.
     names : StringTable, optional
-        Their names, where they are known.
+        The names of these rows, if known.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class JoinedTable(Table):
         return self._columns(([table.owners(numbers)] for table in self._tables), np.int32)[0]
 
     def spans(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the data of each row begins in its file, and its bytes: see `Table.spans`."""
+        """Return the offset of each row's data in its file, and its size: see `Table.spans`."""
         begins, sizes = self._columns((table.spans() for table in self._tables), np.int64, np.int64)
         return begins, sizes
 

@@ -1,9 +1,9 @@
 """The table of tensors of a file: the only place where tensor ranges are validated.
 
 Both kinds of table (columns.py) share one interface. `ColumnTable` holds private columns, filled by a scan of a header.
-`RecordTable` uses fixed-size records in place and keeps nothing per tensor; since a mapped file may change underneath,
-it copies and checks a record at each use. `Table.check` checks either as a whole, by one pass in C, when the file is
-opened. Neither makes a Python object for a tensor before its first use.
+`RecordTable` uses fixed-size records in place and keeps nothing per tensor; because a mapped file may change at any
+time, each use copies and checks a record. `Table.check` checks either table as a whole, in one pass in C, when the file
+is opened. Neither makes a Python object for a tensor before its first use.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
 
-# `Row`: a tensor's place and layout, all that is needed to use it; `TensorInfo`: the description for users.
+# `Row`: a tensor's place and layout, enough to use it; `TensorInfo`: its description for users.
 
 Place: TypeAlias = "tuple[DType, tuple[int, ...], int, int, Row | None]"
 Run: TypeAlias = "tuple[Row, int, int]"
 
-# Elements swapped at once: they stay in the L2 cache.
+# Elements swapped at once, which stay in the L2 cache.
 _PIECE = 1 << 18
 
 
 class Row(NamedTuple):
-    """One checked row of a table: a tensor, and where it lies.
+    """A checked row of a table: a tensor and its place.
 
     Attributes
     ----------
     dtype : DType
     shape : tuple of int
     source : Source
-        The file that it lies in.
+        The file with its data.
     offset : int
         Position in that file.
     nbytes : int
         Size of the data, in bytes.
     geometry : Geometry or None
-        How its elements lie in the file; None where they follow one another, row-major.
+        The layout of its elements in the file; None if they follow one another, row-major.
     quantized : callable or None
-        `Table.quantized` if the dtype is a scheme: it makes a tensor of ``(row, octets)``.
+        `Table.quantized` if the dtype is a scheme: it makes a tensor from ``(row, octets)``.
     """
 
     dtype: DType
@@ -72,7 +72,7 @@ class Row(NamedTuple):
     # ------------------------------------------------------------------------------------------------- as an array
     @property
     def viewed(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Dtype and shape of the array of a dense tensor; for packed elements, those of their bytes."""
+        """Dtype and shape of the array of a dense tensor; packed elements are an array of bytes."""
         return (np.dtype(np.uint8), (self.nbytes,)) if self.dtype.packed else (numpy_dtype(self.dtype), self.shape)
 
     def array(self) -> Any:
@@ -84,11 +84,11 @@ class Row(NamedTuple):
         return self.source.array(*self.viewed, self.offset, self.nbytes)
 
     def over(self, octets: NDArray[np.uint8]) -> Any:
-        """Return the same as `array`, over bytes that were read; for a row without geometry."""
+        """Return the same as `array`, over bytes that the caller has read; for a row without geometry."""
         if self.dtype.quantized:
             return self.decoded(octets)
         stored, shape = self.viewed
-        # Made over the memory, not from a view: so dtypes of ml_dtypes and unaligned addresses work.
+        # An array over the memory, not a view of another array, so that ml_dtypes and unaligned addresses work.
         return np.ndarray(shape, stored, octets if len(octets) else np.empty(0, np.uint8))
 
     # -------------------------------------------------------------------------------------------------- as bytes
@@ -113,7 +113,7 @@ class Row(NamedTuple):
 
     @property
     def dense(self) -> Row:
-        """Itself; of a row with a geometry, one whose source has its bytes row-major, at the same offset."""
+        """The row itself; with a geometry, a row whose source has the bytes row-major, at the same offset."""
         if self.geometry is None:
             return self
         return self._replace(source=self.geometry.dense(self), geometry=None)
@@ -121,7 +121,7 @@ class Row(NamedTuple):
     def chunks(self, buffer: bytearray | None = None) -> Iterator[memoryview]:
         """Yield the bytes of a dense tensor, row-major and little-endian, in pieces; each is valid until the next one.
 
-        With `buffer`, which many tensors may share, pieces are of its size.
+        With `buffer`, which many tensors may share, pieces have its size.
         """
         source = self.source if self.geometry is None else self.dense.source
         if not self.dtype.swapped:
@@ -159,9 +159,9 @@ class Row(NamedTuple):
         return start, block_size, scale_type
 
     def row_parts(self) -> list[tuple[int, int]] | None:
-        """Return the parts of a tensor, each with a share of every row, in order; None for other schemes.
+        """Return the parts of a tensor that hold a share of every row, in order; None for other schemes.
 
-        Each is its bytes, and the bytes of one row: 0 for a part that every row needs, such as codebooks.
+        A part is its bytes, and the bytes of one row: 0 for a part that every row needs, such as codebooks.
         """
         find = getattr(self.quantized, "row_parts", None)
         return None if find is None else find()
@@ -169,7 +169,7 @@ class Row(NamedTuple):
     def storage(self) -> tuple[str, int, str, int]:
         """Return scheme, block size, type of scales and payload bytes of a quantised tensor.
 
-        Reads and checks its header or mask; raises `QuantError` when that is malformed.
+        Reads and checks the header or mask; raises `QuantError` if it is malformed.
         """
         glance = getattr(self.quantized, "glance", None)
         if glance is None:
@@ -211,7 +211,7 @@ class TensorInfo(NamedTuple):
 
 
 class PackedInfo(TensorInfo):
-    """The entry of a tensor whose elements do not fill whole bytes: ``f[name]`` has these in one dimension."""
+    """The entry of a tensor whose elements do not fill whole bytes: ``f[name]`` is its bytes in one dimension."""
 
     __slots__ = ()
 
@@ -227,12 +227,12 @@ _BATCH = 4096
 def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[int]) -> NDArray[np.intp]:
     """Return the starts of runs: rows where dtype, shape or the distance to the row before changes.
 
-    Each row with a code in `declared` is a run of its own: its bytes do not follow from its shape.
+    A row with a code in `declared` is its own run: its bytes do not follow from its shape.
     """
     breaks = np.ones(len(codes), np.bool_)
     if len(codes) > 1:
         same = (codes[1:] == codes[:-1]) & (ndims[1:] == ndims[:-1]) & (dims[1:] == dims[:-1]).all(1)
-        # Offsets that decrease (possible in lax mode) end a run: distances are unsigned here.
+        # Decreasing offsets (possible in lax mode) end a run, because distances are unsigned here.
         same &= offsets[1:] >= offsets[:-1]
         if declared:
             same &= ~np.isin(codes[1:], declared)
@@ -243,7 +243,7 @@ def _starts(codes: Any, ndims: Any, dims: Any, offsets: Any, declared: Sequence[
 
 
 class Table:
-    """The interface and the common part of both kinds of table.
+    """The common interface and code of both kinds of table.
 
     Attributes
     ----------
@@ -251,17 +251,17 @@ class Table:
         Number of tensors.
     rules : Rules
     source : Source
-        The file that the tensors lie in, once it is open.
+        The file with the tensors, once it is open.
     quantized : callable or None
         ``quantized(row, octets)`` returns the `QuantizedTensor` of a row whose dtype is a scheme; `octets` are its
-        bytes, perhaps a view of the mapping. For tensors of integers and scales it has the methods
-        ``layout(row, head)``, which finds the start of the payload, block size and type of scales in the first four
-        bytes, and ``glance(row, source)``, which returns the same, checks the data by reading as little as possible,
-        and touches no mapping. None in formats without quantised tensors.
+        bytes, perhaps a view of the mapping. For tensors of integers and scales it also has two methods.
+        ``layout(row, head)`` finds the start of the payload, block size and type of scales in the first four bytes.
+        ``glance(row, source)`` returns the same, and checks the data with few reads and without touching a mapping.
+        None in formats without quantised tensors.
     path, format : str or None
         Name and format of the file, for messages, once known.
     is_mapped : bool
-        Whether the table looks into the mapping of the file; False after `detach_index`.
+        Whether the table reads the mapping of the file; False after `detach_index`.
     """
 
     count: int
@@ -275,9 +275,9 @@ class Table:
     _looked = False
     _checker: scans.Rows | None = None
     _typed: Callable[[int, tuple[int, ...]], tuple[DType, Geometry | None]] | None = None
-    _usual: Callable[[int], Place | None] | None = None  # from the second look-up on, by C: places of usual rows
+    _usual: Callable[[int], Place | None] | None = None  # C's places of usual rows, from the second look-up on
 
-    # Each kind supplies these, and `check`.
+    # Subclasses define these, and `check`.
     def _load_names(self) -> StringTable:
         raise NotImplementedError
 
@@ -296,8 +296,8 @@ class Table:
     def place(self, i: int) -> Place:
         """Check row i; return its dtype, shape, offset and bytes, and None.
 
-        These suffice for a dense tensor in `source` of a dtype that numpy has by now; for any other, the last value is
-        its `Row`.
+        These suffice for a dense tensor in `source` of a dtype that numpy has by now; otherwise the last value is the
+        `Row`, not None.
         """
         usual = self._usual
         if usual is not None and (place := usual(i)) is not None:
@@ -344,9 +344,9 @@ class Table:
         return self.count
 
     def detach_index(self) -> None:
-        """Copy a mapped index into private memory, since touching a mapping is a fault once the file shrank.
+        """Copy a mapped index into private memory, because touching the mapping faults once the file shrinks.
 
-        Raises what `Source.pread` raises.
+        Raises as `Source.pread` does.
         """
 
     def belongs_to(self, source: Source, format: str) -> None:
@@ -367,7 +367,7 @@ class Table:
         return names
 
     def read_names(self) -> StringTable:
-        """Return the names, in file order, for one use: the table keeps no copy."""
+        """Return the names, in file order, for a single use: the table keeps no copy."""
         names = self._load_names() if self._names is None else self._names
         names.path, names.format = self.path, self.format
         return names
@@ -384,7 +384,7 @@ class Table:
         if not self._looked and isinstance(name, str):
             self._looked = True
             return self._scan(name.encode(errors="surrogatepass"))
-        # From now on the index answers directly: one call less is a tenth of a look-up.
+        # From now on the index answers directly, because a call is a tenth of a look-up.
         finder = self.find = self.names.finder  # type: ignore[assignment, method-assign]
         rows = self._checker or self._load_rows()
         self._usual = None if rows is None else rows.placer()
@@ -393,7 +393,7 @@ class Table:
     def runs(self) -> Iterator[Run]:
         """Yield all rows, checked, in file order, as runs of one dtype and shape at equal distances.
 
-        A run is its first row, the number of its rows, and the bytes from one to the next.
+        A run is its first row, the number of its rows, and the bytes from one row to the next.
         """
         for first, _, (codes, ndims, dims, offsets, sizes) in self._batches():
             starts = _starts(codes, ndims, dims, offsets, self.rules.sized)
@@ -421,14 +421,14 @@ class Table:
         return {dtype.name for code in codes if (dtype := self.rules.dtypes[code]) is not None}
 
     def side_ranges(self, rows: NDArray[np.int64]) -> Sequence[tuple[Source, Range]]:  # noqa: ARG002 - of tables under deltas
-        """Return source and range of bytes outside of their data that decoding rows takes."""
+        """Return source and range of the bytes outside their data that decoding rows needs."""
         return ()
 
     def dim_layout(self, dim: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return for each row: the product of the dimensions before `dim`, the size of `dim`, whether bytes are plain.
 
-        A negative `dim` counts from the last one; the size is -1 where a row lacks it. Plain bytes hold elements of
-        whole bytes, in row-major order.
+        A negative `dim` counts from the last dimension; the size is -1 for a row without `dim`. Plain bytes hold
+        elements of whole bytes, in row-major order.
         """
         bits = np.frombuffer(self.rules.bits, np.uint8)
         outer, size = np.ones(self.count, np.int64), np.full(self.count, -1, np.int64)
@@ -455,7 +455,7 @@ class Table:
         raise NotImplementedError
 
     def disorder(self) -> LayoutError | None:
-        """Return the first overlap or hole that lax rules tolerated; None when there is none."""
+        """Return the error for the first overlap or hole that lax rules tolerated, or None."""
         if not self.rules.lax or self.rules.scattered:
             return None
         import copy  # noqa: PLC0415 - needed by `verify` alone
@@ -481,7 +481,7 @@ class Table:
             self.refuse("NAME_DUPLICATE", duplicate, 0, original)
 
     def label(self, row: int) -> str:
-        """Return the label of a row in messages: its name, or its number where the name cannot be read."""
+        """Return the label of a row in messages: its name, or its number if the name cannot be read."""
         try:
             return f"tensor {quoted(self.names[row])}"
         except (FormatError, IndexError, ValueError):

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # The subwords of a vocabulary: the character n-grams of unknown words, and their rows in the matrix.
 #
-# The n-grams of a word are the substrings of ``<word>`` with `min_n` to `max_n` characters, from each character on in
-# turn, the longest first. A character is a code point, not a byte.
+# The n-grams of a word are the substrings of ``<word>`` with `min_n` to `max_n` characters, by their first character,
+# then the longest first. A character is a code point, not a byte.
 #
 # ========== ================================================================================================
 # kind       the index of an n-gram
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 #            `size`, a power of two
 # fasttext   FNV-1a 32 over the UTF-8, with bytes of 0x80 or more sign-extended before the XOR, modulo
 #            `size`
-# explicit   listed in the file; other n-grams have none
+# explicit   listed in the file; other n-grams have no index
 # ========== ================================================================================================
 #
-# The row of an n-gram is the number of words plus its index: the rows of n-grams follow those of words.
+# The row of an n-gram is the number of words plus its index: rows of n-grams follow the rows of words.
 
 KINDS = ("bucket", "fasttext", "explicit")
 _LARGEST = {"bucket": 1 << 63, "fasttext": access.U32_MAX, "explicit": 1 << 63}
@@ -62,7 +62,7 @@ class Subwords:
     Raises
     ------
     LayoutError
-        When the kind does not allow a number.
+        When a number is out of the range of this kind.
 
     Examples
     --------
@@ -105,8 +105,8 @@ class Subwords:
         Parameters
         ----------
         word : str
-            Any text, in the vocabulary or not. A lone surrogate is a character; fastText's hash takes it as the three
-            bytes that UTF-8 would use, and no explicit n-gram contains it.
+            Any text, in the vocabulary or not. A lone surrogate counts as a character; fastText's hash uses the three
+            bytes that UTF-8 would use, and no explicit n-gram contains one.
 
         Returns
         -------
@@ -116,7 +116,7 @@ class Subwords:
         Raises
         ------
         LimitError
-            When the word has more than 1,048,576 n-grams, with rows or without.
+            When the word has more than 1,048,576 n-grams, whether or not they have rows.
         FormatError
             When the n-grams of the file are damaged.
         """
@@ -129,7 +129,7 @@ class Subwords:
         Parameters
         ----------
         words : sequence of str
-            A few: each has dozens of rows, and may have a million. `parts` takes many.
+            Only a few: each has dozens of rows, and may have a million. For many words, use `parts`.
 
         Returns
         -------
@@ -157,7 +157,7 @@ class Subwords:
         Yields
         ------
         first : int
-            Number of the part's first word. One part holds all words, unless they have more than a million rows.
+            Number of the part's first word. All words are one part, unless they have more than a million rows.
         rows, bounds : ndarray
             As `rows_of` returns them, for the words of the part.
         """
@@ -229,7 +229,7 @@ class Subwords:
 
 
 def count_of(subwords: Subwords, length: int) -> int:
-    """Return how many n-grams a text of `length` characters has, including brackets."""
+    """Return the number of n-grams of a text of `length` characters, which include the brackets."""
     longest = min(subwords.max_n, length)
     count = max(0, longest - subwords.min_n + 1)
     return count * (length + 1) - (subwords.min_n + longest) * count // 2
@@ -238,8 +238,8 @@ def count_of(subwords: Subwords, length: int) -> int:
 class Vocabulary(Sequence[str]):
     """The tokens of a model by id: a sequence of strings over the bytes of the file.
 
-    Opening a file creates no Python string and does not touch the tokens. The first use finds their bounds by one scan;
-    the first look-up, by `index` or ``in``, builds a hash index.
+    Opening a file creates no Python strings and does not touch the tokens. The first use finds their bounds in one
+    scan; the first look-up, by `index` or ``in``, builds a hash index.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ class Vocabulary(Sequence[str]):
     special_ids : callable
         Called at the first use; returns the ids of the special tokens by name.
     subwords : Subwords, optional
-        The n-grams of words outside of the vocabulary; also an attribute.
+        The n-grams of words outside the vocabulary; also an attribute.
 
     Notes
     -----
@@ -279,7 +279,7 @@ class Vocabulary(Sequence[str]):
 
     @classmethod
     def of(cls, words: Sequence[str], *, subwords: Subwords | None = None) -> Vocabulary:
-        """Return a vocabulary of `words` in memory, for `save`, with their subwords if there are any."""
+        """Return a vocabulary of `words` in memory, for `save`, with `subwords` if given."""
         tokens = tuple(words)
         return cls(lambda: StringTable.of(tokens, "word"), len(tokens), subwords=subwords)
 
@@ -340,14 +340,14 @@ class Vocabulary(Sequence[str]):
         Parameters
         ----------
         token : str
-            The token, with its prefix if it has one, such as ``##``.
+            The token, including a prefix such as ``##``.
         start, stop : int
             As for `list.index`.
 
         Raises
         ------
         ValueError
-            When the vocabulary does not have it.
+            When the vocabulary does not have `token`.
         """
         id_ = self._strings.find(token)
         begin, end, _ = slice(start, stop).indices(self._count)
@@ -368,11 +368,11 @@ class Vocabulary(Sequence[str]):
         return default if id_ < 0 else id_
 
     def count(self, value: str) -> int:
-        """Return how often `value` occurs in the vocabulary."""
+        """Return the number of times that `value` occurs in the vocabulary."""
         return sum(token == value for token in self) if value in self else 0
 
     def ngram_indices(self, word: str) -> list[int]:
-        """Return the rows of the character n-grams of `word`; none if the vocabulary has no subwords."""
+        """Return the rows of the character n-grams of `word`; an empty list if the vocabulary has no subwords."""
         return [] if self.subwords is None else self.subwords.indices(word)
 
     def __repr__(self) -> str:
