@@ -131,7 +131,7 @@ LEFT = {
     "a sparse tensor": (files.named("torch._utils", "_rebuild_sparse_tensor") + b")R", "(save tensor.to_dense())"),
     "a tensor without data": (files.named("torch._utils", "_rebuild_meta_tensor_no_storage") + b")R", "device meta"),
     "a type that numpy lacks": (files.named("torch", "complex32"), "(save tensor.to(torch.complex64))"),
-    "a conjugate view": (VIEW + b"}" + files.text("conj") + b"\x88stR", "it is a conjugate view, whose values are not"),
+    "a conjugate view": (VIEW + b"}" + files.text("conj") + b"\x88stR", "it is a conjugate view, whose values differ"),
     "a negative view": (
         VIEW + b"}(" + files.text("neg") + b"\x89utR",
         "it is a negative view, whose values differ from its storage (save tensor.resolve_neg())",
@@ -184,10 +184,10 @@ SAID = {
         "its tensors are parts of larger ones ('w' begins at [3, 0] of its tensor)",
     ),
     "a first part": (FIRST, shard({"b": [0], "w": [0, 0]}), "its tensors may be parts of larger ones: "),
-    "a first part of another name": ("a.safetensors", shard({"w": [0, 0]}), "shapes may be"),
+    "a first part of another name": ("a.safetensors", shard({"w": [0, 0]}), "its tensors may be"),
     "all of it, saved by one rank": ("model-00001-of-00001.safetensors", shard({"w": [0, 0]}), ""),
     "another key": ("a.safetensors", shard({"w": [3, 0]}, "SHARDING_INFO"), ""),
-    "no JSON": ("a.safetensors", shard("{"), "shapes may be"),
+    "no JSON": ("a.safetensors", shard("{"), "its tensors may be"),
     "other JSON": ("a.safetensors", shard('{"w": 1, "x": {"saved_offsets": 3}, "y": {"saved_offsets": ["1"]}}'), "may"),
 }
 

@@ -59,7 +59,7 @@ MESSAGES = {
     "XML": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "this is an XML document"),
     "JSON": (b'{"error": "Repository not found"}', JSON),
     "JSON, indented": (b'{\n  "architectures": ["BertModel"]\n}', JSON),
-    "text": (b"Entry not found", "its beginning is b'Entry not found', expected the first bytes of one of"),
+    "text": (b"Entry not found", "its beginning is b'Entry not found', expected the start of AMB"),
     "gzip": (gzip.compress(b"abc" * 100, mtime=0), "this is gzip: decompress it first"),
     "bzip2": (bz2.compress(b"abc" * 100), "this is bzip2: decompress it first"),
     "xz": (lzma.compress(b"abc" * 100), "this is xz: decompress it first"),

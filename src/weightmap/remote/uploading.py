@@ -44,7 +44,7 @@ def write_to_address(
         Whether an object of that name is replaced.
     """
     if run is not None and (run.executor, run.manifest, run.world_size) != (None, None, 1):
-        raise ValueError(f"run= shares the work through a file system, and {address} is an address")
+        raise ValueError(f"run shares the work through a file system, and {address} is an address")
     with _filled(address, source, overwrite=overwrite) as path:
         result = write(path)
         if hasattr(result, "dst"):

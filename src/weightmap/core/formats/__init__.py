@@ -461,4 +461,4 @@ def _unknown(head: bytes, size: int, claims: list[Format | Importer]) -> FormatE
     beginning = "nothing but zero bytes" if not any(head) else repr(head[:16])
     what = "no format recognises this file: its beginning"
     titles = ", ".join(format_.title for format_ in FORMATS.values())
-    return UnknownFormatError(what, offset=0, actual=beginning, expected=f"the first bytes of one of {titles}")
+    return UnknownFormatError(what, offset=0, actual=beginning, expected=f"the start of {titles}")

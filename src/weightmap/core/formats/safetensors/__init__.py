@@ -26,7 +26,8 @@ Ours
 * `convert` adds ``"format": "pt"`` to the metadata of a model of Hugging Face: accelerate refuses metadata without.
 * ``strict=False`` tolerates trailing bytes, holes and overlaps, as warnings.
 * A file that one rank of ``torch.distributed.checkpoint`` saved (``HuggingFaceStorageWriter(save_distributed=True)``)
-  opens as it is, with a warning that its shapes are those of parts. The files of all ranks are not a sharded model.
+  opens as it is, with a warning that its tensors are parts of larger ones. The files of all ranks are not a sharded
+  model.
 """
 
 from __future__ import annotations
@@ -163,8 +164,8 @@ def _of_rank(sharding: str, path: str) -> list[str]:
     example = next((f"{quoted(name)} begins at {at} of its tensor" for name, at in offsets if _is_inside(at)), None)
     if example is None and os.path.basename(path).startswith(_WHOLE):
         return []
-    parts = "may be parts of larger ones" if example is None else f"are parts of larger ones ({example})"
-    return [f"a rank of torch.distributed.checkpoint saved this file, and its tensors {parts}: {CONSOLIDATE}"]
+    kind = "may be parts of larger ones" if example is None else f"are parts of larger ones ({example})"
+    return [f"a rank of torch.distributed.checkpoint saved this file, and its tensors {kind}: {CONSOLIDATE}"]
 
 
 def _is_inside(offsets: object) -> bool:

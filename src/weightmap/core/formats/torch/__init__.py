@@ -471,8 +471,8 @@ def _storages_behind(
         at += 8 + size
     count, distinct = int(listed.sum()), int((first == np.arange(len(first))).sum())
     if count != distinct:
-        what, expected = "number of keys in the list", f"{distinct}, the number of storages"
-        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=expected)
+        what, storages = "number of keys in the list", f"{distinct}, the number of storages"
+        raise LayoutError(what, field="keys", offset=offset, actual=count, expected=storages)
     begins[:] = begins[first]
     return begins, at
 
