@@ -1,4 +1,4 @@
-"""A device of numpy arrays that does its work as late as it may, and notices what a real one would suffer from."""
+"""A device of numpy arrays that works as late as it may, and notices what would break a real one."""
 
 import threading
 import weakref
@@ -23,17 +23,17 @@ DECODED = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive", "q4_0
 
 
 class LateError(AssertionError):
-    """Memory was used in a way that a device with work under way does not bear."""
+    """Memory was used while the device still worked with it."""
 
 
 class Point:
-    """An event: waiting for it lets the device do what it was asked for before."""
+    """An event: waiting for it lets the device do all earlier work."""
 
     def __init__(self, device: "FakeDevice", upto: int) -> None:
         self._device, self._upto = device, upto
 
     def wait(self) -> None:
-        """Let the device do what was asked for before."""
+        """Let the device do all earlier work."""
         self._device.work(self._upto)
 
 
@@ -50,7 +50,7 @@ class Ranks(Exchange):
         return [cls(rank, meeting, table) for rank in range(count)]
 
     def tell(self, value: Any) -> list[Any]:
-        """Put a value on the table, and read those of all."""
+        """Put a value on the table, and read all values."""
         self._table[self.rank] = value
         self._meeting.wait()
         found = [self._table[rank] for rank in range(self.world_size)]
@@ -58,7 +58,7 @@ class Ranks(Exchange):
         return found
 
     def share(self, buffer: Any, bounds: Sequence[int]) -> None:
-        """Send what the device has by now."""
+        """Send the device's present bytes."""
         begin, end = bounds[self.rank : self.rank + 2]
         for rank, part in enumerate(self.tell(buffer[begin:end].copy())):
             buffer[bounds[rank] : bounds[rank + 1]] = part
@@ -115,7 +115,7 @@ class FakeDevice(Backend):
 
     @property
     def alive(self) -> int:
-        """Pieces of memory that were not freed and that somebody refers to, be it by a tensor."""
+        """Pieces of memory that were not freed and that somebody refers to, perhaps by a tensor."""
         return len(self._rooms())
 
     @property
@@ -134,7 +134,7 @@ class FakeDevice(Backend):
                 self.done += 1
 
     def forget(self) -> None:
-        """Do nothing of what was asked for."""
+        """Drop all pending work."""
         self.done = len(self._asked)
 
     @property
@@ -187,7 +187,7 @@ class FakeDevice(Backend):
         self._call("end")
 
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
-        """Copy later what is there now."""
+        """Copy the present bytes, later."""
         self._call("copy", len(memory))
         if at < 0 or at + len(memory) > len(buffer):
             raise LateError(f"bytes {at} to {at + len(memory)} of {len(buffer)} are written")
@@ -201,7 +201,7 @@ class FakeDevice(Backend):
         self._asked.append(done)
 
     def event(self) -> Point:
-        """Return the point behind what was asked for."""
+        """Return the point behind all work so far."""
         self._call("event")
         return Point(self, len(self._asked))
 
@@ -238,12 +238,12 @@ class FakeDevice(Backend):
         return np.ndarray(shape, kind, buffer, at) if len(buffer) > at else np.empty(shape, kind)
 
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
-        """Return what numpy gives."""
+        """Flip as numpy does."""
         return np.flip(tensor, axes)
 
 
 def elements(change: Change, octets: NDArray[np.uint8]) -> NDArray[Any]:
-    """What a change makes of bytes, in the type that it begins with: float32 for a scheme."""
+    """The elements that a change reads from bytes, in its first type: float32 for a scheme."""
     if not change.quantized:
         return np.frombuffer(octets.tobytes(), dtype_named(change.stored))
     shape = (change.elements,)

@@ -9,7 +9,7 @@ from weightmap.core.table.vocabulary import Vocabulary
 
 
 class Parts(NamedTuple):
-    """How words are taken apart, with the attributes that `save` asks for, and nothing of the package's class."""
+    """Subwords with the attributes that `save` needs, without the package's class."""
 
     kind: str
     min_n: int

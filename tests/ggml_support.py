@@ -1,4 +1,4 @@
-"""The block types of ggml, as gguf-py defines them; those that it lacks are defined here, bit by bit."""
+"""The block types of ggml, as gguf-py defines them; this file defines those that it lacks, bit by bit."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,15 @@ from numpy.typing import NDArray
 from tests.builders.gguf import BLOCKS
 
 Blocks = NDArray[np.uint8]
-# Those that are decoded: number in files, elements and bytes of a block.
+# The decoded types: number in files, elements and bytes of a block.
 TYPES = {name: kind for name, kind in BLOCKS.items() if name not in {"q8_1", "q8_k"}}
 # Bits of an element, and the value of each code in units of the scale, of the types that gguf-py lacks.
 PLAIN = {"q1_0": (1, (-1, 1)), "q2_0": (2, (-1, 0, 1, 2))}
-# Where the bytes lie that make a float16 of a block NaN or infinite, or not.
+# The bytes that decide whether a float16 of a block is finite.
 UPPER = dict.fromkeys(TYPES, (1,))
 UPPER |= dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (1, 3)) | dict.fromkeys(("mxfp4", "nvfp4"), ())
 UPPER |= {"q2_k": (81, 83), "q3_k": (109,), "q6_k": (209,), "tq1_0": (53,), "tq2_0": (65,), "iq1_m": (55,)}
-NAN = 0x7FC00000  # the one that kernels give; numpy's depends on the CPU
+NAN = 0x7FC00000  # the kernels' NaN; numpy's depends on the CPU
 
 
 def random_blocks(rng: np.random.Generator, name: str, count: int, *, finite: bool = False) -> Blocks:

@@ -16,7 +16,7 @@ AVAILABLE = sys.platform != "win32"
 def guarded(data: bytes | bytearray | memoryview, *, at: str = "end") -> memoryview:
     """Return a writable copy of `data` with a forbidden page right behind it (at="end") or before it (at="start").
 
-    The pages live for as long as the view or anything made from it does.
+    The pages live as long as the view or anything made from it.
     """
     inner = max(1, -(-len(data) // PAGE)) * PAGE
     pages = mmap.mmap(-1, inner + 2 * PAGE)
@@ -49,7 +49,7 @@ class Pages:
     def place(self, size: int, *, at: str = "end", shift: int = 0, align: int = 1) -> tuple[memoryview, int]:
         """Return `size` bytes and their address: the last or the first ones, moved by `shift` towards the other end.
 
-        As far as `align` allows: a `shift` is rounded down, and what is to be aligned ends where it may.
+        As far as `align` allows: a `shift` is rounded down, and aligned memory ends as near as it can.
         """
         shift -= shift % align
         begin = shift if at == "start" else self._size - size - shift

@@ -1,7 +1,7 @@
-"""A call of every function of the C module that takes a pointer, for any amount of data and wherever the data lie.
+"""A call of every function of the C module that takes a pointer, for any amount and place of data.
 
-Each generator here is named after the function that it calls. It takes a `Place`, which says where inputs and outputs
-lie, and a size, and yields what each call returned and wrote into structs: the same, wherever they lay.
+Each generator here is named after the function that it calls. It takes a `Place` for inputs and outputs, and a size,
+and yields what each call returned and wrote into structs: the same at every place.
 """
 
 import struct
@@ -34,7 +34,7 @@ FILL = 0xA5  # what outputs hold before a call
 
 
 class Place:
-    """Where the buffers of one call lie: each in memory of its own, anywhere or between forbidden pages."""
+    """The place of the buffers of one call: each in its own memory, anywhere or between forbidden pages."""
 
     def __init__(self, pages, at="end", shift=0):
         self._pages = None if pages is None else iter(pages)
@@ -63,7 +63,7 @@ class Place:
         return self.give(array, f"{CTYPES[array.dtype.name]} *", array.itemsize)
 
     def room(self, count, ctype="uint8_t"):
-        """Return a pointer to room for so many of this type."""
+        """Return a pointer to room for `count` of this type."""
         width = ffi.sizeof(ctype)
         view, address = self._take(count * width, min(width, 8))
         view[:] = bytes([FILL]) * len(view)
@@ -71,12 +71,12 @@ class Place:
         return ffi.cast(f"{ctype} *", address)
 
     def struct(self, ctype):
-        """Return a pointer to room for a struct, whose padding is not looked at."""
+        """Return a pointer to room for a struct; its padding does not count as output."""
         _, address = self._take(ffi.sizeof(ctype), 8)
         return ffi.cast(f"{ctype} *", address)
 
     def outputs(self):
-        """Return what is in every room."""
+        """Return the content of every room."""
         return [bytes(view) for view in self._outputs]
 
 
@@ -85,13 +85,13 @@ CTYPES = {"uint8": "uint8_t", "uint32": "uint32_t", "uint64": "uint64_t", "int64
 
 @cache
 def noise(size):
-    """So many bytes, always the same."""
+    """Return `size` bytes, always the same."""
     return np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
 
 
 @cache
 def floats(count):
-    """So many finite floats."""
+    """Return `count` finite floats."""
     return np.random.default_rng(count).standard_normal(count).astype(np.float32)
 
 
@@ -146,7 +146,7 @@ def _wm_fnv1a32_many(p, size):
     names = lengths(size)
     for gap in (0, 2, 4):
         blob = noise(size + gap * max(len(names) - 1, 0))
-        for n in {len(names), max(len(names) - 1, 0)}:  # the last one behind the names asked for, or not
+        for n in {len(names), max(len(names) - 1, 0)}:  # the last one behind the requested names, or not
             args = p.give(blob), len(blob), p.array(names[:n]), n, gap, p.room(n, "uint32_t")
             yield lib.wm_fnv1a32_many(*args)
 
@@ -229,7 +229,7 @@ def _wm_quantize_numbers(p, size):
 
 
 def adaptive(size, scale):
-    """Blocks of all kinds, so many elements: the data, and the elements of a block."""
+    """Blocks of all kinds for this many elements: the data, and the elements of a block."""
     blocks = -(-size // 16)
     kinds = [(0, 2, 1, 1, 0)[b % 5] for b in range(blocks)]
     values = [range(-8, 8), range(-16, 0), [0.25] * 16]
@@ -410,7 +410,7 @@ def _wm_gather_rows(p, size):
 
 
 def _codes(p, size):
-    """Codes of so many rows with projection and norms, placed; elements of a row, and of the table of sums."""
+    """Codes of this many rows with projection and norms, placed; elements of a row, and of the table of sums."""
     pieces, centroids, width = size % 3 + 1, 7, size % 5 + 1
     dims = pieces * width
     codes = np.frombuffer(noise(size * pieces), np.uint8) % centroids
@@ -437,7 +437,7 @@ def _wm_pq_sums(p, size):
 
 
 def _columns(p, count, n_dims, names):
-    """Columns with room for so much, each placed by itself."""
+    """Columns with this much room, each placed by itself."""
     rooms = (names, "uint8_t"), (count + 1, "uint32_t"), (count, "uint8_t"), (n_dims, "uint64_t")
     rooms += (count + 1, "uint32_t"), (count, "uint64_t"), (count, "uint64_t")
     return ffi.new("wm_columns *", (count, n_dims, names, *(p.room(*room) for room in rooms)))
@@ -445,7 +445,7 @@ def _columns(p, count, n_dims, names):
 
 @cache
 def tensors(size):
-    """A few small tensors, whose names take so many bytes."""
+    """A few small tensors, whose names take this many bytes."""
     names = [text for text in dict.fromkeys((f"{i:x}" * 70)[:n] for i, n in enumerate(lengths(size).tolist())) if text]
     return {name: Tensor("float32", (1, 2), bytes(8)) for name in names}
 
@@ -622,7 +622,7 @@ def _wm_finalfusion_ngrams(p, size):
 
 
 def _table(p, size):
-    """Columns of tensors with names of so many bytes in all: they, how many, the bytes of the data, the names."""
+    """Columns of tensors with this many bytes of names: the columns, their number, the bytes of data, the names."""
     names = [name.encode() for name in tensors(size)]
     n = len(names)
     bounds = np.cumsum([0, *map(len, names)]).astype(np.uint32)
@@ -822,7 +822,7 @@ def _run_pickle(p, text, words):
     return lib.wm_pickle_run(source, arena, words, out, fault), source, arena, out, fault
 
 
-# Programs whose stack is one value short: there is nothing under it but the end of the arena.
+# Programs whose stack is one value short: only the end of the arena lies under it.
 _SHORT = (b"Na.", b"NNs.", b"N\x93.", b"NR.", b"N\x86.")
 
 

@@ -1,7 +1,7 @@
-"""What a test may not leave behind for the next one: threads, processes, settings of the process or of the package.
+"""Leftovers that fail a test: threads, processes, settings of the process or of the package.
 
 A plugin of pytest; `conftest.py` registers it, as hooks of its own would not see fixtures of the session.
-A thread that ends by itself, such as that of a prefetch, is waited for, so no test depends on how soon it does.
+It waits for threads that end by themselves, such as a prefetch's, so no test depends on their time.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ import pytest
 from weightmap import kernels
 from weightmap.core.bytes import memory
 
-# So long is waited for what ends by itself. What does not is found ten times over meanwhile.
+# How long to wait for threads and processes that end by themselves, however busy the machine is.
 SECONDS = 300
-# The loop that serves all requests of a process, and a thread of Dask's, by design as long as that runs.
+# The loop that serves all requests of a process, and a thread of Dask, which both run by design to its end.
 KEPT = ("weightmap-remote", "Dask-Offload")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR1)
 EARLIER: list[dict[str, Any]] = []
@@ -37,7 +37,7 @@ def _threads() -> set[int]:
 
 
 def _name(thread: int) -> str | None:
-    """The name of a thread; None without one, as of those that `_thread` starts."""
+    """The name of a thread; None without one, as for threads that `_thread` starts."""
     known = threading._active.get(thread)
     return known.name if known else None
 
@@ -49,7 +49,7 @@ def _processes() -> set[int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return set()
-    # Both are started at their first use, and serve all that comes later.
+    # Both start at their first use, and serve all later uses.
     kept = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
     found = set()
     for task in Path("/proc/self/task").glob("*/children"):
@@ -78,21 +78,21 @@ def _settings() -> dict[str, Any]:
 
 
 class Leftovers:
-    """What there is before a test."""
+    """The state before a test."""
 
     def __init__(self) -> None:
         self.threads, self.processes, self.settings = _threads(), _processes(), _settings()
 
     def accept(self) -> None:
-        """Count what there is by now as there before: a fixture for several tests has started it."""
+        """Accept the present state as the earlier one: a fixture for several tests has made it."""
         self.threads |= _threads()
         self.processes |= _processes()
         if (settings := _settings()) != self.settings:
-            EARLIER.append(self.settings)  # what its end goes back to
+            EARLIER.append(self.settings)  # the state that its end restores
             self.settings = settings
 
     def found(self) -> list[str]:
-        """Return what there is beyond that, once threads and processes have had the time to end."""
+        """Return the leftovers, once threads and processes have had time to end."""
         begin, pause = time.monotonic(), 0.001
         while (more := self._running()) and time.monotonic() < begin + SECONDS:
             time.sleep(pause)
@@ -121,14 +121,14 @@ BEFORE = pytest.StashKey[Leftovers]()
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Note what there is before a test."""
+    """Note the state before a test."""
     item.stash[BEFORE] = Leftovers()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Note what a fixture that serves several tests starts."""
+    """Accept the threads and settings of a fixture that serves several tests."""
     result = yield
     if fixturedef.scope != "function":
         request._pyfuncitem.stash[BEFORE].accept()
@@ -137,7 +137,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that leaves something behind; wait for its threads, so that no test sees those of another."""
+    """Fail a test that leaves something behind; wait for its threads, so that no test sees another's."""
     result = yield
     before = item.stash[BEFORE]
     del item.stash[BEFORE]  # or each collection of garbage would go through those of all tests

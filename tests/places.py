@@ -1,4 +1,4 @@
-"""Where things stand: the project, its tests, and what is tested. No other module of tests counts folders.
+"""Paths of the project, its tests and the tested package. No other module of tests counts folders.
 
 No test looks for a word in a path: a checkout may lie in any folder, `weightmap` and names with spaces among them.
 """
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What other programs make of their own files: beside a checkout, if it is there, or in the folder of this variable.
+# Ground truth of other programs: in the folder of this variable, or beside a checkout.
 GROUNDTRUTH = Path(os.environ.get("WEIGHTMAP_GROUNDTRUTH") or ROOT.parent / "shared" / "groundtruth")
 # The tests of single formats, a folder for each.
 FORMAT_TESTS = "tests/core/formats"

@@ -1,4 +1,4 @@
-"""Running under the sanitisers: what it takes, which tests cannot, and which of them every run of all tests has.
+"""Running under the sanitisers: the environment, excluded tests, and tests of every run of all tests.
 
 ``make sanitize`` runs the whole suite with a C module that was built with the address and the undefined-behaviour
 sanitiser; that is ``python -m tests.sanitised FOLDER ARGUMENT...``, the folder being the one with the package, and the
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.places import suite
 
-# The sanitiser's library has to be there before Python is, so it is preloaded.
+# The sanitiser's library must be loaded before Python, so it is preloaded.
 ACTIVE = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 # Tests by the beginnings of their ids, with the reason why they cannot run under the sanitisers.
@@ -58,10 +58,10 @@ LEFT_OUT = {
     "tests/robustness/test_sanitised.py": "runs the others like this",
 }
 
-# In how many processes `make test-all` runs the others: enough that two or four processors share them well.
+# The processes in which `make test-all` runs the others: enough for two or four processors to share well.
 PARTS = 6
 
-# What `make test-all` leaves to `make sanitize`, each with the reason why it can wait.
+# Tests that `make test-all` leaves to `make sanitize`, each with the reason why it can wait.
 LATER = {
     "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
     **dict.fromkeys(
@@ -100,9 +100,9 @@ LATER = {
 }
 
 SETTINGS = {
-    # Python keeps memory until it ends, which is no leak.
+    # Python keeps memory until it ends, which is not a leak.
     "detect_leaks": 0,
-    # Who asks for too much memory is to get none, and not to be ended.
+    # A request for too much memory must fail, not end the process.
     "allocator_may_return_null": 1,
     # Freed memory is kept for a while, so that its use is noticed; the default of 256 MiB would trip bounds on memory.
     "quarantine_size_mb": 16,
@@ -140,8 +140,8 @@ def library() -> str | None:
 def environment(library: str, packages: str, *, small: bool = True) -> dict[str, str]:
     """Return the environment for a Python with the sanitiser's library, and the sanitised package in `packages`.
 
-    With `small`, Python takes the memory of its small objects one by one. Otherwise what has less than 512 bytes lies
-    back to back in pools of Python's own, where no access is out of bounds; that takes half of the time.
+    With `small`, Python takes the memory of its small objects one by one. Otherwise objects below 512 bytes lie back to
+    back in Python's own pools, where no access is out of bounds; that takes half of the time.
     """
     return {
         **os.environ,

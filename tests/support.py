@@ -32,13 +32,13 @@ C_SOURCES = sorted(p for p in CSRC.rglob("*.c") if p.parent.name != "python")
 EMULATED = "WEIGHTMAP_EMULATE_VPCLMULQDQ"
 C_FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-pthread"]
 
-# Seconds after which a thread or a process that somebody waits for counts as one that hangs, and is ended. What works
-# takes less, however busy the machine is: bounds of work are processor time, requests or bytes.
+# Seconds after which a thread or a process counts as hanging, and is ended. Working ones take less, however busy the
+# machine is: bounds of work are processor time, requests or bytes.
 HANG = 3600
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread or process does."""
+    """Wait until another thread or process makes a condition true."""
     end = time.monotonic() + HANG
     while not condition():
         assert time.monotonic() < end, "nothing happens"
@@ -62,7 +62,7 @@ def run_child(
     return result
 
 
-# What a child process runs before the code of `peak_of`.
+# The first code of a child process of `peak_of`.
 _PEAK = """
 import sys, threading
 import numpy as np
@@ -93,7 +93,7 @@ def peak(call):
 def peak_of(work: str, big: object, small: object, out: object, **options: Any) -> int:
     """Return the bytes of anonymous memory that a child takes at its peak for `work` on `source` and `out`, with `big`.
 
-    It does the same with `small` first, which imports what is needed.
+    It does the same with `small` first, for the imports.
     """
     code = f"{_PEAK}def work(source, out):\n    {work}\n\nbig, small, out = sys.argv[1:]\n"
     code += 'work(small, f"{out}.small")\nprint(peak(lambda: work(big, out)))'
@@ -136,7 +136,7 @@ def preloaded(library: Path) -> str:
 def each(cases: Iterable[Any], check: Callable[[Any], object], name: Callable[[Any], object] = str) -> None:
     """Call `check` with one case after another, and fail with the failures of all: for cases by the hundred.
 
-    An item of pytest for each would take longer to collect, to hand out and to report than most checks take.
+    Collecting, distributing and reporting a pytest item for each would take longer than most checks.
     """
     failures: list[BaseException] = []
     for case in cases:

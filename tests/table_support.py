@@ -8,5 +8,5 @@ U64 = 2**64 - 1
 
 
 def rules(bits: bytes, *, min_ndim: int = 0, max_ndim: int = 255, alignment: int = 1, max_gap: int = 0) -> Any:
-    """A wm_rules: bits of an element by dtype code, and what else is asked of every row."""
+    """A wm_rules: bits of an element by dtype code, and the other rules for every row."""
     return ffi.new("wm_rules *", (min_ndim, max_ndim, alignment, max_gap, bits.ljust(256, b"\0")))

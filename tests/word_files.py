@@ -1,4 +1,4 @@
-"""Word embeddings of other programs: word2vec, text and fastText files, and what fastText makes of its rows."""
+"""Word embeddings of other programs: word2vec, text and fastText files, and fastText's vectors of rows."""
 
 import struct
 from collections.abc import Sequence

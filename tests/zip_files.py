@@ -1,6 +1,6 @@
 """ZIP archives, right or with any lie in them: `archive` writes one, `walk` finds its fields for the fuzzer.
 
-It shares no code with the package, nor with `zipfile`, which writes no archive that is wrong.
+It shares no code with the package, nor with `zipfile`, which writes only valid archives.
 """
 
 import re
@@ -28,7 +28,7 @@ NAME = 0x7075
 
 
 def record(names: tuple[str, ...], values: Mapping[str, Any]) -> bytes:
-    """A record of fixed size; fields that are not given are 0."""
+    """A record of fixed size; missing fields are 0."""
     default = {"signature": b""}
     return struct.pack(FORMATS[names], *(values.get(name, default.get(name, 0)) for name in names))
 
@@ -195,7 +195,7 @@ def _end_of(data: bytes) -> int:
 
 
 def _name(walk: Walk, length: Field) -> None:
-    """A name that another header repeats: no text that may be made longer alone."""
+    """A name that another header repeats, so it cannot be made longer alone."""
     begin = walk.at
     walk.field(walk.value(length), TOKEN)
     walk.span(length, begin, walk.at)
@@ -207,7 +207,7 @@ def _span(walk: Walk, fields: Mapping[str, Field], begin: int, end: int) -> None
 
 
 def sealed(data: bytes) -> bytes:
-    """A damaged archive with the CRC-32s that its stored entries have, where they can be found."""
+    """A damaged archive with the CRC-32s of its stored entries corrected, where these can be found."""
     out = bytearray(data)
     at = _end_of(data)
     if at < 0:
@@ -230,7 +230,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def trailing(kind: str, data: bytes, tail: bytes) -> tuple[str, str, int, str | None]:
-    """The error for bytes behind an archive: where they end with an end record, that one is wrong."""
+    """The error for bytes behind an archive: if they end with an end record, it is wrong."""
     del kind
     at = tail.rfind(b"PK\5\6")
     if data[:2] == b"PK" and at >= 0:

@@ -1,4 +1,4 @@
-"""Loading to a device, on one that does its work as late as it may: what arrives, what is read, and how it ends."""
+"""Loading to a simulated device that works as late as it may: the results, the bytes read, and the ends."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ from weightmap.device import Staging, _slots, load, release_slots
 RNG = np.random.default_rng(20)
 INTEGERS = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 BLOCKS = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_0")
-# Slots of a few pages: tensors are divided, and several share one. And those that a user gets.
+# Slots of a few pages, which divide tensors or hold several, and the default slots.
 STAGINGS = [Staging(2, 1 << 14, 2), Staging(3, 1 << 16), None]
 
 
@@ -36,7 +36,7 @@ DENSE = {
     "none": np.zeros((0, 3), np.float32),
 }
 QUANTISED = {scheme: wm.quantize(numbers(64, 320), scheme) for scheme in INTEGERS}
-# A last block that is not full, and a single scale for a number of codes that is no whole number of bytes.
+# A partial last block, and a single scale for codes that do not fill whole bytes.
 QUANTISED |= {f"odd {scheme}": wm.quantize(numbers(37, 43), scheme) for scheme in INTEGERS}
 GGML = {scheme: quantize_ggml(numbers(8, 1024), scheme) for scheme in BLOCKS}
 MODELS = {
@@ -86,13 +86,13 @@ def test_every_tensor_arrives_as_it_is_on_the_host(models, name, dtype, staging)
         for tensor in file:
             assert_same(got[tensor], as_on_the_host(file[tensor], dtype))
     assert device.idle
-    assert device.count("allocate") == (2 if device.count("change") else 1)  # with one for what is changed
+    assert device.count("allocate") == (2 if device.count("change") else 1)  # with one for changed tensors
 
 
 @pytest.mark.parametrize("decodes", [DECODED, ()], ids=["there", "here"])
 @pytest.mark.parametrize("name", ["a.amb", "a.gguf"])
 def test_a_device_that_decodes_nothing_gets_decoded_tensors(models, name, decodes):
-    """Quantised tensors go over packed where the device decodes them, and otherwise as float32."""
+    """Quantised tensors go over packed if the device decodes them, otherwise as float32."""
     device = FakeDevice(decodes=decodes)
     with wm.plan(models[name]) as plan:
         got = dict(load(plan, device, staging=Staging(2, 1 << 16)))
@@ -122,7 +122,7 @@ def test_a_part_of_a_tensor_is_what_numpy_gives(models, index, dtype):
 
 
 def test_a_model_of_several_files_has_a_buffer_for_each(tmp_path):
-    """Shards come one after another, each in memory of its own."""
+    """Shards come one after another, each in its own memory."""
     (tmp_path / "model").mkdir()
     wm.convert(
         _saved(tmp_path / "a.safetensors", DENSE), tmp_path / "model", format="safetensors", max_shard_size=60_000
@@ -183,7 +183,7 @@ def _sized(device, what):
 
 
 def on_ranks(path, ranks, devices, wants=None, **options):
-    """What each of several ranks gets, in a thread of its own: a dict, or its error."""
+    """The result of each rank, run in its own thread: a dict, or its error."""
 
     def one(exchange, device):
         with wm.plan(path, wants) as plan:
@@ -200,7 +200,7 @@ def on_ranks(path, ranks, devices, wants=None, **options):
 @pytest.mark.parametrize("count", [2, 3, 7])
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_read_a_part_each_and_exchange_them(models, staged, name, count, group):
-    """Together they read and send over what one does alone, and each gets all. Quantised tensors are not divided."""
+    """Together they read and send what one does alone, and each gets all. Quantised tensors are not divided."""
     devices, staging = [FakeDevice(f"fake:{rank}") for rank in range(count + 1)], Staging(2, 1 << 14)
     with wm.plan(models[name]) as plan:
         expected = dict(load(plan, devices[-1], group=group, staging=staging))
@@ -220,7 +220,7 @@ def test_ranks_read_a_part_each_and_exchange_them(models, staged, name, count, g
 @pytest.mark.parametrize("what", ["allocate", "copy", "event", "begin"])
 @pytest.mark.parametrize("after", [0, 1])
 def test_an_error_of_one_rank_is_one_of_all(models, what, after):
-    """Nobody waits for what does not come, and nothing is left."""
+    """Nobody waits in vain, and nothing is left."""
     devices = [FakeDevice(f"fake:{rank}", **({what: after} if rank == 1 else {})) for rank in range(3)]
     found = on_ranks(models["a.safetensors"], Ranks.of(3), devices, group=30_000, staging=Staging(2, 1 << 14))
     if what == "begin" and after:
@@ -235,7 +235,7 @@ def test_an_error_of_one_rank_is_one_of_all(models, what, after):
 
 
 def test_groups_bound_the_memory_of_a_device(tmp_path):
-    """The group in use, the next one, and the one that the variable of a loop still holds."""
+    """The group in use, the next one, and the one that a loop's variable still holds."""
     path = _saved(tmp_path / "a.safetensors", {f"w{i}": numbers(1000 + 500 * (i == 2)) for i in range(7)})
     device = FakeDevice()
     with wm.plan(path) as plan:
@@ -249,7 +249,7 @@ def test_groups_bound_the_memory_of_a_device(tmp_path):
 
 @pytest.fixture
 def parameters(tmp_path):
-    """A quantised checkpoint: path, and the names and values of its parameters, which the file has in this order."""
+    """A quantised checkpoint: path, and the names and values of its parameters in the file's order."""
     checkpoint = awq()
     tensors = {
         f"layers.{i}.{name.rpartition('.')[2]}": array for i in range(4) for name, array in checkpoint.tensors.items()
@@ -264,7 +264,7 @@ def parameters(tmp_path):
 @pytest.mark.parametrize(("together", "pieces"), [(None, 5), (2, 3), (9, 1)])
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
-    """By default each has memory of its own."""
+    """By default each has its own memory."""
     path, weights = parameters
     largest = max(weight.size for weight in weights.values()) * (4 if dtype else 2)
     group = None if together is None else together * largest
@@ -278,7 +278,7 @@ def test_parameters_arrive_decoded(parameters, together, pieces, dtype):
 
 
 def test_a_slot_waits_for_the_copies_out_of_it(tmp_path, monkeypatch):
-    """A slot that is filled again before its event corrupts what is under way: the fake device sees it."""
+    """Refilling a slot before its event corrupts copies under way: the fake device sees it."""
     path = _saved(tmp_path / "a.safetensors", {"w": numbers(100_000)})
     with wm.plan(path) as plan:
         dict(load(plan, FakeDevice(), staging=Staging(2, 1 << 14)))

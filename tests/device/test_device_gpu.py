@@ -1,4 +1,4 @@
-"""Loading to a GPU: what arrives, what is left behind, and how it fails. Skipped, visibly, without one."""
+"""Loading to a GPU: results, leftovers and failures. Skipped, visibly, without a GPU."""
 
 import gc
 import os

@@ -54,7 +54,7 @@ def _rank(rank, folder):
 
 
 def test_two_processes_read_a_file_once(tmp_path):
-    """Counted by the kernel, through the loader of vLLM too, and with a checksum over all that each reads a part of."""
+    """Counted by the kernel, through vLLM's loader too, and with a checksum over bytes that the ranks share."""
     tensors = {str(n): np.random.default_rng(n).standard_normal(700_000 + n, np.float32) for n in range(4)}
     for name in ("a.safetensors", "a.weights"):
         wm.save(tmp_path / name, tensors)
@@ -80,7 +80,7 @@ def _deserted(rank, folder):
         try:
             for _ in loading:
                 if rank:
-                    os._exit(0)  # as a process that was killed: it tells nobody
+                    os._exit(0)  # like a killed process, which tells nobody
         except wm.PlanError as error:
             told = str(error)
     Path(folder, "told").write_text(told, encoding="utf-8")

@@ -55,7 +55,7 @@ _rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def look(capsule, *, versioned):
-    """The struct in a capsule; it lives as long as that."""
+    """The struct in a capsule; it lives as long as the capsule."""
     name, kind = (b"dltensor_versioned", Versioned) if versioned else (b"dltensor", Legacy)
     return kind.from_address(_pointer(capsule, name))
 
@@ -90,7 +90,7 @@ def path(tmp_path):
 
 
 def test_read_only_memory_is_flagged_or_copied(path):
-    """Who knows version 1 gets the memory and a flag, anybody else a copy, and with copy=False an error."""
+    """Consumers that know version 1 get the memory and a flag, others a copy, and with copy=False an error."""
     with wm.open(path) as file:
         array = file["w"]
     managed = look(capsule := export(array).__dlpack__(max_version=(1, 0)), versioned=True)
@@ -184,7 +184,7 @@ def test_torch_never_writes_to_read_only_memory(tmp_path, name):
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_torch_gets_a_copy_of_reversed_arrays(path):
-    """A negative stride ends its process: nobody can catch that."""
+    """A negative stride ends the process, which nobody can catch."""
     code = "import sys, torch, weightmap as wm; from weightmap.dlpack import export\n"
     code += "a = wm.open(sys.argv[1], mode='cow')['w'][::-1, ::-2]\n"
     code += "assert a.tolist() == torch.from_dlpack(export(a)).tolist()"

@@ -31,14 +31,14 @@ class Shim:
         self._library.shim_disarm.restype = ctypes.c_long
 
     def arm(self, number=NEVER, fault=0, only=""):
-        """Count calls, of the function `only` if given; `fault` happens at that number of a call, at each for -1."""
+        """Count calls, or only the function `only`; `fault` happens at this number of a call, or at each for -1."""
         self._library.shim_arm(only.encode(), ctypes.c_long(number), fault)
 
     def disarm(self):
         return int(self._library.shim_disarm())
 
     def victim(self, path, size):
-        """Say which file is truncated, and to how many bytes."""
+        """Set the file to truncate, and its new size."""
         self._library.shim_victim(os.fsencode(path), ctypes.c_long(size))
 
     def name(self, number):
@@ -46,7 +46,7 @@ class Shim:
 
 
 class ExitStatusError(Exception):
-    """A command of the command line that did not end with 0."""
+    """A command ended with another status than 0."""
 
     def __init__(self, status, said):
         super().__init__(said)
@@ -75,7 +75,7 @@ def seen(error):
 
 
 def descriptors():
-    """The open descriptors of this process, less the one that lists them."""
+    """The open descriptors of this process, without the one that lists them."""
     return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}  # noqa: PTH110, PTH208
 
 

@@ -5,11 +5,11 @@
 `how` is "all" or "some". For "all", an exception is raised once before each opcode of every function in Python, of this
 package or another, that an operation runs through. For "some", before a third of the opcodes of modules that get
 something from the system, another third for each operation, and before few of the others. It prints as JSON how often,
-and what was left behind: descriptors and mappings that stayed, files beside the target, targets that are neither old
-nor new. It judges nothing: that is for the tests.
+and the leftovers: descriptors, mappings, files beside the target, targets that are neither old nor new. The tests judge
+them.
 
 Real signals interrupt at fewer places, since CPython asks for them only at the beginning of functions, at calls and at
-jumps back. So whoever passes this passes those.
+jumps back. So code that passes this passes those.
 """
 
 import errno
@@ -35,7 +35,7 @@ OWNING = {f"{name}.py" for name in ("descriptor", "mapping", "reader", "sink", "
 APART = ("argparse.py", "gettext.py", "<frozen importlib")
 # What a command handles.
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-# From this size on memory is mapped for an array: see late.empty.
+# From this size on `access.empty` maps memory for an array.
 LARGE = 32 << 20
 
 
@@ -49,7 +49,7 @@ class Operation(NamedTuple):
     run: Callable[[Path, Path], object]
     suffix: str = ""
     system: str = ""  # "named": without files that have no name; "unlinked": without links
-    each: int = 3  # what "some" are, of the opcodes of OWNING
+    each: int = 3  # the share of OWNING's opcodes in "some"
     few: int = 101  # and of all
 
 
@@ -92,7 +92,7 @@ OPERATIONS = {
 
 
 class Interrupter:
-    """Raises `Interruption` before the opcode of this number, from 0 on; notes in which module each was up to there."""
+    """Raises `Interruption` before the opcode of this number, from 0 on; notes each opcode's module up to there."""
 
     def __init__(self, number=None):
         self.number = number
@@ -141,8 +141,8 @@ class Sweep:
         """Do it with this tracer. Whether it ended by the interruption."""
 
         def run():
-            # A generator: what ends a handler of an exception at its last opcode, where no signal can, leaves that as
-            # the one being handled, and so all its frames. Generators have a place of their own for it.
+            # A generator: an interruption at the last opcode of a handler, where no signal can come, leaves the handled
+            # exception set, and with it all its frames. Generators have their own place for it.
             self.operation.run(self.at, self.target)
             yield
 
@@ -226,7 +226,7 @@ def prepare_sources(folder):
 
 
 def main(folder, how, names):
-    sys.unraisablehook = lambda _: None  # of a finaliser: what it left behind is seen
+    sys.unraisablehook = lambda _: None  # in a finaliser: the checks see what it leaves behind
     prepare_sources(folder / "sources")
     return {name: sweep(folder, name, how) for name in names}
 

@@ -24,7 +24,7 @@ from weightmap.core.model import sharded
 from weightmap.device import Staging, load
 
 FAULTS = {name: ERRORS[name] for name in ("EIO", "EINTR", "EACCES")} | {"short": SHORT}
-# Sizes to truncate to: nothing, so that all pages are gone; 100 bytes, so that the rest of a page reads as zeros.
+# Sizes to truncate to: 0, so that all pages are gone; 100 bytes, so that the rest of a page reads as zeros.
 SIZES = (0, 100)
 WRITTEN = {suffix for suffix, _ in builders.saved().values()}
 # The end of the names of operations that run `with_mapped_index`.
@@ -32,7 +32,7 @@ MAPPED = ", mapped index"
 
 
 def everything(source, **options):
-    """Open a file; return all that the handle tells without looking into the mapping."""
+    """Open a file; return everything that the handle knows without reading the mapping."""
     with wm.open(source, **options) as f:
         special_ids = f.vocab and f.vocab.special_ids
         return [f.format, f.layout, f.infos(), dict(f.metadata), special_ids, f.config, f.tokenizer]
@@ -54,13 +54,13 @@ def sealed(source):
 
 
 def without_descriptors(work, source):
-    """Do it with a sharded model that keeps no descriptors, as one of many files."""
+    """Do it with a sharded model that keeps no descriptors, as for many files."""
     with mock.patch.object(sharded.open_source, "MAX_OPEN", 0):
         return work(source)
 
 
 def with_mapped_index(work):
-    """Do it as if an index of any size were large, and looked at where it is mapped."""
+    """Do it as if an index of any size were large, and read in its mapping."""
     with mock.patch("weightmap.core.formats.embd.READ_INDEX", 0):
         return work()
 
@@ -81,7 +81,7 @@ def converted(source, to):
 
 
 def planned(source):
-    """Read all tensors, and a row of one, by a plan; how much was cold is another number each time."""
+    """Read all tensors, and a row of one, by a plan; leave out the cold bytes, which vary."""
     with wm.open(source) as f:
         plan = wm.plan(f)
         plan.warm(threads=1)
@@ -99,13 +99,13 @@ def on_a_device(source):
 
 
 def about_pages(*argv):
-    """Run a command about pages in memory; what it says of the file, without what is another number each time."""
+    """Run a command about pages in memory; return its output on the file without the varying numbers."""
     document = json.loads(command(*argv, "--json"))
     return document.get("error") or [document["nbytes"], [one["name"] for one in document.get("names", [])]]
 
 
 def inspected(path):
-    """Run `inspect`; what it says of the file, without what a configuration beside it says, which may be unreadable."""
+    """Run `inspect`; return its output on the file without the configuration, which may be unreadable."""
     document = json.loads(command("inspect", path, "--json"))
     assert (document.pop("weight", None) is None) is (document.pop("problem", None) is not None)
     return document
@@ -165,7 +165,7 @@ def told(result):
 
 
 def outcomes(shim, reading, cases, to):
-    """Let an operation meet these faults one after another; write what came of each to a pipe, a line each."""
+    """Let an operation meet these faults one after another; write each outcome to a pipe, a line each."""
     for case in cases:
         number, _, fault, size = case
         reading.reset()

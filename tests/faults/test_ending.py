@@ -11,8 +11,8 @@ import weightmap as wm
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are others there, and so are open files")
 
-# A command that gets a signal in the middle of its writing: sent by itself, so that it is the middle. Of a file of
-# 9 MiB the second piece is being written, its space is claimed, and it has a name or has none.
+# A command that gets a signal in the middle of its writing, sent by itself to be sure. It is writing the second piece
+# of a file of 9 MiB, whose space is claimed and which has a name or none.
 ENDED = """
 import os, signal, sys
 from weightmap import cli
@@ -51,7 +51,7 @@ def test_a_signal_that_ends_a_command_leaves_no_file(tmp_path, number, *, named)
 
 
 def test_commands_leave_the_handlers_of_signals_as_they_were(tmp_path):
-    """`main` is called by programs, too, in any thread: afterwards, signals do what they did."""
+    """Programs call `main`, too, in any thread: afterwards, signals work as before."""
     code = """
 import signal, sys, threading
 from weightmap import cli
@@ -107,8 +107,8 @@ def test_a_child_that_ends_leaves_the_files_of_its_parent(tmp_path):
     assert listing(tmp_path) == []
 
 
-# Handles, arrays and large arrays that are held by a module which is emptied after all others, and after those were.
-# `Py_IncRef` stands for extension modules that keep one, as jax and torch do.
+# Handles, arrays and large arrays in a module that is emptied last, and beyond that. `Py_IncRef` stands for extension
+# modules that keep one, as jax and torch do.
 LATE = """
 import ctypes, os, sys, types
 import numpy as np, weightmap as wm

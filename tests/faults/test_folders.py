@@ -1,4 +1,4 @@
-"""No folder stays behind, wherever an exception comes: neither that of an upload nor one of a conversion to GGUF."""
+"""No folder stays behind, wherever an exception comes, from an upload or a conversion to GGUF."""
 
 import tempfile
 from pathlib import Path
@@ -10,13 +10,13 @@ from tests.points import EACH, Interrupter
 import weightmap as wm
 from weightmap.core.bytes.atomic import scratch_folder
 
-# Of a generator or a reference that is going away: such an exception is lost, and so is a signal's.
+# In finalisers of generators and references: Python drops such an exception, and a signal's too.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
-    """The folder of the system for such files, empty."""
+    """The system's folder for temporary files, empty."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -88,7 +88,7 @@ MESSAGES = {
 
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_errors_on_other_files_name_their_kind(kind, put, capsys):
-    """Opening or converting each kind is an error of ours that names the file and says what it is; so of a command."""
+    """Opening or converting each kind is an error of ours that names the file and its kind; so in commands."""
     data, message = MESSAGES[kind]
     path = put(data, "model.bin")
     expected = wm.UnknownFormatError if data else wm.TruncatedError
@@ -107,7 +107,7 @@ def test_errors_on_other_files_name_their_kind(kind, put, capsys):
 
 
 def tensors(beginning=b"", *, length=None):
-    """A file of safetensors with other first bytes of its JSON, or another length."""
+    """A safetensors file with other first bytes of its JSON, or another length."""
     text = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     text = beginning + text[len(beginning) :]
     return struct.pack("<Q", len(text) if length is None else length) + text + bytes(4)
@@ -218,7 +218,7 @@ PLACES = {
 
 @pytest.mark.parametrize("name", PLACES)
 def test_errors_on_paths_that_are_no_regular_files_name_their_kind(name, places, capsys):
-    """Each kind of thing that a path may name has its own message; an error of the system passes through as it is."""
+    """Each kind of file type has its own message; an error of the system passes through unchanged."""
     kind, message = PLACES[name]
     path = places / name
     uses = [

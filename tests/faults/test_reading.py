@@ -1,4 +1,4 @@
-"""A read that fails in any way gives the right result or an exception that says what failed, and never a signal.
+"""A read that fails in any way gives the right result or an exception that names the failure, never a signal.
 
 `shim.c` makes each system call fail, do half of its work, or find the file truncated; see `reading.py`.
 """
@@ -51,7 +51,7 @@ def swept(request, shim, memory):
 
 
 def rows_of(swept, *, truncated):
-    """Operation, what came of a fault, and whether the result was right; of truncations or of failing calls."""
+    """Operation, outcome, and whether the result was right; for truncations or for failing calls."""
     return [
         (operation, row, row["result"] == found["expected"])
         for operation, found in swept.items()
@@ -91,7 +91,7 @@ def test_a_call_that_fails_is_an_os_error_or_changes_nothing(swept):
         else:
             assert error["system"], (operation, row)
             assert not error["own"], (operation, row)
-            # A directory that could not be recognised as one cannot be read.
+            # A directory that was not recognised as one cannot be read.
             assert error["errno"] in ({code, errno.EISDIR} if row["call"] == "stat" else {code}), (operation, row)
     assert caught > len(swept)
 
@@ -202,7 +202,7 @@ print("alive")
 
 
 def test_a_mapped_index_is_not_touched_when_the_file_is_gone(tmp_path):
-    """No look-up faults; nor do those that read when the file is truncated after they saw that it was unchanged."""
+    """No look-up faults, even if the file is truncated right after the check that it is unchanged."""
     data = embd.Draft([(f"t{i}", normal((32,), i)) for i in range(2000)]).seal()
     for name in ("a.weights", "b.weights"):
         (tmp_path / name).write_bytes(data)
@@ -280,7 +280,7 @@ print(caught, "alive")
 
 SHRINKING = {
     "model.safetensors": ("verify", "full", "copy", *SEALED, "convert", "read", "diff", "export"),
-    # Of an index that is mapped, opening in mode "mmap" looks into the mapping, unless all is verified.
+    # Opening in mode "mmap" reads a mapped index in its mapping, unless everything is verified.
     "model.weights": ("full", "copy", *SEALED, "convert", "diff", "export"),
 }
 SHRINKING_SLOWLY = {("model.weights", "convert"), ("model.weights", "diff")}
@@ -308,7 +308,7 @@ def test_a_file_that_shrinks_meanwhile_is_an_exception(tmp_path, name, action):
     assert result.returncode == 0, result.stderr
     caught, alive = result.stdout.split()[-2:]
     assert alive == "alive"
-    assert int(caught) > 0  # which is no luck: the same lines are gone through each time
+    assert int(caught) > 0  # always the same lines, so not by luck
 
 
 @pytest.fixture(scope="module")

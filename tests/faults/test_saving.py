@@ -1,4 +1,4 @@
-"""A save that fails in any way leaves the old file or the new one, and nothing beside it.
+"""A save that fails in any way leaves the old file or the new one, and no other file.
 
 `shim.c` makes each system call of a save fail in turn, with each error; see `writing.py`. Then what real file systems
 do: a disk that is full, a limit on the size of files, a directory that may not be written, a process that is killed.
@@ -48,7 +48,7 @@ FORGIVEN = {
 NO_FLUSH = {"open", "fsync"}
 
 
-# By day every format, a conversion, a command, and a file that has a name from the beginning.
+# Every day: every format, a conversion, a command, and a file that has a name from the beginning.
 SLOW = {*OPERATIONS[-6:], "convert to amb", "convert quantised", "save quantised"} - {"command convert"}
 
 
@@ -67,7 +67,7 @@ def calls_of(rows):
 
 
 def test_a_sweep_sees_the_calls_of_a_save(swept):
-    """The shim counts what a save is made of, in this order: or the tests below would prove nothing."""
+    """The shim counts the calls of a save in this order, or the tests below would prove nothing."""
     calls = iter(calls_of(swept))
     assert all(call in calls for call in ("open", "open", "fallocate", "pwrite", "fsync", "close", "rename", "fsync"))
 
@@ -113,8 +113,8 @@ def test_the_error_is_the_one_that_the_system_reported(swept):
             continue
         code = getattr(errno, row["fault"])
         assert ".tmp" not in error["text"], row
-        assert "sweep" in error["text"], row  # the directory that all of them lie in
-        if error["status"] is not None:  # of the command line, which exits with 4 and says it in one line
+        assert "sweep" in error["text"], row  # the directory of all targets
+        if error["status"] is not None:  # the command line's: exit status 4, and one line
             assert error["status"] == 4, row
             assert os.strerror(code) in error["text"], row
             assert error["text"].count("\n") == 1, row
@@ -125,7 +125,7 @@ def test_the_error_is_the_one_that_the_system_reported(swept):
 
 
 def test_no_error_is_swallowed(swept):
-    """A call that fails ends the save, but for those that have another way; EINTR and short counts always have."""
+    """A failing call ends the save, unless there is another way, as there always is after EINTR and short counts."""
     calls = calls_of(swept)
     renamed = calls.index("rename") + 1
     flushed = renamed - calls[renamed - 1 :: -1].index("fsync")

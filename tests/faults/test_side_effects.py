@@ -15,7 +15,7 @@ DATA = Path(__file__).parent.parent / "data"
 SUFFIXES = {suffix for found in FORMATS.values() for suffix in found.suffixes}
 
 # An audit hook sees each file opened, module imported, process started, socket made, code compiled, object unpickled.
-# `ctypes` and `cffi` name none of those; "object." is about attributes; a warning looks for its caller's frame.
+# `ctypes` and `cffi` events are not such; "object." is about attributes; a warning looks for its caller's frame.
 AUDIT = """
 import json, os, sys
 import numpy as np
@@ -88,9 +88,9 @@ print(sorted(name for name in foreign if not name.startswith("_")))
 def test_reading_any_file_opens_that_path_and_nothing_else(tmp_path):
     """The whole corpus, sound and malformed: opening, looking up, decoding, verifying and their errors open one path.
 
-    But `read`, before it casts what may be codes, opens the configuration beside it.
+    But `read`, before it casts possible codes, opens the configuration beside the file.
 
-    No module is imported because of what a file says, nothing is compiled, run or unpickled, no socket is made.
+    No content of a file imports a module; nothing is compiled, run or unpickled, and no socket is made.
     """
     examples = {f"{i}-{e.name}{e.suffix}": e.data for i, e in enumerate(builders.examples())}
     alone = (case for case in cases() if isinstance(case.data, bytes) and case.size is None)
@@ -137,7 +137,7 @@ print(json.dumps(found))
 
 
 def test_a_model_of_several_files_opens_its_shards_and_nothing_else(tmp_path):
-    """The index, and the files that it names, by the paths that they have beside it, links as they are; no others.
+    """Only the index and the files that it names, by their paths beside it, without resolving links.
 
     The directory is listed, for the names of files that the index leaves out; given the directory, once more.
     """

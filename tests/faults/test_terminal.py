@@ -1,4 +1,4 @@
-"""Nothing from a file reaches a terminal as anything but text: every command, every place where a file has strings."""
+"""Everything from a file reaches a terminal as text: every command, every place where a file has strings."""
 
 import ast
 import json
@@ -61,12 +61,12 @@ def test_visible_characters_stay(text):
 
 
 def harmless(text, lines=None):
-    """Whether there is nothing in it but printable characters and newlines, and of these as many as there should be."""
+    """Whether it has only printable characters and the expected number of newlines."""
     return not (FORBIDDEN - {"\n"}) & set(text) and (lines is None or text.count("\n") == lines)
 
 
 class Corpus:
-    """Files that have one text wherever a file may have one, and a directory of that name."""
+    """Files that have one text wherever a file may have a text, and a directory of that name."""
 
     def __init__(self, folder, text):
         self.text = text

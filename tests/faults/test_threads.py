@@ -19,7 +19,7 @@ import weightmap as wm
 
 THREADS = 8
 ROUNDS = 30
-# Nothing here takes a tenth of this: a thread that is still there then waits for ever.
+# Nothing here takes a tenth of this: a thread that still runs then waits for ever.
 MATRIX = np.random.default_rng(5).standard_normal((200, 32)).astype(np.float32)
 SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 DATA = Path(__file__).parent.parent / "data"
@@ -35,7 +35,7 @@ SPECIAL = {
 }
 
 
-# A small file of each format that is only read.
+# A small file of each read-only format.
 READ_ONLY = {
     f"{example.format}{example.suffix}": example.data
     for example in builders.examples()

@@ -28,7 +28,7 @@ OLD = b"the old file"
 
 
 class Writing(NamedTuple):
-    """An operation that writes: the suffix of its target, and what it does, given the sources and the target."""
+    """An operation that writes: the suffix of its target, and a function of the sources and the target."""
 
     suffix: str
     run: Callable[[Path, Path], object]
@@ -57,7 +57,7 @@ WRITINGS = {
 
 
 class Saving:
-    """One operation that writes, in one of the situations that it may find its target in."""
+    """One operation that writes, in one possible situation of its target."""
 
     def __init__(self, folder, operation, scenario):
         self.at, self.folder, self.scenario = folder / "sources", folder / "target", scenario

@@ -1,1 +1,1 @@
-"""Fuzzing: millions of damaged files, each given by its format and a number, and the outcomes that none may have."""
+"""Fuzzing: millions of damaged files, each determined by its format and a number, and the forbidden outcomes."""

@@ -23,7 +23,7 @@ from tests.support import HANG
 
 from .corpus import FORMATS
 
-# A process tries so many, then another one goes on, so that memory that a process keeps does not add up.
+# A process tries this many, then another one continues, so that retained memory does not add up.
 BATCH = 100_000
 
 
@@ -35,7 +35,7 @@ class Result(NamedTuple):
 
 
 def batch(format, first, count, failures):
-    """Try some mutants in a process of their own, and report the one of which it died or hung."""
+    """Try some mutants in a new process, and report the one at which it died or hung."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         state.write_bytes(first.to_bytes(8, "little"))

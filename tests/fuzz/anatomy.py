@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 # How a field is written: little-endian, as a variable-length integer of BinTensors or of protobuf (seven bits a byte),
-# as decimal digits; a text, which has its length elsewhere; a lexical token of JSON or TOML that is no number.
+# as decimal digits; a text, which has its length elsewhere; a lexical token of JSON or TOML other than a number.
 NUMBER, VARINT, LEB, DECIMAL, TEXT, TOKEN = "number", "varint", "leb", "decimal", "text", "token"
 
 
@@ -36,7 +36,7 @@ class Anatomy:
     items: list[tuple[int, int, Field | None]] = field(default_factory=list)
 
     def apply(self, edits, *, follow):
-        """The file with these edits, of which later ones give way; `follow` makes lengths, offsets, counts fit."""
+        """The file with these edits; earlier ones win; `follow` makes lengths, offsets, counts fit."""
         kept = []
         for edit in edits:
             _put(kept, edit)
@@ -86,7 +86,7 @@ class Anatomy:
                 changes = _changes(kept)
 
     def _add(self, kept, number, more):
-        """Make a number larger; one that was edited is a lie, and stays."""
+        """Make a number larger, unless an edit turned it into a lie."""
         begin, end, kind = number
         text = self.data[begin:end]
         _put(kept, Edit(begin, end, encoded(kind, value_of(kind, text) + more, end - begin)))
@@ -179,7 +179,7 @@ class Walk:
         self.found.spans.append((length, begin, end))
 
     def items(self, counter, count=None):
-        """Go through as many parts as a field says; each is read by the caller."""
+        """Go through the number of parts in a field; the caller reads each."""
         for number in range(self.value(counter) if count is None else count):
             begin = self.at
             yield number

@@ -1,4 +1,4 @@
-"""The valid files that are mutated, by format: the golden files and those of the builders, as far as they are small."""
+"""The valid files to mutate, by format: the small ones among the golden files and the builders' files."""
 
 import json
 from functools import cache
@@ -9,13 +9,13 @@ from tests.attacks.case import INDEX
 from tests.checkpoints.checkpoints import EXAMPLES
 from tests.support import DATA
 
-# A model in a directory is no format; its index and its shards are damaged like one.
+# A model in a directory is not a format; its index and its shards are damaged like one.
 SHARDED = "sharded"
 FORMATS = (*builders.known(), SHARDED)
-# Nor is the configuration of a quantised checkpoint, which guided fuzzing alone damages: an input is the number of an
-# example, one byte, and the config.json beside it.
+# Nor is the configuration of a quantised checkpoint, which only guided fuzzing damages: an input is one byte, the
+# number of an example, and its config.json.
 CHECKPOINT = "checkpoint"
-# Most of the time goes into using a file, and a small one has the same fields.
+# Using a file takes most of the time, and a small one has the same fields.
 LARGEST = 1500
 
 
@@ -43,7 +43,7 @@ def seeds(format):
 
 
 def is_refused(path):
-    """Whether a golden file is one that has to be refused, as the file of its contents says."""
+    """Whether a golden file has to be refused, according to the list of contents."""
     truth = path.with_name(f"{path.name}.json")
     return truth.exists() and json.loads(truth.read_text(encoding="utf-8")).get("verdict", "accept") != "accept"
 

@@ -6,7 +6,7 @@ NUMBERS = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 64, 127, 128, 250, 251, 255, 256, 327
 NUMBERS += tuple((1 << bits) + k for bits in (20, 24, 31, 32, 40, 53, 60, 61, 62, 63, 64) for k in (-1, 0, 1))
 NUMBERS += (0x7C00, 0xFC00, 0x7E00, 0x8001, 0x7F800000, 0x7FC00000, 0xFF800000, 0x807FFFFF)
 
-# Integers of BinTensors in a form that is longer than need be, cut off, or does not exist.
+# Integers of BinTensors in forms that are too long, cut off, or do not exist.
 FORMS = (b"\xfe" + bytes(16), b"\xff", b"\xfb\1\0", b"\xfc\1\0\0\0", b"\xfd\1\0\0\0\0\0\0\0", b"\xfd\1", b"")
 
 TEXTS = (b"", b"a", b"\0", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\x1b]0;x\x07", b"../x", b"n" * 300)
@@ -29,5 +29,5 @@ PARTS += (b'"dtype":"F32",', b'"shape":[1],', b'"data_offsets":[0,0],', b'"__met
 PARTS += (b'"__metadata__":{"k":"v"},', b'"":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},')
 PARTS += (b"k = 1\n", b"[k]\n", b'"k" = {a.b = 2}\n', bytes(4), b"\xff" * 4)
 
-# All that guided fuzzing puts into files with JSON or TOML in them.
+# Everything that guided fuzzing inserts into files with JSON or TOML.
 MARKUP = (*STRINGS, *TOKENS, *PARTS)

@@ -1,4 +1,4 @@
-"""Random draws for mutants: quick to seed, since every mutant has a generator of its own."""
+"""Random draws for mutants: quick to seed, since every mutant has its own generator."""
 
 from typing import TypeVar
 

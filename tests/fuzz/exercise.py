@@ -1,4 +1,4 @@
-"""Everything that a user may do with a file, here a damaged one; each answer is checked against the bytes."""
+"""Every use of a file, here a damaged one; checks each answer against the bytes."""
 
 import contextlib
 import pickle
@@ -11,7 +11,7 @@ from weightmap.core.model.internals import dense_row, dense_rows
 
 # Errors that a file with a checked index may still have: damaged quantised data, and types that `read` lacks.
 LATE = (wm.QuantError, wm.UnsupportedError)
-# Of a vocabulary, so many words are looked up: from the first on, and the last.
+# The number of words to look up in a vocabulary, from the first on; and the last.
 WORDS = 12
 
 
@@ -48,7 +48,7 @@ def consistent(f, data, late=LATE, *, brief=False):
 
 
 def _shape(row, info):
-    """The shape of what a look-up gives: of packed elements, which numpy lacks, that of their bytes."""
+    """The shape of a look-up's result; for packed elements, which numpy lacks, the shape of their bytes."""
     return (info.nbytes,) if row.dtype.packed else info.shape
 
 
@@ -130,9 +130,9 @@ def _vocabulary(f):
 
 
 def outcome(source, data, **options):
-    """Open, use and verify a file: the class of the error of ours that came of it, or nothing.
+    """Open, use and verify a file: the class of the resulting error of ours, or nothing.
 
-    `data` is what the file holds; None where it is more than one.
+    `data` is the file's content; None for several files.
     """
     found = error_of(source, data, **options)
     return "" if found is None else type(found).__name__

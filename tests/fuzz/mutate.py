@@ -1,4 +1,4 @@
-"""Mutants: a valid file with a few lies, which format and number determine.
+"""Mutants: a valid file with a few lies that format and number determine.
 
 In half of the mutants, lengths, offsets, counts and checksums are corrected after the lie.
 """
@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
 VERIFY = ("header", "header", "full", "none")
 # The number of lies in a mutant.
 COUNTS = (1, 1, 1, 1, 1, 2, 2, 3, 5)
-# How far a number is off.
+# The deviation of a number.
 STEPS = (-64, -8, -4, -2, -1, 1, 1, 2, 4, 8, 64, 256)
 
 
@@ -127,7 +127,7 @@ def lie(anatomy, field, draws):
 
 
 def other_text(anatomy, old, draws):
-    """Another text: one that is hard to take, one that is there already, or the old one with something wrong."""
+    """Another text: a hard one, one that the file has already, or the old one with a defect."""
     way = draws.below(3)
     if way == 0:
         return draws.choice(TEXTS if draws.percent(90) else TOKENS)
@@ -139,7 +139,7 @@ def other_text(anatomy, old, draws):
 
 
 def coarse(format, data, draws):
-    """Cut a file off, let it go on, join it with another one, or exchange parts of it."""
+    """Cut a file off, extend it, join it with another one, or swap parts of it."""
     place, other = draws.below(len(data) + 1), draws.choice(seeds(format))
     kind = draws.below(6)
     if kind < 2:
@@ -156,7 +156,7 @@ def coarse(format, data, draws):
 
 
 def sealed(format, data):
-    """A file with the checksums that its bytes have, where its format has checksums."""
+    """A file with its checksums corrected, if its format has checksums."""
     builder = builders.known().get(format)
     return data if builder is None or builder.sealed is None else builder.sealed(data)
 

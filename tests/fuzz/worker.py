@@ -27,18 +27,18 @@ from .corpus import FORMATS, shards
 from .exercise import error_of
 from .mutate import mutant
 
-# The memory of a process beyond that after its imports, and the processor time of one mutant.
+# Limits: memory of a process beyond its imports, and processor time of one mutant.
 MEMORY = 512 << 20
 SECONDS = 1.0
-# After so much of it a mutant that never comes to its end is ended by the system, by SIGPROF.
+# After this much, the system ends an endless mutant by SIGPROF.
 ENDLESS = 60.0
-# Tracing slows everything down, so only every so many mutants are opened under it.
+# Tracing is slow, so it watches only one in this many mutants.
 TRACED = 50
-# Every so many mutants that open are used in all ways there are, and the errors of the others pickled; otherwise the
-# tensors are looked up and compared with the file, and the message of an error is made.
+# One in this many mutants is used in every way if it opens, else its error is pickled; the others only look up tensors
+# and compare them with the file, or make the error's message.
 THOROUGH = 16
 MAX_FAILURES = 20
-# For models in more than one file: a file system that is none, where there is one.
+# For models in several files: a file system in memory, if there is one.
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -94,7 +94,7 @@ def attempt(number, found, sources):
     started = time.perf_counter()
     error = error_of(source, data, brief=brief, **found.options)
     if time.perf_counter() - started >= SECONDS:
-        # Perhaps the machine was busy. Clocks of processor time can cost more than a mutant, so they count now alone.
+        # Perhaps the machine was busy. Clocks of processor time can cost more than a mutant, so they count only now.
         started = time.thread_time()
         error_of(source, data, brief=brief, **found.options)
         assert time.thread_time() - started < SECONDS, "it took too long"

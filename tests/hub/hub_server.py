@@ -31,7 +31,7 @@ def git_hash(data):
 
 
 class Asked(NamedTuple):
-    """A request: "api", "resolve" or "data", for a file; the bytes of its answer, and the header that proves a user."""
+    """A request: "api", "resolve" or "data", for a file; the bytes of its answer, and the header with the token."""
 
     what: str
     path: str
@@ -53,10 +53,10 @@ class Hub:
         self.together: threading.Barrier | None = None  # for the first requests for bytes of large files
         self.held_from: int | None = None  # requests for bytes of large files from there on wait for `released`
         self.released = threading.Event()
-        # By repository: the answer in place of the list of its files; or a function that returns its pieces.
+        # By repository: the answer that replaces the list of its files; or a function that returns its pieces.
         self.listings: dict[str, object] = {}
         self.signed = 0  # how often addresses expired
-        self.etags: dict[str, str] = {}  # other digests for files than their own
+        self.etags: dict[str, str] = {}  # wrong digests for files
         self.spoilt: set[str] = set()  # digests of files whose bytes are wrong
         self.asked: list[Asked] = []
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Hub:
         self.url, self.data_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
     def commit(self, name, revision):
-        """The commit that a revision stands for, and its files."""
+        """The commit of a revision, and its files."""
         for branch, files in self.repositories[name].items():
             commit = git_hash(f"{name} {branch}".encode())
             if revision in {branch, commit}:

@@ -48,7 +48,7 @@ def sharded(count, tensors=TENSORS):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A Hub with one model, which huggingface_hub is set up for."""
+    """A Hub with one model, and huggingface_hub set up for it."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(fetching, "FIRST_WAIT", 0.0)
@@ -115,7 +115,7 @@ def test_every_form_of_an_address(path, hub):
     ],
 )
 def test_other_addresses_are_refused(name, capsys):
-    """An address that names no repository, no revision or no plain path: on the command line, that is usage."""
+    """Addresses without a repository, a revision or a plain path: on the command line, an error of usage."""
     address = f"hf://{name}"
     for call in (wm.open, weightmap.hub.download, partial(weightmap.hub.download, deadline=1)):
         with pytest.raises(AddressError, match="hf://owner/name"):
@@ -131,7 +131,7 @@ def loaded_by_safe_open(address, _):
 
 
 def pulled(address, tmp_path):
-    """Make a local copy, and pull nothing to it: the version is that of the base."""
+    """Make a local copy, and pull nothing to it: the version is the base's."""
     wm.convert(address, tmp_path / "local.safetensors")
     return wm.load(tmp_path / "local.safetensors")
 
@@ -180,7 +180,7 @@ def test_a_model_of_many_shards(hub):
 
 @pytest.mark.parametrize("target", ["new/", "new.gguf", "new.weights"])
 def test_a_cached_model_is_converted_offline(target, hub, tmp_path, monkeypatch):
-    """Without the files that it may have and has not, such as a vocabulary; nor is its time asked for."""
+    """Without optional files that it lacks, such as a vocabulary; and without asking for its time."""
     from huggingface_hub import constants
 
     weightmap.hub.download(f"hf://{NAME}")
@@ -193,7 +193,7 @@ def test_a_cached_model_is_converted_offline(target, hub, tmp_path, monkeypatch)
 
 
 def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
-    """Files of the cache need no request, the others are fetched and not written; offline, the cache must have them."""
+    """Cached files need no request, others are fetched and not written; offline, the cache must have them."""
     from huggingface_hub import constants
 
     index, first = "model.safetensors.index.json", "model-00001-of-00003.safetensors"
@@ -228,7 +228,7 @@ def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
 
 
 def test_the_token_goes_to_the_hub_alone(hub, monkeypatch):
-    """Requests of the Hub carry it, those of the server of large files do not; no pickle holds it."""
+    """Requests to the Hub carry it, requests to the server of large files do not; no pickle holds it."""
     hub.tokens[NAME] = {"hf_secret"}
     with pytest.raises(FileNotFoundError, match=r"no repository owner/model, or a private one.*HF_TOKEN"):
         wm.open(f"hf://{NAME}")
@@ -243,7 +243,7 @@ def test_the_token_goes_to_the_hub_alone(hub, monkeypatch):
 
 @pytest.mark.parametrize("what", ["api", "resolve"])
 def test_a_redirect_to_another_host_gets_no_token(what, hub, monkeypatch):
-    """Of the list of files, and of a file: who answers there never sees the token."""
+    """For the list of files, and for a file: the other host never sees the token."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.faults[what] += [(307, {"Location": f"{hub.data_url}/somewhere"})]
     with pytest.raises((FileNotFoundError, RemoteError), match=r"hf://owner/model") as caught:
@@ -258,7 +258,7 @@ REFUSED = (401, {"X-Error-Message": "Invalid credentials in Authorization header
 @pytest.mark.parametrize("what", ["api", "resolve"])
 @pytest.mark.parametrize("fault", [REFUSED, (403, {})])
 def test_a_token_that_is_refused(what, fault, hub, monkeypatch):
-    """One that has expired, or may read other repositories: it is not asked again, and the message names neither."""
+    """An expired token, or one for other repositories: no second request, and the message does not show it."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.faults[what] += [fault] * 200
     with pytest.raises(PermissionError, match=rf"{fault[0]} .*the token may not read {NAME}; log in with") as caught:
@@ -280,7 +280,7 @@ def test_what_is_not_there_is_named(hub, monkeypatch):
         wm.open(f"hf://{NAME}")
     with pytest.raises(PermissionError, match="owner/model is gated"):
         weightmap.hub.download(f"hf://{NAME}")
-    for status in (401, 403):  # of the list of files too, and for those who did not log in
+    for status in (401, 403):  # also for the list of files, and without a login
         hub.faults["api"] += [(status, {"X-Error-Code": "GatedRepo"})]
         with pytest.raises(PermissionError, match="owner/model is gated"):
             wm.open(f"hf://{NAME}")
@@ -294,7 +294,7 @@ def test_what_is_not_there_is_named(hub, monkeypatch):
 @pytest.mark.parametrize("what", ["api", "resolve", "data"])
 @pytest.mark.parametrize("fault", [(503, {}), (429, {"Retry-After": "0"}), (500, {"Retry-After": "soon"}), (0, {})])
 def test_faults_that_pass(what, fault, hub):
-    """What a server refuses for a while is asked for again; a read goes on where a connection broke."""
+    """A request that a server refuses for a while is repeated; a read continues where a connection broke."""
     hub.faults[what] += [fault, fault]
     assert equal(wm.load(f"hf://{NAME}"))
 
@@ -339,7 +339,7 @@ def test_the_way_to_the_hub_is_that_of_the_environment(hub, monkeypatch, tmp_pat
 
 
 def test_another_digest_is_another_file(hub):
-    """A redirect to a file of another digest than that of the list is an error."""
+    """A redirect to a file with another digest than the list's is an error."""
     hub.etags["model-00002-of-00003.safetensors"] = "0" * 64
     with pytest.raises(FileChangedError, match="changed, replaced or deleted"):
         wm.open(f"hf://{NAME}")
@@ -348,7 +348,7 @@ def test_another_digest_is_another_file(hub):
 
 
 def test_a_file_that_changes_after_it_was_opened(hub):
-    """The Hub sends a handle elsewhere when a signed address has expired: to the same file, or there is an error."""
+    """When a signed address has expired, the Hub sends a handle elsewhere: to the same file, or it is an error."""
     name = "model.safetensors"
     large = builders.tensor(np.zeros((64, 1024), np.float32))
     hub.repositories[NAME]["main"] = {name: safe.build({"w": large})}
@@ -360,7 +360,7 @@ def test_a_file_that_changes_after_it_was_opened(hub):
 
 
 def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
-    """Without a Hub, the cache opens what it has; else the message says so."""
+    """Without a Hub, cached files open; for others the message says so."""
     from huggingface_hub import constants
 
     first = "model-00001-of-00003.safetensors"
@@ -469,7 +469,7 @@ def test_a_download_follows_no_link(hub, tmp_path):
 
 
 def test_a_download_that_was_killed_goes_on_where_it_ended(hub):
-    """What a killed download has is not asked for again, and it has no blob's name before the rest is there."""
+    """The next download requests only the rest of a killed one, which has no blob's name before it is complete."""
     from huggingface_hub import constants
 
     data, there = np.random.default_rng(1).bytes(2 << 20), 1 << 20
@@ -551,7 +551,7 @@ def test_what_repositories_share_has_its_digest(hub):
 
 @pytest.mark.parametrize("case", NO_LISTINGS)
 def test_answers_that_are_no_listing(case, hub):
-    """What the Hub answers is checked before any of it becomes a path; nothing is written."""
+    """The Hub's answers are checked before any part becomes a path; nothing is written."""
     hub.listings[NAME] = NO_LISTINGS[case]
     for call in (wm.open, weightmap.hub.download):
         with pytest.raises(RemoteError, match="did not answer with the files"):
@@ -578,7 +578,7 @@ def test_a_listing_that_does_not_end(wait, words, hub, monkeypatch):
 
 
 def test_a_listing_that_is_cut_is_asked_for_again(hub):
-    """Fewer bytes than the answer states are not the list."""
+    """An answer shorter than it states is not the list."""
     hub.faults["api"] += [(200, {"Content-Length": "1000", "Connection": "close"})]
     assert equal(wm.load(f"hf://{NAME}"))
     assert hub.count("api") == 2
@@ -586,7 +586,7 @@ def test_a_listing_that_is_cut_is_asked_for_again(hub):
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../x", ".", "", "a//x", "\ud800", "%2e%2e/x", "x\0y", "C:x"])
 def test_names_that_are_no_plain_paths(name, hub):
-    """No file is downloaded under such a name, and none of the system is taken for it; others open."""
+    """No file is downloaded under such a name, and no local file opens for it; others open."""
     hub.listings[NAME] = listing(rfilename=name)
     with pytest.raises(RemoteError, match="no plain path"):
         weightmap.hub.download(f"hf://{NAME}")
@@ -606,7 +606,7 @@ def test_a_disk_that_fails_is_named(hub, monkeypatch):
 
 
 def test_wrong_bytes_get_no_name(hub):
-    """Bytes of another digest are an error, and removed; the next download has the right ones."""
+    """Bytes with another digest are an error, and removed; the next download gets the right ones."""
     name = "model-00002-of-00003.safetensors"
     digest = sha256(hub.repositories[NAME]["main"][name])
     hub.spoilt.add(digest)

@@ -57,7 +57,7 @@ def test_safetensors_come_before_checkpoints(folder):
 
 
 def test_shards_behind_an_index(folder, tmp_path):
-    """All tensors under one handle, those that are tied and those that are not row-major too."""
+    """All tensors under one handle, also tied ones and those that are not row-major."""
     whole = files.Stored("0", "float32", 6, 0, (2, 3), (3, 1))
     tied = {"embeddings.weight": whole, "head.weight": whole, "t": whole._replace(shape=(3, 2), strides=(1, 3))}
     storage = FIRST["embeddings.weight"].data

@@ -19,7 +19,7 @@ DTYPE = r"dtype is {}, expected one that numpy has, such as 'float32', or bfloat
 
 
 class Files:
-    """A model, its quantised copy, word vectors, and where results go."""
+    """A model, its quantised copy, word vectors, and a folder for results."""
 
     def __init__(self, folder):
         self.model, self.target = folder / "model.safetensors", folder / "target.safetensors"
@@ -144,7 +144,7 @@ WRONG = [
     (lambda _: train_pq(np.eye(4), n_bits="2"), "n_bits must be an integer, not str"),
     (lambda _: train_pq(np.eye(4), sample="2"), "sample must be an integer, not str"),
 ]
-# A wrong argument of which a number of values is right: an error of the class that another wrong value gives.
+# A wrong argument for a fixed set of values: the same class of error as for another wrong value.
 VALUES = [
     (lambda f: wm.open(f.model, format=[1]), ValueError, r"format is \[1\], expected one of amb, "),
     (lambda f: f.quantize(scale_type=[1]), wm.QuantError, r"scale_type is \[1\], expected 'fp16' or 'fp32'"),
@@ -192,7 +192,7 @@ def test_data_types_have_the_same_names_everywhere(files, tmp_path, dtype, name)
 
 @in_one_item("call, message", WRONG)
 def test_an_argument_of_a_wrong_type_is_named(call, message, files):
-    """The error is a TypeError that names the argument and says what it takes; nothing is written."""
+    """The error is a TypeError that names the argument and its types; nothing is written."""
     with pytest.raises(TypeError, match=f"^{message}"):
         call(files)
     assert not files.target.exists()

@@ -22,7 +22,7 @@ import weightmap
 
 REFERENCE = DATA / "minilm_reference.npz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-# Metadata that EMBD requires, and the entries of config.json that they come from.
+# Metadata that EMBD requires, and their sources in config.json.
 CONFIGURED = {
     "embedding_dim": "hidden_size",
     "vocab_size": "vocab_size",
@@ -114,7 +114,7 @@ def quantised(checkpoint, tmp_path_factory):
 
 
 ADAPTIVE = weightmap.Quantize("adaptive", include=["*.layer.0.*", "*.bias", "*.[pt]o*_emb*"])
-# How weights are rounded, and the least cosine that is left; the first few each time, the others among the slow tests.
+# The rounding of weights, and the least cosine; the first few run every time, the others are slow tests.
 ROUNDED = [
     ("amb", {"dtype": "float16"}, 0.99999),
     ("amb", {"quantize": "int8"}, 0.99),

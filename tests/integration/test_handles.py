@@ -1,4 +1,4 @@
-"""Whatever takes a model takes what `open` takes, an open handle or `f.weights`; a handle stays open."""
+"""Functions that take a model take a source of `open`, an open handle or `f.weights`; a handle stays open."""
 
 import pickle
 

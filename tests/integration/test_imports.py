@@ -16,7 +16,7 @@ import weightmap
 
 PACKAGE = ROOT / "src" / "weightmap"
 
-# Three storeys: a module imports from those below it. What the core adds on to itself, from the ground up:
+# Three storeys: a module imports from those below it. The floors of the core, from the ground up:
 GROUND = {"_messages", "errors", "_kernels"}
 CORE = [
     {"arguments", "dtypes", "faults", "hooks", "ranges"},
@@ -117,7 +117,7 @@ def name_of(function):
 def spelt(node):
     """Modules of this package that a string may name; braces in it are any name.
 
-    A package that names its own modules, by ``{__name__}``, is their front: that is left out.
+    A package that names its own modules, by ``{__name__}``, is left out.
     """
     pieces = node.values if isinstance(node, ast.JoinedStr) else [node]
     pattern = "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else r"\w+" for p in pieces)
@@ -226,7 +226,7 @@ def test_importing_imports_no_format():
 
 @pytest.mark.parametrize("kind", {kind.partition("-")[0]: kind for kind in sound()}.values())
 def test_a_file_imports_its_format_and_no_other(kind, tmp_path):
-    """npy and npz share what reads arrays; nothing else of one format is used by another."""
+    """npy and npz share the reading of arrays; no other format uses another's modules."""
     path = tmp_path / "model"
     path.write_bytes(sound()[kind])
     loaded = loaded_by(f"import weightmap; weightmap.open({str(path)!r}).close()")
@@ -250,7 +250,7 @@ def state():
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_importing_leaves_the_process_as_it_was(collects, tmp_path):
-    """The collector, the finders and the folder are as before; arguments of the program are not looked at."""
+    """The collector, the finders and the folder are as before; the program's arguments are not read."""
     code = STATE + f"gc.{'enable' if collects else 'disable'}(); old = state(); import weightmap; assert state() == old"
     subprocess.run([sys.executable, "-B", "-c", code], check=True, cwd=tmp_path)
 
@@ -292,7 +292,7 @@ def test_the_package_lists_its_exports():
 
 
 def test_modules_are_found_without_an_import_of_their_own():
-    """``import weightmap`` is enough to name them, and loads none; what is no module stays an error."""
+    """``import weightmap`` is enough to name them, and loads none; other names stay an error."""
     code = "import sys, weightmap; old = {*sys.modules}; print(weightmap.torch.load_file, weightmap.compat.numpy.save)"
     code += "; assert not {'weightmap.torch', 'weightmap.compat'} & old; assert not hasattr(weightmap, 'toch')"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What looking at tensors, verifying and converting take of anonymous memory, measured: parts of a model, not all."""
+"""The anonymous memory of look-ups, verifying and converting, measured: parts of a model, not all."""
 
 import json
 import struct
@@ -40,7 +40,7 @@ def numbered(path, kind, size):
 
 
 def quantised(path, size, code):
-    """Write one quantised tensor of so many rows, of which only the header exists."""
+    """Write one quantised tensor of this many rows, with only its header in the file."""
     nbytes = 4 + (size * 1024 // 32 * 18 if code == amb.INT4BLOCK else size * 1024 + 2)
     record = amb.Record("w", (size, 1024), code, b"", data_size=nbytes)
     head = record.head() + struct.pack("<BHB", code - 2, 32 if code == amb.INT4BLOCK else 0, 1)
@@ -78,7 +78,7 @@ PASS = """wm.convert(source, f"{out}.amb")
     assert wm.diff(source, f"{out}.amb").equal"""
 WORDS = """wm.convert(source, f"{out}.fifu")
     wm.convert(f"{out}.fifu", f"{out}.w2v", format="word2vec")"""
-# What writes the source, large and small, from a number; what is done with it; and how many MiB that may take.
+# A function that writes the source from a number, large and small; the operation; and its limit in MiB.
 CASES = {
     **{
         f"view {kind}{mode}": (partial(numbered, kind=kind), (16 * MIB, 64), VIEW.format(mode), 4)

@@ -37,7 +37,7 @@ def run(*command, cwd):
 
 
 def build(folder):
-    """Build a source distribution, and a wheel from what it unpacks to, not from the working tree."""
+    """Build a source distribution, and a wheel from its content, not from the working tree."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
     run(*command, "--sdist", ".", cwd=ROOT)
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:

@@ -1,4 +1,4 @@
-"""What a message tells its reader to do can be done where it is printed, and helps."""
+"""A message's advice can be followed where it is printed, and helps."""
 
 import ast
 import hashlib
@@ -87,7 +87,7 @@ LISTED = ("Limits(max_header", "TensorSpec(", "crc32(data")  # not a message: a 
 
 @cache
 def resolved(name):
-    """Return what a dotted name means in Python: in the package, in the environment of its examples, or of a handle."""
+    """Return the object of a dotted name: in the package, in its examples' environment, or of a handle."""
     owners = {"f": wm.TensorFile, "plan": wm.ReadPlan, "wm": wm, "weightmap": wm}
     first, *others = name.split(".")
     if first not in owners:
@@ -121,7 +121,7 @@ def test_every_command_of_a_message_exists():
 
 
 def test_every_package_of_a_message_is_an_extra():
-    """The name is on no index, so that a message names a checkout; packages that need no extra are named themselves."""
+    """weightmap is on no index, so messages name a checkout; packages without an extra are named themselves."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     found = collected(r"pip install (.*)")
     assert len(found) > 10
@@ -229,7 +229,7 @@ def converting(**options):
 
 
 class Case(NamedTuple):
-    """A source, what is done to it, and the remedy: in Python, where taking it is a call, and as options."""
+    """A source, the failing operation, and the remedy: as a call in Python, and as options."""
 
     source: str
     write: Callable
@@ -326,7 +326,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_remedy_helps(case, tmp_path, capsys):
-    """In Python and on the command line: the error names what to write there, and with it all goes well."""
+    """In Python and on the command line: the error names the remedy, and with it the operation succeeds."""
     case = CASES[case]
     source, target = tmp_path / case.source, tmp_path / case.target
     case.write(source)
@@ -388,7 +388,7 @@ def test_every_remedy_is_taken(tmp_path):
 
 
 def test_the_remedy_for_two_matrices_fits_what_was_asked(tmp_path, capsys):
-    """Options of words leave `include` to the conversion without them, and to `Pq`."""
+    """With options of words, `include` belongs to the conversion without them, and to `Pq`."""
     two_matrices(tmp_path / "w.weights")
     source, target = str(tmp_path / "w.weights"), str(tmp_path / "w.fifu")
     with pytest.raises(wm.EncodeError, match=r"weightmap\.convert\(include=\.\.\.\) chooses it"):

@@ -26,7 +26,7 @@ class _Named(os.PathLike[bytes]):
         return os.fsencode(self.path)
 
 
-# Every call that takes a source, as a function of it; `tmp_path` is the working directory.
+# Every call that takes a source, as a function; `tmp_path` is the working directory.
 TAKERS = {
     "open": lambda source: list(wm.open(source)),
     "open-privately": lambda source: list(open_privately(source)),
@@ -44,7 +44,7 @@ TAKERS = {
 @in_one_item("name", ["other.safetensors", ".", "model.safetensors.index.json", "absent.weights", "words"])
 @in_one_item("make", [bytes, _Bytes, bytearray])
 def test_bytes_are_content_and_never_a_path(tmp_path, monkeypatch, taker, name, make):
-    """Bytes that spell the name of a file, of a directory or of nothing are a file of a few letters."""
+    """Bytes that spell the name of a file, a directory or nothing are a file of a few letters."""
     monkeypatch.chdir(tmp_path)
     wm.save("other.safetensors", {"x": np.ones(2, np.float32)})
     Path("model.safetensors.index.json").write_text('{"weight_map": {"x": "other.safetensors"}}', encoding="utf-8")
@@ -77,7 +77,7 @@ def test_words_are_converted_from_bytes(tmp_path):
 
 
 def test_a_handle_is_no_source_of_open(tmp_path):
-    """An open file has `read`, and is not a file object; what takes a model takes it, and leaves it open."""
+    """An open file has `read`, but is not a file object; functions that take a model take it, and leave it open."""
     wm.save(tmp_path / "x.weights", {"x": np.ones(2, np.float32)})
     with wm.open(tmp_path / "x.weights") as f:
         with pytest.raises(TypeError, match="is a TensorFile, expected a path"):

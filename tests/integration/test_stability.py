@@ -1,4 +1,4 @@
-"""What README calls stable keeps its names and arguments, as tests/data/stable.txt records them.
+"""The stable interface of README keeps its names and arguments, as tests/data/stable.txt records them.
 
 ``python -m tests.integration.test_stability`` records them again, for a change that docs/stability.md allows.
 """

@@ -1,4 +1,4 @@
-"""The scripts that time whole work run: each contender whose library is here, once, on small files."""
+"""The scripts that time whole workflows run: each contender with an installed library, once, on small files."""
 
 import json
 import os

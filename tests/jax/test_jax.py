@@ -77,7 +77,7 @@ def test_an_expanded_tensor_is_not_copied(tmp_path):
 
 
 def test_packed_elements_of_a_store_are_their_bytes(monkeypatch):
-    """As of a file: in both, indices of elements are none of the array."""
+    """As in a file: in both, indices of elements do not fit the array."""
     data = safe.raw(b'{"w":{"dtype":"F4","shape":[4,8],"data_offsets":[0,16]}}', bytes(range(16)))
     on_all = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with wm.open(data) as file:
@@ -87,7 +87,7 @@ def test_packed_elements_of_a_store_are_their_bytes(monkeypatch):
 
 
 def test_a_misspelt_name_of_shardings_is_an_error(tmp_path):
-    """Its tensor would go where jax puts arrays, without a word."""
+    """Its tensor would silently go to jax's default place."""
     wm.save(tmp_path / "m.safetensors", {"weight": np.ones(2, np.float32), "bias": np.ones(2, np.float32)})
     on_all = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with pytest.raises(wm.TensorNotFoundError, match=r"no tensor is called 'wieght' .*similar names: 'weight'"):
@@ -95,7 +95,7 @@ def test_a_misspelt_name_of_shardings_is_an_error(tmp_path):
     assert [*load_file(tmp_path / "m.safetensors", {"bias": on_all})] == ["bias", "weight"]
 
 
-# Eight devices need a process of their own, which is told so before jax is there.
+# Eight devices need a new process, which gets the setting before it imports jax.
 _SHARDED = """
 import sys, json, numpy as np, jax, ml_dtypes
 import weightmap as wm
@@ -141,7 +141,7 @@ print("done")
 
 
 def test_each_device_gets_its_slice_and_no_more_is_read(tmp_path):
-    """Over eight devices, each has the right part of an array, and what is asked of the file are these parts."""
+    """Each of eight devices has the right part of an array, and the file is read for these parts alone."""
     wm.save(
         tmp_path / "m.amb",
         {

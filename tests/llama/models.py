@@ -1,6 +1,6 @@
 """Tiny models of every architecture as Hugging Face has them, built here: configuration, tensors, tokenizer.
 
-`expected` says what llama.cpp's names stand for, by numpy alone; nothing of the package is used.
+`expected` has the tensors under llama.cpp's names, by numpy alone, without the package.
 """
 
 import json
@@ -50,7 +50,7 @@ CONFIGS = {
     },
     "Gemma3ForCausalLM": {**GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
 }
-# What llama.cpp calls them, and which of its models have them.
+# llama.cpp's names, and its models that have them.
 ARCHITECTURE = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "MixtralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe",

@@ -1,4 +1,4 @@
-"""What lies beside a model that becomes GGUF: special tokens, the model card, files that are hostile or damaged."""
+"""Files beside a model that becomes GGUF: special tokens, the model card, hostile or damaged files."""
 
 import itertools
 import json
@@ -202,7 +202,7 @@ def test_the_sliding_window_of_a_configuration_without_one(tmp_path):
 
 
 def test_added_tokens_of_tokenizer_json_beside_a_model_of_sentencepiece(tmp_path):
-    """Transformers 5 writes them nowhere else; of other files' tokens at the same ids, those count."""
+    """Transformers 5 writes them nowhere else; they win over other files' tokens at the same ids."""
     contents = {4: "<start_of_turn>", 385: "<new>", 386: "\u2581tool", 387: "<old>", 388: "<far>"}
     added = [{"id": i, "content": content, "special": i in (4, 385)} for i, content in contents.items()]
     files = {
@@ -248,7 +248,7 @@ def test_texts_that_get_a_blank_by_llama_cpp_alone(converted, step, said):
     assert warnings == (() if said is None else (said,))
     assert metadata.get("tokenizer.ggml.add_space_prefix", True) is (said is not None)
     assert converted({"tokenizer.json": models.fallback()})[1] == ()
-    files["tokenizer.model"] = GEMMA_MODEL + b"\x1a\x02\x18\x01"  # of which texts get a blank in front
+    files["tokenizer.model"] = GEMMA_MODEL + b"\x1a\x02\x18\x01"  # texts get a blank in front of it
     files["tokenizer.json"] = {"pre_tokenizer": metaspace}
     assert converted(files)[1] == (() if said is None else (said,))
     files["tokenizer.model"] = GEMMA_MODEL + b"\x1a\x02\x18\x00"

@@ -1,4 +1,4 @@
-"""Models of Hugging Face as GGUF under llama.cpp's names: tensors, keys and tokenizers, and what is refused."""
+"""Models of Hugging Face as GGUF under llama.cpp's names: tensors, keys and tokenizers, and refusals."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ from .models import CONFIGS, config_of, expected, tensors_of, write
 
 TRUTH = Path(__file__).parent / "groundtruth"
 GEMMA_MODEL = (TRUTH / "gemma2" / "tokenizer.model").read_bytes()
-# Keys that the reference writes, and that say what llama.cpp takes without them.
+# Keys of the reference that equal llama.cpp's defaults.
 OPTIONAL = {
     "tokenizer.ggml.add_bos_token": False,
     "tokenizer.ggml.add_eos_token": False,
@@ -140,7 +140,7 @@ def test_a_single_file_is_translated_when_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("mixture", "values_", "down", "output", "kind"),
     [
-        # llama.cpp's table for 32 layers: attention values, matrices that lead down, what leads out of attention.
+        # llama.cpp's table for 32 layers: attention values, down projections, attention outputs.
         (
             "q4_k_m",
             {0: "q6_k", 3: "q6_k", 4: "q4_k", 6: "q6_k", 28: "q6_k", 27: "q6_k", 26: "q4_k"},
@@ -313,7 +313,7 @@ def test_tokens_types_and_ids(tmp_path):
 
 
 def _message(number, *fields):
-    """A message of protobuf within another one, by its number: its own fields are numbers below 128."""
+    """A message of protobuf within another one, by its number; its fields are numbers below 128."""
     content = b"".join(
         bytes([key << 3, value] if key < 16 else [key << 3 & 127 | 128, key >> 4, value]) for key, value in fields
     )
@@ -321,7 +321,7 @@ def _message(number, *fields):
 
 
 def test_a_model_of_sentencepiece_without_a_blank_in_front(tmp_path):
-    # Messages that come twice are one: what is behind counts.
+    # Repeated messages merge: the last value counts.
     for adds, expected_ in ((1, None), (0, False)):
         files = {"tokenizer.model": GEMMA_MODEL + _message(3, (3, adds))}
         source = write(tmp_path / "model", config_of("LlamaForCausalLM"), tensors_of("LlamaForCausalLM"), files=files)
@@ -376,7 +376,7 @@ _BIAS = {"model.layers.0.self_attn.o_proj.bias": np.zeros(64, np.float32)}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 _WIDE = {"model.embed_tokens.weight": np.zeros((models.VOCAB, models.HIDDEN), np.float64)}
 _WHOLE = {"model.layers.1.mlp.up_proj.weight": np.zeros((models.INNER, models.HIDDEN), np.int32)}
-# Of each case: architecture, changes of the configuration, tensors, tokenizer (None for the usual ones), message.
+# Each case: architecture, changes of the configuration, tensors, tokenizer (None for the usual ones), message.
 REFUSED = {
     "rope": (LLAMA, {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, None, None, "rope type 'longrope'"),
     "rope of another": (QWEN, {"rope_scaling": {"type": "llama3", "factor": 8.0}}, None, None, "rope type llama3"),
@@ -475,7 +475,7 @@ def test_yarn_with_what_llama_cpp_takes_without_a_key(tmp_path):
 @pytest.mark.parametrize("name", [LLAMA, QWEN])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_yarn_of_a_length_that_only_the_model_says(tmp_path, name, key):
-    """transformers takes max_position_embeddings for the length before scaling, and so does llama.cpp's converter."""
+    """transformers and llama.cpp's converter take max_position_embeddings for the length before scaling."""
     source = write(tmp_path / "model", config_of(name, **{key: {"rope_type": "yarn", "factor": 4.0}}), tensors_of(name))
     wm.convert(source, tmp_path / "x.gguf")
     stated = wm.open(tmp_path / "x.gguf").metadata
@@ -546,7 +546,7 @@ def test_a_tokenizer_without_merges_is_named(tmp_path):
 
 
 def test_damaged_files_are_refused_by_errors_of_ours(tmp_path):
-    """200 mutants of configuration and tokenizer: each is converted, or refused by an error of ours without a file."""
+    """200 mutants of configuration and tokenizer: each converts, or is an error of ours that leaves no file."""
     rng = random.Random(38)
     tensors, seen = tensors_of(LLAMA), {"converted": 0, "refused": 0}
     originals = {

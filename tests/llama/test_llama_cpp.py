@@ -1,4 +1,4 @@
-"""Models of transformers as GGUF in llama.cpp itself: what it generates, what its own converter writes, its mixtures.
+"""Models of transformers as GGUF in llama.cpp itself: generated tokens, its own converter, its mixtures.
 
 make llama-test runs this: llama.cpp is compiled once, and transformers makes tiny random models of each architecture.
 """
@@ -62,7 +62,7 @@ MODELS = {
 }
 
 
-# Of which we know nothing, and the script does.
+# Architectures that only the script knows.
 OTHERS = {
     "Glm4MoeForCausalLM": {
         "head_dim": 32,
@@ -110,7 +110,7 @@ def made(folder, name, dtype=torch.float32):
                 for i, content in enumerate(special)
             ]
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-        # transformers would add tokens of a class of its own.
+        # transformers would add tokens of its own class.
         settings = {**models.SETTINGS, "tokenizer_class": "PreTrainedTokenizerFast"}
         (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return model
@@ -118,7 +118,7 @@ def made(folder, name, dtype=torch.float32):
 
 @pytest.fixture(autouse=True, scope="module")
 def _plain_kernels():
-    """Where a CPU has AMX, llama.cpp's repacked weights end the process, those of its own quantiser too."""
+    """On CPUs with AMX, llama.cpp's repacked weights end the process, also from its own quantiser."""
     low = sys.modules["llama_cpp.llama_cpp"]
     usual = low.llama_model_default_params
 
@@ -150,7 +150,7 @@ def generated(path):
 
 
 def errors_of(full, *others):
-    """The root of the mean square of what others' logits differ by, over all positions of some random texts."""
+    """The root mean square of differences from others' logits, over all positions of some random texts."""
     rng = np.random.default_rng(0)
     texts = [rng.integers(3, 259, 40).tolist() for _ in range(4)]
 
@@ -276,7 +276,7 @@ def types_of_both(folder):
 def test_mixtures_are_those_of_llama_cpp(tmp_path, name, mixture):
     folder = tmp_path / "model"
     changes = {"num_local_experts": 8} if name == "MixtralForCausalLM" else {}
-    # Weights as small as those that models begin with: larger ones make logits of chance.
+    # Weights as small as initial ones: larger weights make random logits.
     sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 9, "initializer_range": 0.02}
     torch.manual_seed(3)
     config_class = getattr(transformers, name.replace("ForCausalLM", "Config"))
@@ -334,7 +334,7 @@ def test_ids_of_a_tokenizer_of_transformers_beside_its_model_of_sentencepiece(tm
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
 def test_ids_of_texts_that_no_warning_names(tmp_path, scheme):
-    """Texts that a tokenizer with the step Metaspace and llama.cpp take alike, and those that the report names."""
+    """Texts that a tokenizer with the step Metaspace and llama.cpp take alike, and texts that the report names."""
     tokenizers = pytest.importorskip("tokenizers")
     step = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False}
     tokenizer = models.fallback(normalizer=None, pre_tokenizer=step)

@@ -1,4 +1,4 @@
-"""Memory of a conversion to llama.cpp's names: flat, however large a tensor that is stacked from experts."""
+"""Memory of a conversion to llama.cpp's names: flat for any size of a tensor stacked from experts."""
 
 import json
 import struct

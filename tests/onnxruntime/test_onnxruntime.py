@@ -43,7 +43,7 @@ def run(path, options=None, x=MATRIX):
 
 @pytest.mark.parametrize("external", [False, True])
 def test_a_session_computes_what_it_computes_of_the_model(tmp_path, external):
-    """From the model itself, another file, a handle; and of other values what a model with those computes."""
+    """With the model itself, another file or a handle; with other values, like a model that has those."""
     options = {"save_as_external_data": True, "location": "m.data", "size_threshold": 1024} if external else {}
     model = write(tmp_path / "m.onnx", TENSORS, **options)
     expected = run(model)

@@ -1,4 +1,4 @@
-"""How much memory plans take, and how they know how much there is: control groups, and models larger than these."""
+"""Memory of plans, and how they find the free memory: control groups, and models larger than these."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ def group1(limit, used, inactive=0, active=0, *, at):
 
 
 ROOT = "sys/fs/cgroup"
-# Memory of the machine, groups of the process, what is mounted, the groups' files: what is left, by how many groups.
+# Memory of the machine, groups of the process, mounts, the groups' files: the remaining memory, by how many groups.
 SYSTEMS = {
     "nothing": (None, None, None, {}, None, 0),
     "no groups": (MEMINFO, None, None, {}, 8 * GIB, 0),
@@ -130,7 +130,7 @@ def big(tmp_path_factory):
     return path
 
 
-# Goes through a model, and prints what it saw and what it was told to be the most.
+# Goes through a model, and prints its peak memory and the stated limit.
 GO_THROUGH = """
 import sys
 import weightmap as wm

@@ -1,4 +1,4 @@
-"""What a plan reads: compared with a plain definition, byte by byte, over random models, wants and rules."""
+"""The reads of a plan, compared with a plain definition byte by byte, over random models, wants and rules."""
 
 import itertools
 import json
@@ -136,7 +136,7 @@ def test_ranks_share_the_work(data, world, how):
 
 QUANTISED = [(scheme, block) for scheme in ("int4_block", "int5_block", "adaptive") for block in (8, 32)]
 QUANTISED += [("int8", 32), ("int4", 32), ("int5", 32)]
-# Elements in a row that are no whole number of blocks, and some that are.
+# Elements in a row, with and without a partial block.
 ROWS = ((7, 24), (5, 64), (40, 3), (3, 4, 20), (17,))
 
 
@@ -181,7 +181,7 @@ def test_shards_are_those_of_torch_chunk(dim, world):
 
 
 def test_a_shard_by_name_is_completed_by_the_plan(tmp_path):
-    """Of a name, of an info and of an array it is the same slice; without a tensor it is one of every tensor."""
+    """By name, info or array it is the same slice; without a tensor it is a slice of every tensor."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(safe.build({"a": normal((8, 6)), "b": normal((4,), 1), "c": normal((), 2)}))
     with wm.open(path) as f:
@@ -214,7 +214,7 @@ def test_a_shard_by_name_is_completed_by_the_plan(tmp_path):
     ids=["float4", "int4"],
 )
 def test_shards_of_packed_elements_divide_the_bytes_of_the_array(data, dtype):
-    """Of an info, too: with indices of its rows of elements a rank would read a few bytes."""
+    """By an info, too: indices of its rows of elements would read only a few bytes."""
     with wm.open(data) as f:
         info = f.info("w")
         assert (info.dtype, info.shape) == (dtype, (4, 8))

@@ -1,4 +1,4 @@
-"""What `ReadPlan.explain` says: each number, and each piece of advice where it is due."""
+"""`ReadPlan.explain`: each number, and each piece of advice where it is due."""
 
 import json
 import re
@@ -96,7 +96,7 @@ def test_advice_comes_where_it_is_due(machine, words, path, monkeypatch):
 
 @pytest.mark.parametrize("align", [1, 64])
 def test_the_own_format_is_advised_where_it_loses_nothing(align):
-    """Without a trial; where the own format does not hold all tensors, one of those that do is advised, if any."""
+    """Without a trial; if our format cannot hold all tensors, another format that can is advised, if there is one."""
     own = 0
     for example in examples():
         with wm.open(example.data) as f:

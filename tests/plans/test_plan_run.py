@@ -1,4 +1,4 @@
-"""What a plan hands out and costs, counted by the kernel: `run`, `warm`, `TensorFile.residency` and `release`."""
+"""Results and costs of plans, counted by the kernel: `run`, `warm`, `TensorFile.residency` and `release`."""
 
 import collections
 import mmap
@@ -70,7 +70,7 @@ def test_runs_over_every_format(example, way, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", "deflated", ".pt"])
 def test_tensors_that_do_not_lie_row_major(suffix, tmp_path):
-    """Transposed, stepped, expanded or deflated, whole and in part: what look-ups give, however it is read."""
+    """Transposed, stepped, expanded or deflated, whole and in part: equal to look-ups, by every way of reading."""
     path = tmp_path / f"placed.{suffix.lstrip('.')}"
     matrix = np.asfortranarray(np.arange(60, dtype=np.float32).reshape(5, 12))
     if suffix == ".npy":
@@ -289,7 +289,7 @@ def test_auto_reads_where_mappings_may_fail(number, name, kind, way, tmp_path, m
 
 
 def test_a_handle_closed_while_its_run_asks_for_pages(tmp_path, monkeypatch):
-    """By another thread, just before the call: the error is that the handle is closed."""
+    """By another thread, just before the call: the error says that the handle is closed."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(model(2, 4096))
     f = wm.open(path)

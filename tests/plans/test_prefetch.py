@@ -76,7 +76,7 @@ def test_prefetch_maps_the_pages(path, how):
         if how == "random":
             f.advise(how)
         arrays = list(f.values())
-        assert touched(arrays[3]) <= 1  # the last page of the mapping belongs to the footer too
+        assert touched(arrays[3]) <= 1  # the footer shares the last page of the mapping
         f.prefetch()
         until(idle)
         assert [touched(array) for array in arrays] == [-(-((address(a) % PAGE) + a.nbytes) // PAGE) for a in arrays]
@@ -141,7 +141,7 @@ def test_prefetch_returns_while_the_work_goes_on(path, slow):
 
 @linux
 def test_closing_ends_a_prefetch_and_the_mapping(path, slow):
-    """A handle that is closed meanwhile with no array left: the piece at hand is finished, then the mapping is gone."""
+    """If the handle is closed meanwhile and no array is left, the current piece ends, then the mapping is gone."""
     f = wm.open(path)
     f.prefetch()
     until(lambda: len(slow.pieces) == 1)

@@ -115,7 +115,7 @@ def test_parameters_of_quantised_checkpoints(tmp_path):
 
 
 def test_prefetching(model):
-    """In the background, within the budget; nothing that is needed soon is evicted for it."""
+    """In the background, within the budget; it evicts nothing that is needed soon."""
     budget = 3 * (SIZE + ALIGN)
     with model.pool(budget, threads=2) as pool:
         pool.prefetch([*((name, None) for name in NAMES[:2]), NAMES[2], *NAMES[3:]])
@@ -160,7 +160,7 @@ def test_neighbours_are_read_together(model, at_once, way):
 
 
 def test_arrays_are_aligned_and_joined(model, tmp_path):
-    """Where tensors lie in their file does not show, nor that there were several."""
+    """The result does not depend on the tensors' places in the file, or on their number."""
     with model.pool(1 << 20) as pool:
         for name in (NAMES[1], "scalar", (NAMES[3], NAMES[0]), tuple(NAMES[1:4])):
             with pool.hold(name) as found:
@@ -190,7 +190,7 @@ JOINED = """with wm.open(source) as f, f.pool(320 << 20) as pool, pool.hold(("a"
 
 
 def test_quantised_tensors_are_joined_in_the_memory_that_they_take(tmp_path):
-    """No decoded piece lies beside: 64 MiB of float32, and 18 MiB of blocks."""
+    """No decoded piece exists beside it: 64 MiB of float32, and 18 MiB of blocks."""
     for name, size in (("big", 2048), ("small", 32)):
         tensor = wm.quantize(np.ones((size, 4096), np.float32), "q8_0")
         wm.save(tmp_path / f"{name}.gguf", {"a": tensor, "b": tensor})
@@ -236,7 +236,7 @@ def test_parameters_are_held_and_no_codes(name):
 
 
 def test_one_read_for_many_threads(model, monkeypatch):
-    """Whoever wants what another thread reads waits for it."""
+    """A thread that wants a tensor which another one reads waits for it."""
     begun, go, reads = threading.Event(), threading.Event(), []
     read = direct_reading.DirectReader.read
 
@@ -273,7 +273,7 @@ HELD = """rng = np.random.default_rng(0)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the memory of a process as Linux does")
 def test_memory_stays_within_the_budget(tmp_path):
-    """Whatever the sizes of tensors that follow each other; 4 MiB are for the pool itself and its threads."""
+    """For any sequence of sizes; 4 MiB are for the pool itself and its threads."""
     sizes = np.random.default_rng(1).permutation(np.geomspace(500, 1_000_000, 60).astype(int)).tolist()
     for name, some in (("big", sizes), ("small", sizes[:3])):
         wm.save(tmp_path / f"{name}.safetensors", {f"t{size}": np.ones(size, np.uint8) for size in some})
@@ -289,7 +289,7 @@ def resident_pages(address, nbytes):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="makes huge pages as Linux does, whenever it likes")
 def test_what_was_given_back_does_not_return_with_a_huge_page():
-    """Of arrays that share huge pages, most are freed. Linux then makes huge pages again of those that remain."""
+    """Most arrays that share huge pages are freed. Linux then makes the rest huge pages again."""
     huge, madvise, collapse = 2 << 20, ctypes.CDLL(None).madvise, 25
 
     def pages_after_collapse(first, n_huge):
@@ -365,7 +365,7 @@ def test_closing(model):
             call()
     with pytest.raises(wm.TensorNotFoundError), model.pool(1 << 20) as pool, pool.hold(NAMES[0]):  # is not hidden
         pool.hold("nothing")
-    with pytest.raises(wm.TensorNotFoundError), model.pool(1 << 20) as pool:  # nor by what is held still
+    with pytest.raises(wm.TensorNotFoundError), model.pool(1 << 20) as pool:  # nor by held tensors
         [pool.hold(name) for name in (NAMES[0], "nothing")]
     with model.pool(1 << 20) as pool:
         model.close()
@@ -376,7 +376,7 @@ def test_closing(model):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", ["cut", "changed", "rewritten"])
 def test_files_that_change(tmp_path, way, how):
-    """An error and no fault; of a file that was replaced, the old one is read."""
+    """An error, not a fault; after a replacement, the old file is read."""
     path = tmp_path / "m.safetensors"
     wm.save(path, {name: rows(name) for name in NAMES})
     with wm.open(path) as file, file.pool(1 << 20, direct=way) as pool:
@@ -419,7 +419,7 @@ def test_a_file_cut_while_it_is_read_ends_no_process(tmp_path, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_file_cut_behind_a_read_is_noticed(model, monkeypatch, way):
-    """What was read at that moment may end with zeros: it is given to nobody."""
+    """Bytes read at that moment may end with zeros: nobody gets them."""
 
     def cutting(read):
         def call(*arguments):
@@ -481,7 +481,7 @@ def held(path):
     ],
 )
 def test_whole_models_past_the_page_cache(tmp_path, monkeypatch, call, part):
-    """Nothing stays there but what was read of the head, and what lay there before, as on a file system in memory."""
+    """Only the head stays there, and pages from before, as on a file system in memory."""
     path, counted = tmp_path / "m.safetensors", []
     tensors = {name: np.arange(64 * 8192, dtype=np.float32).reshape(64, 8192) + int(name[-1]) for name in NAMES}
     wm.save(path, tensors)

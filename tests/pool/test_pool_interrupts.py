@@ -29,21 +29,21 @@ def file(tmp_path):
 
 
 def check(pool):
-    """Every tensor is right, and what the pool counts is so."""
+    """Every tensor is right, and so are the pool's counts."""
     while pool._workers:
         time.sleep(0.001)
     for name, size in SIZES.items():
         with pool.hold(name) as array:
             assert array.shape == (size,)
             assert (array == ord(name[1])).all()
-        del array  # one that is kept is the caller's, beside the budget
+        del array  # a kept array is the caller's, beside the budget
     assert pool.stats.held_nbytes == 0
     assert pool.stats.resident_nbytes == sum(entry.cost for entry in pool._entries.values()) <= BUDGET
     assert pool._arena.nbytes <= BUDGET
     arena = pool._arena
     slots = [slot for free in (arena._paged, arena._bare) for some in free.values() for slot in some]
     assert len(set(slots) | set(arena._tenants)) == len(slots) + len(arena._tenants) == len(arena._slots)
-    assert len(arena._slots) < 60  # of 8 tensors in three sizes, and of interruptions none
+    assert len(arena._slots) < 60  # 8 tensors in three sizes, and nothing of the interruptions
 
 
 def holds(pool):
@@ -96,7 +96,7 @@ def test_prefetches_and_closing(file):
 
 
 def test_a_read_that_was_interrupted_is_read_again(file, monkeypatch):
-    """By the thread that waited for it; nobody waits for a reader that is gone."""
+    """By the thread that waited for it; nobody waits for a vanished reader."""
     pool, begun, results = file.pool(1 << 20), threading.Event(), []
     read = type(pool)._values
 
@@ -125,7 +125,7 @@ def test_a_read_that_was_interrupted_is_read_again(file, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_child_beside_threads_that_use_the_pool_waits_for_no_lock(file):
-    """The lock is another thread's in the parent, and in the child nobody's."""
+    """In the parent another thread holds the lock, in the child nobody does."""
     calls = (
         lambda pool: pool.hold("t1"),
         lambda pool: pool.hold("t1", -1),

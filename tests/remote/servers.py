@@ -16,7 +16,7 @@ MODIFIED = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 
 
 class Request(NamedTuple):
-    """What was asked for; `target` is how a server was asked."""
+    """A request; `target` is its form at a server."""
 
     key: str
     begin: int
@@ -53,7 +53,7 @@ class Objects:
         self.redirect = "/elsewhere"
         self.headers = {}
         self.outlasted = False  # whether a reader listened to the end of a trickle
-        self.released = threading.Event()  # what a stalled request waits for
+        self.released = threading.Event()  # the event that ends a stalled request
         self.entered = lambda: None
         self.stuck = lambda: None  # called when a request is stalled
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Objects:
 
 
 def deadlines_pass_when_stuck(objects, monkeypatch):
-    """Let the deadline of a request pass when it is stalled, and never else: no request can be too slow for it."""
+    """Let the deadline of a request pass only when it is stalled: no request can be too slow for it."""
     real, newest = asyncio.timeout, []
 
     def timeout(_):

@@ -136,7 +136,7 @@ def _new_container(endpoint):
 
 
 class Proxy:
-    """Passes connections on to a server, and does to the answers what `faults` says, one of them a connection.
+    """Passes connections on to a server, and applies `faults` to the answers, one to each connection.
 
     "" passes all on; "reset" ends with a reset after some bytes, "short" ends there, "500" answers that by itself,
     "stall" passes nothing on.

@@ -22,7 +22,7 @@ from obstore.store import AzureStore, HTTPStore, S3Store
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt install nginx-light)")
 SCHEMES = ("s3", "gs")
 INDEX = "model.safetensors.index.json"
-# Of the formats that are written two hold tensors of their own kind only; archives of numpy are written by numpy.
+# Two of the written formats hold only tensors of their own kind; numpy writes archives of numpy.
 OWN = ("cnn_v2", "finalfusion")
 SUFFIXES = (*(form.suffixes[0] for form in FORMATS.values() if form.plan and form.name not in OWN), ".npz")
 FLOATS = {f"layer.{i}.w": np.arange(64 * 256, dtype=np.float32).reshape(64, 256) + i for i in range(24)}
@@ -155,7 +155,7 @@ def test_buckets_serve_every_format(scheme, source):
 
 @pytest.mark.usefixtures("environment")
 def test_large_files_are_uploaded_in_parts(endpoint, monkeypatch):
-    """Of an upload that fails there is no object, and the store is told to drop its parts."""
+    """A failed upload leaves no object, and tells the store to drop its parts."""
     store = bucket(endpoint)
     tensors = {f"t{n}": np.full(1 << 20, n, np.float32) for n in range(4)}
     with forwarder(endpoint) as made:
@@ -207,7 +207,7 @@ def test_an_object_that_changes(scheme, endpoint):
 
 @pytest.fixture
 def broken(endpoint):
-    """A proxy before the S3 server, that breaks what it is told to."""
+    """A proxy before the S3 server that breaks connections on demand."""
     with proxy(endpoint) as made:
         yield made
 

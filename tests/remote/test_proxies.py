@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Proxy(ThreadingHTTPServer):
-    """A proxy for which every host is this one."""
+    """A proxy that takes every host for this machine."""
 
     daemon_threads = True
 
@@ -182,7 +182,7 @@ def test_a_proxy_of_http(variable, login, proxy, objects, monkeypatch):
 @pytest.mark.parametrize("variable", ["https_proxy", "ALL_PROXY"])
 @pytest.mark.parametrize("login", ["", "me:SEC%20RET@"])
 def test_a_tunnel_to_a_host_of_https(variable, login, proxy, objects, certificate, monkeypatch):
-    """The certificate is that of the host, and the proxy sees no request."""
+    """The certificate is the host's, and the proxy sees no request."""
     proxy.login = LOGIN if login else None
     with secured(objects, certificate, monkeypatch) as port:
         monkeypatch.setenv(variable, f"{login}{proxy.host}")  # without a scheme, as many have it
@@ -216,7 +216,7 @@ def test_a_proxy_that_refuses(refuses, words, proxy, monkeypatch, capsys):
 )
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_proxies_that_cannot_be_used(address, scheme, monkeypatch):
-    """One of another kind, or of no host, is named by its variable alone."""
+    """An error names a proxy of another kind, or without a host, by its variable alone."""
     monkeypatch.setenv(f"{scheme}_proxy", address)
     with pytest.raises(wm.RemoteError, match=rf"proxy for {scheme} .*no_proxy") as caught:
         wm.open(f"{scheme}://far.test/m")

@@ -62,7 +62,7 @@ def verified(url, _):
 
 
 def prefetched(pool, wanted):
-    """Prefetch, and wait until every read has begun: a hold before that reads alone, and others read over its bytes."""
+    """Prefetch, and wait until every read has begun: an earlier hold would read alone, and others again."""
     pool.prefetch(wanted)
     while any(entry.queued for entry in list(pool._entries.values())):
         time.sleep(1e-3)
@@ -128,7 +128,7 @@ CALLS = {
 
 @contextlib.contextmanager
 def together(count, objects, *, first):
-    """Let so many requests behind the first ones wait for each other: those of a caller that has fewer fail."""
+    """Let this many requests after the first ones wait for each other: they fail if a caller has fewer."""
     barrier, numbers = threading.Barrier(count), itertools.count()
 
     def enter():
@@ -196,7 +196,7 @@ def test_the_pieces_of_parameters_are_requested_ahead(call, tmp_path, monkeypatc
     ids=["in order", "some are left out", "one before", "one twice"],
 )
 def test_ranges_are_read_in_any_order(order, again, objects, url):
-    """What is left out is given up, and what comes too late is asked for again: every order gives the right bytes."""
+    """Skipped ranges are given up, and late ones are requested again: every order gives the right bytes."""
     ranges = [(begin, begin + 20 * KIB) for begin in range(100 * KIB, 500 * KIB, 100 * KIB)]
     data = objects.objects["m"]
     source = open_source(url, path_of(url), "mmap").ahead(ranges)
@@ -208,7 +208,7 @@ def test_ranges_are_read_in_any_order(order, again, objects, url):
 
 @pytest.mark.parametrize("call", ["load", "items", "plan", "compat.load_file"])
 def test_arrays_are_received_in_their_own_memory(call, objects, url, tmp_path, monkeypatch):
-    """Bytes go from the connection to the arrays: nothing is copied but what came with the header."""
+    """Bytes go from the connection to the arrays: only those that came with the header are copied."""
     copied, fill = list[int](), RemoteSource.fill
 
     def filled(self, begin, target):
@@ -248,7 +248,7 @@ def test_headers_of_unequal_tensors_are_read_by_windows(objects, url, tmp_path):
 
 
 def in_a_folder(shards, objects, tmp_path):
-    """Put the model into a folder of the store too, in so many files."""
+    """Put the model into a folder of the store too, in this many files."""
     if shards > 1:
         each = -(-NBYTES // shards) + 4 * KIB
         wm.convert(tmp_path / "model.safetensors", f"{tmp_path}/several/", max_shard_size=each)

@@ -1,4 +1,4 @@
-"""Requests that fail: tried again within bounds, cancelled at the deadline, refused where trying again is no use."""
+"""Requests that fail: retried within bounds, cancelled at the deadline, refused where retries cannot help."""
 
 import pickle
 import threading
@@ -78,7 +78,7 @@ def test_what_fails_in_passing_is_tried_again(fault, objects, opened):
 
 @pytest.mark.parametrize("fault", AGAIN)
 def test_what_goes_on_failing_is_one_error(fault, objects, opened):
-    """So many attempts, then one error with what was wrong, without a word of the server's."""
+    """The attempts are bounded, then one error names the failure, without a word of the server's."""
     file = opened()
     objects.requests.clear()
     objects.always = fault
@@ -187,7 +187,7 @@ def test_stores_without_strong_tags(tag, objects, opened):
 
 
 def test_objects_without_a_version_are_refused_unless_asked_for(objects, opened):
-    """Where neither tag nor time tells two objects of one size apart, a tensor could be of both: nothing is read."""
+    """Without tag and time, two objects of one size could mix in a tensor: nothing is read."""
     objects.etags["m"], objects.modified = None, None
     with pytest.raises(
         RemoteError, match=r"neither an ETag nor a time .*download it, or remote=Remote\(unversioned=True\) opens it"
@@ -276,7 +276,7 @@ def test_a_stuck_request_is_cancelled(objects, opened, monkeypatch):
     objects.requests.clear()
     objects.faults = ["stall"]
     assert right(file)
-    assert len(objects.requests) in {1, 2}  # a store that is cancelled has noted nothing
+    assert len(objects.requests) in {1, 2}  # a cancelled store has noted nothing
 
 
 def test_requests_that_stay_stuck_are_one_error(objects, opened, monkeypatch):
@@ -288,7 +288,7 @@ def test_requests_that_stay_stuck_are_one_error(objects, opened, monkeypatch):
 
 
 def test_bytes_of_a_given_up_request_go_nowhere(objects, monkeypatch):
-    """What a stuck request brings when it has been given up does not reach the array of the next one."""
+    """Late bytes of a stuck request that was given up do not reach the next one's array."""
     late, done = threading.Event(), threading.Event()
 
     class Late(Stored):
@@ -326,7 +326,7 @@ def test_a_server_that_drips_is_given_up(objects, monkeypatch):
 
 
 def test_remedies_are_options_of_commands(objects, capsys, tmp_path):
-    """What an error names is an option where it is printed, and helps there."""
+    """An error names an option that exists where it is printed, and helps there."""
     with Server(objects) as server:
         for command in (["inspect"], ["verify"], ["convert"], ["export"], ["doctor"], ["diff"]):
             more = {
@@ -384,14 +384,14 @@ def test_redirects_to_no_address_are_refused(target, objects):
 
 @pytest.mark.parametrize("target", [None, "", "?", "http:", "#"])
 def test_redirects_to_itself_end(target, objects):
-    """A Location that says nothing leads back, a few times."""
+    """An empty Location leads back, a few times."""
     objects.always, objects.redirect = "302", target
     with Server(objects) as server, pytest.raises(RemoteError, match="in a circle"):
         wm.open(server.url + "m", remote=wm.Remote(redirects=True))
 
 
 def test_the_query_stays_behind_at_a_redirect(objects):
-    """Another host, or another path, gets nothing of what the caller's address has behind its question mark."""
+    """Another host, or another path, gets nothing behind the question mark of the caller's address."""
     other, name = Objects({"m \N{LATIN SMALL LETTER E WITH ACUTE}": MODEL}), "m \N{LATIN SMALL LETTER E WITH ACUTE}"
     objects.objects[name] = MODEL
     objects.faults = ["302", "", "302"]

@@ -83,7 +83,7 @@ def refused():
 
 @pytest.mark.parametrize("kind", refused())
 def test_attacks_are_refused_in_a_store_as_in_a_file(kind, objects):
-    """What is asked for ahead follows headers that nobody has checked: the error is that of the file."""
+    """Requests ahead follow unchecked headers: the error is the same as for the file."""
     for case in refused()[kind]:
         objects.objects["m"] = case.data
         with (
@@ -236,7 +236,7 @@ class Choosy(Stored):
 
 @pytest.mark.parametrize("location", ["x\x1b.data", "x\n.data", "x\x7f.data"])
 def test_names_that_a_store_refuses(location, objects):
-    """Of a stranger's file: an error of the tree, without the store's text."""
+    """In a stranger's file: an error of the tree, without the store's text."""
     objects.objects["m/a.index.json"] = json.dumps({"weight_map": {"w": location}}).encode()
     objects.objects[f"m/{location}"] = b""
     with pytest.raises(wm.RemoteError, match="the store does not accept this name") as caught:
@@ -259,7 +259,7 @@ def test_a_store_that_its_environment_does_not_make(scheme, prefix, monkeypatch,
 
 
 def test_a_store_that_panics(objects):
-    """obstore's exception where a request cannot be made, as of a line break in a password."""
+    """obstore raises it if it cannot make a request, as for a line break in a password."""
     panic = type("RustPanic", (Exception,), {})
 
     class Panicking(Stored):
@@ -298,14 +298,14 @@ NO_BOUNDS = [{"concurrency": 0}, {"deadline": 0}, {"deadline": float("inf")}]
 
 @in_one_item("source, options", [*((it, {}) for it in NO_ADDRESSES), *(("https://host/m", it) for it in NO_BOUNDS)])
 def test_what_no_address_has_is_refused(source, options):
-    """Names and passwords in addresses, and bounds that let nothing through, are refused without being repeated."""
+    """Names and passwords in addresses, and impossible bounds, are refused without being repeated."""
     with pytest.raises(ValueError, match=r"address|concurrency|deadline") as caught:
         wm.open(source, remote=wm.Remote(**options))
     assert "SECRET" not in str(caught.value)
 
 
 def test_signatures_are_shown_to_the_server_alone(objects, url, tmp_path, caplog):
-    """What stands behind the ? of an address is in no name, no error and no log; the server gets it."""
+    """The part behind the ? of an address is in no name, no error and no log; the server gets it."""
     caplog.set_level(logging.DEBUG)
     objects.objects["m"] = saved(".safetensors", tmp=tmp_path)
     file = wm.open(url + "m?X-Amz-Signature=SECRET")

@@ -1,4 +1,4 @@
-"""Writing to stores: complete objects, the index last, nothing left of what failed."""
+"""Writing to stores: complete objects, the index last, nothing left after failures."""
 
 import json
 import tempfile
@@ -110,7 +110,7 @@ def test_what_fails_leaves_nothing(store):
 
 
 def test_an_answer_that_is_lost_is_no_other_writer(store):
-    """What is there already, when an object is written again, may be our own."""
+    """The object that a repeated write meets may be our own."""
     store.faults[:] = ["lost"] * 3
     wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
     right(at(store, "b/"))

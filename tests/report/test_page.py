@@ -1,4 +1,4 @@
-"""The page of `weightmap report`: what it says, and that nothing of a file becomes markup."""
+"""The page of `weightmap report`: its content, and that nothing of a file becomes markup."""
 
 import hashlib
 import html.parser
@@ -33,7 +33,7 @@ HOSTILE = [
     "\x1b[31m",
 ]
 
-# Those that a page is made of.
+# The elements of a page.
 _STRUCTURE = (
     "html head meta title link style script body a header h1 h2 h3 nav ul li main section p dl dt dd div span wbr"
 )
@@ -341,7 +341,7 @@ POISONS = {
 
 @pytest.mark.parametrize("poison", POISONS)
 def test_a_cache_that_others_can_have_written_is_not_trusted(bundler, monkeypatch, poison):
-    """Damage, files of others, links and places that cannot be written: the script is bundled, without an error."""
+    """With damage, others' files, links or unwritable places the script is bundled again, without an error."""
     library()
     POISONS[poison](bundler, monkeypatch)
     assert library() == "'é <\\/script'"

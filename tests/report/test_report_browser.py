@@ -58,7 +58,7 @@ def made(tmp_path_factory):
 
 
 def until(condition):
-    """Wait until a condition holds, at most two minutes; return what it gave."""
+    """Wait until a condition holds, at most two minutes; return its value."""
     end = time.monotonic() + HANG
     while not (found := condition()):
         assert time.monotonic() < end
@@ -81,7 +81,7 @@ def names(browser, table):
 
 
 def status(browser, table):
-    """Return how many rows a table says that it shows."""
+    """Return the stated number of a table's rows."""
     return browser.execute_script("return document.querySelector(arguments[0]).value", f"#{table}-tools output")
 
 
@@ -155,7 +155,7 @@ def test_without_scripts_all_tables_are_there(browser, made):
 
 
 def test_everything_has_a_name_for_screen_readers(browser, made):
-    """Charts, tables, fields and buttons have accessible names; what scrolls takes the focus."""
+    """Charts, tables, fields and buttons have accessible names; scrolling elements take the focus."""
     for page in made.values():
         visit(browser, page)
         nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]

@@ -90,7 +90,7 @@ def test_the_files_that_attacks_change_are_sound(kind):
 
 @functools.cache
 def import_what_it_takes(kind, folder):
-    """Open a first file of this kind: modules that it imports are no memory that a file takes."""
+    """Open a first file of this kind: modules that it imports do not count as a file's memory."""
     case = next(case for case in REFUSED if case.kind == kind)
     with contextlib.suppress(wm.TensorFileError):
         attack(case, case.write(folder))
@@ -138,7 +138,7 @@ def test_what_verify_finds_opening_leaves_unread(case, folder):
 
 @of_every(REFUSED)
 def test_no_option_lets_an_attack_through(case, folder):
-    """Not recognising the format, not being strict and verifying nothing each refuse it, tell it, or do no harm."""
+    """With a named format, strict=False or verify="none" it is refused, reported, or harmless."""
     path = case.write(folder)
     with pytest.raises(wm.TensorFileError):
         wm.open(path, verify="full")
@@ -172,7 +172,7 @@ def harmless(path, case, options):
 
 @of_every(LEGAL)
 def test_what_only_looks_like_an_attack_opens(case, folder):
-    """A legal file opens, recognised or named; `verify` has the warning that is due to it and no other."""
+    """A legal file opens, recognised or named; `verify` has its warning and no other."""
     path = case.write(folder)
     for format in (None, case.format):
         with wm.open(path, format=format) as f:
@@ -217,7 +217,7 @@ except wm.FormatError:
 
 @pytest.mark.parametrize("code", [errno.ENODEV, errno.EINVAL, errno.ENOMEM])
 def test_a_file_that_cannot_be_mapped_is_read(tmp_path, monkeypatch, caplog, code):
-    """Where a file system refuses to map, a file is read instead, with a log message; asked for, it is an OSError."""
+    """If a file system refuses to map, a file is read instead, with a log message; mode="mmap" is an OSError."""
     path = tmp_path / "\x1b]0;m.weights"  # the names of shards come from a file
     path.write_bytes(sound()["embd"])
 

@@ -124,7 +124,7 @@ def test_a_flooded_vocabulary_stays_quick(flood):
     assert time.process_time() - begin < 2
 
 
-# Files with these entries of metadata, by what takes them in.
+# Files with these entries of metadata, by the place of the entries.
 ENTRIES = {
     "embd": lambda pairs: embd.Draft(metadata=embd.metadata_section(pairs)).seal(),
     "gguf": lambda pairs: gguf.build({}, [gguf.KeyValue(key, "str", value) for key, value in pairs]),

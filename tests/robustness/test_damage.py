@@ -1,4 +1,4 @@
-"""Every byte of small files gone or wrong: what is left is refused, or opens and is consistent."""
+"""Every byte of small files missing or wrong: the rest is refused, or opens and is consistent."""
 
 import contextlib
 import faulthandler
@@ -18,8 +18,7 @@ from tests.support import each
 
 import weightmap as wm
 
-# A byte is replaced by each of these values, and with one of these bits turned; a byte of data with two of them: no
-# value of it means anything.
+# Replacements for a byte, and bits to flip; a byte of data, whose value means nothing, gets two of them.
 VALUES = (0x00, 0x7F, 0xFA, 0xFB, 0xFD, 0xFF)
 BITS = (0x01, 0x80)
 # Numbers of two, four and eight bytes: small ones, and those around the largest of each type.
@@ -47,7 +46,7 @@ def _bounded():
 
 @contextlib.contextmanager
 def limited(extra=1 << 28):
-    """Let this process have no more memory than it has, and 256 MiB: what a file declares cannot be allocated."""
+    """Limit this process to its memory plus 256 MiB: declared sizes cannot be allocated."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
     try:
@@ -95,7 +94,7 @@ def test_every_prefix_is_refused(format):
 
 @every_file
 def test_every_prefix_is_refused_or_consistent_in_lax_mode(kind):
-    """Without strictness a prefix may open, to what is there; with `verify="none"` it may open to errors later."""
+    """With `strict=False` a prefix may open to its present part, with `verify="none"` to later errors."""
     data = FILES[kind]
     with limited():
         for size in range(len(data)):
@@ -121,7 +120,7 @@ def test_any_byte_may_be_wrong(kind, most):
 @every_file
 @pytest.mark.parametrize("most", [300, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_any_number_may_stand_anywhere(kind, most):
-    """The same with two, four or eight bytes at any place that are a number at an edge; checksums are made to fit."""
+    """The same with a number at an edge, of two, four or eight bytes, at any place; checksums are made to fit."""
     whole, format, outcomes = FILES[kind], kind.partition("-")[0], set()
     changes = [(place, number) for number in EDGES for place in range(len(whole) - len(number) + 1)]
     with limited():

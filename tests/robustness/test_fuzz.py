@@ -16,7 +16,7 @@ MANY = 40_000
 # How many different errors (class and field) a campaign on a model in a directory has to come to, at least, and one of
 # 40,000 mutants: a mutator that only ever breaks the first bytes would find nothing. Builders say so of their formats.
 ERRORS = {SHARDED: (11, 16)} | {builder.format: builder.errors for builder in builders.known().values()}
-# Where the tests themselves run in several processes, each has one for its mutants.
+# If the tests themselves run in several processes, each has one for its mutants.
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(os.cpu_count() or 1, 4)
 every_format = pytest.mark.parametrize("format", FORMATS)
 

@@ -1,8 +1,8 @@
-"""A guard against growing slower that no noise can trip: counts of calls and of objects, with bounds.
+"""A guard against slower code that noise cannot trip: counts of calls and of objects, with bounds.
 
-Times vary by a half from run to run; these counts do not, or hardly. Each bound is a little above what was counted when
-it was set. A change that trips one has made something do more work: find out why, and raise the bound only if that is
-worth it. A change that stays far below a bound should lower it.
+Times vary by a half from run to run; these counts hardly do. Each bound is a little above what was counted when it was
+set. A change that trips one has made something do more work: find out why, and raise the bound only if that is worth
+it. A change that stays far below a bound should lower it.
 """
 
 import functools
@@ -41,7 +41,7 @@ def model(tmp_path_factory):
     def write(kind, count):
         path = folder / f"{count}-{kind}"
         path.write_bytes(builders.format_of(kind).growing[kind](count))
-        for verify in ("header", "none"):  # what is imported, or made, at the first use of all
+        for verify in ("header", "none"):  # imports and objects of the first use
             with wm.open(path, verify=verify) as f:
                 names = list(f)
                 [f[name] for name in (names[-1], names[0], names[0], names[-1])]
@@ -115,7 +115,7 @@ def test_calls_of_viewing_all(model, kind):
 @pytest.mark.parametrize("scheme", CONVERTING)
 def test_calls_of_converting(tmp_path, scheme):
     counted = []
-    for count in (10, 10, 210):  # the first makes what is made once
+    for count in (10, 10, 210):  # the first makes lasting objects
         source, target = tmp_path / "source.safetensors", tmp_path / f"{len(counted)}.amb"
         wm.save(source, {f"{i}.weight": np.full((2, 32), i, np.float32) for i in range(count)})
         counted.append(calls(functools.partial(wm.convert, source, target, threads=1, quantize=scheme))[0])

@@ -48,7 +48,7 @@ def test_a_walk_ends_where_words_are_too_many_already():
 
 
 def headers():
-    """Files, and the bytes of the largest header, index or section of metadata in each, by what that is."""
+    """Files, and the bytes of the largest header, index or section of metadata in each, by its kind."""
     text = {"k": "v" * 1000}
     rows = [("n" * 900, noise("uint8", (1,)))]
     spec = embd.Draft(rows, metadata=embd.metadata_section(text.items()))
@@ -83,7 +83,7 @@ def test_headers_as_large_as_allowed(name):
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
 def test_the_largest_header_that_the_references_read(format):
-    """A header of 100,000,000 bytes is looked for in the file; a larger one where `limits` allow it, up to 4 GiB."""
+    """A header of 100,000,000 bytes is read from the file; a larger one if `limits` allow it, up to 4 GiB."""
     start = b'{"' if format == "safetensors" else b"\0\0"
     refusals = ((10**8, wm.TruncatedError), (10**8 + 1, wm.TruncatedError), (2**32 - 2, wm.TruncatedError))
     for length, cls in (*refusals, (2**32 - 1, wm.FormatError)):
@@ -95,7 +95,7 @@ def test_the_largest_header_that_the_references_read(format):
 
 @pytest.mark.parametrize("format", ["embd", "amb"])
 def test_names_are_limited_together(format):
-    """Names are kept in memory, so many that are each below the limit are a LimitError when their sum is not."""
+    """Names stay in memory: if their sum exceeds the limit, it is a LimitError, although each is below it."""
     tensors = [(f"{i}" * 40, normal((2,))) for i in range(5)]
     data = embd.simple(tensors) if format == "embd" else amb.build([amb.dense(*tensor) for tensor in tensors])
     with wm.open(data, limits=wm.Limits(max_header_bytes=200)) as f:

@@ -1,4 +1,4 @@
-"""How deep texts of files may be nested, and how many keys they may have: bounds of our own, whatever Python allows."""
+"""Our own bounds of the depth and the keys of texts in files, whatever Python allows."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ DEEPEST = 128
 
 
 def lists(depth):
-    """An object with lists in it: so deep as a whole."""
+    """An object with lists in it, of this depth as a whole."""
     return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 
@@ -92,7 +92,7 @@ def test_a_caller_with_little_stack_left_gets_an_error_of_ours(kind):
     for frames in range(500, sys.getrecursionlimit(), 10):
         try:
             at_depth(frames, READERS[kind])
-        except RecursionError:  # there was not even room to come so far
+        except RecursionError:  # the stack did not even reach this far
             break
         except ValueError as error:
             refused.append(str(error))

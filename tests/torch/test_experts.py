@@ -1,6 +1,6 @@
 """Tiny random mixtures of experts of transformers on a pool: logits are those of resident experts, to the bit.
 
-`make experts-test` runs this in an environment of its own, with transformers 5, which stacks experts, and with 4.
+`make experts-test` runs this in its own environment, with transformers 5, which stacks experts, and with 4.
 """
 
 import os
@@ -31,7 +31,7 @@ MODELS = {
     "qwen3": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, num_experts=8, moe_intermediate_size=40, head_dim=8)),
 }
 TYPES = [torch.float32, torch.bfloat16]
-# Room for a quarter of the experts, and all that one token takes from a layer.
+# Room for a quarter of the experts, and for one token's experts of a layer.
 BUDGET = 12 * 8192
 TOKENS = torch.arange(18).reshape(2, 9) * 7 % 64
 

@@ -95,7 +95,7 @@ def test_assigning_copies_nothing(net):
 
 
 def test_a_model_on_the_processor_imports_neither_compiler_nor_conversion(tmp_path):
-    """Importing torch's compiler takes a second, which nobody who fills a model has asked for."""
+    """Importing torch's compiler takes a second, which filling a model does not need."""
     path, net = tmp_path / "net.safetensors", torch.nn.Linear(2, 2)
     wm.save(path, net.state_dict())
     program = """
@@ -141,7 +141,7 @@ def test_names_are_as_strict_as_in_torch(net, tmp_path, assign):
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("assign", [False, True])
 def test_shapes_and_types_are_checked_before_anything_is_changed(net, tmp_path, strict, assign):
-    """One tensor that does not fit, the last one, and nothing at all is changed."""
+    """If one tensor does not fit, even the last one, nothing is changed."""
     tensors = dict(wm.load(net[1]))
     options = {"strict": strict, "assign": assign}
 
@@ -217,7 +217,7 @@ def test_load_file_gives_every_tensor(net):
 
 @pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no float4")
 def test_float4_is_of_torchs_type_by_plan_too(tmp_path):
-    """Whole tensors are; a part of one is bytes, as are the indices of plans."""
+    """Whole tensors have it; parts are bytes, as plans count indices in bytes."""
     path, octets = tmp_path / "m.safetensors", torch.arange(16, dtype=torch.uint8).reshape(4, 4)
     wm.save(path, {"w": octets.view(torch.float4_e2m1fn_x2)})
     for tensors in (load_file(path), load_file(path, plan=wm.plan(path))):
@@ -262,7 +262,7 @@ def test_the_remedy_comes_after_ten_of_a_thousand_names(tmp_path):
 
 @pytest.fixture
 def training(tmp_path):
-    """A module, and a checkpoint with its state, that of its optimiser, and numbers."""
+    """A module, and a checkpoint with its state, its optimiser's, and numbers."""
     torch.manual_seed(2)
     module = Net()
     optimizer = torch.optim.Adam(module.parameters())

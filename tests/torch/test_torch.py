@@ -69,7 +69,7 @@ def test_tensors_share_memory_and_writing_leaves_the_file_alone(model):
 
 @pytest.mark.parametrize(("mode", "stable"), [("mmap", False), ("copy", True), ("sealed", True)])
 def test_the_environment_asks_for_copies(model, monkeypatch, mode, stable):
-    """Where WEIGHTMAP_MODE asks for a mode in which no file can fault, tensors have it, and can be written to."""
+    """If WEIGHTMAP_MODE is a mode in which no file can fault, tensors have it, and are writable."""
     monkeypatch.setenv("WEIGHTMAP_MODE", mode)
     path, tensors = model
     with compat.safe_open(path, "pt") as file:
@@ -82,7 +82,7 @@ def test_the_environment_asks_for_copies(model, monkeypatch, mode, stable):
 
 @pytest.mark.parametrize("weights", [False, True])
 def test_load_file_past_the_page_cache(tmp_path, weights):
-    """Tensors are writable and in memory of their own; of the file no more is cached than before, but for its head."""
+    """Tensors are writable and in their own memory; only the file's head is cached beyond the earlier state."""
     path = tmp_path / "m.safetensors"
     tensors = {f"w{number}": torch.full((1024, 8192), number, dtype=torch.bfloat16) for number in range(8)}
     wm.save(path, tensors)
@@ -368,7 +368,7 @@ def test_handles_stay_open(model):
 
 
 def test_experts_are_served_from_parameters_and_not_from_codes(tmp_path):
-    """A pool of the file has float8 codes under the name of a parameter; one of its weights has the parameter."""
+    """A pool of the file has float8 codes under a parameter's name; a pool of its weights has the parameter."""
     name = "mlp.experts.0.gate_proj.weight"
     codes = np.ones((128, 128), ml_dtypes.float8_e4m3fn)
     wm.save(tmp_path / "model.safetensors", {name: codes, f"{name}_scale_inv": np.full((1, 1), 0.25, np.float32)})
@@ -392,7 +392,7 @@ def test_experts_are_served_from_parameters_and_not_from_codes(tmp_path):
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "float64"])
 def test_values_of_parameters_are_rounded_once(kind, verify):
-    """To the type asked for, and not to the model's before; by `load_file` and into a module."""
+    """To the requested type, not to the model's first; by `load_file` and into a module."""
     weights = wm.open(CHECKPOINTS / "awq_gemm").weights
     expected = {name: torch.from_numpy(weights.read(name, np.float32)).to(getattr(torch, kind)) for name in weights}
     found = wm.torch.load_file(weights, dtype=getattr(torch, kind), verify=verify)

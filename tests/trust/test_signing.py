@@ -1,4 +1,4 @@
-"""Bundles of OpenSSF model-signing: verdicts equal to those of its own library."""
+"""Bundles of OpenSSF model-signing: verdicts equal its own library's."""
 
 import contextlib
 import datetime as dt

@@ -327,7 +327,7 @@ def test_a_swap_at_any_step_hands_out_no_other_bytes(tmp_path, monkeypatch, use,
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_opening_hashes(model, mode):
-    """Other bytes of the same size, in place, and the old times as far as a program can set them."""
+    """Other bytes of the same size, in place, with the old times as far as a program can set them."""
     path, given = model / NAME, {NAME: f"sha256:{sha256(model / NAME)}"}
     for _ in range(2):
         before = bytes_read()
@@ -342,7 +342,7 @@ def test_every_opening_hashes(model, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_verify_reads_a_file_once(model, mode):
-    """That every byte is readable, hashing has shown; checksums of the format are computed from another read."""
+    """Hashing proves that every byte is readable; the format's checksums need a second read."""
     nbytes, given = (model / NAME).stat().st_size, {NAME: f"sha256:{sha256(model / NAME)}"}
     before = bytes_read()
     with wm.open(model / NAME, trust=given, mode=mode) as file:
@@ -410,7 +410,7 @@ def test_a_listed_file_is_compared_whatever_its_name(model, name):
 
 
 def test_verify_says_what_was_compared(model, tmp_path, capsys):
-    """Not that changed values would go unnoticed: no digest of a whole file lets one through."""
+    """It does not add that changed values would go unnoticed: a digest of a whole file notices them."""
     snapshot, good = cached(model), sha256(model / "snapshots" / ("c" * 40) / NAME)
     (model / "blobs" / git_of(b"{}")).write_bytes(b"{}")
     (snapshot / "config.json").symlink_to(model / "blobs" / git_of(b"{}"))
@@ -522,7 +522,7 @@ def test_files_beside_a_model_are_copied_as_they_were_hashed(directory, tmp_path
 @pytest.mark.parametrize("name", ["config.json", "vocab.txt"])
 @pytest.mark.parametrize("target", ["new.weights", "new.gguf", "new/"])
 def test_what_a_conversion_reads_beside_a_model_is_what_was_hashed(directory, tmp_path, monkeypatch, name, target):
-    """A file that is put back before all files are hashed, and one that cannot be parsed."""
+    """A file restored before all files are hashed, and one that cannot be parsed."""
     model, given = directory
     good = (model / name).read_bytes()
 

@@ -51,7 +51,7 @@ def parts(pool: pools.Pool, hold: pools.Hold, words: wm.Embeddings) -> tuple[Poo
 
 
 def passed_on(file: wm.TensorFile, module: object) -> list[tuple[str, float]]:
-    """What methods of a handle return is what other functions take."""
+    """Results of a handle's methods are arguments of other functions."""
     with file.pool(1 << 30) as pool, pool.hold("weight") as array:
         serve_experts(module, pool)
         wm.save("one.weights", {"weight": array, "all": file.weights["weight"]})
@@ -66,7 +66,7 @@ def passed_on(file: wm.TensorFile, module: object) -> list[tuple[str, float]]:
 
 
 def wrong(path: str) -> None:
-    """What a type checker must refuse; an ignore that is not needed is an error too."""
+    """Calls that a type checker must refuse; an unneeded ignore is an error too."""
     wm.open(path, mode="map")  # type: ignore[arg-type]
     wm.load(path, verify="all")  # type: ignore[arg-type]
     wm.save(path, {"weight": "text"})  # type: ignore[dict-item]

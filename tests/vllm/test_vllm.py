@@ -1,6 +1,6 @@
-"""The load format of vLLM and the loader of SGLang, on stand-ins for the classes that they build on.
+"""The load format of vLLM and the loader of SGLang, on stand-ins for their base classes.
 
-What is real here: files, settings, filters, order, errors. Whether servers compute the same is test_vllm_server.py's.
+Files, settings, filters, order and errors are real. test_vllm_server.py tests that servers compute the same.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ class LoadConfig:
 
 
 class Stock:
-    """The stock loader of vLLM, as far as ours leans on it."""
+    """The stock loader of vLLM, as far as ours uses it."""
 
     local_expert_ids = None
     _encoder_only_lm_prefixes = None
@@ -219,7 +219,7 @@ def test_wrong_settings_are_one_error(registered, extra, message):
 def test_tensors_share_pages_only_with_plain_parameters_of_the_cpu(
     registered, tmp_path, monkeypatch, device, quantization, mode, writable
 ):
-    """Any other gets read-only arrays, of which each tensor is a copy; a mode in the settings decides."""
+    """Others get copies of read-only arrays; a mode in the settings decides."""
     monkeypatch.delenv("WEIGHTMAP_MODE", raising=False)
     wm.save(tmp_path / "model.weights", arrays("w"))
     made = loader(upload=False, **({"mode": mode} if mode else {}))
@@ -281,7 +281,7 @@ def test_sglang_uses_it_where_the_configuration_says_so(registered, tmp_path):
 
 
 def test_deltas_are_loaded_over_the_model(registered, tmp_path):
-    """The newest version, or the one that the path names; by a full version; both servers."""
+    """The newest version, or the path's version; over a full version; in both servers."""
     import_module("zstandard")
     states = [arrays("a", "b", "c")]
     folder, source = tmp_path / "model", tmp_path / "source"

@@ -104,7 +104,7 @@ def load(tmp_path_factory, surroundings):
 
 @pytest.fixture(scope="module")
 def stock(models, load):
-    """What vLLM's own loader gives, for each model and number of ranks once."""
+    """The result of vLLM's own loader, once for each model and number of ranks."""
     done = {}
 
     def result(name, ranks=1):

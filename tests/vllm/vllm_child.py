@@ -1,10 +1,10 @@
-"""What test_vllm_server.py runs in the environment of vLLM: it makes models, and loads one and asks it for tokens."""
+"""test_vllm_server.py runs this in the environment of vLLM: it makes models, loads one and generates tokens."""
 
 import json
 import sys
 from pathlib import Path
 
-# Of the random models, for prompts and vocabulary.
+# The random models' vocabulary, also for prompts.
 TOKENS = 256
 PROMPTS = [[5, 9, 200, 31], [7], [44, 45, 46, 47, 48, 49, 50]]
 

@@ -24,7 +24,7 @@ UNKNOWN = ["unknown", "q", "Daniëlle", "日本", "🌎", "x" * 60, "\ud800", "\
 
 
 def near(found, recorded):
-    """Whether vectors agree but for eight roundings of the largest element: those of sums in another order."""
+    """Whether vectors agree up to eight roundings of the largest element, as for sums in another order."""
     return np.abs(found - recorded).max() <= 8 * 2**-24 * np.abs(recorded).max()
 
 
@@ -183,7 +183,7 @@ def test_embeddings_have_a_length_and_items(kind, monkeypatch):
 
 
 def test_a_default_stands_for_a_missing_vector():
-    """As in finalfusion: returned, or what `out` is filled with; the vector of a known word is its own."""
+    """As in finalfusion: returned, or copied into `out`; known words keep their vectors."""
     e = Embeddings(vocabulary(["a"]), np.array([[1, 2]], np.float32))
     default, out = np.zeros(2), np.full(2, 9.0)
     assert e.embedding("b", default=default) is default

@@ -21,7 +21,7 @@ from weightmap.words.embeddings import Embeddings
 UPSTREAM = GROUNDTRUTH / "upstream" / "finalfusion-python"
 needs_upstream = pytest.mark.skipif(not UPSTREAM.is_dir(), reason="the test data of finalfusion is not here")
 
-# The values that the tests of finalfusion-python expect of that data.
+# The expected values of finalfusion-python's tests for that data.
 LIKE_STUTTGART = "Karlsruhe Mannheim München Darmstadt Heidelberg Wiesbaden Kassel Düsseldorf Leipzig Berlin"
 LIKE_BERLIN = (
     "Potsdam Hamburg Leipzig Dresden München Düsseldorf Bonn Stuttgart Weimar Berlin-Charlottenburg Rostock Karlsruhe "
@@ -78,7 +78,7 @@ def by_brute_force(rows, query, skip=()):
 
 
 def check(found, expected, k):
-    """The k best there are, in order, but for rounding: so close together, one may stand for the other."""
+    """The k best, in order up to rounding: answers this close may swap."""
     assert len(found) == len(set(words_of(found))) == min(k, len(expected))
     assert np.allclose([s for _, s in found], list(expected.values())[:k], rtol=0, atol=2e-6)
     assert np.allclose([s for _, s in found], [expected[word] for word, _ in found], rtol=0, atol=2e-6)
@@ -124,7 +124,7 @@ def test_search_is_exact(kind, block, monkeypatch):
 
 
 def test_analogies_of_several_words():
-    """The sum of the unit vectors of positive words, less those of negative ones, as gensim's most_similar."""
+    """The sum of the unit vectors of positive words minus negative ones, as in gensim's most_similar."""
     rows = matrix()
     e = Embeddings(vocabulary(WORDS), rows)
     unit = [row / np.linalg.norm(row) for row in rows.astype(np.float64)]
@@ -156,7 +156,7 @@ def test_analogies_are_those_of_gensim():
 
 
 def test_rows_of_ngrams_are_no_answers():
-    """Only words are found, never the rows of n-grams that follow them; a word that is not there can be asked for."""
+    """Only words are found, never the rows of n-grams behind them; unknown words can be asked, too."""
     rows = matrix(rows=508)
     e = Embeddings(vocabulary(WORDS, Subwords("bucket", 500, 3, 6, 8)), rows)
     check(e.most_similar("unknown", 500), by_brute_force(rows, e["unknown"]), 500)

@@ -1,4 +1,4 @@
-"""Product quantisation: what training makes decodes near to what was given, the same each time, in flat memory."""
+"""Product quantisation: trained quantisers decode near the given rows, the same each time, in flat memory."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ needs_scipy = pytest.mark.skipif(
 @pytest.mark.parametrize("projection", [False, True])
 @pytest.mark.parametrize("norms", [False, True])
 def test_few_different_rows_come_back(projection, norms):
-    """Rows that are no more than the centroids are kept but for rounding, in any combination of parts."""
+    """No more different rows than centroids are kept up to rounding, in any combination of parts."""
     rows = np.repeat(wb.matrix(7, 12), 3, axis=0)
     q = words.train_pq(rows[::3], n_subquantizers=4, projection=projection, norms=norms)
     assert (q.shape, q.codes.shape, q.codebooks.shape) == ((7, 12), (7, 4), (4, 7, 3))
@@ -29,7 +29,7 @@ def test_few_different_rows_come_back(projection, norms):
 
 @needs_scipy
 def test_training_helps():
-    """The error is well below that of the random rows that training began with, and more bits make it smaller."""
+    """The error is well below the initial random rows', and more bits make it smaller."""
     rows = wb.matrix(2000, 8, 2)
     errors = []
     for bits in (2, 4, 6):

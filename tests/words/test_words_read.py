@@ -1,4 +1,4 @@
-"""Word embeddings of other programs become finalfusion files, and what is wrong with them is said precisely."""
+"""Word embeddings of other programs become finalfusion files; errors name their defects precisely."""
 
 import functools
 import struct
@@ -62,7 +62,7 @@ def test_other_formats_take_words_too(put, tmp_path):
 
 
 def test_words_with_spaces_in_text(put, tmp_path):
-    """A word of GloVe may be several fields, as long as the later ones are no numbers."""
+    """A word of GloVe may be several fields, as long as the later ones are not numbers."""
     for lines in (b"x 1 2\n. . . 3 4\na b 5 6\nc 7 8\n", b". . . 3 4\na b 5 6\nx 1 2\n", b"a b 5 6\nx 1 2\n"):
         found = {line[:-4].decode(): [int(line[-3:-2]), int(line[-1:])] for line in lines.splitlines()}
         convert_words(put(lines), tmp_path / "out.fifu", normalize=False)
@@ -81,7 +81,7 @@ def test_blocks_are_joined_rightly(put, tmp_path, monkeypatch):
 
 
 def test_fasttext_words_are_means(put, tmp_path):
-    """A word's row is the mean of its own and those of its n-grams; buckets stay; the options become metadata."""
+    """A word's row becomes the mean of its own and its n-grams' rows; buckets stay; options become metadata."""
     pytest.importorskip("tomli_w")
     words = ["one", "zwei", "три", "a", "</s>", "hello"]
     rows = wb.matrix(6 + 37, 5, 3)
@@ -100,7 +100,7 @@ def test_fasttext_words_are_means(put, tmp_path):
 
 @pytest.mark.parametrize("longest", [1, 2, 4])
 def test_fasttext_of_single_characters(put, tmp_path, longest):
-    """Brackets alone are no n-grams of fastText: known words are its own, and a list of n-grams has none of them."""
+    """fastText has no n-grams of brackets alone: known words agree with it, and a list of n-grams omits them."""
     words = ["东京", "a", "b>c", "三"]
     rows = wb.matrix(4 + 37, 5, 3)
     source = put(wb.fasttext(words, rows, 37, minn=1, maxn=longest))
@@ -141,7 +141,7 @@ def model(**lies):
 
 
 PAIRS = [[1, 2], [3, 4]]
-# By the kind of a file: its bytes, and what is said of them.
+# By kind of file: its bytes, and the message about them.
 WRONG = {
     "word2vec": [
         (DAMAGED, r"word 1, b'z\\xffz', is not UTF-8.*\(at byte 16\)"),
@@ -296,7 +296,7 @@ def test_what_is_none_of_these_stays_unknown(put, tmp_path):
 
 @pytest.mark.parametrize("version", [11, 12])
 def test_words_that_look_like_labels_have_no_vector(tmp_path, version):
-    """fastText takes a word of a text for a label if it begins with `__label__`; then it stands behind the words."""
+    """fastText takes a word that begins with `__label__` for a label, which stands behind the words."""
     rows = wb.matrix(5 + 7, 4)
     whole = wb.fasttext(wb.WORDS, rows, 7, version=version)
     entry = b"__label__\0" + struct.pack("<qb", 3, 1)

@@ -1,4 +1,4 @@
-"""The test files of the finalfusion projects, used in place: what they become is what those projects say.
+"""The test files of the finalfusion projects, used in place: results agree with those projects.
 
 ``WEIGHTMAP_GROUNDTRUTH`` names the folder that has them in ``upstream/``; by default it is looked for beside the
 checkout.
@@ -37,7 +37,7 @@ def test_the_python_projects_files(name, tmp_path):
 
 
 def test_the_fasttext_model(tmp_path):
-    """Nearest neighbours of a known and of an unknown word are those that finalfusion-rust's own tests expect."""
+    """Nearest neighbours of a known and of an unknown word agree with finalfusion-rust's own tests."""
     wm.convert(RUST / "fasttext.bin", tmp_path / "a.fifu")
     known = [("auf", 0.568513), ("vor", 0.551551), ("durch", 0.547349)]
     unknown = [("einer", 0.691177), ("und", 0.576449), ("des", 0.570398)]

@@ -24,7 +24,7 @@ BUILT = {
 
 @pytest.mark.parametrize("name", ["word2vec", "text", "textdims", "fasttext"])
 def test_there_and_back(name, put, tmp_path):
-    """Rows that were normalised are multiplied by their norms, and are the old ones up to rounding."""
+    """Normalised rows are multiplied by their norms, which gives the old rows up to rounding."""
     wm.convert(put(BUILT["word2vec"]), tmp_path / "a.fifu")
     report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format=name)
     assert (report.format, report.nbytes) == (name, (tmp_path / "b").stat().st_size)
@@ -75,7 +75,7 @@ def subword_file(path, kind, rows, **extra):
 
 
 def test_rows_of_ngrams_are_left_behind_with_a_warning(tmp_path):
-    """format word2vec has no place for n-grams; fastText has none for buckets that are not its own."""
+    """word2vec cannot hold n-grams; fastText cannot hold foreign buckets."""
     rows = wb.matrix(13, 3)
     subword_file(tmp_path / "a.fifu", "bucket", rows)
     report = wm.convert(tmp_path / "a.fifu", tmp_path / "b", format="word2vec")
@@ -102,7 +102,7 @@ def test_explicit_ngrams(kind, tmp_path):
         assert firsts == list(range(len(firsts)))
         assert b["norms"].tolist() == norms.tolist()
         assert b["embeddings"][:5].tobytes() == rows[:5].tobytes()
-        # Through every n-gram of a word the row is reached that was its bucket's.
+        # Every n-gram of a word leads to its bucket's old row.
         old = [a["embeddings"][i].tolist() for i in a.vocab.ngram_indices("zwei")]
         assert [b["embeddings"][i].tolist() for i in b.vocab.ngram_indices("zwei")] == old
 
