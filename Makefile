@@ -74,7 +74,7 @@ docs: $(MODULE) $(VENV)/.extra-pages
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "Wrote build/docs/index.html"
 
-# finalfusion-python, which needs Python 3.11, may not build here; then the other rivals are measured. Timed processes run as
+# finalfusion-python, which needs Python 3.11, may not build here; then only the other rivals are measured. Timed processes run as
 # users start them, so Python may cache its compiled files.
 # A part of the benchmarks: make bench BENCHMARKS="benchmarks/bench_open.py -k MiniLM"
 BENCHMARKS := benchmarks
@@ -104,7 +104,7 @@ wheels: $(ORACLES)wheels/.installed
 	@echo "Building and auditing the wheels; this takes some minutes"
 	@$(ORACLES)wheels/bin/python packaging/wheels.py $(TARGETS)
 
-## clean: remove everything that these made, .venv and .venv-* included
+## clean: remove everything built, .venv and .venv-* included
 clean:
 	@rm -rf $(VENV) .venv-* build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .demo
 	@rm -f src/weightmap/_kernels*.so src/weightmap/_kernels.c benchmark.json benchmark-ggml.json benchmark-device.json workflows.json

@@ -1,10 +1,10 @@
-"""What other libraries make of the attacks.
+"""The attacks in other libraries.
 
 ``python -m benchmarks.attacks_elsewhere [LIBRARY=INTERPRETER ...] [--into FILE]`` prints tables in Markdown: what was
 tried and when; by row, how many attacks each library lets through, answers with something other than an error of its
 own or a ValueError, or does not survive, in 4 GiB of address space; and what it does in a few situations. ``--into
-benchmarks/NOTES.md`` puts the last one there, between two marks. A library is tried where the interpreter has it;
-``finalfusion=/path/to/python`` names another interpreter for one.
+benchmarks/NOTES.md`` writes the last table there, between two marks. The script tries a library if the interpreter has
+it; ``finalfusion=/path/to/python`` names another interpreter for one.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from pathlib import Path
 from tests.attacks import cases, rows, sound
 from tests.attacks.table import put_between
 
-# How a library reads all of a file, and the kinds of cases that are for it. The specification's own layouts are not for
-# those who read another one only.
+# How a library reads all of a file, and its kinds of cases, without the specification's layout if it reads only another
+# one.
 READ = {
     "weightmap": """
 import weightmap as wm
@@ -115,7 +115,7 @@ def chosen(library):
 
 
 def table(found):
-    """The lines of the table by row, of rows that some library lets through."""
+    """The table's lines by row, for rows that some library lets through."""
     libraries = list(found)
     yield "| row | attack | " + " | ".join(libraries) + " |"
     yield "|---|---|" + "---|" * len(libraries)
@@ -126,7 +126,7 @@ def table(found):
 
 
 def cell(outcomes):
-    """How many attacks a library refuses, or else what became of the others."""
+    """How many attacks a library refuses, or the outcome of the others."""
     total = outcomes.total()
     if not total:
         return ""
@@ -196,7 +196,7 @@ except BaseException as error:
 
 
 def scene(library, interpreter, name):
-    """What a library does in one of the situations."""
+    """A library's behaviour in one of the situations."""
     if "save(" in SCENES[name] and library not in SAVE:
         return ""
     code = "\n".join((READ[library], SAVE.get(library, ""), SCENES[name]))
@@ -219,7 +219,7 @@ def version(library, interpreter):
 
 
 def lines(interpreters, *, attacks):
-    """The lines of the tables, for the libraries that are there."""
+    """The lines of the tables, for the installed libraries."""
     found = {}
     scenes = {name: [] for name in SCENES}
     versions = []
@@ -252,7 +252,7 @@ def lines(interpreters, *, attacks):
 
 
 def main():
-    """Print the tables, or put the one of situations into a document."""
+    """Print the tables, or put the table of situations into a document."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks_elsewhere", description=__doc__)
     parser.add_argument("interpreters", nargs="*", metavar="LIBRARY=INTERPRETER", help="where a library is installed")
     parser.add_argument("--into", type=Path, metavar="FILE", help="a document with the two marks")

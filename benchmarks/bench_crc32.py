@@ -50,7 +50,7 @@ THREADS = (
 
 @pytest.fixture(scope="module")
 def data(request, smoke):
-    """Return random bytes in huge pages, as many as the largest group needs: the same 16 MiB repeated."""
+    """Return random bytes in huge pages, enough for the largest group: the same 16 MiB repeated."""
     wanted = {item.callspec.params["group"] for item in request.session.items if item.path == request.path}
     most = max((LONG.get(group.partition("/")[2], 0) for group in wanted), default=0) if not smoke else 0
     whole = limits.memory(max(most, BLOCK))

@@ -1,4 +1,4 @@
-"""Versions of a model, 1 % of whose elements change: applying, publishing, and the loop that decodes.
+"""Versions of a model with 1 % changed elements: applying, publishing, and the decoding loop.
 
 The rivals do what slime and SGLang do, with zstandard and numpy: the receiver decodes a frame, XORs it into a mapping
 of the file, compares the checksum, and flushes nothing to the disk; in one variant frame by frame, in the other in
@@ -94,7 +94,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory, smoke):
-    """Return case(kind) of a file system, made at the first call; a kind that is not there skips."""
+    """Return case(kind) of a file system, made at the first call; a missing kind skips."""
     made, size = {}, 1 << (10 if smoke else 23)
 
     def case(kind):
@@ -121,7 +121,7 @@ def layout(path):
 
 
 def receiver(step):
-    """Return the clock of a receiver: `step(local, case)` gives what brings it to version 1 or 2."""
+    """Return the clock of a receiver: `step(local, case)` returns a function that brings it to version 1 or 2."""
 
     def prepare(case):
         local, versions = case.local(), cycle((1, 2))
@@ -187,9 +187,9 @@ def in_place(local, case, *, whole):
 
 
 def copying(case, threads=1, *, in_place=False):
-    """Read the file in blocks, write them over another one, and flush that: what leaving the old file alone takes.
+    """Read the file in blocks, write them over another one, and flush that: the cost of leaving the old file alone.
 
-    In place, read it first, and then write it over itself: what takes verifying all of it before anything changes.
+    In place, read it first, and then write it over itself: the cost of verifying all before anything changes.
     """
     target = case.local() / FILE
     source, size = target if in_place else case.model(0) / FILE, target.stat().st_size

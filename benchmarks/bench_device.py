@@ -3,8 +3,8 @@
 `make device-bench` runs it. "warm" files lie in the page cache; "cold" ones were dropped from it before each call. The
 clock runs from opening until the GPU has every byte; the library has loaded a small model before, and holds its pool.
 Limits of the same run: copies from pinned memory to the GPU, and reading the file by pread with 32 threads. Each run
-tells `anonymous`, memory of the host beside the pinned pool, and `device`, the most that was taken there beyond the
-tensors, both in bytes.
+reports `anonymous`, memory of the host beside the pinned pool, and `device`, the peak there beyond the tensors, both in
+bytes.
 """
 
 import json
@@ -24,7 +24,7 @@ from timing import each_contender, limit, need, ours, rival
 CHILD = Path(__file__).with_name("device_child.py")
 TENSORS, SHAPE = 64, (8192, 8192)  # 8 GiB of bfloat16
 ELEMENTS = SHAPE[0] * SHAPE[1]
-SPARE = 16 << 30  # free bytes of disk that the files ask for
+SPARE = 16 << 30  # free bytes of disk that the files need
 WHAT = "model to a GPU/8 GiB of bfloat16"
 PACKED = "model to a GPU/int4 blocks to 8 GiB of bfloat16, warm"
 

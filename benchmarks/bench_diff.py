@@ -1,6 +1,6 @@
 """Comparing two model files: equal ones, and ones whose every element differs.
 
-The limit is what every comparison must do: read both files once, by pread into one buffer of 256 KiB.
+The limit is the least work: reading both files once, by pread into one buffer of 256 KiB.
 """
 
 import os

@@ -12,7 +12,7 @@ from weightmap import kernels
 from weightmap.core.native import access
 
 LENGTH = 51  # a common length of names
-PART = 100  # plain Python is slow: it hashes one name in so many
+PART = 100  # plain Python is slow: it hashes one name in this many
 
 
 class Names(NamedTuple):

@@ -1,4 +1,4 @@
-"""Blocks of ggml: decoding every type in the second-level cache, and what most models have in memory.
+"""Blocks of ggml: decoding every type in the second-level cache, and the usual types in memory.
 
 The output begins on a page, but that of "np.empty", which numpy begins 16 bytes into a cache line. The limit writes as
 many bytes. gguf-py decodes with numpy into fresh arrays. ggml's own functions in C take part where `make bench-ggml`
@@ -42,7 +42,7 @@ class Work(NamedTuple):
 
 
 def work_of(name, nbytes):
-    """Return random blocks whose scales are finite, as many as so many bytes of output take."""
+    """Return random blocks with finite scales, enough for this many bytes of output."""
     kind, out = quantised.GGML_TYPES[name], limits.memory(nbytes).view(np.float32)
     raw = np.random.default_rng(1).integers(0, 256, (out.size // kind.block_size, kind.block_bytes), np.uint8)
     for at in UPPER.get(name, (1,)):

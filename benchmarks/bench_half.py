@@ -47,7 +47,7 @@ def weightmap(work, threads=1):
 
 
 def by_numpy(work):
-    """Return numpy's conversion, which for bfloat16 is that of ml_dtypes."""
+    """Return numpy's conversion, for bfloat16 ml_dtypes'."""
     if work.out is None:
         return Timed(partial(work.array.astype, np.float32))
     return Timed(partial(np.copyto, work.out, work.array))

@@ -1,4 +1,4 @@
-"""Quantised blocks: decoding by size, and the error of our int4 and int5 against that of ggml's Q4_0 and Q5_0.
+"""Quantised blocks: decoding by size, and the errors of our int4 and int5 against ggml's Q4_0 and Q5_0.
 
 The output fits into the second-level cache with its input, or into none, and every call overwrites it.
 It begins on a page, but that of "np.empty", which numpy begins 16 bytes into a cache line. The limit writes as many
@@ -7,7 +7,7 @@ nf4, a code book of sixteen numbers, in blocks of 64; onnxruntime integers of 4 
 scale. "torch operations" decodes with torch alone.
 
 The errors are root mean squares over normally distributed numbers, and over the matrices of all-MiniLM-L6-v2 where it
-is installed. `extra_info` has them and their ratio to those of gguf-py.
+is installed. `extra_info` has them and their ratio to gguf-py's.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ RIVALS = {
     "onnxruntime": rival(by_onnxruntime),
     "torch operations": rival(by_torch),
 }
-# With int4 in the same rounds: it is what int5 is measured by.
+# With int4 in the same rounds, as the measure for int5.
 FIVE = SAME | ours(partial(weightmap, bits=4), "weightmap, int4", isas=AVX2)
 ALONE = ours(weightmap, isas=EVERY_ISA) | EMPTY | limits.of(limits.WRITE, lambda work: work.out)
 GROUPS = (
@@ -231,7 +231,7 @@ def rms(arrays, decode):
 @pytest.mark.parametrize("name", ["normal", "MiniLM"])
 @pytest.mark.parametrize("bits", [4, 5])
 def test_error(benchmark, smoke, bits, name):
-    """Our error is smaller than ggml's at the same bits per weight; the time is that of the largest array."""
+    """Our error is smaller than ggml's at the same bits per weight; the time is the largest array's."""
     arrays = weights(name, small=smoke)
 
     def ours(a):

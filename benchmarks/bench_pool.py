@@ -1,11 +1,11 @@
-"""Experts of a model that is larger than its control group, and of one that is not, in a process of their own.
+"""Experts of models larger and smaller than their control group, in a new process.
 
 Each token takes two of 32 experts of each layer, routed by Zipf's law. Figures are of all tokens, from a dropped page
 cache on; `extra_info` has the bytes read from disk and the most anonymous memory.
 
-Every contender finds as much free memory as the budget that was in use until then. A virtual machine may return free
-memory to its host within seconds, and the first touch of such memory takes twenty times as long: who ran before, and
-when, would decide.
+Every contender finds the budget's bytes free, which were in use until then. A virtual machine may return free memory to
+its host within seconds, and the first touch of such memory takes twenty times as long: the previous contender, and its
+time, would decide.
 """
 
 import json
@@ -24,7 +24,7 @@ from timing import each_contender, need, ours, rival
 CHILD = Path(__file__).with_name("pool_child.py")
 GROUPS_OF_SYSTEM = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 LAYERS, EXPERTS, MEBIBYTES = 24, 32, 3072
-# What the process may fill, what the pool may, and tokens.
+# The bytes that the process and the pool may fill, and tokens.
 SHORT, ENOUGH = (1024, 800, 28), (8192, 3400, 250)
 
 
@@ -78,7 +78,7 @@ class Serving:
         return total
 
     def run(self, members):
-        """Serve once, and return what was printed."""
+        """Serve once, and return the output."""
         with self.path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         np.frombuffer(self.memory, np.uint8, self.budget)[:: mmap.PAGESIZE] = 1
@@ -104,7 +104,7 @@ def serving(who, turns=3):
 
 POOL = ours(serving("pool"), "weightmap, pool")
 LIMITS = {"pool/memory for a third of the experts": SHORT, "pool/memory for all": ENOUGH}
-# One turn each tells where rivals take eight times as long.
+# One turn each suffices, as rivals take eight times as long.
 GROUPS = {
     "pool/memory for a third of the experts": POOL
     | {"weightmap, mapping": rival(serving("mapping", 1)), "safetensors": rival(serving("safetensors", 1))},

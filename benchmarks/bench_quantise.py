@@ -3,8 +3,8 @@
 gguf-py quantises to Q4_0, blocks of 32 with a float16 scale, by numpy: one division for the scale, no search. Our
 blocks have the same size; their scales are searched, and their error is smaller (see bench_intblock.py). The conversion
 is compared with the kernel alone, with as many threads. Its source lies in the page cache, as models do. Its target
-lies in memory where the system has a place for that, since a disk may take longer to write the blocks than a core to
-find them; each turn writes a new file.
+lies on a file system in memory if there is one, since a disk may write the blocks more slowly than a core finds them;
+each turn writes a new file.
 """
 
 import shutil

@@ -1,8 +1,8 @@
 """Parameters of quantised checkpoints: 16.8 million elements, decoded to the type of the model.
 
-Ours writes into outputs that are there, four in turn, so that none is in a cache still, as with the parameters of a
-model; torch makes a fresh one with the formula of the scheme's library, on one thread; both make the same bits. The
-limit writes as many bytes to the same outputs. compressed-tensors decodes its own MXFP4, and FP8.
+Ours writes into existing outputs, four in turn, so that no cache still has one, as with the parameters of a model;
+torch makes a fresh one with the formula of the scheme's library, on one thread; both make the same bits. The limit
+writes as many bytes to the same outputs. compressed-tensors decodes its own MXFP4, and FP8.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def torch_mxfp4(work):
 
 
 def fp8_by_compressed_tensors(work):
-    """Return what compressed-tensors does with FP8 of the same blocks."""
+    """Return compressed-tensors' decoding of FP8 with the same blocks."""
     torch = one_thread()
     kinds = need("compressed_tensors.quantization")
     dequantize = need("compressed_tensors.quantization.lifecycle.forward").dequantize
@@ -173,7 +173,7 @@ def fp8_by_compressed_tensors(work):
 
 
 def mxfp4_by_compressed_tensors(work):
-    """Return what compressed-tensors does with its MXFP4."""
+    """Return compressed-tensors' decoding of its MXFP4."""
     torch = one_thread()
     kinds = need("compressed_tensors.quantization")
     compressor = need("compressed_tensors.compressors").MXFP4PackedCompressor

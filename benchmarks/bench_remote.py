@@ -63,7 +63,7 @@ class Remote:
         return body
 
     def clock(self, delay, call):
-        """Return a clock of a call, with the requests and bytes of one. What it writes is removed before each call.
+        """Return a clock of a call, with its requests and bytes. The files that it writes are removed before each call.
 
         Calls that write get 15 turns: where a virtual machine touches memory for the first time, some take four times
         as long as the others.

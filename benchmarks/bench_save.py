@@ -2,8 +2,8 @@
 
 `weightmap.save` flushes to the disk by default, and `convert` always; `save_file` never does, so it is timed with a
 flush, too. A conversion also reads its source, which is in memory; `save_file` alone does not. Every call makes a new
-file, once the one before is gone and all that was written to the disk is there. Directories of the disk are pytest's;
-set ``--basetemp`` to choose another disk.
+file, once the previous one is gone and the disk has all earlier writes. Directories of the disk are pytest's; set
+``--basetemp`` to choose another disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEW = 1000
 
 @lru_cache(maxsize=1)
 def tensors(count, nbytes):
-    """Return so many tensors of so many bytes."""
+    """Return `count` tensors of `nbytes` bytes."""
     rng = np.random.default_rng(count)
     return {f"model.layers.{i}.weight": rng.random(nbytes // 4, np.float32) for i in range(count)}
 
@@ -57,7 +57,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory, smoke):
-    """Return case(count, kind) of a file system; a kind that is not there skips. Each replaces the one before."""
+    """Return case(count, kind) of a file system; a missing kind skips. Each replaces the previous one."""
     made = {}
 
     def case(count, kind):
@@ -102,7 +102,7 @@ def save_file(case, *, load=False, flush=False):
 
 EVERYWHERE = ours(save, "save") | ours(convert, "convert") | {"save_file": rival(save_file)}
 ON = {"tmpfs": EVERYWHERE, "disk": EVERYWHERE | {"save_file, flushed": rival(partial(save_file, flush=True))}}
-# Of few tensors: the processor decides for many, and they take long.
+# Only few tensors: with many the processor decides, and they take long.
 MORE = {
     "tmpfs": {"load_file and save_file": rival(partial(save_file, load=True))},
     "disk": ours(partial(save, output=wm.Output(durable=False)), "save, not durable"),

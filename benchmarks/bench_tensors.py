@@ -2,7 +2,7 @@
 
 All files have the same tensors and were written alike, in pieces of 64 MiB, since the writer of a file decides how fast
 its pages are touched. "warm" files lie in the page cache, and stay there as they were written: this process locks them
-in memory, for a system that reclaims idle pages would take some, and bring them back as small ones. "cold" files were
+in memory, since a system that reclaims idle pages would take some, and bring them back as small ones. "cold" files were
 dropped from the page cache before each call. The clock runs from opening until a byte of every page was read; the
 library has loaded a small model before.
 
@@ -30,7 +30,7 @@ from timing import each_contender, need, ours, rival
 CHILD = Path(__file__).with_name("tensors_child.py")
 PIECE = 64 << 20  # bytes of a write
 TENSORS, SHAPE = 128, (1024, 2048)  # 1 GiB of float32
-SPARE = 6 << 30  # free bytes of disk that three files of 1 GiB ask for
+SPARE = 6 << 30  # free bytes of disk that three files of 1 GiB need
 WHAT = "whole model to torch tensors/1 GiB"
 
 
@@ -59,7 +59,7 @@ class Loading:
 
 
 class Locked:
-    """A file whose pages stay in memory until `release`, where the system lets this process lock so many."""
+    """A file whose pages stay in memory until `release`, if the system lets this process lock them."""
 
     def __init__(self, path):
         with Path(path).open("rb") as file:
@@ -77,7 +77,7 @@ LOCKED = {}
 
 
 def bring_in(path):
-    """Lock a file in memory; where that is impossible, read it: the system may have taken some since the last call."""
+    """Lock a file in memory, or else read it: the system may have taken pages since the last call."""
     if path not in LOCKED:
         LOCKED[path] = Locked(path)
     if LOCKED[path].holds:

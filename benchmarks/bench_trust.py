@@ -1,4 +1,4 @@
-"""Loading a model of several files that is the one that was signed: every byte hashed, then every tensor touched.
+"""Loading a signed model of several files: every byte hashed, then every tensor touched.
 
 The rival verifies the signature with model_signing, and then loads with safetensors. Ours hashes the copy that tensors
 are made of, or the file before it is mapped. "From the disk" the files were dropped from the page cache before each
@@ -47,7 +47,7 @@ def touch(arrays):
 
 
 def weightmap(model, mode, *, signed=True, touched=True):
-    """Open, hash, and touch what is handed out."""
+    """Open, hash, and touch the tensors."""
     trust = wm.trust.signature(model / "sig", key=model / "pub") if signed else None
 
     def call():
@@ -72,7 +72,7 @@ def verify_then_load(model):
 
 
 def hashing(model):
-    """SHA-256 of as many bytes that are in memory already, by two threads."""
+    """SHA-256 of as many bytes in memory, by two threads."""
     paths = sorted((model / "model").glob("*.safetensors"))
     contents = [path.read_bytes() for path in paths]
 
@@ -84,7 +84,7 @@ def hashing(model):
 
 
 def reading_and_hashing(model):
-    """SHA-256 of the files, as hashlib reads them, by two threads: what a check before the load costs at least."""
+    """SHA-256 of the files, as hashlib reads them, by two threads: the least cost of a check before the load."""
     paths = sorted((model / "model").glob("*.safetensors"))
 
     def digest(path):

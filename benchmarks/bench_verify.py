@@ -1,6 +1,6 @@
-"""Checking both checksums of an EMBD file: that of the tensor data and that of the whole file.
+"""Checking both checksums of an EMBD file, for the tensor data and for the whole file.
 
-The specification describes two passes. One is enough: the checksum of the file is combined from those of its parts.
+The specification describes two passes. One is enough: its parts' checksums combine to the file's.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Word embeddings: opening a file of a million words, and looking up one, many, and unknown ones by their n-grams.
 
-The vectors have 300 dimensions, and n-grams have buckets. finalfusion-python runs in a process of its own
-(`external_env`); gensim reads a file of its own.
+The vectors have 300 dimensions, and n-grams have buckets. finalfusion-python runs in its own process (`external_env`);
+gensim reads its own file.
 """
 
 import random

@@ -57,7 +57,7 @@ def chosen(request, contenders):
 def compare(request, benchmark, results, smoke):
     """Return compare(groups, *case): time a whole group at its first benchmark, and report the times of this one.
 
-    `groups` are those of `each_contender`; the contenders are prepared for `case`. With `places`, that is a function,
+    `groups` come from `each_contender`; the contenders are prepared for `case`. With `places`, that is a function,
     whose results are the same work in so many places in memory.
     """
 

@@ -2,7 +2,7 @@
 
     python device_child.py WHO SMALL FILE [memory]
 
-Before that it loads the SMALL model, with which a library imports all that it needs and pins its memory.
+First it loads the SMALL model, for the library's imports and pinned memory.
 """
 
 import json
@@ -50,7 +50,7 @@ def loader(who):
     elif who.startswith("InstantTensor"):
         from instanttensor import BackendPolicy, safe_open
 
-        # By itself it reads past the page cache, which has the files that are "warm".
+        # By default it reads past the page cache, which has the "warm" files.
         backend = BackendPolicy.BUFFERED if who.endswith("buffered") else None
 
         def load(path):
@@ -74,7 +74,7 @@ PINNED = {}
 
 
 def copies(_, size):
-    """Copy as many bytes out of pinned memory as a file has."""
+    """Copy a file's number of bytes out of pinned memory."""
     pinned = PINNED.setdefault("memory", torch.full((PIECE,), 7, dtype=torch.uint8).pin_memory())
     target = torch.empty(size, dtype=torch.uint8, device=DEVICE)
     for at in range(0, size, PIECE):
@@ -84,7 +84,7 @@ def copies(_, size):
 
 
 def preads(path, size):
-    """Read a file by 32 threads, each into memory of its own that it uses again."""
+    """Read a file by 32 threads, each into its own memory, which it uses again."""
     fd = os.open(path, os.O_RDONLY)
 
     def read(number):
@@ -107,7 +107,7 @@ def anonymous():
 
 
 def main(who, small, path, *_):
-    """Load, and print what it took."""
+    """Load, and print time and memory."""
     load = loader(who)
     found = load(small)
     torch.cuda.synchronize()

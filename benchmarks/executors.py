@@ -1,4 +1,4 @@
-"""What an executor costs and gains: ``python benchmarks/executors.py [FOLDER]``.
+"""Cost and gain of an executor: ``python benchmarks/executors.py [FOLDER]``.
 
 Converts small shards by one Dask worker and serially (overhead), and quantises large ones by two workers and by one
 (gain), in turn, and prints the median of the ratios. It needs dask and distributed, and two processors that do nothing
@@ -50,7 +50,7 @@ def make(folder: Path, shards: int, mib: int) -> Path:
 
 
 class Took(NamedTuple):
-    """What one conversion took: seconds, and those of a processor, here and in the workers."""
+    """The time of one conversion: seconds, and processor seconds, here and in the workers."""
 
     wall: float
     here: float
@@ -66,7 +66,7 @@ class Cluster:
         self._executors = [None, client.get_executor(workers=every[:1]), client.get_executor(workers=every)]
 
     def took(self, model: Path, out: Path, workers: int) -> Took:
-        """Convert on so many workers, 0 for a serial run, and return what it took."""
+        """Convert on this many workers, 0 for a serial run, and return the time."""
         executor: Executor | None = self._executors[workers]
         before, here, start = self._processors(), time.process_time(), time.perf_counter()
         wm.convert(model, f"{out}/", run=wm.Run(executor), **OPTIONS)
@@ -75,7 +75,7 @@ class Cluster:
         return Took(wall, here, self._processors() - before)
 
     def in_turn(self, model: Path, rounds: int, *workers: int) -> list[tuple[Took, ...]]:
-        """Return what conversions on so many workers took, one of each in every round."""
+        """Return the times of conversions on these numbers of workers, one of each in every round."""
         out = model.with_name("out")
         self.took(model, out, 2)  # the workers import
         found = [tuple(self.took(model, out, number) for number in workers) for _ in range(rounds)]
@@ -87,7 +87,7 @@ class Cluster:
 
 
 def ratio(rounds: list[tuple[Took, ...]]) -> float:
-    """The time of the first of each round by that of the second: the median."""
+    """The median ratio of the first to the second time of each round."""
     return statistics.median(first.wall / second.wall for first, second in rounds)
 
 

@@ -1,4 +1,4 @@
-"""Rivals that need an environment of their own: they run in a child process and read their own clocks.
+"""Rivals in other environments: they run in a child process and read their own clocks.
 
 `ExternalClock` starts the interpreter that ``WEIGHTMAP_FINALFUSION`` names, with a script that imports only the rival.
 A line on its standard input asks for a number of calls; a line on its standard output answers with the seconds they

@@ -41,7 +41,7 @@ def minilm_shapes():
 
 
 def many_shapes(count):
-    """Return `count` shapes of 64 bytes, with names of 51 characters, as long as those of real models."""
+    """Return `count` shapes of 64 bytes, with names of 51 characters, as long as in real models."""
     return {f"model.layers.{i // 100:06}.attention.experts.{i % 100:03}.weight": (16,) for i in range(count)}
 
 

@@ -156,7 +156,7 @@ def fresh(nbytes: int, *, streaming: bool) -> Clock:
 def of(
     kinds: tuple[str, ...], array_of: Callable[..., NDArray[Any] | list[NDArray[Any]]], threads: tuple[int, ...] = (1,)
 ) -> dict[str, Contender]:
-    """Return the limits of these kinds; `array_of(*case)` is that of a case, or its arrays, taken in turn."""
+    """Return the limits of these kinds; `array_of(*case)` is the array of a case, or its arrays, taken in turn."""
 
     def prepare(*case: Any, kind: str, count: int) -> Clock:
         found = array_of(*case)

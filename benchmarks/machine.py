@@ -34,7 +34,7 @@ def cpu() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all libraries, including that of the other environment."""
+    """Return the versions of all libraries, the other environment's too."""
     found = {"weightmap": wm.__version__, "Python": platform.python_version()}
     for name in LIBRARIES:
         try:

@@ -72,7 +72,7 @@ LOADING = (
 )  # fmt: skip
 
 
-# The plot of the page for the figures of a section that have a label; the others are of decoding.
+# The page's plot for the labelled figures of a section; the others belong to decoding.
 PLOTS = {"Opening": "opening", "Loading": "loading"}
 
 

@@ -46,7 +46,7 @@ def use(expert: np.ndarray[Any, Any]) -> float:
 
 
 def main() -> None:
-    """Serve, and print what it took."""
+    """Serve, and print time, bytes and memory."""
     who, path, budget, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     if who == "safetensors":
         import safetensors

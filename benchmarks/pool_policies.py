@@ -1,8 +1,8 @@
-"""How many holds of a pool find their expert in memory, beside LRU and the optimum, which knows what comes next.
+"""How many holds of a pool find their expert in memory, beside LRU and the optimum, which knows the future.
 
 ``python benchmarks/pool_policies.py [--into benchmarks/NOTES.md]`` runs three traces of a mixture of 24 layers of 32
-experts, of which each token takes two in every layer, with room for 200 of the 768. The pool is the one that users
-have; the others are simulated here.
+experts, of which each token takes two in every layer, with room for 200 of the 768. The pool is the real one; the
+others are simulated here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BEGIN, END = "<!-- policies -->\n", "<!-- end of policies -->\n"
 
 
 def routed(change: int) -> list[tuple[int, int]]:
-    """Return layer and expert of every step, by Zipf's law; the favourites change after so many tokens."""
+    """Return layer and expert of every step, by Zipf's law; the favourites change after `change` tokens."""
     rng = np.random.default_rng(1)
     law = 1 / np.arange(1, EXPERTS + 1) ** SKEW
     steps = []

@@ -63,7 +63,7 @@ def rmse_of(exact: Mapping[str, NDArray[Any]], rounded: Mapping[str, NDArray[Any
 
 
 def cosines_of(exact: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the cosine similarity of each row of one matrix with that of the other."""
+    """Return the cosine similarity of each pair of rows of two matrices."""
     a, b = exact.astype(np.float64), found.astype(np.float64)
     result: NDArray[np.float64] = (a * b).sum(axis=1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     return result

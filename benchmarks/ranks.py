@@ -1,11 +1,11 @@
-"""Ranks that load a model of transformers together, each its part, with safetensors and under `compat.patched`.
+"""Ranks that load a model of transformers together, each its part, by safetensors and under `compat.patched`.
 
     python benchmarks/ranks.py [--model llama] [--ranks 2] [--rounds 5]
 
 Each rank has files of its own, so that ranks share no page cache. A load ends when a byte of every page of the local
-parameters has been read. The kinds take turns; the digests of all parameters are equal, or the run fails. Printed are
-medians over ranks and rounds: seconds of loading and of all, those of the processor, MiB of anonymous memory, and the
-bytes read of the disk as a share of the files'. A rank that takes columns reads whole pages: the share is more than one
+parameters has been read. The kinds take turns; the digests of all parameters are equal, or the run fails. It prints
+medians over ranks and rounds: seconds of loading and of all, processor seconds, MiB of anonymous memory, and the bytes
+read from the disk as a share of the files'. A rank that takes columns reads whole pages: the share is more than one
 part then.
 """
 

@@ -1,6 +1,6 @@
 """Serves the files of a folder by ranges, each answer after a delay: a program, which prints its port.
 
-``/counts`` answers the requests and bytes since it was asked last.
+``/counts`` answers the requests and bytes since the last ``/counts``.
 """
 
 import http.server

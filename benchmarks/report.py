@@ -40,7 +40,7 @@ HEAD = """# Benchmarks
 How long opening, loading and decoding take, beside the libraries that do the same work. 2 × is half the time.
 Contenders take turns, and medians are compared; files lie in the page cache unless a row says otherwise.
 """
-# What a plot shows, for users.
+# The description of a plot, for users.
 CAPTIONS = {
     "opening": "Header and index are checked, nothing else is read.",
     "loading": "Ours are views of the file.",
@@ -59,7 +59,7 @@ What users run (`make workflows`), beside the fastest rival: times as fast; in b
 the rival's, where it is half or more. Large files have {mib:,} MiB; opening is 20 times in a row, decoding 3 times.
 Medians of {turns} turns on {machine[cpu]}, {machine[cores]} cores, {date}.
 """
-# Questions that share a table: what names its row, and what its column.
+# Questions that share a table: the names of its rows and columns.
 GRIDS = (
     r"(?P<column>(?:open|one tensor|all tensors) of )(?P<row>.+)(?P<more>, (?:MiniLM|large))",
     r"causal model(?P<column>.*): (?P<row>.+)",
@@ -132,7 +132,7 @@ def figures(outcomes: list[Outcome], *, detailed: bool) -> Iterator[str]:
 
 
 def missed(outcomes: list[Outcome], slower: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of MISSED.md: details, why figures fell short, and which ones this run did not measure.
+    """Yield the lines of MISSED.md: details, reasons for missed figures, and figures that this run did not measure.
 
     `slower` is the section of workflows.
     """
@@ -211,7 +211,7 @@ def workflows(found: Path, page: Path) -> Iterator[str]:
 
 
 def compared(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield for each question and each of our ways: the question, the fastest rival, and how we compare."""
+    """Yield for each question and each of our contenders: the question, the fastest rival, and the ratio."""
     for question in dict.fromkeys(row["question"] for row in rows):
         here = [row for row in rows if row["question"] == question]
         rivals = [row for row in here if not row["who"].startswith("weightmap")]
@@ -228,7 +228,7 @@ def compared(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def behind(found: Path, page: Path) -> Iterator[str]:
-    """Yield the section on workflows that are behind, and why: from their results, or as the page has it."""
+    """Yield the section on slower workflows and the reasons, from their results or from the page."""
     if not found.exists():
         yield from kept(page, BEHIND)
         return
@@ -242,7 +242,7 @@ def behind(found: Path, page: Path) -> Iterator[str]:
 
 
 def put_workflows(found: Path, page: Path, reasons: Path) -> None:
-    """Write the section of whole work above the figures of kernels, and what is behind into `reasons`."""
+    """Write the section of whole work above the figures of kernels, and the slower workflows into `reasons`."""
     text = page.read_text(encoding="utf-8")
     figures = text.index(FIGURES[: FIGURES.index("\n")])
     begin = text.index(HEADING) if HEADING in text else figures

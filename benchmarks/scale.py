@@ -1,4 +1,4 @@
-"""What a model costs that no disk here holds: ``python benchmarks/scale.py [--plot docs/scale.svg]``.
+"""The cost of a model that fits no disk: ``python benchmarks/scale.py [--plot docs/scale.svg]``.
 
 Files are sparse: they have headers and no data. Measured are the first opening of the index of shards, with its memory,
 the first plan, and then a plan for each of many ranks; each while shards, tensors or ranks grow ten-fold.
@@ -85,7 +85,7 @@ def build(folder: Path, shards: int, tensors: int, nbytes: int) -> Path:
 
 
 def measure(index: Path, ranks: int, rounds: int = 3) -> dict[str, float]:
-    """Return what opening and planning take, each in a process of its own; medians."""
+    """Return the medians of opening and planning, each in its own process."""
     runs = []
     for _ in range(rounds):
         done = subprocess.run(
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def draw(path: Path, curves: dict[str, list[tuple[int, dict[str, float]]]]) -> None:
-    """Draw what each costs as ranks, shards and tensors grow."""
+    """Draw the cost of each as ranks, shards and tensors grow."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""The figures that weightmap wants to reach (`targets.toml`), and the outcome of each in a run."""
+"""The target figures of weightmap (`targets.toml`), and the outcome of each in a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Figure:
 
     @property
     def rivals(self) -> list[str]:
-        """Return the names of the contenders that ours is compared with."""
+        """Return the names of the contenders beside ours."""
         return [self.beside] if isinstance(self.beside, str) else self.beside
 
     @property
@@ -51,7 +51,7 @@ class Figure:
 
     @property
     def whom(self) -> str:
-        """Return what ours is compared with, for people."""
+        """Return the other side of the comparison, for people."""
         if self.beside == "limit":
             return "the limit"
         return self.beside if isinstance(self.beside, str) else f"the fastest of {', '.join(self.beside)}"
@@ -66,7 +66,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A measured figure: the `value` of its worst group, `where` that is, and the entries it compares."""
+    """A measured figure: the `value` of its worst group, `where` names the group, and the compared entries."""
 
     figure: Figure
     value: float | None = None
@@ -88,7 +88,7 @@ class Outcome:
 
     @property
     def cells(self) -> list[str]:
-        """Return ours, the other and the ratio of a measured figure, for people; one of these where it is no ratio."""
+        """Return ours, the other and the ratio of a measured figure, for people; or only one of them."""
         measured = self.format(self.value) + (" †" if self.verdict == "missed" else "")
         if not self.ours or not self.other:
             return [measured, "", ""]
@@ -156,12 +156,12 @@ def measure(figure: Figure, run: Run, group: str, ours: str) -> Measured:
 
 
 def beside(figure: Figure, run: Run, entry: Entry) -> Entry:
-    """Return the fastest contender that an entry is compared with."""
+    """Return the fastest contender beside an entry."""
     if figure.beside == "limit":
         limit = run.limit(entry.group, entry.threads)
         assert limit is not None, f"{entry.group} has no limit for {entry.threads} threads"
         return limit
-    # When ours runs with AVX2, so does int4, which int5 is compared with.
+    # If ours runs with AVX2, so does int4, the measure for int5.
     twins = [name + entry.who.removeprefix(figure.ours) for name in figure.rivals]
     there = run.groups[entry.group]
     return min((there.get(twin, there[name]) for twin, name in zip(twins, figure.rivals, strict=True)),

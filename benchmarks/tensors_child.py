@@ -2,8 +2,8 @@
 
     python tensors_child.py WHO SMALL FILE [memory]
 
-Before that it loads the SMALL model, with which a library imports all that it needs. With "memory" it asks for its
-anonymous memory at every eighth tensor, which takes time.
+First it loads the SMALL model, for the library's imports. With "memory" it asks for its anonymous memory at every
+eighth tensor, which takes time.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Contenders for one question, timed in turns.
 
-On a shared machine, times drift from one second to the next by more than two libraries differ. So every contender gets
-a turn in each round, and slow ones in some of the rounds; medians of times from the same rounds are compared.
+On a shared machine, times drift within seconds by more than libraries differ. So every contender gets a turn in each
+round, and slow ones in some of the rounds; medians of times from the same rounds are compared.
 
 A contender has a clock, which returns how long a number of calls took: a function timed here (`Timed`), a C loop that
 reads its own clock (`limits`), or a library in another interpreter (`external_env`).
@@ -34,18 +34,18 @@ BEST = kernels.available_isas()[-1]
 class Clock(Protocol):
     """Returns how many seconds a number of calls took; `info` goes to `extra_info`.
 
-    A clock that has `turns` gets so many, however long one takes. If it is also `alike`, as that of a process for each
-    call is, its calls need no warming up.
+    A clock with `turns` gets this number, however long one takes. If it is also `alike`, as a process for each call is,
+    its calls need no warming up.
     """
 
     info: dict[str, Any]
 
     def __call__(self, calls: int) -> float:
-        """Make so many calls and return how long they took."""
+        """Make `calls` calls and return their seconds."""
 
 
 class Timed:
-    """A function timed in this process; it gets what `setup` returns, whose time does not count."""
+    """A function timed in this process; it gets the result of `setup`, which is not timed."""
 
     def __init__(self, function: Callable[..., object], setup: Callable[[], object] | None = None, **info: Any) -> None:
         self.function, self.setup, self.info = function, setup, info
@@ -68,7 +68,7 @@ class Timed:
 
 
 class Contender(NamedTuple):
-    """One way to do the work: `role` is "ours", "rival", or "limit" for the least that the work takes."""
+    """One way to do the work: `role` is "ours", "rival", or "limit", the least work."""
 
     role: str
     prepare: Callable[..., Clock]
@@ -122,7 +122,7 @@ class Lane:
         self.calls, self.turns, self.warms, self.times = 1, 1, False, list[float]()
 
     def turn(self, calls: int) -> float:
-        """Make so many calls with the instruction set of the contender."""
+        """Make `calls` calls with the contender's instruction set."""
         kernels.use_isa(self.contender.isa or BEST)
         try:
             return self.clock(calls)
@@ -168,7 +168,7 @@ def time_in_turns(contenders: Mapping[str, Contender], *cases: tuple[Any, ...]) 
     """Time the contenders in turns; one that cannot run does not stop the others.
 
     Rounds take the `cases` in turn: the same work in different memory, since how pages lie changes times by a tenth.
-    Every second round goes backwards: what a contender leaves in the caches slows or helps the next one.
+    Every second round goes backwards: a contender's remains in the caches slow or help the next one.
     """
     lanes: dict[str, list[Lane]] = {}
     out: dict[str, BaseException] = {}
@@ -181,7 +181,7 @@ def time_in_turns(contenders: Mapping[str, Contender], *cases: tuple[Any, ...]) 
                 lane.turn(1)
             lanes[name] = [first, *others]
         except pytest.skip.Exception as reason:
-            out[name] = reason.with_traceback(None)  # a traceback would keep alive all that was prepared
+            out[name] = reason.with_traceback(None)  # a traceback would keep everything prepared alive
         except Exception as error:  # noqa: BLE001 - the benchmark of this contender raises it
             out[name] = error
     # The collector shall not walk the objects that pytest made.

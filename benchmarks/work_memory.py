@@ -1,9 +1,9 @@
-"""Memory that work on a large model takes: ``python benchmarks/work_memory.py [--gib 8] [--only q8_0]``.
+"""Memory of work on a large model: ``python benchmarks/work_memory.py [--gib 8] [--only q8_0]``.
 
-The sources are sparse safetensors files of three float32 matrices. Each command is a process; a line tells its peak of
-anonymous memory, sampled every 2 ms, and how much of the sources lies in the page cache afterwards. `mode="direct"`
-holds a copy of a file, by its contract. Status 1 if another command takes more than 256 MiB, or `mode="direct"` fills
-the cache. Targets take up to the size of a source on the disk, one at a time.
+The sources are sparse safetensors files of three float32 matrices. Each command is a process; a line has its peak of
+anonymous memory, sampled every 2 ms, and the sources' share of the page cache afterwards. `mode="direct"` holds a copy
+of a file, by its contract. Status 1 if another command takes more than 256 MiB, or `mode="direct"` fills the cache.
+Targets take up to the size of a source on the disk, one at a time.
 """
 
 from __future__ import annotations

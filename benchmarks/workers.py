@@ -1,9 +1,9 @@
-"""One model, many workers: the memory that 1, 4 and 16 processes add when each opens it, and how fast the second does.
+"""One model, many workers: the memory that 1, 4 and 16 processes add when each opens it, and the second one's time.
 
     python benchmarks/workers.py [--mib 512] [--workers 1 4 16] [--turns 3] [--start fork spawn] [--only TEXT]
 
 Workers import their libraries (forked ones have these from their parent, which has entered `compat.patched()`), then
-open the model one after another, and read a byte of every page; it lies in the page cache. *PSS* is what this adds to
+open the model one after another, and read a byte of every page; it lies in the page cache. *PSS* is the memory added to
 all processes together; a shared page counts once. *Anonymous* memory belongs to one worker alone. The *second* worker's
 seconds are the processor's: of opening, and from the call to the last page.
 """
@@ -64,7 +64,7 @@ def with_tensors(model: Any) -> tuple[Any, list[Any]]:
 
 
 def numpy_way(who: str, folder: Path) -> Callable[[Connection], tuple[Any, list[Any]]]:
-    """Return opening a file, and its arrays; of sealed memory by the descriptor of the parent."""
+    """Return opening a file, and its arrays; for sealed memory by the parent's descriptor."""
     path = folder / "model.safetensors"
     if who == "safetensors":
         load = need("safetensors.numpy").load_file
@@ -133,7 +133,7 @@ def worker(question: str, who: str, folder: Path, pipe: Connection) -> None:
 
 
 def measure(question: str, who: str, start: str, count: int, folder: Path) -> dict[str, float]:
-    """Run so many workers, and return what they add to the memory of all processes, and the second one's seconds."""
+    """Run `count` workers, and return the memory that they add to all processes, and the second one's seconds."""
     sealed = need("weightmap").open(folder / "model.safetensors", mode="sealed") if who.endswith("sealed") else None
     block = contextlib.ExitStack()
     if start == "fork":

@@ -18,7 +18,7 @@ LAST = "layer.{}.weight"
 
 
 def sparse(path: Path, gib: int) -> None:
-    """Make a file of so many tensors of 1 GiB, all zeros."""
+    """Make a file of `gib` tensors of 1 GiB, all zeros."""
     header = {
         LAST.format(i): {"dtype": "F32", "shape": [16384, 16384], "data_offsets": [i * EACH, (i + 1) * EACH]}
         for i in range(gib)

@@ -35,7 +35,7 @@ def make(folder: Path) -> None:
 
 
 def load(folder: Path, file: wm.TensorFile, pool: Any) -> Any:
-    """Return a model whose experts come from a pool: no memory is ever taken for all of them."""
+    """Return a model whose experts come from a pool: they are never all in memory."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -55,7 +55,7 @@ def load(folder: Path, file: wm.TensorFile, pool: Any) -> Any:
 
 
 def main(folder: str, mebibytes: int = 64) -> None:
-    """Generate a few tokens, and say what was read for it."""
+    """Generate a few tokens, and print what the pool read."""
     torch: Any = import_module("torch")
     where = Path(folder)
     if not (where / "config.json").exists():

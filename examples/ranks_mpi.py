@@ -1,6 +1,6 @@
 """Each rank of MPI reads its rows of every tensor: ``mpiexec -n 4 python examples/ranks_mpi.py MODEL``.
 
-A rank is an integer. Only the first lines of `main` know MPI: any launcher will do that says who a process is.
+A rank is an integer. Only the first lines of `main` know MPI: any launcher that tells a process its rank will do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def load_slices(path: str, dim: int, rank: int, world_size: int) -> tuple[dict[s
 
 
 def main(path: str) -> None:
-    """Load, and say what was read."""
+    """Load, and print the number of bytes read."""
     group: Any = import_module("mpi4py.MPI").COMM_WORLD
     slices, nbytes = load_slices(path, 0, group.rank, group.size)
     rows = sum(len(array) for array in slices.values() if array.ndim)

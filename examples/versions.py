@@ -3,7 +3,8 @@
     python versions.py train published --steps 5
     python versions.py serve local published --steps 5
 
-The trainer changes 1 % of the elements at each step. The server pulls what is new, opens it, and says what it serves.
+The trainer changes 1 % of the elements at each step. The server pulls new versions, opens them, and prints the version
+that it serves.
 """
 
 import argparse

@@ -36,7 +36,7 @@ def model() -> None:
 
 
 def rank(path: str) -> None:
-    """Load the rows of this rank, compare them with the model, and say what was read."""
+    """Load the rows of this rank, compare them with the model, and print the report."""
     torch: Any = import_module("torch")
     dist: Any = import_module("torch.distributed")
     dcp: Any = import_module("torch.distributed.checkpoint")

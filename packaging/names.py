@@ -1,6 +1,6 @@
 """Counts names that say too little, in src/ and csrc/: `make lint` fails when there are more than RECORDED.
 
-Counted are the places where Python binds a name (of a variable, function, class, parameter or attribute), and the
+It counts the places where Python binds a name (of a variable, function, class, parameter or attribute), and the
 identifiers of C outside comments and strings. Capitals, and underscores around a name, make no difference.
 """
 
@@ -44,7 +44,7 @@ def names() -> Iterator[str | None]:
 
 
 def main() -> int:
-    """Return 1 if there are more such names than recorded; print them word by word if they are not as many."""
+    """Return 1 if there are more such names than recorded; print them word by word if their number differs."""
     words = (name.strip("_").lower() for name in names() if name)
     counts = Counter(word for word in words if WORDS.fullmatch(word))
     total = counts.total()

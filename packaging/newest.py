@@ -1,4 +1,4 @@
-"""Run our tests beside the newest libraries, each with its own; what fails is one line with version and test."""
+"""Run our tests beside the newest libraries, each with its own; each failure is one line with version and test."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 """Unpack the source distribution of an installed package that maturin built, for its tests: NAME FOLDER.
 
-pip asks the build backend for the metadata of what it downloads, and maturin asks Rust's registry. The file has them.
+pip asks the build backend for the metadata of a download, and maturin asks Rust's registry; the file already has them.
 """
 
 import os

@@ -1,10 +1,10 @@
 """Builds the wheels for Linux from any Linux machine, and audits them: `make wheels`.
 
-The compiler is clang as `ziglang` packs it, with the headers of every glibc and of musl. A wheel therefore asks for no
-newer C library than its tag says, whatever this machine has.
+The compiler is clang as `ziglang` packs it, with the headers of every glibc and of musl. So a wheel needs no newer C
+library than its tag says, whatever this machine has.
 
-Wheels for macOS and Windows come from the machines of `.github/workflows/wheels.yml`: no emulator here runs a Python
-for them, and nobody should install a module that was never loaded.
+Wheels for macOS and Windows come from the machines of `.github/workflows/wheels.yml`: no emulator here runs Python for
+them, and an untested module should not be installed.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
 MODULE = "_kernels.abi3.so"
-# A stripped C module has half of this; one with debug information has four times as much.
+# A stripped C module has half of this; with debug information it has four times as much.
 MODULE_BYTES = 1_000_000
 # The libraries that every Linux has.
 SYSTEM = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libc.musl-x86_64.so.1", "libc.musl-aarch64.so.1"}
@@ -91,7 +91,7 @@ def build(name: str, target: Target, source: Path) -> Path:
         environment={
             "CC": compiler,
             "LDSHARED": f"{compiler} -shared -s",
-            # Instead of those of the interpreter that builds; optimisation is in build_ffi.py.
+            # Replace the building interpreter's flags; optimisation is in build_ffi.py.
             "CFLAGS": "-g0 -DNDEBUG",
             "LDFLAGS": "",
             "_PYTHON_HOST_PLATFORM": target.platform,
@@ -108,7 +108,7 @@ def build(name: str, target: Target, source: Path) -> Path:
 def renamed(wheel: Path, musl: str) -> Path:
     """Let the C module of a wheel ask for musl by the name that distributions give it; the linker calls it libc.so.
 
-    musl takes both names for itself. By the longer one auditwheel knows which C library is meant.
+    musl takes both names for itself. The longer one tells auditwheel the C library.
     """
     tool("wheel", "unpack", "--dest", str(wheel.parent / "renamed"), str(wheel))
     [unpacked] = (wheel.parent / "renamed").iterdir()
@@ -119,7 +119,7 @@ def renamed(wheel: Path, musl: str) -> Path:
 
 
 def needed(wheel: Path) -> set[str]:
-    """Return the libraries that the C module of a wheel asks for."""
+    """Return the libraries that the C module of a wheel needs."""
     folder = WORK / "unpacked"
     shutil.rmtree(folder, ignore_errors=True)
     with zipfile.ZipFile(wheel) as archive:

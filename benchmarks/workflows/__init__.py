@@ -1,1 +1,1 @@
-"""Whole work, timed beside the tools that a user would use instead."""
+"""Whole workflows, timed beside the tools that a user would use instead."""

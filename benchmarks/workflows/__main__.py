@@ -1,9 +1,9 @@
-"""Times whole work beside the tool that a user would use instead: ``python benchmarks/workflows [SCRIPT ...]``.
+"""Times whole workflows beside the tool that a user would use instead: ``python benchmarks/workflows [SCRIPT ...]``.
 
 Each script of this folder has WORKFLOWS, {question: {contender: function}}, and `write(folder, mib)`, which writes its
-files. A function prepares (it imports its library) and returns what is timed. Every turn is a process of its own, and
-contenders take turns. ``make workflows`` runs all of them in an environment of its own, and writes workflows.json,
-whose table it then writes into docs/benchmarks.md.
+files. A function prepares (it imports its library) and returns the function to time. Every turn is a new process, and
+contenders take turns. ``make workflows`` runs all of them in its own environment, and writes workflows.json, and its
+table into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def measure(script: str, turns: int, folder: Path) -> list[dict[str, object]]:
     for question, contenders in common.load(script).WORKFLOWS.items():
         taken: dict[str, list[dict[str, float]]] = {who: [] for who in contenders}
         for number in range(turns):
-            first = number % len(taken)  # each is first once: that one waits for memory that others have given back
+            first = number % len(taken)  # each is first once: the first waits for memory that others have given back
             for who in [*taken][first:] + [*taken][:first]:
-                os.sync()  # bytes that the turn before has not flushed are not this one's
+                os.sync()  # unflushed bytes of the previous turn do not count
                 if question.endswith(common.COLD):
                     drop(folder)
                 taken[who].append(turn(script, question, who, folder))

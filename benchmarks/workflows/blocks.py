@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHAPE = (4096, 4096)
-# How many times in a row a parameter is decoded: the first one waits for memory that nobody has used yet.
+# Decodings of a parameter in a row: the first one waits for unused memory.
 DECODED = 3
 KINDS = ("q4_0", "q8_0", "q4_k", "mxfp4")
 
@@ -40,7 +40,7 @@ def quantise(kind: str, folder: Path) -> Callable[[], Any]:
 
 
 def ggml_quantise(kind: str, folder: Path) -> Callable[[], Any]:
-    """Return gguf-py's, which has none for the K blocks."""
+    """Return gguf-py's, which lacks the K blocks."""
     gguf, numbers = need("gguf"), normal(SHAPE)
     return lambda: gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind.upper()])
 
@@ -78,7 +78,7 @@ def ours_experts(folder: Path) -> Callable[[], Any]:
 
 
 def transformers_experts(folder: Path) -> Callable[[], Any]:
-    """Return what transformers does where no kernel of its own runs."""
+    """Return transformers' decoding without its own kernels."""
     torch = need("torch")
     torch.set_num_threads(1)
     convert = need("transformers.integrations.mxfp4").convert_moe_packed_tensors
@@ -86,7 +86,7 @@ def transformers_experts(folder: Path) -> Callable[[], Any]:
     return in_a_row(lambda: convert(blocks, scales, dtype=torch.bfloat16))
 
 
-# Schemes of compressed-tensors: what the configuration says of weights, and the pieces of SHAPE as it stores them.
+# Schemes of compressed-tensors: the configuration of weights, and the pieces of SHAPE as it stores them.
 COMPRESSED: dict[str, tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...]]]]] = {
     "pack-quantized": (
         {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 128, "strategy": "group"},
@@ -108,7 +108,7 @@ COMPRESSED: dict[str, tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...]
 
 
 def scheme(kind: str) -> dict[str, Any]:
-    """Return what the configuration says of a group of modules."""
+    """Return the configuration of a group of modules."""
     return {"targets": ["Linear"], "weights": COMPRESSED[kind][0]}
 
 

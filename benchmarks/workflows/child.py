@@ -1,4 +1,4 @@
-"""One turn of a contender: prints seconds, processor seconds, and MiB of memory beyond those before, as JSON."""
+"""One turn of a contender: prints seconds, processor seconds, and added MiB of memory, as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def memory(*fields: str) -> list[float]:
 
 
 class Peak(threading.Thread):
-    """The most anonymous memory, which the system does not record: looked at every 2 ms."""
+    """The most anonymous memory, sampled every 2 ms, since the system does not record it."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

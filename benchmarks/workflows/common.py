@@ -1,4 +1,4 @@
-"""What the scripts of this folder share."""
+"""Shared functions of this folder's scripts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = 4096
 
 
 class Absent(Exception):  # noqa: N818 - no error: a library that is not here
-    """What a contender needs is not here."""
+    """A contender's library or tool is missing."""
 
 
 def load(script: str) -> ModuleType:
@@ -30,7 +30,7 @@ def load(script: str) -> ModuleType:
 
 
 def environment() -> dict[str, str]:
-    """Return a user's environment: modules are compiled once, and what a program prints is buffered."""
+    """Return a user's environment: modules are compiled once, and output is buffered."""
     others = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
     return {name: value for name, value in os.environ.items() if name not in others}
 
@@ -62,7 +62,7 @@ def matrices(mib: int, count: int = 32) -> dict[str, Any]:
 
 
 def anonymous(pid: int | str) -> float:
-    """Return the anonymous memory of a process in MiB, and of those that it has started."""
+    """Return the anonymous memory of a process and its children in MiB."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
         started = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()

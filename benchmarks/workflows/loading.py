@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SIZES = ("MiniLM", "large")
 ONE = {"MiniLM": "embeddings.position_embeddings.weight", "large": "model.layers.7.mlp.weight"}
 USES = ("open", "one tensor", "all tensors")
-# How many times in a row a file is opened where opening alone is timed
+# Openings of a file in a row if only opening is timed
 OPENED = 20
 
 
@@ -76,7 +76,7 @@ WRITERS: dict[str, Callable[[Path, dict[str, Any]], None]] = {
 
 
 def use(opened: Callable[[], Any], get: Callable[[Any, str], Any], names: Callable[[Any], Iterable[str]]) -> Any:
-    """Return what `timed` makes of a library: how it opens a file, gets a tensor, and names all."""
+    """Return the functions of a library for `timed`: open a file, get a tensor, list the names."""
     return opened, get, names
 
 
@@ -113,7 +113,7 @@ def gguf(path: Path) -> Any:
 
 
 def onnx(path: Path) -> Any:
-    """Return onnx, which reads the data beside the model only for what is asked."""
+    """Return onnx, which reads only requested data beside the model."""
     library = need("onnx")
 
     def opened() -> Any:
@@ -131,7 +131,7 @@ def numpy_load(path: Path) -> Any:
 
 
 def timed(library: Callable[..., Any], size: str, suffix: str, what: str, folder: Path) -> Callable[[], Any]:
-    """Return what is timed."""
+    """Return the function to time."""
     path = folder / f"{size}.{suffix}"
     if not path.exists():
         raise Absent(f"the library that writes .{suffix} is not here")
@@ -151,7 +151,7 @@ def timed(library: Callable[..., Any], size: str, suffix: str, what: str, folder
 
 
 def untouched(library: str, size: str, folder: Path) -> Callable[[], Any]:
-    """Return load_file of a library, all of whose tensors nobody touches."""
+    """Return load_file of a library, without touching any tensor."""
     load = need(library).load_file
     load(folder / "MiniLM.safetensors")
     return partial(load, folder / f"{size}.safetensors")

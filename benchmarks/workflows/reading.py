@@ -1,4 +1,4 @@
-"""Tensors of a file as copies of one's own, and as float32."""
+"""Tensors of a file as private copies, and as float32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(folder: Path, mib: int) -> None:
 
 
 def read(kind: str, folder: Path) -> Callable[[], Any]:
-    """Return `read` of ours into an array that is there."""
+    """Return our `read` into an existing array."""
     f = need("weightmap").open(folder / f"{kind}.safetensors")
     out = np.ones(f["w"].shape, np.float32)
     f.read("small", np.float32)

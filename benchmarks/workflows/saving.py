@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SIGNING = "import sys, model_signing; model_signing.hashing.hash(sys.argv[1])"
-# What a script would do: each file that the list names, by two threads.
+# A user's script: it hashes each listed file, by two threads.
 HASHLIB = """
 import hashlib, os, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -42,12 +42,12 @@ def write(folder: Path, mib: int) -> None:
 
 
 def tensors(folder: Path) -> dict[str, Any]:
-    """Return what is saved."""
+    """Return the tensors to save."""
     return matrices(int((folder / "mib").read_text(encoding="ascii")))
 
 
 def new(path: Path) -> Path:
-    """Return the path of a file that is written anew: a turn before has left its pages in memory."""
+    """Return the path of a new file: an earlier turn has left the old one's pages in memory."""
     path.unlink(missing_ok=True)
     return path
 
@@ -68,7 +68,7 @@ def safetensors(folder: Path) -> Callable[[], Any]:
 
 
 def trusted(folder: Path) -> Callable[[], Any]:
-    """Return opening files whose SHA-256 is compared with a list."""
+    """Return opening files and comparing their SHA-256 with a list."""
     opened = partial(need("weightmap").open, trust=folder / "shards" / "SHA256SUMS")
     return partial(opened, folder / "shards")
 
@@ -81,7 +81,7 @@ def by_hashlib(folder: Path) -> Callable[[], Any]:
 
 
 def command(words: list[str], folder: Path) -> list[str]:
-    """Return a command on what is to be checked."""
+    """Return a command on the files to check."""
     if SIGNING in words:
         need("model_signing")
     return [sys.executable if words[0] == "python" else words[0], *(word.format(folder) for word in words[1:])]

@@ -24,7 +24,7 @@ FIRST = {
     "weightmap": f"import weightmap as wm; wm.open(sys.argv[1])[{NAME!r}].sum()",
     "safetensors": f"from safetensors import safe_open; safe_open(sys.argv[1], 'np').get_tensor({NAME!r}).sum()",
 }
-# What a user writes in ten lines to list a model of many files, with safetensors and without.
+# A user's ten lines that list a model of many files, with safetensors and without.
 WITH_SAFETENSORS = """
 import pathlib
 from safetensors import safe_open

@@ -1,4 +1,4 @@
-"""Word vectors beside gensim: opening, a few words, the words most alike."""
+"""Word vectors beside gensim: opening, a few words, the most similar words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(folder: Path, mib: int) -> None:
 
 
 def ours(what: str, folder: Path) -> Callable[[], Any]:
-    """Return ours, on a file that is mapped."""
+    """Return ours, on a mapped file."""
     wm = need("weightmap")
     target = folder / "vectors.fifu"
     if not target.exists():
@@ -43,7 +43,7 @@ def ours(what: str, folder: Path) -> Callable[[], Any]:
 
 
 def gensim(what: str, folder: Path) -> Callable[[], Any]:
-    """Return gensim's, on a file of its own that is mapped."""
+    """Return gensim's, on its own mapped file."""
     keyed = need("gensim.models").KeyedVectors
     load = partial(keyed.load, str(folder / "vectors.kv"), mmap="r")
     if what == "open":
