@@ -595,4 +595,5 @@ def test_errors_of_the_system_name_a_path_from_the_root(chain, tmp_path, monkeyp
     monkeypatch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, refuse})
     with pytest.raises(PermissionError) as caught:
         deltas.pull(folder, source, version=2)
-    assert (caught.value.filename, caught.value.filename2) == (f"{folder / name}", None)
+    path = folder if call == "replace" else folder / name
+    assert (caught.value.filename, caught.value.filename2) == (f"{path}", None)

@@ -17,20 +17,15 @@ import numpy as np
 
 from weightmap._messages import quoted
 from weightmap.core.bytes import Range
-from weightmap.core.bytes.derived import DecodedSource
-from weightmap.core.bytes.geometry import DecodedOnUse
-from weightmap.core.bytes.memory import room
 from weightmap.core.model.listing import new_sum, package
 from weightmap.errors import DeltaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from weightmap.core.arguments import Limits
     from weightmap.core.bytes.source import Source
-    from weightmap.core.table.table import Row
 
     # The blocks of the old and the new tensor, from the beginning.
     Blocks = Callable[[], Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]
@@ -41,6 +36,8 @@ BLOCK = 1 << 19
 # Bytes of a frame that are read at once, and the most that its header has.
 _READ, _HEAD = 1 << 17, 18
 _WINDOW = 1 << 27
+# Frames that are decoded side by side in all threads: each takes 1.7 MiB at the level that trainers use.
+AT_ONCE = 36
 # Positions are 32 bits wide.
 MAX_POSITIONS = 1 << 32
 
@@ -259,94 +256,6 @@ class _Overwrite(_Patch):
             raise self._frame.error("a position lies outside of the tensor", field="positions")
         self._values.finish()
         super().finish()
-
-
-# Frames that are decoded side by side in all threads: each takes 1.7 MiB at the level that trainers use.
-AT_ONCE = 36
-
-
-class Patched(DecodedOnUse):
-    """A tensor that deltas changed: its old bytes lie in the file, the frames of the deltas in others.
-
-    Parameters
-    ----------
-    nbytes : int
-    frames : sequence of Frame
-        In the order of versions.
-    limits : Limits
-    """
-
-    __slots__ = ("frames",)
-
-    def __init__(self, nbytes: int, frames: Sequence[Frame], limits: Limits) -> None:
-        super().__init__(nbytes, limits)
-        self.frames: Sequence[Frame] = frames
-
-    def pieces(self, row: Row, before: NDArray[np.uint8] | None = None) -> Iterator[memoryview]:
-        """Yield the new bytes, compared with their checksums once the last piece was taken.
-
-        They are at most `BLOCK` each; `before`, of as many, gets the old bytes of each piece.
-        """
-        return map(memoryview, patched(self.frames, self._old(row), row.nbytes, before))
-
-    def stages(
-        self, row: Row, at_once: int, back: Callable[[], Iterator[NDArray[np.uint8]]]
-    ) -> Iterator[Iterator[memoryview]]:
-        """Yield iterators as `pieces` is one, each of the bytes after some more versions; the last has the new bytes.
-
-        Each frame that is decoded takes some memory: long chains go over the bytes again, from where the caller has put
-        them meanwhile, block by block.
-
-        Parameters
-        ----------
-        row : Row
-        at_once : int
-            Most frames that are decoded side by side.
-        back : callable
-            Returns the bytes that the iterator before yielded, in blocks of at most `BLOCK` bytes, which may be written
-            to. A block may be used again once it was taken.
-        """
-        for start in range(0, len(self.frames), at_once):
-            old = back() if start else self._old(row)
-            yield map(memoryview, patched(self.frames[start : start + at_once], old, row.nbytes))
-
-    @staticmethod
-    def _old(row: Row) -> Iterator[NDArray[np.uint8]]:
-        end = row.offset + row.nbytes
-        source = row.source.ahead([Range(row.offset, end)])
-        block = np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
-        for at in range(row.offset, end, BLOCK):
-            piece = block[: end - at]
-            source.read_into(at, piece)
-            yield piece
-
-    def fill(self, row: Row, out: NDArray[np.uint8]) -> None:
-        """Implement `DecodedOnUse.fill`."""
-
-        def back() -> Iterator[NDArray[np.uint8]]:
-            return (out[at : at + BLOCK] for at in range(0, len(out), BLOCK))
-
-        for stage in self.stages(row, AT_ONCE, back):
-            at = 0
-            for piece in stage:
-                out[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-                at += len(piece)
-
-    def dense(self, row: Row) -> Source:
-        """Return a source of these bytes."""
-        return _PatchedSource(row, self)
-
-
-class _PatchedSource(DecodedSource):
-    """The bytes of a `Patched` tensor: all of them without memory for them."""
-
-    _how: Patched
-
-    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        if (start, stop) == (0, self._row.nbytes):
-            yield from (np.frombuffer(piece, np.uint8) for piece in self._how.pieces(self._row))
-        else:  # a part is used only if the whole has its checksum
-            yield from super()._pieces(start, stop)
 
 
 # ------------------------------------------------------------------------------------------------------ encoding

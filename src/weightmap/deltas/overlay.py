@@ -14,26 +14,112 @@ import numpy as np
 from weightmap._messages import counted, quoted
 from weightmap.core.arguments import Limits, Options, mistyped, unexpected
 from weightmap.core.bytes import Range
+from weightmap.core.bytes.derived import DecodedSource
+from weightmap.core.bytes.geometry import DecodedOnUse
+from weightmap.core.bytes.memory import room
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.formats import Content, Verification
 from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import name_of, parts_of, warnings_of
 from weightmap.core.model.opening import OPEN_OPTIONS, located, open_with, options_of
 from weightmap.core.table.columns import JoinedTable
-from weightmap.deltas.frames import Patched
+from weightmap.deltas.frames import AT_ONCE, BLOCK, Frame, patched
 from weightmap.deltas.local import Local, folder_of_model
 from weightmap.deltas.versions import Delta, read_version
 from weightmap.errors import DeltaError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Place, Row, Table
-    from weightmap.deltas.frames import Frame
     from weightmap.typing import ModelSource, OpenOptions
+
+
+class Patched(DecodedOnUse):
+    """A tensor that deltas changed: its old bytes lie in the file, the frames of the deltas in others.
+
+    Parameters
+    ----------
+    nbytes : int
+    frames : sequence of Frame
+        In the order of versions.
+    limits : Limits
+    """
+
+    __slots__ = ("frames",)
+
+    def __init__(self, nbytes: int, frames: Sequence[Frame], limits: Limits) -> None:
+        super().__init__(nbytes, limits)
+        self.frames: Sequence[Frame] = frames
+
+    def pieces(self, row: Row, before: NDArray[np.uint8] | None = None) -> Iterator[memoryview]:
+        """Yield the new bytes, compared with their checksums once the last piece was taken.
+
+        They are at most `BLOCK` each; `before`, of as many, gets the old bytes of each piece.
+        """
+        return map(memoryview, patched(self.frames, self._old(row), row.nbytes, before))
+
+    def stages(
+        self, row: Row, at_once: int, back: Callable[[], Iterator[NDArray[np.uint8]]]
+    ) -> Iterator[Iterator[memoryview]]:
+        """Yield iterators as `pieces` is one, each of the bytes after some more versions; the last has the new bytes.
+
+        Each frame that is decoded takes some memory: long chains go over the bytes again, from where the caller has put
+        them meanwhile, block by block.
+
+        Parameters
+        ----------
+        row : Row
+        at_once : int
+            Most frames that are decoded side by side.
+        back : callable
+            Returns the bytes that the iterator before yielded, in blocks of at most `BLOCK` bytes, which may be written
+            to. A block may be used again once it was taken.
+        """
+        for start in range(0, len(self.frames), at_once):
+            old = back() if start else self._old(row)
+            yield map(memoryview, patched(self.frames[start : start + at_once], old, row.nbytes))
+
+    @staticmethod
+    def _old(row: Row) -> Iterator[NDArray[np.uint8]]:
+        end = row.offset + row.nbytes
+        source = row.source.ahead([Range(row.offset, end)])
+        block = np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
+        for at in range(row.offset, end, BLOCK):
+            piece = block[: end - at]
+            source.read_into(at, piece)
+            yield piece
+
+    def fill(self, row: Row, out: NDArray[np.uint8]) -> None:
+        """Implement `DecodedOnUse.fill`."""
+
+        def back() -> Iterator[NDArray[np.uint8]]:
+            return (out[at : at + BLOCK] for at in range(0, len(out), BLOCK))
+
+        for stage in self.stages(row, AT_ONCE, back):
+            at = 0
+            for piece in stage:
+                out[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+                at += len(piece)
+
+    def dense(self, row: Row) -> Source:
+        """Return a source of these bytes."""
+        return _PatchedSource(row, self)
+
+
+class _PatchedSource(DecodedSource):
+    """The bytes of a `Patched` tensor: all of them without memory for them."""
+
+    _how: Patched
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
+        if (start, stop) == (0, self._row.nbytes):
+            yield from (np.frombuffer(piece, np.uint8) for piece in self._how.pieces(self._row))
+        else:  # a part is used only if the whole has its checksum
+            yield from super()._pieces(start, stop)
 
 
 class OverlaidTable(JoinedTable):
@@ -171,7 +257,10 @@ def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> T
 
 
 def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> TensorFile:
-    """Return a handle on a model under deltas that are open. It closes the files of both; the caller, if this fails."""
+    """Return a handle on a model under deltas that are open.
+
+    It closes the files of both. If this fails, the base is closed, and the caller closes the deltas.
+    """
     source, _, _ = parts_of(base)
     try:
         content = OverlaidContent(base, deltas, options)
@@ -180,8 +269,11 @@ def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> Ten
         file = TensorFile(source, base.format, content, options)
         if options.verify == "full":
             file.verify()
-    except TensorFileError as error:
-        raise error.located(path=source.name) from None
+    except BaseException as error:
+        base.close()
+        if isinstance(error, TensorFileError):
+            raise error.located(path=source.name) from None
+        raise
     return file
 
 

@@ -21,9 +21,9 @@ from weightmap.core.model.listing import new_sum
 from weightmap.core.model.opening import open_with
 from weightmap.core.native import access
 from weightmap.deltas import versions
-from weightmap.deltas.frames import AT_ONCE, Patched
+from weightmap.deltas.frames import AT_ONCE
 from weightmap.deltas.local import Journal, Local, folder_of_model
-from weightmap.deltas.overlay import check_chain, overlaid, read_delta
+from weightmap.deltas.overlay import Patched, check_chain, overlaid, read_delta
 from weightmap.deltas.publishing import DeltaReport
 from weightmap.deltas.writing import CHANGES, pieces, segments, write_changes, write_files, write_planned
 from weightmap.errors import DeltaError, Remedy, TargetError, TensorFileError, UnsupportedError
@@ -367,7 +367,8 @@ def _opened(path: UpgradePath) -> Iterator[tuple[TensorFile, TensorFile]]:
 
     Where the checksum of a tensor differs, say that the first may not be the base version, or is the last one.
     """
-    with open_with(path.begin, _READING) as base, overlaid(base, path.deltas, _READING) as file:
+    base = open_with(path.begin, _READING)
+    with overlaid(base, path.deltas, _READING) as file:
         try:
             yield base, file
         except DeltaError as error:
@@ -499,7 +500,7 @@ def _check_base(model: str, step: versions.Delta) -> None:
         return
     # The others are compared with their checksums as they are decoded.
     before.frames = {name: frame for name, frame in before.frames.items() if name not in step.frames}
-    with contextlib.closing(before), open_with(model, _READING) as base, overlaid(base, [before], _READING) as file:
+    with contextlib.closing(before), overlaid(open_with(model, _READING), [before], _READING) as file:
         if not all(_is_there(row) for row in rows_of(file) if isinstance(row.geometry, Patched)):
             what = f"the model lacks the changes of version {before.version}, the base of the delta"
             raise DeltaError(what, path=name_of(file), field="base_version")

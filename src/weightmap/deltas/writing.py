@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from weightmap.core.bytes.open_source import MAX_OPEN
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
 from weightmap.core.native import files as native_files
 from weightmap.core.native.access import Descriptor, read_bytes, read_into, take_ownership, with_temporary
-from weightmap.deltas.frames import AT_ONCE, BLOCK, Patched
+from weightmap.deltas.frames import AT_ONCE, BLOCK
 from weightmap.errors import DeltaError, NotRegularFileError, TargetError
 
 if TYPE_CHECKING:
@@ -75,16 +75,18 @@ class Tree:
             folder = self._inner(folder, part, make=make)
         return folder, last
 
-    @contextlib.contextmanager
-    def _where(self, name: str, *, make: bool = False) -> Iterator[tuple[str, Descriptor | None]]:
-        """Yield path and `dir_fd` of a file, for system calls. Their errors name its path from the root."""
+    def _where(self, name: str, *, make: bool = False) -> tuple[str, Descriptor | None]:
+        """Return path and `dir_fd` of a file, for system calls."""
+        folder, last = (self._folder, name) if "/" not in name else self._parent(name, make=make)
+        return os.path.join(folder.path, last), folder.fd
+
+    def _call(self, function: Callable[..., Any], name: str, *arguments: Any, at: str = "dir_fd", **named: Any) -> Any:
+        """Call a function of the system, whose errors name a file's path; `at` is its parameter for the folder."""
+        folder, last = (self._folder, name) if "/" not in name else self._parent(name)
         try:
-            folder, last = self._parent(name, make=make)
-            yield os.path.join(folder.path, last), folder.fd
+            return function(os.path.join(folder.path, last), *arguments, **{at: folder.fd}, **named)
         except OSError as error:
-            if not isinstance(error, TargetError):
-                error.filename = os.path.join(self.path, name)
-                del error.filename2  # of a rename
+            error.filename = os.path.join(self.path, name)
             raise
 
     def _inner(self, folder: Folder, name: str, *, make: bool) -> Folder:
@@ -102,22 +104,22 @@ class Tree:
 
     def folder(self, name: str, *, make: bool = False) -> Tree:
         """Open a folder; make it if it may be missing. Raises `TargetError` for a link."""
-        parent, last = self._parent(name)
+        parent, last = (self._folder, name) if "/" not in name else self._parent(name)
         return Tree(self._inner(parent, last, make=make), os.path.join(self.path, name))
 
     def make(self, name: str, mode: int = 0o777) -> Tree:
         """Make a folder, which must be new, and open it."""
-        with self._where(name) as (path, at):
-            os.mkdir(path, mode, dir_fd=at)
+        self._call(os.mkdir, name, mode)
         return self.folder(name)
 
     def open(self, name: str, flags: int) -> Descriptor:
         """Open a regular file. Raises `NotRegularFileError` for anything else, such as a link."""
+        path, at = self._where(name)
         try:
-            with self._where(name) as (path, at):
-                file = take_ownership(partial(os.open, path, flags | _CAREFUL, 0o666, dir_fd=at))
-        except OSError:
-            if self.is_free(name) or self.status(name) is not None:
+            file = take_ownership(partial(os.open, path, flags | _CAREFUL, 0o666, dir_fd=at))
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or self.is_free(name) or self.status(name) is not None:
+                error.filename = os.path.join(self.path, name)
                 raise
             raise self._irregular(name) from None
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -134,8 +136,7 @@ class Tree:
         Another OSError says that the system cannot tell: taken for a file that is missing, a model would be removed.
         """
         try:
-            with self._where(name) as (path, at):
-                return os.stat(path, dir_fd=at, follow_symlinks=False)
+            return self._call(os.stat, name, follow_symlinks=False)  # type: ignore[no-any-return]
         except OSError as error:
             if isinstance(error, FileNotFoundError) or _is_impossible(error):
                 return None
@@ -158,8 +159,7 @@ class Tree:
     def takes(self, name: str) -> bool:
         """Whether a file can get a name: no folder has it, and its path leads through no link."""
         try:
-            with self._where(name) as (path, at):
-                return not stat.S_ISDIR(os.stat(path, dir_fd=at, follow_symlinks=False).st_mode)
+            return not stat.S_ISDIR(self._call(os.stat, name, follow_symlinks=False).st_mode)
         except FileNotFoundError:  # its folder will be made
             return True
         except OSError as error:
@@ -173,9 +173,9 @@ class Tree:
 
     def move(self, name: str, to: Tree, new: str) -> None:
         """Move a file to a name in another tree, and replace what has it. Do nothing if the file was moved before."""
+        path, folder = to._where(new, make=True)
         try:
-            with to._where(new, make=True) as (new_path, new_at), self._where(name) as (path, at):
-                os.replace(path, new_path, src_dir_fd=at, dst_dir_fd=new_at)
+            self._call(os.replace, name, path, at="src_dir_fd", dst_dir_fd=folder)
         except FileNotFoundError:
             if to.is_free(new):
                 msg = "another program changed or removed this file of the model meanwhile: pull again"
@@ -183,19 +183,20 @@ class Tree:
 
     def link(self, name: str, to: Tree, new: str) -> None:
         """Give a file a second name in another tree."""
-        with to._where(new) as (new_path, new_at), self._where(name) as (path, at):
-            os.link(path, new_path, src_dir_fd=at, dst_dir_fd=new_at, follow_symlinks=False)
+        path, folder = to._where(new)
+        self._call(os.link, name, path, at="src_dir_fd", dst_dir_fd=folder, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a link."""
-        with self._where(name) as (path, at):
-            os.unlink(path, dir_fd=at)
+        self._call(os.unlink, name)
 
     def clear(self, name: str) -> None:
         """Remove a file, link, or folder with all in it, if the directory itself has the name. Follows no links."""
-        if not self.is_folder(name):
-            if not self.is_free(name):
-                self.remove(name)
+        status = self._lstat(name)
+        if status is None:
+            return
+        if not stat.S_ISDIR(status.st_mode):
+            self.remove(name)
             return
         tree = self.folder(name)
         while names := tree.names():
@@ -224,8 +225,7 @@ class Tree:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def _rmdir(self, name: str) -> None:
-        with self._where(name) as (path, at):
-            os.rmdir(path, dir_fd=at)
+        self._call(os.rmdir, name)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file in the directory itself, atomically, and flush it."""
@@ -238,8 +238,8 @@ class Tree:
 
     def is_at(self, path: str) -> bool:
         """Whether a path leads to this directory."""
-        with self._where(os.curdir) as (here, at):
-            return os.path.samestat(os.stat(here, dir_fd=at), os.stat(path))
+        here, at = self._where(os.curdir)
+        return os.path.samestat(os.stat(here, dir_fd=at), os.stat(path))
 
 
 def _write_small(temporary: Temporary, folder: Folder, name: str, data: bytes) -> None:
@@ -384,8 +384,7 @@ def pieces(source: Source, offset: int, nbytes: int, row: Row | None) -> Iterato
     """Yield the new bytes of a segment."""
     if row is None:
         return source.ahead([Range(offset, offset + nbytes)]).chunks(offset, nbytes, _COPY_BYTES)
-    assert isinstance(row.geometry, Patched)  # noqa: S101 - as all changed rows have
-    return row.geometry.pieces(row)
+    return row.geometry.pieces(row)  # type: ignore[union-attr,no-any-return]  # a changed row has a `Patched` one
 
 
 def write_files(
@@ -404,9 +403,8 @@ def write_files(
         if row is None:
             stages = [pieces(source, *segment)]
         else:
-            assert isinstance(row.geometry, Patched)  # noqa: S101 - as all changed rows have
-            at_once = max(1, AT_ONCE // threads)
-            stages = [*row.geometry.stages(row, at_once, lambda: _written(fd, offset, nbytes))]
+            at_once, back = max(1, AT_ONCE // threads), partial(_written, fd, offset, nbytes)
+            stages = [*row.geometry.stages(row, at_once, back)]  # type: ignore[union-attr]  # as above
         for stage in stages:
             flushed = at = offset
             for piece in stage:
@@ -489,9 +487,8 @@ def write_changes(
 
     def write(number: int, row: Row) -> Iterator[int]:
         nonlocal end
-        assert isinstance(row.geometry, Patched)  # noqa: S101 - as all changed rows have
         offset, before = row.offset, np.empty(min(BLOCK, row.nbytes), np.uint8)
-        for new in row.geometry.pieces(row, before):
+        for new in row.geometry.pieces(row, before):  # type: ignore[union-attr]  # as above
             block = np.frombuffer(new, np.uint8)
             positions = np.flatnonzero(before[: len(block)] != block)
             count, body = _WHOLE, new
