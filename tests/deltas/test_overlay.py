@@ -1,8 +1,10 @@
 """One handle on a model under deltas, and refusals before any data is trusted."""
 
 import contextlib
+import gc
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +124,24 @@ def test_unchanged_tensors_are_views_of_the_base(tmp_path):
     limits = wm.Limits(max_copy_bytes=1000)
     with deltas.open(base, versions, limits=limits) as f, pytest.raises(wm.LimitError):
         f["embed"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed there")
+def test_a_handle_that_nobody_closed_keeps_no_descriptors(tmp_path):
+    """No cycle holds it until the next collection."""
+    old = model()
+    base, delta = write_model(tmp_path / "base", old), write_delta(tmp_path, 1, old, stepped(old, 1))
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(Path("/proc/self/fd").iterdir())
+        f = deltas.open(base, [delta])
+        dict(f), f.metadata, f.verify()
+        assert set(Path("/proc/self/fd").iterdir()) > before
+        del f
+        assert set(Path("/proc/self/fd").iterdir()) == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("files", [1, 2])

@@ -7,6 +7,7 @@ frames of all deltas over them. The files of the deltas are sources of the handl
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -180,27 +181,28 @@ class OverlaidContent(Content):
     def __init__(self, base: TensorFile, deltas: Sequence[Delta], options: Options) -> None:
         _, below, _ = parts_of(base)
         table = OverlaidTable(below.table, _changed(below.table, name_of(base), deltas, options.limits))
-        super().__init__(below.layout, table, below.load_metadata, self._verify, warnings_of(base))
-        self._below = below
+        of_deltas = tuple(source for delta in deltas for source in delta.sources)
+        verify = partial(_verify, below, table, of_deltas)
+        super().__init__(below.layout, table, below.load_metadata, verify, warnings_of(base))
         self.deltas = deltas
-        self._of_deltas = tuple(source for delta in deltas for source in delta.sources)
-        self.sources: tuple[Source, ...] = (*below.sources, *self._of_deltas)
+        self.sources: tuple[Source, ...] = (*below.sources, *of_deltas)
         for name in ("has_metadata", "checksums", "config", "tokenizer", "part", "folder"):
             setattr(self, name, getattr(below, name))
         if below.load_vocab is not None:
             self.load_vocab = lambda: below.vocab
-        self.sums = lambda source: () if source in self._of_deltas else below.sums(source)
+        self.sums = lambda source: () if source in of_deltas else below.sums(source)
 
-    def _verify(self, run: Verification) -> None:
-        """Verify the base, then decode every changed tensor."""
-        self._below.verify(run)
-        for source in self._of_deltas:
-            run.turn(source)
-        for number, how in self.table.changed.items():
-            for _ in how.pieces(self.table.row(number)._replace(geometry=None)):
-                pass
-        if self.table.changed:
-            run.checked(f"checksums of {counted(len(self.table.changed), 'tensor')} that deltas changed")
+
+def _verify(below: Content, table: OverlaidTable, of_deltas: Sequence[Source], run: Verification) -> None:
+    """Verify the base, then decode every changed tensor."""
+    below.verify(run)
+    for source in of_deltas:
+        run.turn(source)
+    for number, how in table.changed.items():
+        for _ in how.pieces(table.row(number)._replace(geometry=None)):
+            pass
+    if table.changed:
+        run.checked(f"checksums of {counted(len(table.changed), 'tensor')} that deltas changed")
 
 
 def _changed(table: Table, base: str, deltas: Sequence[Delta], limits: Limits) -> dict[int, Patched]:

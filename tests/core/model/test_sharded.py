@@ -276,6 +276,21 @@ def test_a_model_of_many_files_keeps_no_descriptors(index, kept, mode):
     assert more() == 0
 
 
+def test_a_handle_that_nobody_closed_keeps_no_descriptors(index, kept):
+    """No cycle holds it until the next collection: one that is dropped, or that an interrupt left behind."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = set(Path("/proc/self/fd").iterdir())
+        f = wm.open(index)
+        dict(f), f.metadata, f.verify(), f.weights
+        assert len(set(Path("/proc/self/fd").iterdir()) - before) == min(kept, 2)
+        del f
+        assert set(Path("/proc/self/fd").iterdir()) == before
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("change", ["truncated", "grown", "touched"])
 def test_a_changed_shard_is_noticed_by_its_own_tensors(index, change):
     path = index.parent / TWO

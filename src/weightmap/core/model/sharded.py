@@ -82,7 +82,8 @@ class ShardedContent(Content):
             check_index(file)
         tables = [content.table for content in self._contents]
         table: JoinedTable = _Table(tables)
-        super().__init__("sharded", table, self._metadata, self._verify, [])
+        # Functions are methods here: in attributes they would keep a handle that nobody closed until a collection.
+        self.layout, self.table, self.warnings = "sharded", table, []
         options.limits.check("max_tensors", len(table), "number of tensors")
         # The number of the shard of each tensor.
         self._numbers: NDArray[np.int64] = np.repeat(
@@ -105,7 +106,10 @@ class ShardedContent(Content):
         )
         self.config: Mapping[str, Any] | None = self._first("config")
         self.tokenizer: Any = self._first("tokenizer")
-        self.sums: Callable[[Source], Sequence[Sum]] = lambda source: self._of[source].sums(source)
+
+    def sums(self, source: Source) -> Sequence[Sum]:
+        """Return the checksums of tensors in a shard."""
+        return self._of[source].sums(source)
 
     @property
     def where(self) -> dict[str, str]:
@@ -171,7 +175,7 @@ class ShardedContent(Content):
             actual = quoted(shards[self._numbers[i]])
             self.odd.append(f"tensor {quoted(names[i])} is in shard {actual} but not in the index")
 
-    def _metadata(self) -> dict[str, Any]:
+    def load_metadata(self) -> dict[str, Any]:
         """Return the metadata of the index, and entries on which all shards that have them agree."""
         said: dict[str, list[Any]] = {}
         for file in self.shards.values():
@@ -187,11 +191,11 @@ class ShardedContent(Content):
         metadata.update(self._index_metadata)
         return metadata
 
-    def _verify(self, run: Verification) -> None:
+    def verify(self, run: Verification) -> None:
         """Verify every shard."""
         run.checked("index of shards")
         run.reasons = []
-        run.warnings += disagreements(self, self._metadata())
+        run.warnings += disagreements(self, ShardedContent.load_metadata(self))
         for name, file in self.shards.items():
             report = file.verify(progress=run.onwards(), threads=run.threads)
             run.checks += [f"{name}: {check}" for check in report.checks]
