@@ -92,6 +92,17 @@ def test_tensors_of_every_architecture(tmp_path, name, shards):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+def test_no_number_of_heads_of_keys_is_that_of_all_heads(tmp_path, name):
+    """In transformers and llama.cpp; a number that is left out is another one, but for Llama."""
+    tensors = tensors_of(name)
+    tensors |= {key: np.concatenate([one, one]) for key, one in tensors.items() if ".k_proj" in key or ".v_proj" in key}
+    source = write(tmp_path / "model", config_of(name, num_key_value_heads=None), tensors, files=files_of(name))
+    wm.convert(source, tmp_path / "x.gguf", names="llama.cpp")
+    with wm.open(tmp_path / "x.gguf") as f:
+        assert f.metadata[f"{models.ARCHITECTURE[name]}.attention.head_count_kv"] == models.HEADS
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_package_gguf_that_lists_more_tensors(tmp_path, monkeypatch, name):
     gguf = pytest.importorskip("gguf")
     number = next(number for number, title in gguf.MODEL_ARCH_NAMES.items() if title == models.ARCHITECTURE[name])

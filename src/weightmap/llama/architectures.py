@@ -136,7 +136,9 @@ class Architecture:
     tokenizers: tuple[str, ...] = ("sentencepiece", "bytes")
 
     def config(self, values: Mapping[str, Any]) -> Config:
-        """Return a configuration of this architecture."""
+        """Return a configuration of this architecture. Without a number of key and value heads, there are as many."""
+        if values.get("num_key_value_heads", self.defaults.get("num_key_value_heads")) is None:
+            values = {**values, "num_key_value_heads": values.get("num_attention_heads")}
         return Config(values, {"rms_norm_eps": 1e-6, **self.defaults})
 
     def head_dim(self, config: Config) -> int:
@@ -306,13 +308,9 @@ def _gemma3_keys(writer: Any, config: Config, rope: Config) -> None:
     writer.add_rope_freq_base_swa(of_window)
 
 
-def _heads(config: Config) -> Any:
-    return config.get("num_attention_heads")
-
-
 LLAMA = Architecture(
     "llama",
-    defaults={"num_key_value_heads": _heads, "max_position_embeddings": 2048, "rope_theta": 1e4},
+    defaults={"max_position_embeddings": 2048, "rope_theta": 1e4},
     permuted=True,
     has_head_dim=True,
     dense_biases=True,
