@@ -36,7 +36,7 @@ tsan-test:
 	$(CHECKS)/kernels_test_tsan threads
 
 # --------------------------------------------------------------------------------------------------- mutants, atheris
-# A stopped campaign goes on with the FIRST that it named last. Failing mutants stay in build/fuzz.
+# To continue a stopped campaign, pass the FIRST that it named last. Failing mutants stay in build/fuzz.
 MUTANTS := 10000000
 FIRST   := 0
 FORMATS :=

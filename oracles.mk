@@ -1,13 +1,14 @@
-# Other libraries as oracles and clients, each in an environment of its own: .venv-NAME. The Makefile includes this file.
+# Other libraries as oracles and clients, each in its own environment: .venv-NAME. The Makefile includes this file.
 
-# NAME-test of the first runs the tests in the oracle's environment; of the others in .venv, and starts the oracle's Python.
+# NAME-test of the first group runs the tests in the oracle's environment; the others run in .venv and start the oracle's
+# Python.
 IN_ORACLE  := clients torch experts quantised llama distributed device gensim newest
 IN_VENV    := vllm modelexpress finalfusion
 .PHONY: $(addsuffix -test,$(IN_ORACLE) $(IN_VENV) ggml browser) bench-ggml device-bench workflows
 
 # ------------------------------------------------------------------------------------------------- the environments
-# Each installs requirements/NAME.txt. The table names what some do before, with what options, and what after; `PIP_IN` is pip
-# of the environment.
+# Each installs requirements/NAME.txt. The table has, for some, steps before and after it, and options; `PIP_IN` is the
+# environment's pip.
 PIP_IN = @$(@D)/bin/python -m pip --quiet --disable-pip-version-check
 
 $(ORACLES)%/.installed: requirements/%.txt
@@ -18,7 +19,7 @@ $(ORACLES)%/.installed: requirements/%.txt
 	$(AFTER_$*)
 	@touch $@
 
-# vLLM's build for processors, at the versions that work together: a torchvision or triton for CUDA breaks it.
+# vLLM's build for CPUs, at versions that work together: a torchvision or triton for CUDA breaks it.
 OPTIONS_vllm := --no-deps
 
 # finalfusion-python builds only with an old Cython and numpy.
@@ -26,14 +27,14 @@ $(ORACLES)finalfusion/.installed: requirements/finalfusion-build.txt
 BEFORE_finalfusion = $(PIP_IN) install -r requirements/finalfusion-build.txt
 OPTIONS_finalfusion := --no-build-isolation
 
-# transformers 4 lies in a folder of its own, which a second run of the tests puts before transformers 5.
+# transformers 4 lies in its own folder, which a second run of the tests puts before transformers 5.
 $(ORACLES)experts/.installed: requirements/experts-4.txt
 AFTER_experts = $(PIP_IN) install --no-deps --upgrade --target $(@D)/transformers-4 -r requirements/experts-4.txt
 
 $(ORACLES)quantised/.installed: requirements/quantised-gptq.txt
 AFTER_quantised = $(PIP_IN) install --no-deps -r requirements/quantised-gptq.txt
 
-# The newest of everything, at each run; but torch, whose wheels for Linux bring CUDA along, stays: TORCH=torch==2.13.0+cpu.
+# The newest of everything, at each run. Keep torch, whose wheels for Linux include CUDA: TORCH=torch==2.13.0+cpu.
 TORCH := torch
 .PHONY: always
 $(ORACLES)newest/.installed: always
@@ -82,7 +83,7 @@ quantised-test:
 llama-test:
 	@WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)/llama.cpp" $(PYTEST_IN) tests/llama
 
-# What is not there, such as nginx, is skipped visibly.
+# Tests without their programs, such as nginx, are skipped visibly.
 ## distributed-test: torch.distributed, jax, MPI ranks and object stores on one machine: an environment of 1.5 GB
 distributed-test:
 	@WEIGHTMAP_DISTRIBUTED=1 $(PYTEST_IN) tests/dcp tests/remote/test_reading_ahead.py tests/remote/test_object_stores.py \
@@ -104,7 +105,7 @@ device-bench: $(MODULE) $(ORACLES)device/.installed
 gensim-test:
 	@$(PYTEST_IN) -k gensim tests/words
 
-## newest-test: the newest of the libraries that write what weightmap reads; what fails is a line with version and test
+## newest-test: the newest libraries that write models; each failure is a line with version and test
 newest-test:
 	@PYTHONPATH="$(CURDIR)/src" $(ORACLES)newest/bin/python packaging/newest.py $(ORACLES)newest/safetensors/bindings/python/tests
 
@@ -112,7 +113,7 @@ newest-test:
 $(IN_VENV:%=%-test): %-test: $(MODULE) $(VENV)/.extra-test $(ORACLES)%/.installed
 ORACLE = WEIGHTMAP_$(1)="$(abspath $(ORACLES)$(@:-test=))/bin/python"
 
-## vllm-test: vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for processors without a GPU
+## vllm-test: vLLM on the load format weightmap beside its own: an environment of 2.5 GB, for CPUs
 vllm-test:
 	@$(call ORACLE,VLLM) $(PYTEST) tests/vllm
 
@@ -120,7 +121,7 @@ vllm-test:
 modelexpress-test:
 	@$(call ORACLE,MODELEXPRESS) $(PYTEST) -n 0 tests/deltas/test_modelexpress.py
 
-## finalfusion-test: what is written is read by finalfusion-python
+## finalfusion-test: finalfusion-python reads our files
 finalfusion-test:
 	@$(call ORACLE,FINALFUSION) $(PYTEST) tests/core/formats/finalfusion/test_finalfusion_upstream.py
 
@@ -143,7 +144,7 @@ $(GGML)/libggml.so: requirements/ggml.txt benchmarks/ggml_alone.c | $(BASE)
 
 GGML_BUILT = WEIGHTMAP_GGML="$(CURDIR)/$(GGML)/libggml.so"
 
-## ggml-test: values and errors of ggml's blocks beside those of ggml's own C, downloaded (77 MB) and compiled
+## ggml-test: values and errors of ggml's blocks beside ggml's own C, downloaded (77 MB) and compiled
 ggml-test: $(MODULE) $(VENV)/.extra-test $(GGML)/libggml.so
 	@$(GGML_BUILT) $(PYTEST) -n 0 tests/core/native/test_ggml_upstream.py
 
@@ -154,7 +155,7 @@ bench-ggml: $(MODULE) $(VENV)/.extra-bench $(GGML)/libggml.so
 
 # -------------------------------------------------------------------------------------------------------- whole workflows
 # Some of them: make workflows WORKFLOWS="loading --turns 9". llama.cpp is timed too where make llama-test has made its environment.
-## workflows: what users run from beginning to end, beside what they would run instead, into docs/benchmarks.md: an environment of 2 GB, an hour
+## workflows: whole workflows of users, beside the tools they would run instead, into docs/benchmarks.md: an environment of 2 GB, an hour
 WORKFLOWS :=
 workflows: $(MODULE) $(ORACLES)workflows/.installed
 	@PYTHONPATH="$(CURDIR)/src:$(CURDIR)" $(if $(wildcard $(ORACLES)llama/.installed),WEIGHTMAP_LLAMA="$(abspath $(ORACLES)llama)") \

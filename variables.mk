@@ -17,7 +17,7 @@ MODEL  := $(VENV)/.model
 # The C sources; all but those in csrc/python are the kernels, which need no Python.
 C_SOURCES := $(wildcard csrc/*/*.c csrc/*/*.h csrc/build_ffi.py)
 KERNELS   := $(filter-out csrc/python/%,$(filter %.c,$(C_SOURCES)))
-# What clang-format lays out, with the style of .clang-format.
+# The files that clang-format lays out, in the style of .clang-format.
 C_LAID_OUT := $(filter %.c %.h,$(C_SOURCES)) $(wildcard tests/*/*.c fuzz/c/*.c fuzz/c/*.h benchmarks/*.c)
 C_FLAGS   := -std=c11 -Wall -Wextra -Wno-unused-parameter -Werror -Icsrc
 # The driver that tests the kernels without Python.

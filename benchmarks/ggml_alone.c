@@ -1,4 +1,4 @@
-/* What ggml-quants.c calls of the rest of ggml, and never reaches when it decodes or quantises rows. */
+/* Functions of ggml that ggml-quants.c names, but never calls to decode or quantise rows. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* Blocks of different kinds: six bytes of parameters, then mask, scales and codes. What the check passes is decoded, from every
- * place on, to both types. Then the mask is changed, as a writer to a mapped file might, and nothing may come of that; and then
- * the plan, as nobody should: an error, and still no byte of the output is left as it was. */
+/* Blocks of different kinds: six bytes of parameters, then mask, scales and codes. Blocks that pass the check are decoded, from
+ * every place on, to both types. Then the mask is changed, as a writer to a mapped file might, which must have no effect; and
+ * then the plan, as no caller should: an error, and still every byte of the output is written. */
 #include "target.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

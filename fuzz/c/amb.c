@@ -1,5 +1,5 @@
 /* The walk through the records of an AMB file: parameters of seven bytes, then the file. With an odd first byte the walk reads
- * by descriptor, and has to find what it finds in memory. */
+ * by descriptor, and must find the same as in memory. */
 #if defined(__linux__)
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -44,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     section.begin = begin < in.size ? begin : in.size;
     const int failed = walk(&section, cap, cap, names_cap, &found, &fault);
     CHECK(failed == (fault.code == WM_FAULT_NONE ? 0 : -1));
-    if (!failed) /* with the room that it asks for, it says the same */
+    if (!failed) /* with the required room, the result is the same */
         CHECK(walk(&section, found.n_tensors, found.n_dims, found.names_len, &again, &other) == 0 && same(&found, &again));
 #if defined(__linux__)
     if (flags & 1) {

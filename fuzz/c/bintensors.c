@@ -4,7 +4,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     input in = {data, size};
     const uint64_t choice = take(&in, 1);
-    const uint64_t room = choice >> 2; /* 0: what is always enough */
+    const uint64_t room = choice >> 2; /* 0: always enough */
     wm_columns columns;
     wm_bintensors found;
     wm_fault fault;

@@ -1,4 +1,4 @@
-/* The layers of a CNN v2 file: a byte for the number of layers, or 0 for as many as there are, then their records. */
+/* The layers of a CNN v2 file: a byte for the number of layers, or 0 for all, then their records. */
 #include "target.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -1,5 +1,5 @@
 /* The scan of a GGUF header: three bytes of parameters (version, byte order and the room that columns have; key-values; tensors),
- * then the header from its first key-value on. It is scanned whole, and once more in pieces: that has to come to the same. */
+ * then the header from its first key-value on. It is scanned whole, and once more in pieces, with the same result. */
 #include "target.h"
 
 enum { MIN_VALUE = 9, TENSOR = 20, DIMS = WM_GGUF_NDIM };
@@ -11,13 +11,13 @@ typedef struct {
     int state;
 } result;
 
-/* Scans the first `len` bytes and then, as often as the scan asks for more, what it asks for. */
+/* Scans the first `len` bytes, and then as many more as the scan requests, until it ends. */
 static result scan(const uint8_t *data, uint64_t size, uint64_t len, wm_gguf gguf, uint64_t room) {
     result r = {.gguf = gguf};
     const uint64_t cap = size / MIN_VALUE + 1;
     uint32_t *keys = new_array(2 * cap, sizeof *keys);
     for (;;) {
-        uint8_t *piece = new_array(len, 1); /* of its own, so that reading behind it is noticed */
+        uint8_t *piece = new_array(len, 1); /* its own allocation, so that reading behind it is noticed */
         if (len) memcpy(piece, data, len);
         r.state = wm_gguf_values(piece, len, keys, cap, &r.gguf, &r.fault);
         if (r.state == 0) {
@@ -73,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (whole.state == 0)
         CHECK(whole.gguf.end == parts.gguf.end && whole.gguf.data_end == parts.gguf.data_end &&
               whole.gguf.ordered == parts.gguf.ordered);
-    /* Arrays and strings from anywhere on, as nobody who has scanned the header would ask for them. */
+    /* Arrays and strings from any place on, which no caller would request after scanning the header. */
     const int64_t end = wm_gguf_array(in.data, in.size, count, begin.version, begin.big);
     CHECK(end == -1 || (end > (int64_t)count && (uint64_t)end <= in.size));
     uint32_t *bounds = new_array(n_tensors + 1, sizeof *bounds);

@@ -1,5 +1,5 @@
-/* The walk through an ONNX model, and the numbers of a tensor: parameters of five bytes, then the file. With an odd first byte the
- * walk reads by descriptor, and has to find what it finds in memory. */
+/* The walk through an ONNX model, and the numbers of a tensor: parameters of five bytes, then the file. With an odd first byte
+ * the walk reads by descriptor, and must find the same as in memory. */
 #if defined(__linux__)
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 #endif
 #include "target.h"
 
-/* Capacities of names, tensors, dimensions, files and kept bytes, and the tensors that the walk says are too many. */
+/* Capacities of names, tensors, dimensions, files and kept bytes, and the walk's limit of tensors. */
 typedef struct {
     uint64_t names, tensors, dims, files, kept, most;
 } room;
@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     wm_onnx_file file = {.fd = -1, .data = in.data, .size = in.size, .lax = (flags & 4) != 0};
     const int failed = walk(file, asked, &found, &fault);
     CHECK(failed == (fault.code == WM_FAULT_NONE ? 0 : -1));
-    if (!failed) { /* with the room that it asks for, it says the same */
+    if (!failed) { /* with the required room, the result is the same */
         const room needed = {found.names_len, found.n_tensors, found.n_dims, found.n_files, found.kept_len, asked.most};
         CHECK(walk(file, needed, &again, &other) == 0 && same(&found, &again));
     }

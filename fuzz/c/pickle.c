@@ -1,11 +1,11 @@
-/* The pickle machine: the input is a program. It is run, and what it leaves is counted and turned into columns. */
+/* The pickle machine: the input is a program. It is run, and its result is counted and turned into columns. */
 #include "target.h"
 
 enum { MAX_WORDS = 1 << 16, MAX_NAMES = 1 << 20 };
 static const uint64_t MAX_BEGIN = 1ULL << 62;
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    uint8_t *program = new_array(size, 1); /* of its own, so that reading behind it is noticed */
+    uint8_t *program = new_array(size, 1); /* its own allocation, so that reading behind it is noticed */
     if (size) memcpy(program, data, size);
     const uint64_t words = 4 * size + size / 256 + 1024;
     const wm_pickle_source source = {-1, program, 0, size, size % 2};
@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         CHECK(!wm_pickle_list(&source, arena, &cursor, count, &storages, &fault));
         for (uint64_t i = 0; i < count; i++)
             CHECK(storages.at[i] <= size && storages.bounds[i] <= storages.bounds[i + 1] && storages.item[i]);
-        uint64_t *begins = new_array(count, sizeof *begins); /* storages one behind the other */
+        uint64_t *begins = new_array(count, sizeof *begins); /* storages one after another */
         for (uint64_t i = 0, begin = 0; i < count; begin += storages.nbytes[i++]) begins[i] = begin < MAX_BEGIN ? begin : 0;
         wm_columns columns;
         new_columns(&columns, n, n_dims, names_len);

@@ -1,5 +1,5 @@
 /* The index of an EMBD file: three bytes of parameters and the size of the data in four, then records and names. Names are
- * looked for in whatever was given, also where the check refused it. */
+ * looked up also in an index that the check refused. */
 #include "target.h"
 
 enum { RECORD = 32 };

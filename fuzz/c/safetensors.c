@@ -8,7 +8,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     wm_columns columns;
     wm_safetensors found;
     wm_fault fault;
-    /* Mostly what is always enough; else some few, which must be a fault and no overrun. */
+    /* Mostly always enough; else very few, which must be a fault, not an overrun. */
     new_columns(&columns, room ? room % 16 : in.size / 48 + 1, room ? room / 16 : in.size / 2, in.size);
     const int failed =
         wm_safetensors_scan(in.data, in.size, dtypes[0], sizeof dtypes / sizeof *dtypes, &columns, &found, &fault);

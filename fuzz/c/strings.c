@@ -17,7 +17,7 @@ static void check_index(const uint8_t *data, uint64_t len, const uint32_t *bound
         const int64_t found = wm_index_lookup(&index, data + bounds[i], length);
         CHECK(found >= 0 && found <= (int64_t)i && (twins > 0 || found == (int64_t)i));
     }
-    /* Whatever the slots hold, a look-up ends and tells a number of the list or none. */
+    /* With any content of the slots, a look-up ends with a number of the list or none. */
     if (len >= capacity * sizeof *slots) {
         memcpy(slots, data, capacity * sizeof *slots);
         const int64_t found = wm_index_lookup(&index, data, len < 9 ? len : 9);

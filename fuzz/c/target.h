@@ -1,6 +1,6 @@
-/* What the libFuzzer targets share. Each target is one file: it turns the fuzzer's bytes into the arguments of a scanner, gives
- * it memory of exactly the size that the contract in kernels.h calls for, each piece in an allocation of its own, where the
- * address sanitiser sees one byte too far, and checks what the contract says of the result.
+/* Shared by the libFuzzer targets. Each target is one file: it turns the fuzzer's bytes into the arguments of a scanner, gives
+ * it memory of exactly the size in the contract of kernels.h, each piece in its own allocation, where the address sanitiser
+ * sees one byte too far, and checks the result by the contract.
  */
 #ifndef WEIGHTMAP_FUZZ_TARGET_H
 #define WEIGHTMAP_FUZZ_TARGET_H
@@ -20,13 +20,13 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The fuzzer's bytes, of which parameters are taken from the front. */
+/* The fuzzer's bytes; parameters are taken from the front. */
 typedef struct {
     const uint8_t *data;
     uint64_t size;
 } input;
 
-/* A little-endian integer of so many bytes; of an input that is too short, what it has. */
+/* A little-endian integer of this many bytes, or of the remaining ones. */
 static inline uint64_t take(input *in, unsigned bytes) {
     uint64_t value = 0;
     for (unsigned i = 0; i < bytes && in->size; i++, in->data++, in->size--) value |= (uint64_t)*in->data << 8 * i;
@@ -58,8 +58,8 @@ static inline void free_columns(wm_columns *c) {
     free(c->names), free(c->bounds), free(c->dtype), free(c->dims), free(c->dim_bounds), free(c->begin), free(c->end);
 }
 
-/* That the columns lie where they have to after a scan which found nothing wrong, and that whatever the check of tables says of
- * them, a table that it passes has its tensors within the data and every name found. */
+/* After a scan without a fault, the columns must be consistent; and if the check of tables passes them, the tensors must lie
+ * within the data and every name be found. */
 static inline void check_columns(wm_columns *c, uint64_t n, uint64_t n_dims, uint64_t names_len) {
     static const wm_rules rules = {0, 64, 1, 7, {32, 16, 16, 8, 8, 16, 32, 64, 8, 16, 32, 64, 1, 8, 4, WM_BITS_DECLARED}};
     const uint64_t data_size = n ? c->end[n - 1] : 0;

@@ -2,7 +2,7 @@
  *
  *     valgrind --tool=callgrind --instr-atstart=no python ...
  *
- * A shared library for ctypes; see tests/contract/test_growth.py. Does nothing when no valgrind is there.
+ * A shared library for ctypes; see tests/contract/test_growth.py. Does nothing without valgrind.
  */
 #include <valgrind/callgrind.h>
 
@@ -11,7 +11,7 @@ void count_begin(void) {
     CALLGRIND_ZERO_STATS;
 }
 
-/* What was counted goes to a file of its own, with this label in it. */
+/* The counts go to a new file, with this label in it. */
 void count_end(const char *label) {
     CALLGRIND_DUMP_STATS_AT(label);
     CALLGRIND_STOP_INSTRUMENTATION;

@@ -1,6 +1,6 @@
 /* Compares every CRC-32, FNV-1a, half, block and row kernel of this architecture with the definitions, bit by bit. Needs no
- * Python, so that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end at the end of an
- * allocation of their own, where a sanitiser sees a read too far.
+ * Python, so that it can be cross-compiled and run under an emulator, or built with sanitisers. Inputs end with their own
+ * allocation, where a sanitiser sees a read too far.
  */
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 #include <pthread.h>
@@ -13,7 +13,7 @@
 
 static int failures;
 
-/* CRC-32 of what test_quantize makes, on every architecture; a better search changes it. */
+/* CRC-32 of test_quantize's output, on every architecture; a better search changes it. */
 static const uint32_t QUANTIZED_CRC = 1320968063u;
 
 static void check(int ok, const char *what, uint64_t detail) {
@@ -129,8 +129,8 @@ static uint32_t f16_by_definition(uint32_t half) {
 
 static uint32_t bf16_by_definition(uint32_t half) { return half << 16; }
 
-/* n halves, of which the first is `first` and each is 40503 more than the one before, an odd step that comes by all of
- * them: to lie `shift` bytes into an allocation that they end, the output `skew` floats into one that it ends. */
+/* n halves: the first is `first`, and each is 40503 more than the last, an odd step that reaches all patterns. Input and output
+ * end with their allocations; the input begins `shift` bytes into its own, the output `skew` floats. */
 static void test_halves(const char *name, wm_half_fn *convert, uint32_t (*definition)(uint32_t), uint32_t first, size_t n,
                         size_t shift, size_t skew, int storing) {
     size_t in_len = shift + 2 * n, out_len = (skew + n) * sizeof(float);
@@ -226,8 +226,8 @@ static void test_runs(const char *name, wm_intblock_fn *decode, int bits, int sc
     free(data), free(memory);
 }
 
-/* Blocks of kinds at random, odd scales among them, in allocations of exactly their size: those that a variant decodes are as
- * they should be, it stops only where it may, and after a block that was stepped over it goes on. */
+/* Blocks of random kinds, odd scales among them, in allocations of exactly their size: a variant decodes blocks right, stops
+ * only where it may, and continues after a skipped block. */
 static void test_mixed(const char *name, wm_mixed_fn *decode) {
     enum { BLOCKS = 150, LONGEST = 72 };
     uint64_t decoded = 0;
@@ -284,7 +284,7 @@ static void test_intblock(const char *name, wm_intblock_fn *decode) {
                 for (uint64_t runs = 1; runs < 20; runs += 6) {
                     test_runs(name, decode, bits, type % 2, runs, len, type / 2, len % 2 ? WM_FETCHED : WM_CACHED,
                               next_random() % 16 * 4);
-                    /* Streamed to wherever an element may lie. */
+                    /* Streamed to every possible place of an element. */
                     for (uint64_t skew = 0; skew < 64; skew += value_bytes(type / 2))
                         if (len % 8 == 0 || skew % 16 == 0)
                             test_runs(name, decode, bits, type % 2, runs, len, type / 2, 1, skew);
@@ -364,7 +364,7 @@ static int encode(const float *x, uint64_t n, wm_blocks blocks, uint8_t *out, ui
     return outcome.what == WM_DONE;
 }
 
-/* Floats of many magnitudes, the same on every architecture, which therefore has to quantise them to the same bytes. */
+/* Floats of many magnitudes, the same on every architecture, must be quantised to the same bytes. */
 static void test_quantize(void) {
     enum { N = 9001, SIZE = 40 };
     uint32_t seed = 1, crc = 0;
@@ -415,8 +415,8 @@ static void check_rounded(const uint8_t *found, float value, int type, const cha
     check(!memcmp(found, wanted, coded_bytes(type)), name, at);
 }
 
-/* Groups of codes end to end, and of nibbles in AWQ's order, in allocations of exactly their size: every type, tiles and what is
- * left of them. A scale is any bits but those of a NaN, whose sign another order of operands may change. */
+/* Groups of codes end to end, and of nibbles in AWQ's order, in allocations of exactly their size: every type, whole and
+ * partial tiles. A scale is any bits but those of a NaN, whose sign another order of operands may change. */
 static void test_groups(const char *name, wm_groups_fn *decode) {
     static const struct {
         uint64_t rows, columns;
@@ -596,8 +596,8 @@ static void test_words(void) {
         }
 }
 
-/* What every thread does: kernels over data that all share, an index of its own over strings that all share, and large memory
- * taken and given back. */
+/* The work of every thread: kernels over shared data, its own index over shared strings, and large memory taken and given
+ * back. */
 enum { SHARED = 1 << 16, THREADS = 4, ROUNDS = 30 };
 static uint8_t shared[SHARED];
 static uint32_t shared_bounds[SHARED / 16 + 1];
@@ -637,7 +637,7 @@ static void test_concurrency(void) {
     }
 }
 
-/* Random blocks of every type, of which every fifth may have odd scales, in an allocation of exactly their size: the bits of the
+/* Random blocks of every type, every fifth perhaps with odd scales, in an allocation of exactly their size: the bits of the
  * portable variant, which tests in Python compare with definitions. */
 static void test_ggml(const char *name, wm_ggml_fn *decode) {
     enum { BLOCKS = 60 };
@@ -655,7 +655,7 @@ static void test_ggml(const char *name, wm_ggml_fn *decode) {
     }
 }
 
-/* Every type that there is a quantiser for, of numbers of many magnitudes: the bytes of the portable variant. */
+/* Every type with a quantiser, for numbers of many magnitudes: the bytes of the portable variant. */
 static void test_ggml_quantize(const char *name, wm_ggml_quantize_fn *quantize) {
     enum { ELEMENTS = 256 * 20 };
     float *x = allocate(ELEMENTS * sizeof *x);
@@ -680,7 +680,7 @@ static FILE *file_of(const void *data, size_t size) {
     return file;
 }
 
-/* From files: what the same kernels make of memory, and the bytes of an earlier call, by any number of threads. */
+/* From files: the same results as from memory, and the bytes of an earlier call, by any number of threads. */
 static void test_files(void) {
     enum { N = 2000000, EACH = 4096, PIECES = (N + EACH - 1) / EACH, LATE = 100000 };
     static float x[N], y[N];
@@ -758,7 +758,7 @@ static void test_files(void) {
     fclose(a), fclose(b);
 }
 
-/* Runs a test and prints how it went: one of an entry point, and one of a variant of a kernel. */
+/* Runs a test and prints the outcome: one of an entry point, and one of a variant of a kernel. */
 #define REPORT(name, call)                                                \
     do {                                                                  \
         const int before = failures;                                      \
@@ -851,7 +851,7 @@ static void test_variants(void) {
 #endif
 }
 
-/* With the argument "threads" only what starts any, for the thread sanitiser. */
+/* With the argument "threads" only tests that start threads, for the thread sanitiser. */
 int main(int argc, char **argv) {
     if (argc < 2 || strcmp(argv[1], "threads")) test_variants();
     test_entry_points();

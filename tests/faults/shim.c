@@ -9,7 +9,7 @@
  *     TRUNCATED    the file chosen by shim_victim is truncated, then the call is done
  *     KILLED       the process gets SIGKILL
  *
- * tests/faults/driver.py controls it through ctypes.
+ * tests/faults/injection.py controls it through ctypes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -81,7 +81,7 @@ static int fault_of(const char *name) {
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-/* What a call that is to fail does instead. */
+/* The replacement of a failing call. */
 #define FAIL(fault)    \
     if (fault > 0) {   \
         errno = fault; \
@@ -105,7 +105,7 @@ static int fault_of(const char *name) {
         return REAL(name) arguments;                 \
     }
 
-/* One with a list of buffers: of them the first is taken, and half of it. */
+/* One with a list of buffers: it takes half of the first. */
 #define VECTOR(name, known_as, type)                                           \
     ssize_t name(int fd, const struct iovec *list, int count, type at) {       \
         int fault = fault_of(known_as);                                        \
