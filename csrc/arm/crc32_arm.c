@@ -1,4 +1,4 @@
-/* CRC-32 on arm64: two kernels, of which choose() takes the one that suits the CPU.
+/* CRC-32 on arm64: two kernels; choose() takes the one that suits the CPU.
  *
  * crc32_arm_crc_pmull uses the CRC instructions. Each takes eight bytes; one can begin every cycle, but its result needs
  * three cycles. So three streams run side by side, each through a third of a block of fixed size. At the end of the block

@@ -70,7 +70,7 @@ WM_INLINE words words_pair(lanes a, lanes b) {
 }
 WM_INLINE void words_store(uint32_t *to, words w) { EACH vst1q_u32(to + 4 * r, w.v[r]); }
 
-/* Pairs of products are added: those of the two elements of a lane. */
+/* Adds the products of the two elements of a lane. */
 WM_INLINE void correlate_lanes(const uint32_t (*y)[16], uint64_t pairs, const words inverse[2], int bits, lanes yq[2],
                                lanes qq[2]) {
     const int16x8_t lowest = vdupq_n_s16((int16_t)-(1 << (bits - 1)));

@@ -31,7 +31,7 @@ enum { WM_ZIP_ENDED = 1, WM_ZIP_UNMARKED = 2, WM_ZIP_RENAMED = 3 };
 int wm_zip_order(const wm_zip_entries *entries, const uint64_t *order, uint64_t end, wm_fault *fault);
 
 /* The headers of the members of an .npz archive. Row i of the columns:
- *   name         that of the entry, without ".npy"
+ *   name         the entry's, without ".npy"
  *   dtype        the number of its type in `kinds`: the text of a type such as <f4, first byte lowest
  *   begin, end   the place of its data
  * and fortran[i] says whether its first dimension is the fastest. A member has the type WM_NPY_ODD, no dimensions, and its own

@@ -33,8 +33,8 @@
 #include "core/crc32_constants.h"
 #include "core/internal.h"
 
-/* slices[k][b]: the register b after k + 1 zero bytes. It is the sum of what the bits of b leave, so the compiler makes
- * each table of eight constants: SUMS_n lists the sums of s and any of n constants, the highest bit first. */
+/* slices[k][b]: the register b after k + 1 zero bytes. It is the sum of the registers of b's bits, so the compiler makes each
+ * table of eight constants: SUMS_n lists the sums of s and any of n constants, the highest bit first. */
 #define SUMS_1(s, h) s, s ^ h
 #define SUMS_2(s, g, h) SUMS_1(s, h), SUMS_1(s ^ g, h)
 #define SUMS_3(s, f, g, h) SUMS_2(s, g, h), SUMS_2(s ^ f, g, h)

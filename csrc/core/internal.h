@@ -8,8 +8,8 @@
 #include "core/kernels.h"
 
 /* ---------------------------------------------------------------------------------------- architecture
- * A target attribute on each function compiles it for its instruction set, so no file needs flags of its own. MSVC has no
- * such attribute and allows every intrinsic everywhere.
+ * A target attribute on each function compiles it for its instruction set, so no file needs its own flags. MSVC has no such
+ * attribute and allows every intrinsic everywhere.
  */
 #if defined(__x86_64__) || defined(_M_X64)
 #define WM_X86 1

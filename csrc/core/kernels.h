@@ -1,4 +1,4 @@
-/* The interface of the C module: this file, scans.h for the indexes of files, and archives.h for those of archives.
+/* The interface of the C module: this file, scans.h for the indexes of files, and archives.h for archives.
  *
  * The C compiler reads all three, and so does cffi, without the lines that begin with '#'. So there are no macros, constants are
  * enums, and the contract of every function stands here.
@@ -397,7 +397,7 @@ int wm_advise(uint8_t *map, uint64_t map_size, int advice);
 int wm_will_need(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size);
 /* Reads these bytes and maps their pages, so that touching them causes no page fault; returns when they are there. On systems
  * that cannot (Linux before 5.14, others than Linux) it does what wm_will_need does. For a mapping advised as random,
- * `scattered` must not be 0, or each page would be a read of its own. Returns 0 or an errno: EFAULT when the file has become
+ * `scattered` must not be 0, or each page would be its own read. Returns 0 or an errno: EFAULT when the file has become
  * shorter. */
 int wm_populate(const uint8_t *map, uint64_t map_size, uint64_t offset, uint64_t size, int scattered);
 

@@ -19,7 +19,7 @@
 
 enum { HUGE_PAGE = 2 << 20, MAX_KEPT = 1 << 30 };
 
-/* Lies in a page of its own before the memory, which is aligned to a huge page. */
+/* Lies in its own page before the memory, which is aligned to a huge page. */
 typedef struct {
     uint64_t size; /* of the memory: whole huge pages */
     pid_t owner;   /* the process that may use it again: after a fork each write would first copy its page */

@@ -99,7 +99,7 @@ enum {
     WM_FAULT_PICKLE_LAUGHS = 128, /* containers that hold each other many times make more members than the program has bytes */
     WM_FAULT_PICKLE_NAMES = 129,  /* actual: bytes of names, expected: the most */
     WM_FAULT_PICKLE_CYCLE = 130,  /* a container that holds itself */
-    WM_FAULT_PICKLE_ODD = 131,    /* actual: what is there in place of a tensor or value, a WM_PICKLE_ODD_ constant */
+    WM_FAULT_PICKLE_ODD = 131,    /* actual: the object in place of a tensor or value, a WM_PICKLE_ODD_ constant */
     WM_FAULT_PICKLE_OVERFLOW = 132, /* a tensor of more bytes than 2**63 - 1 (expected); actual: the dimension */
     WM_FAULT_PICKLE_MEMORY = 133,   /* actual: words of the arena, which are too few */
     WM_FAULT_PICKLE_REPEATED = 135, /* a key that its dictionary has already */

@@ -131,7 +131,7 @@ int64_t wm_stage(const wm_staging *s, uint64_t n, uint32_t *crcs, int threads, i
 
 int wm_prefer_node(uint8_t *memory, uint64_t size, int node) {
 #if defined(__linux__) && defined(SYS_mbind)
-    enum { PREFERRED = 1, MOVE = 2, MAX_NODES = 1024 }; /* of <numaif.h>, which is a package of its own */
+    enum { PREFERRED = 1, MOVE = 2, MAX_NODES = 1024 }; /* of <numaif.h>, which is a separate package */
     unsigned long nodes[MAX_NODES / (8 * sizeof(long))] = {0};
     if (node < 0 || node >= MAX_NODES - 1) return EINVAL;
     nodes[(unsigned)node / (8 * sizeof *nodes)] = 1ul << (unsigned)node % (8 * sizeof *nodes);

@@ -85,7 +85,7 @@ static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_
     return count;
 }
 
-/* The same for all n-grams of a text of n_characters, so few that there are no more than WM_NGRAMS_MOST n-grams. */
+/* The same for all n-grams of a text of n_characters, with at most WM_NGRAMS_MOST n-grams. */
 enum { CHARACTERS = 256 };
 static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *characters, uint64_t n_characters, uint64_t *rows,
                                     uint64_t room) {
@@ -106,7 +106,7 @@ static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *charac
     return total;
 }
 
-/* The hash of an n-gram continues that of the next shorter one. */
+/* The hash of an n-gram continues the next shorter one's. */
 static uint64_t fasttext_rows(const wm_subwords *s, const uint8_t *p, const uint8_t *end, uint64_t longest, uint64_t *rows,
                               uint64_t room) {
     const uint64_t count = longest - s->min_n + 1;

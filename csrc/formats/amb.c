@@ -26,7 +26,7 @@
 #include "core/internal.h"
 
 /* ROOM holds the longest header (a name of 65,535 bytes, 64 dimensions) and up to a page before and after. A window reads
- * READ_AHEAD bytes more than were asked for, and on to the end of their page. */
+ * READ_AHEAD bytes more than requested, and on to the end of their page. */
 enum { PAGE = 4096, READ_AHEAD = 96, ROOM = 65536 + 4 * PAGE };
 enum { MAX_NDIM = 64, AFTER_DIMS = 9, QUANT_HEADER = 4, ALIGNMENT = 8 };
 enum { INT8 = 3, FIRST_QUANT = 4, BLOCKS = 6, ADAPTIVE = 8, DTYPES = 9, QUANTISED_INT8 = 9 };

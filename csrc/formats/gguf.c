@@ -293,7 +293,7 @@ int wm_gguf_tensors(const uint8_t *data, uint64_t len, const wm_gguf_type *types
 void wm_gguf_reach(const wm_columns *columns, uint64_t room, wm_gguf *g) {
     const wm_columns *c = columns;
     if (g->n_tensors > c->cap) return;
-    uint64_t next = room; /* the begin behind that of this row */
+    uint64_t next = room; /* the begin after this row's */
     for (uint64_t behind = g->n_tensors; behind > 0; behind--) {
         const uint64_t i = behind - 1;
         if (behind < g->n_tensors && c->begin[behind] > c->begin[i]) next = c->begin[behind];

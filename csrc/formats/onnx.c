@@ -10,7 +10,7 @@
  *
  *     graph { node = 1: NodeProto { output = 2, op_type = 4: "Constant", attribute = 5: { name = 1: "value", t = 5: TensorProto } } }
  *
- * An attribute may hold graphs, with nodes and initialisers of their own; functions and training_info have nodes and graphs too.
+ * An attribute may hold graphs, with their own nodes and initialisers; functions and training_info have nodes and graphs too.
  * Nothing lists tensors: finding them takes a walk from field to field, across everything else. One walk serves both functions
  * here, over a file or over memory, and reads each byte of a field at most twice. As in amb.c, pread brings a window of some
  * kilobytes into private memory, with tensor data only by chance.
@@ -149,7 +149,7 @@ typedef struct {
     int has_raw, has_length;                 /* raw_data; a "length" in external_data */
     uint64_t raw_begin, raw_end;             /* the payload of raw_data, */
     uint64_t typed, typed_at, typed_end;     /* the field with numbers or strings, from its first tag to its end, */
-    uint64_t pieces, piece_begin, bytes;     /* in so many pieces, the last payload; bytes of all payloads */
+    uint64_t pieces, piece_begin, bytes;     /* number of its pieces, the last payload; bytes of all payloads */
     uint64_t offset, length, path, path_len; /* external_data: "location" lies at `path` */
     uint64_t sum, sum_len;                   /* "checksum" */
 } tensor;

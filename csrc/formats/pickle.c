@@ -274,7 +274,7 @@ static int run(machine *m, uint8_t op) {
     case 'j': return recall(m, n);
     case 'q':
     case 'r': return remember(m, n);
-    case 0x94: /* the number of entries is that of the next one */
+    case 0x94: /* the number of entries numbers the next one */
         return m->memo_gaps ? fail(m, WM_FAULT_PICKLE_OPCODE, op, 0) : remember(m, m->memo_used);
     case 'c': return read_line(m, &line) || read_line(m, &name) ? -1 : wm_pickle_name(m, line, name);
     case 0x93:

@@ -52,7 +52,7 @@ static const uint8_t *find_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes)
     return p;
 }
 
-/* Reads the dtype. It is mostly that of the last tensor: one comparison of a word. */
+/* Reads the dtype. It is mostly the last tensor's: one comparison of a word. */
 static inline const uint8_t *read_dtype(scan *s, const uint8_t *p, uint8_t *free_bytes) {
     if (s->last_bytes && s->json.end - p >= 8 && (load_le64(p) ^ s->last_spelling) << (64 - 8 * s->last_bytes) == 0)
         p += s->last_bytes;
@@ -96,7 +96,7 @@ static const uint8_t *read_offsets(const scan *s, const uint8_t *p) {
     return json_token(json, p, ']');
 }
 
-/* 1 when the n bytes at p are those of `text`: with a constant n, one or two comparisons of words. */
+/* 1 when the n bytes at p equal `text`: with a constant n, one or two comparisons of words. */
 static inline int spelled(const scan *s, const uint8_t *p, const char *text, size_t n) {
     return (size_t)(s->json.end - p) >= n && memcmp(p, text, n) == 0;
 }

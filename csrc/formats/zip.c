@@ -65,8 +65,7 @@ static const uint8_t *find_field(const uint8_t *extra, uint64_t len, uint32_t ty
     return NULL;
 }
 
-/* Replaces the fields of `e` that are too narrow by those of the extra field of type 1 in extra[0, len). Returns 0 when it lacks
- * one. */
+/* Replaces the fields of `e` that are too narrow from the extra field of type 1 in extra[0, len). Returns 0 when it lacks one. */
 static int widen(const uint8_t *extra, uint64_t len, extent *e) {
     uint64_t *const fields[] = {&e->size, &e->stored, &e->offset}; /* in this order, only the needed ones */
     if (e->size != WIDE && e->stored != WIDE && e->offset != WIDE) return 1;

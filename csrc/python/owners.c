@@ -312,7 +312,7 @@ static PyType_Slot temporary_slots[] = {{Py_tp_dealloc, temporary_dealloc}, {Py_
 static PyType_Spec temporary_spec = {"weightmap._kernels.Temporary", sizeof(temporary), 0,
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, temporary_slots};
 
-/* with_temporary(function, *args): function(temporary, *args); then removes what was not given away. */
+/* with_temporary(function, *args): function(temporary, *args); then removes the file unless it was given away. */
 static PyObject *with_temporary(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     if (too_few("with_temporary", n_args, 1)) return NULL;
     temporary *t = (temporary *)PyType_GenericAlloc(temporary_type, 0);

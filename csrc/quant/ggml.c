@@ -80,7 +80,7 @@ enum {
     ELEMENTS_A_THREAD = 1 << 20
 };
 
-/* The destination of floats. `room` returns where to write the next ones and how many fit; `took` accepts what was written.
+/* The destination of floats. `room` returns where to write the next ones and how many fit; `took` accepts the written floats.
  *
  *   float32      written straight to the output
  *   float16      written to `values`, then rounded into the output

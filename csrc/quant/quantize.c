@@ -5,7 +5,7 @@
 
 #define TARGET
 #define NAME quantize_portable
-/* Sixteen lanes are parts of four where the compiler has vectors of its own, which fit any CPU, and single floats elsewhere. */
+/* Sixteen lanes are parts of four where the compiler has its own vectors, which fit any CPU, and single floats elsewhere. */
 #if defined(__GNUC__)
 enum { PARTS = 4 };
 typedef float part __attribute__((vector_size(16)));
@@ -158,7 +158,7 @@ static void fill_grid(float grid[WM_GRID], int bits, uint64_t n) {
     }
 }
 
-/* The range of the inverse scales that are searched for short blocks (see quantize_lanes.h), wider than that of the grid. */
+/* The range of the inverse scales that are searched for short blocks (see quantize_lanes.h), wider than the grid's. */
 static void set_range(wm_quantizing *w, uint64_t n) {
     w->top = 16384 * (n < 256 ? 1.35f : 1.7f);
     w->bottom = 16384 * 0.42f;

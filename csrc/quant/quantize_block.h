@@ -14,9 +14,9 @@
  *   3. The scales are rounded to their stored type. A few plain ones join (the extreme element exactly at the lowest and at
  *      the highest code; the neighbours of the best). The least error, computed with the stored scale, wins.
  *
- * Each of sixteen lanes tries a scale of its own, over the elements one after another. So the order of additions, and with it
- * every bit of the result, does not depend on the width of registers. Sums are in float32 over at most CHUNK elements and in
- * float64 beyond. Nothing may be contracted into a fused multiply-add.
+ * Each of sixteen lanes tries its own scale, over the elements one after another. So the order of additions, and with it every
+ * bit of the result, does not depend on the width of registers. Sums are in float32 over at most CHUNK elements and in float64
+ * beyond. Nothing may be contracted into a fused multiply-add.
  *
  * There are many short blocks of int4 and int5: quantize_lanes.h searches all scales for sixteen of them at once, in fixed point.
  * It leaves to this search the blocks whose scale must be exact in its last bits, or is beyond fixed point.

@@ -1,4 +1,4 @@
-/* The search for the scales of short blocks, two times sixteen at once, each in a lane of its own: part of the template
+/* The search for the scales of short blocks, two times sixteen at once, each in its own lane: part of the template
  * quantize_block.h.
  *
  * It runs in fixed point: a block is multiplied by 32767 / (its extreme element) and rounded to int16, and inverse scales are
@@ -83,7 +83,7 @@ typedef struct {
     const sixteen *block;
     lanes of_gain, of_yq, of_qq; /* what makes them parts of r^2 */
     progress now;
-    uint32_t valid, going; /* lanes, one bit each: those with a block of their own; those that go on */
+    uint32_t valid, going; /* lanes, one bit each: lanes with a block; lanes that go on */
 } search;
 
 enum { NUMBERS = sizeof(progress) / sizeof(lanes) };
