@@ -1,4 +1,4 @@
-"""A model to a GPU, each library in a process of its own: time, memory of host and device. Skipped without a GPU.
+"""A model to a GPU, each library in its own process: time, memory of host and device. Skipped without a GPU.
 
 `make device-bench` runs it. "warm" files lie in the page cache; "cold" ones were dropped from it before each call. The
 clock runs from opening until the GPU has every byte; the library has loaded a small model before, and holds its pool.
@@ -90,7 +90,7 @@ def model(smoke, tmp_path_factory):
 
 
 def safetensors(path, count, shape):
-    """Write tensors of bfloat16: random numbers from 1 to 4, of which no two tensors have the same."""
+    """Write tensors of bfloat16: random numbers from 1 to 4, different in each tensor."""
     nbytes = 2 * shape[0] * shape[1]
     header = {
         f"model.layers.{i:03}.weight": {"dtype": "BF16", "shape": shape, "data_offsets": [i * nbytes, (i + 1) * nbytes]}

@@ -1,4 +1,4 @@
-"""Loading a whole model in a process of its own: time and memory.
+"""Loading a whole model in a new process: time and memory.
 
 Each library loads MiniLM from a file of its own format: ours from an EMBD file that weightmap wrote, and from the
 safetensors file that the rivals read; and EMBD and safetensors files of 4 GiB in 300 tensors. The files lie in the page

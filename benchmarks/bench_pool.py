@@ -49,7 +49,7 @@ def memory():
 
 
 class Serving:
-    """The clock of a process in a control group of its own; `memory` is given back when it begins."""
+    """The clock of a process in its own control group; `memory` is given back when it begins."""
 
     alike = True
 

@@ -51,7 +51,7 @@ class Remote:
         return f"http://127.0.0.1:{self.ports[delay]}/m.{suffix}"
 
     def ask(self, delay, path, span=None):
-        """Return the body of an answer, on a connection of its own."""
+        """Return the body of an answer, on a new connection."""
         connection = http.client.HTTPConnection("127.0.0.1", self.ports[delay])
         connection.request("GET", path, headers={} if span is None else {"Range": f"bytes={span[0]}-{span[1] - 1}"})
         response = connection.getresponse()

@@ -1,4 +1,4 @@
-"""A whole model as tensors of PyTorch, each library in a process of its own: time, bytes read, memory.
+"""A whole model as tensors of PyTorch, each library in its own process: time, bytes read, memory.
 
 All files have the same tensors and were written alike, in pieces of 64 MiB, since the writer of a file decides how fast
 its pages are touched. "warm" files lie in the page cache, and stay there as they were written: this process locks them

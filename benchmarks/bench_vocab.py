@@ -68,7 +68,7 @@ def gensim_opener(words):
 
 
 def finalfusion(question, which="known"):
-    """Return the rival in a process of its own."""
+    """Return the rival in its own process."""
     return rival(lambda words: ExternalClock("finalfusion", question, words.path, words.listed(which)))
 
 

@@ -166,7 +166,7 @@ def rank_of(rank, world, index, rounds, out, cold):
 
 
 def by_round(function, ranks, what):
-    """Return for each round what a function makes of the numbers of all ranks."""
+    """Return a function's value for the numbers of all ranks, for each round."""
     return [function(numbers) for numbers in zip(*(of[what] for of in ranks), strict=True)]
 
 
@@ -176,7 +176,7 @@ def median_ratio(ours, theirs):
 
 
 def main():
-    """Print what a run finds."""
+    """Print the results of a run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=2048)
     parser.add_argument("--columns", type=int, default=2048, help="of each tensor, which has 2**23 elements")

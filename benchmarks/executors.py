@@ -58,7 +58,7 @@ class Took(NamedTuple):
 
 
 class Cluster:
-    """Two workers of one thread each, of which a conversion uses one or both."""
+    """Two workers of one thread each; a conversion uses one or both."""
 
     def __init__(self, client: Client) -> None:
         every = sorted(client.scheduler_info()["workers"])

@@ -177,7 +177,7 @@ WRITERS = {
 
 
 def write_gguf_tokens(path, tokens, tensors):
-    """Write a GGUF file with a tokenizer of so many tokens, 40 numbers, and so many tensors of 1 KiB."""
+    """Write a GGUF file with a tokenizer of `tokens` tokens, 40 numbers, and `tensors` tensors of 1 KiB."""
     texts = [f"token{i}".encode() for i in range(tokens)]
     merges = [f"t{i} o{i}".encode() for i in range(tokens)]
 

@@ -1,4 +1,4 @@
-"""Loading in a process of its own, which reads its own clock, and its memory from `/proc`.
+"""Loading in a new process, which reads its own clock, and its memory from `/proc`.
 
 *Anonymous* memory belongs to the process alone, and the system can only swap it out. *File-backed* pages are shared
 with every process that maps the file, and the system takes them back when memory runs short.

@@ -103,7 +103,7 @@ def load_all(rank, ranks, folder, rounds):
 
 
 def main():
-    """Print what a run finds."""
+    """Print the results of a run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="llama")
     parser.add_argument("--ranks", type=int, default=2)

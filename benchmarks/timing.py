@@ -157,7 +157,7 @@ class Lane:
 
 
 class Result(NamedTuple):
-    """Seconds a call by contender, their `info`, and the exceptions of those that could not run."""
+    """Seconds a call by contender, their `info`, and the exceptions of contenders that could not run."""
 
     times: dict[str, list[float]]
     info: dict[str, dict[str, Any]]

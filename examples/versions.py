@@ -1,4 +1,4 @@
-"""A trainer that publishes versions of a model, and a server that follows; each is a process of its own.
+"""A trainer that publishes versions of a model, and a server that follows, as two processes.
 
     python versions.py train published --steps 5
     python versions.py serve local published --steps 5
@@ -57,7 +57,7 @@ def serve(local: Path, source: Path, steps: int) -> None:
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command."""
     if len(sys.argv) == 1:
         print(__doc__, file=sys.stderr)
         return 1

@@ -52,7 +52,7 @@ TARGETS = {
 
 
 def run(*command: str, folder: Path = ROOT, environment: dict[str, str] | None = None) -> str:
-    """Run a command and return what it prints; when it fails, show that and stop."""
+    """Run a command and return its output; when it fails, show the output and stop."""
     done = subprocess.run(  # noqa: S603
         command, cwd=folder, env={**os.environ, **(environment or {})}, text=True, capture_output=True, check=False
     )

@@ -10,7 +10,7 @@ import sys
 
 from tests.places import FORMAT_TESTS, ROOT, suite
 
-# Modules of tests, and single tests of those that take long.
+# Modules of tests, and single tests of slow modules.
 TESTS = (
     FORMAT_TESTS,
     # Formats in conversions, commands and words.

@@ -38,7 +38,7 @@ class Point:
 
 
 class Ranks(Exchange):
-    """One of several ranks, each in a thread of its own, that exchange parts through the memory of this process."""
+    """One of several ranks, each in its own thread, that exchange parts through the memory of this process."""
 
     def __init__(self, rank: int, meeting: threading.Barrier, table: dict[int, Any]) -> None:
         self.rank, self.world_size = rank, meeting.parties

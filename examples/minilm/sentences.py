@@ -135,7 +135,7 @@ class SentenceEncoder:
         mask : ndarray of uint8, shape (n, t)
             1 for a token, 0 for padding.
         """
-        # The library takes no lone surrogates, which an argument that is no UTF-8 contains.
+        # The library takes no lone surrogates, which an argument beyond UTF-8 contains.
         clean = [sentence.encode("utf-8", "replace").decode("utf-8") for sentence in sentences]
         encoded = self._tokenizer.encode_batch(clean)
         shape = (len(encoded), -1 if encoded else 0)

@@ -1,4 +1,4 @@
-"""Attacks on EMBD, the layout of the specification: checksums fit, but for those that lie."""
+"""Attacks on EMBD, the layout of the specification: all checksums fit, except lying ones."""
 
 import struct
 
@@ -268,7 +268,7 @@ def data_section():
             expected["odd"] = "padding between tensors"
             yield case("E13", f"byte {at} of the data", d, **(expected if at == 63 or at > 131 else {}))
 
-    for size in (1, 2, 63):  # padding behind the last tensor, of which the last byte is not zero
+    for size in (1, 2, 63):  # padding behind the last tensor, with a last byte other than zero
         d = embd.Draft([("a", noise("uint8", (5,)))], metadata=b"")
         d.data[-16:-16] = bytes(size - 1) + b"\1"
         d.data_size += size

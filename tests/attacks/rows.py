@@ -93,7 +93,7 @@ OTHER = {
 
 @cache
 def parts():
-    """The parts of the threat tables, by what they are about: rows, each with its sentence."""
+    """The parts of the threat tables, by subject: rows, each with its sentence."""
     found = {"Every format": COMMON}
     for builder in builders.known().values():
         own = {row: text for module in builder.damaging for row, text in getattr(module, "ROWS", {}).items()}

@@ -1,4 +1,4 @@
-"""Attacks on safetensors: the length of the header, the JSON, what the entries say."""
+"""Attacks on safetensors: the length of the header, the JSON, the entries."""
 
 import json
 import struct

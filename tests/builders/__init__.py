@@ -196,7 +196,7 @@ class Builder:
 
     @property
     def names_tensors(self):
-        """Whether files that the package writes hold tensors of any names, and not those of the format."""
+        """Whether files that the package writes hold tensors of any names, not only the format's."""
         return any("w" in arguments(np.zeros((1, 1)))["tensors"] for arguments in self.saved.values())
 
 

@@ -260,7 +260,7 @@ def _anatomy_words(walk, *sizes, grams=False):
 
 
 def _anatomy_padded(walk, *sizes):
-    """Numbers, of which the last one is a type, and padding up to a multiple of its size; never none."""
+    """Numbers, the last one a type, and padding up to a multiple of its size; never none."""
     width = WIDTHS[walk.value(walk.numbers(*sizes)[-1])]
     walk.found.pads.append((walk.at, walk.at + width - walk.at % width, width))
 

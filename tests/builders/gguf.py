@@ -401,7 +401,7 @@ def examples():
 
 
 def many(count):
-    """A file of so many tensors of one byte each, the last of them zeros."""
+    """A file of `count` tensors of one byte each, the last of them zeros."""
     tail = struct.pack("<IQI", 1, 1, DENSE["int8"])
     head = b"GGUF" + struct.pack("<IQQ", 3, count, 0)
     head += b"".join(struct.pack("<Q7s", 7, b"%07d" % i) + tail + struct.pack("<Q", 32 * i) for i in range(count))
@@ -409,7 +409,7 @@ def many(count):
 
 
 def tokens(count):
-    """A file of so many tokens, and one tensor."""
+    """A file of `count` tokens, and one tensor."""
     values = b"".join(struct.pack("<Q7s", 7, b"%07d" % i) for i in range(count))
     entry = KeyValue("tokenizer.ggml.tokens", ["str"], struct.pack("<IQ", 8, count) + values)
     return build({"w": normal((2, 2))}, [entry])

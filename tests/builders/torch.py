@@ -23,7 +23,7 @@ STORAGES = {
     "uint8": "ByteStorage", "bool": "BoolStorage", "complex64": "ComplexFloatStorage",
     "complex128": "ComplexDoubleStorage",
 }  # fmt: skip
-# Types that have no storage of their own, and are named in a call of _rebuild_tensor_v3.
+# Types without a storage class, named in a call of _rebuild_tensor_v3.
 UNTYPED = (
     "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu",

@@ -74,7 +74,7 @@ def test_parameters_that_overflow_are_counted(tmp_path):
 
 
 def test_a_directory_becomes_a_plain_model(tmp_path):
-    """Shards stay shards, config.json goes along without quantization_config, and the result has no groups."""
+    """Shards stay shards, config.json is copied without quantization_config, and the result has no groups."""
     for run in (None, wm.Run(ThreadPoolExecutor(2))):
         target = tmp_path / f"plain{run is None}"
         wm.convert(wm.open(TRUTH / "awq_shards").weights, target, run=run)
@@ -304,7 +304,7 @@ def test_integers_and_scales_go_to_amb_as_they_are(tmp_path):
                 assert g[example.name].dequantize().tobytes() == q.dequantize().tobytes()
 
     each(IN_AMB, check)
-    for name in ("gptq 8", "int8 channel", "mxfp4", "packed by tensor"):  # 43 columns are no pairs
+    for name in ("gptq 8", "int8 channel", "mxfp4", "packed by tensor"):  # 43 columns do not pair
         source = halved(EXAMPLES[name]() if name != "gptq 8" else keyed("gptq 8")).write(tmp_path / name)
         report = wm.convert(wm.open(source).weights, tmp_path / "x.amb")
         assert any("1 parameter decoded" in warning for warning in report.warnings)

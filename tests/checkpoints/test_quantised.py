@@ -250,7 +250,7 @@ def test_fp8_experts(tmp_path, monkeypatch, block, scale_fmt):
     ],
 )
 def test_auto_round(tmp_path, monkeypatch, scheme, options):
-    """AutoRound quantises a Llama, and its layers decode what it saved; the first ones by multiplying."""
+    """AutoRound quantises a Llama, and its layers decode the file; the first ones by multiplying."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which it sets for good
     auto_round = pytest.importorskip("auto_round")
     words = Tokenizer(WordLevel({str(number): number for number in range(64)}, unk_token="0"))
@@ -277,7 +277,7 @@ GROUP = 64
 
 
 def layers(model, make):
-    """The tensors of a model, those of its layers quantised."""
+    """The tensors of a model, its layers' quantised."""
     tensors = {}
     for name, t in model.state_dict().items():
         module = name.removesuffix(".weight")

@@ -166,7 +166,7 @@ def test_an_infinity_in_the_configuration(tmp_path, name):
     ],
 )
 def test_spellings_of_published_models(tmp_path, name, quantisation, keys):
-    """DeepSeek V4 has the type of experts at the top, MiniMax M2 spells float8 as torch does; null is no format."""
+    """DeepSeek V4 has the type of experts at the top, MiniMax M2 spells float8 as torch does; null means no format."""
     example = EXAMPLES[name]()
     path = example.write(tmp_path)
     with wm.open(path, config={"quantization_config": example.config | quantisation} | keys) as f:

@@ -259,7 +259,7 @@ def test_a_converted_directory_is_loaded(sharded, tmp_path, format_):
 
 @pytest.mark.parametrize("format_", WRITTEN)
 def test_accelerate_loads_a_converted_directory(sharded, tmp_path, format_):
-    """It finds an index of any name, and loads the shards by `torch.load`, those of safetensors directly."""
+    """It finds an index of any name, and loads shards by `torch.load`, safetensors directly."""
     accelerate = pytest.importorskip("accelerate")
     folder, logits = sharded
     wm.convert(folder, f"{tmp_path}/b/", format=format_, names="keep")

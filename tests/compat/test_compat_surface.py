@@ -274,7 +274,7 @@ assert safetensors.safe_open is theirs
 
 
 def test_patched_blocks_that_overlap_hold_until_the_last_one_ends():
-    """As those of threads do."""
+    """As blocks of threads do."""
     code = """
 import safetensors
 from weightmap import compat

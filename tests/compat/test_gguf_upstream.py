@@ -1,4 +1,4 @@
-"""GGUF with gguf-py: its dump of our reader, its reader of our files, and our reader of its own."""
+"""GGUF with gguf-py: its dump of our reader, its reader on our files, and our reader on its files."""
 
 import argparse
 import subprocess

@@ -166,7 +166,7 @@ def test_the_file_of_the_handle_is_read(tmp_path, monkeypatch):
 
 
 def test_what_is_written_to_a_tensor_stays_there(tmp_path):
-    """A loader gives back the pages of its own tensors alone."""
+    """A loader gives back only its own tensors' pages."""
     pytest.importorskip("torch")
     wm.save(tmp_path / "m.safetensors", {"a": np.zeros(1 << 16, np.uint8)})
     with safe_open(tmp_path / "m.safetensors", "pt") as f:

@@ -16,7 +16,7 @@ SCHEMES = ("int8", "int4", "int5", "int4_block", "int5_block", "adaptive")
 
 def content():
     """Tensors, texts and words that are the same on every machine: integers become floats exactly."""
-    # A set: its order is that of Python's hashes, which differ from process to process.
+    # A set: Python's hashes decide its order, and differ from process to process.
     names = sorted({f"layer.{i}" for i in range(60)} | {"ключ", "a b", ""})
     ramp = (np.arange(6000, dtype=np.int64) * 7919 % 2003 - 1001).reshape(60, 100)
     matrix = (ramp[:, :16] / 8).astype("f4")

@@ -61,7 +61,7 @@ def test_what_recognises_a_format_is_what_its_record_says(name):
 
 
 def test_a_format_that_is_not_listed_is_known(tmp_path):
-    """A file in the folder of formats is enough: it is imported with the package, in a process of its own."""
+    """A file in the folder of formats is enough: a new process imports it with the package."""
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     code = f"""
 import sys, types

@@ -126,7 +126,7 @@ library, folder, *kinds = sys.argv[1:]
 counter = ctypes.CDLL(library)
 for kind in kinds:
     few, many = (os.path.join(folder, f"{kind}-{count}") for count in ("few", "many"))
-    with wm.open(few) as f:  # what is loaded at the first use
+    with wm.open(few) as f:  # modules of the first use
         list(f), f.infos(), f[list(f)[-1]], f.vocab and list(f.vocab)
     for path in (few, many):
         counter.count_begin()

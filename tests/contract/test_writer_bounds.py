@@ -92,7 +92,7 @@ def test_tensors_of_one_reason_are_reported_together():
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_reasons_take_1000_characters(count):
-    """When each tensor has a reason of its own, the message has the first reasons, and the number of the others."""
+    """If each tensor has its own reason, the message has the first reasons, and the number of the others."""
     error = error_of(*(tensor("n" * 70 + str(i), (1,) * (5 + i)) for i in range(count)))
     assert len(error.refused) == count
     assert len(str(error)) < 1200
@@ -134,7 +134,7 @@ LONG, NAN = "t" * (U16 + 1), float("nan")
 # Contents that EMBD and AMB can hold, each beside a tensor.
 PLANNED = [
     *(("embd", {"metadata": {key: "v" * U16}}) for key in ("k", "k" * U16)),
-    *(("embd", ids(value)) for value in (0, U32)),  # the last one means that there is no such token
+    *(("embd", ids(value)) for value in (0, U32)),  # the last one stands for no token
     ("embd", {"vocab": [LONG[1:]]}),
     ("embd", {"vocab": [LONG], "layout": "simple"}),
     *(("amb", tokenizer(pad=value)) for value in (0, U16 - 1)),

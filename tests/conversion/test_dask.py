@@ -49,7 +49,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def cluster():
     """Two worker processes, each with one thread, that import this weightmap."""
-    with mock.patch.dict(os.environ):  # in which Dask sets variables of its own
+    with mock.patch.dict(os.environ):  # Dask sets its own variables in it
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCES, os.environ.get("PYTHONPATH"))))
         with distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"

@@ -51,7 +51,7 @@ def test_changed_tensors(put, other):
 
 @pytest.mark.parametrize("example", builders.examples(), ids=lambda example: f"{example.format}-{example.name}")
 def test_a_file_and_what_convert_made_of_it_are_equal(example, put):
-    """A file differs from its conversion only in what the report of the conversion lists.
+    """A file differs from its conversion only in entries of the conversion's report.
 
     Entries that a format states in every file are notes, not differences.
     """

@@ -75,7 +75,7 @@ def test_every_type_as_the_package_saves_it(tmp_path, apart):
 
 
 def test_data_in_other_files(path):
-    for mode in ("mmap", "cow", "copy"):  # arrays of other files, and those that are made, are as those of the model
+    for mode in ("mmap", "cow", "copy"):  # arrays in other files, and computed ones, equal the model's
         with wm.open(path, mode=mode) as f:
             assert {f[name].flags.writeable for name in f} == {mode != "mmap"}
     with wm.open(path) as f:

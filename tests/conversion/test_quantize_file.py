@@ -30,7 +30,7 @@ def make(size, dtype):
 
 
 def check(report, model, scheme, **options):
-    """Compare bytes and errors of all tensors of a file with those of `quantize`."""
+    """Compare bytes and errors of all tensors of a file with `quantize`'s."""
     for info in report.quantized:
         values = np.asarray(model[info.name].array, np.float32)
         expected = wm.quantize(values, scheme, **options)
@@ -44,7 +44,7 @@ def check(report, model, scheme, **options):
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("block_size", [24, 32, 4096, 16384])
 def test_every_dtype_and_number_of_threads(put, tmp_path, block_size, threads):
-    """Blocks that end within a stage, across its end and beyond: the bytes and errors are those of `quantize`."""
+    """Blocks that end within a stage, across its end and beyond: bytes and errors equal `quantize`'s."""
     model = {f"{dtype} {size}": make(size, dtype) for dtype in DTYPES for size in (1, 33, 40_001, 170_000)}
     source = put(st.build(model), "m.safetensors")
     report = wm.convert(
@@ -56,7 +56,7 @@ def test_every_dtype_and_number_of_threads(put, tmp_path, block_size, threads):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int5"])
 def test_one_scale_from_windows_of_a_file(put, tmp_path, scheme):
-    """One scale for a tensor of any size: the bytes and errors are those of the array as a whole."""
+    """One scale for a tensor of any size: bytes and errors equal the whole array's."""
     sizes = (0, 1, 255, 257, 40_001, 65_536, 65_537, 300_000)
     model = {f"{dtype} {size}": make(size, dtype) for dtype in DTYPES for size in sizes}
     source = put(st.build(model), "m.safetensors")

@@ -142,7 +142,7 @@ def test_a_rank_reads_its_part_and_no_more(outcomes, world, kind, placement):
 
 
 def test_replicas_are_read_from_the_disk_once(outcomes):
-    """Each rank has all bytes, of which the page cache has one copy."""
+    """Each rank has all bytes, and the page cache one copy."""
     ranks = outcomes["big.safetensors R read"]
     assert all(BYTES <= rank.read <= BYTES + BYTES // 50 for rank in ranks)
     assert sum(rank.disk for rank in ranks) <= BYTES + BYTES // 50

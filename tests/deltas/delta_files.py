@@ -23,7 +23,7 @@ CODES = {"float32": "F32", "uint8": "U8", "float16": "F16", "int64": "I64"}
 
 
 def lay(where, case):
-    """Copies of base and source of a case of the ground truth, in a directory of their own."""
+    """Copies of base and source of a case of the ground truth, in a new directory."""
     source = where / "source"
     shutil.copytree(TRUTH / str(case["source"]), source)
     for entry in source.iterdir():

@@ -98,7 +98,7 @@ def test_a_file_of_a_delta_is_no_model(tmp_path, checksum, indexed):
 
 
 def test_bytes_like_those_of_a_delta_are_tensors(tmp_path):
-    """Compressed bytes without a checksum under their name, and bytes with one that are no frame."""
+    """Compressed bytes without a checksum under their name, and bytes with one that are not a frame."""
     frame = np.frombuffer(zstandard.compress(bytes(100)), np.uint8)
     for value, metadata in ((frame, {}), (frame, {"w": "a comment"}), (np.arange(9, dtype="u1"), {"w": "0" * 32})):
         path = tmp_path / "m.safetensors"

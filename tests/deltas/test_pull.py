@@ -1,4 +1,4 @@
-"""`pull` and `apply`: every version of a chain, whole or not at all, whoever stops them and whoever reads meanwhile."""
+"""`pull` and `apply`: every version of a chain, whole or not at all, despite any stop and any reader."""
 
 import contextlib
 import errno
@@ -349,7 +349,7 @@ def test_stopped_at_every_step(chain, tmp_path, monkeypatch, begin, target, in_p
             patch.setattr(places, "step", stopping(number))
             if in_place:  # stopping one of several threads would leave the order of blocks to chance
                 patch.setattr(places.access, "cpus", lambda: 1)
-            else:  # as a kill does, it leaves what is there: nothing cleans up
+            else:  # like a kill, it leaves all files: nothing cleans up
                 patch.setattr(places.Local, "abandon", lambda _: None)
             try:
                 deltas.pull(folder, source, base=base, version=target, in_place=in_place)

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def drive(driver, shim, folder, *arguments):
-    """Run a driver in a process of its own; return what it printed, parsed, and fail if it complained."""
+    """Run a driver in a new process; return its parsed output, and fail if it complained."""
     # LANGUAGE: the command line would look for translations in a hundred places.
     path = os.pathsep.join((SOURCES, str(ROOT)))
     environment = {**os.environ, "LD_PRELOAD": preloaded(shim), "PYTHONPATH": path, "LANGUAGE": "C"}

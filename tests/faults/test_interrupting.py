@@ -37,7 +37,7 @@ def test_an_exception_at_any_opcode_leaves_nothing_behind(memory, kind):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    print(found)  # noqa: T201 - the counts, for whoever asks for all with pytest -s
+    print(found)  # noqa: T201 - the counts, for runs of all with pytest -s
     assert list(found) == list(OPERATIONS[kind])
     for name, seen in found.items():
         assert seen.pop("interrupted") > 40, name

@@ -193,7 +193,7 @@ def test_a_file_size_limit_leaves_the_old_file(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path):
-    """In every format, on a real file system that is full: a tmpfs of 1 MiB, in a mount namespace of its own."""
+    """In every format, on a real full file system: a tmpfs of 1 MiB, in its own mount namespace."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare here")
     script, disk = tmp_path / "script.py", tmp_path / "disk"
@@ -288,7 +288,7 @@ for turn in range(number):
             save(kind, -values)
             os.write(tells, b".")
     os.close(tells)
-    done = turn // len(PATHS) % 4  # so many files are there when the clock starts, however busy the machine is
+    done = turn // len(PATHS) % 4  # the number of files when the clock starts, however busy the machine is
     for _ in range(done):
         os.read(told, 1)
     time.sleep(random.random() / 100)

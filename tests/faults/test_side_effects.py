@@ -72,7 +72,7 @@ for path in paths:
         fine = {("open", path), ("mmap.__new__", "-1")}
         # The thread of prefetch, which CPython names from 3.12 on.
         fine |= {event for event in events if event[0].startswith("_thread.") and "plans.pages._Worker" in event[1]}
-        # `read` casts what may be codes, of which the configuration tells.
+        # `read` casts possible codes, which the configuration describes.
         fine |= {("open", os.path.join(os.path.dirname(path), name)) for name in BESIDE}
         if path.endswith(".onnx"):  # its data may lie in other files of its folder
             fine |= {event for event in events if event[0] == "open" and os.path.dirname(event[1]) == folder}

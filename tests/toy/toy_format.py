@@ -40,7 +40,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     version, size, count = struct.unpack_from("<3I", head, 4)
     if version != 1:
         raise UnsupportedError("version", field="version", offset=4, actual=version, expected=1)
-    # What a file declares is held against the limits and the bytes that are there before anything is read for it.
+    # Declared sizes are compared with the limits and the bytes present before anything is read for them.
     options.limits.check("max_header_bytes", size, "header_size", offset=8)
     options.limits.check("max_tensors", count, "count", offset=12)
     if size > source.size:
@@ -70,7 +70,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     trailing(source, size + max((end for _, end in spans), default=0), options, warnings)
     shapes = np.array(bounds, "u4"), np.array(codes, "u1"), np.array(dims, "u8"), np.array(dim_bounds, "u4")
     columns = scans.Columns(b"".join(names), *shapes, *np.array(spans, "u8").reshape(-1, 2).T.copy())
-    # Whatever may be wrong with names, types, shapes and ranges, the table checks.
+    # The table checks names, types, shapes and ranges.
     rules = _Rules(size, source.size, lax=not options.strict)
     table = ColumnTable(columns, rules, utf8=True, locate=places.__getitem__)
     if options.checked:

@@ -261,7 +261,7 @@ def test_an_index_or_a_directory_is_no_shard(tmp_path, names):
 
 @pytest.mark.parametrize("mode", ["mmap", "cow", "copy"])
 def test_a_model_of_many_files_keeps_no_descriptors(index, kept, mode):
-    """The shards of a small model keep their descriptors, except in mode "copy"; those of a large one never do."""
+    """Shards of a small model keep their descriptors, except in mode "copy"; shards of a large one never do."""
     gc.collect()  # objects that other tests left in cycles would be closed meanwhile
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
 

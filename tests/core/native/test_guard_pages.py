@@ -15,7 +15,7 @@ from weightmap import kernels
 from weightmap._kernels import ffi, lib
 
 # Every length up to two lines of the cache and a bit, so that flush at one end, a buffer takes every alignment at the
-# other; and lengths around those of vectors, of blocks that kernels step over, of pages.
+# other; and lengths around vectors, blocks that kernels step over, and pages.
 FEW = (0, 1, 63, 64, 65, 200)
 LENGTHS = (*range(131), 191, 192, 193, 255, 256, 257, 319, 384, 511, 512, 513, 1023, 1024, 1025, 1152, 2047, 4095, 4097)
 VARIED = {

@@ -79,7 +79,7 @@ def test_index_is_a_dict(strings, gap, room):
     "n", [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 48, 96, 767, 768, 769, 1023, 1024, 1025, 3072, 49152, 196608]
 )
 def test_full_tables_are_no_flood(n):
-    """With the smallest capacity allowed, up to three quarters full, ordinary names are all found and are no flood."""
+    """At the smallest capacity, up to three quarters full, all ordinary names are found, without a flood."""
     names = words(n)
     index = Index(names)
     assert index.result == 0

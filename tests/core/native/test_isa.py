@@ -36,7 +36,7 @@ def test_tiers_contain_each_other():
 
 
 def test_unknown_isa():
-    """A tier that does not exist is a ValueError that lists those that do, and nothing changes."""
+    """A tier that does not exist is a ValueError that lists the existing ones, and nothing changes."""
     before = kernels.isa()
     for name in ("", "sse9", "Portable", "avx512icl\0"):
         with pytest.raises(ValueError, match="portable"):

@@ -25,7 +25,7 @@ def rows_by_definition(subwords, word, known):
 
 
 def test_the_example_of_the_specification():
-    """The n-gram "<hallo" has index 1321513 among 2^21 buckets, and rows of n-grams follow those of words."""
+    """The n-gram "<hallo" has index 1321513 among 2^21 buckets, and rows of n-grams follow rows of words."""
     assert Subwords("bucket", 0, 6, 6, 1 << 21).indices("hallo")[0] == 1321513
     assert Subwords("bucket", 1000, 6, 6, 1 << 21).indices("hallo")[0] == 1322513
 

@@ -63,7 +63,7 @@ ODD = {
 
 
 def test_one_read_has_both_headers_of_a_member():
-    """Its own, with an extra field, and that of its array."""
+    """Its own, with an extra field, and its array's."""
     whole = cut(header(shape="(1024,)"), 4096, pad=118)
     data, reads = archive([Entry(b"%d.npy" % i, whole, wide=True) for i in range(3)]), []
 
