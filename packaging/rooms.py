@@ -32,7 +32,7 @@ BUDGETS = {
     "remote": 1_896,
     "report": 1_370,
     "torch": 985,
-    "trust": 642,
+    "trust": 628,
     "vllm": 340,
     "words": 2_120,
 }

@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import stat
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -243,13 +242,7 @@ def relative(path: str, root: str) -> str:
     return os.path.relpath(path, root).replace(os.sep, "/")
 
 
-def check_all(
-    trust: Trust,
-    path: str,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-    threads: int | None = None,
-) -> list[str]:
+def check_all(trust: Trust, path: str, *, threads: int | None = None) -> list[str]:
     """Hash every file of a model, several at a time, and return their names.
 
     A model of one file has only that one. A directory has all that are listed, and all others but lists of digests,
@@ -270,20 +263,14 @@ def check_all(
     if missing is not None:
         raise TrustError(f"{quoted(missing)} is in the list of digests, and not in the folder", path=trust.root)
     sizes = {name: status_of(os.path.join(trust.root, name)).st_size for name in names}
-    total, done, lock = sum(sizes.values()), 0, threading.Lock()
 
     def check(name: str) -> None:
-        nonlocal done
         source = from_path(os.path.join(trust.root, name), "mmap")
         source.private = True
         try:
             trust.admit(source)
         finally:
             source.close()
-        with lock:
-            done += sizes[name]
-            if progress is not None:
-                progress(done, total)
 
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - opening hashes without it
 

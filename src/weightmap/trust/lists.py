@@ -303,8 +303,7 @@ def listed_beside(path: str) -> Digests:
     target = os.path.join(folder, SUMS)
     if os.path.islink(target):
         raise TrustError("this is a link, and would be written through: remove it", path=target)
-    raw = None if folder == absolute else read_list(target)
-    return {} if raw is None else of_sums(raw, target)
+    return {} if folder == absolute else listed_in(folder)
 
 
 def _line(name: str, digest: str) -> str:

@@ -46,9 +46,8 @@ class Signature(NamedTuple):
         raw = read_list(self.path, _LARGEST)
         if raw is None:
             raise FileNotFoundError(2, os.strerror(2), self.path)
-        for needed in (self.key, *self.certificates):
-            if needed is not None:
-                open_descriptor(needed)
+        for needed in filter(None, (self.key, *self.certificates)):
+            open_descriptor(needed)  # a missing file is an OSError, and no bad signature
         try:
             return self._trust_for(raw, path, root)
         except (TensorFileError, MemoryError):
