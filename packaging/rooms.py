@@ -29,7 +29,7 @@ BUDGETS = {
     "onnxruntime": 50,
     "plans": 2_173,
     "pool": 750,
-    "remote": 1_896,
+    "remote": 1_874,
     "report": 1_370,
     "torch": 985,
     "trust": 628,

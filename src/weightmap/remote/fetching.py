@@ -221,8 +221,8 @@ class Pieces:
 class _Attempt:
     """One request, and the memory for its answer."""
 
-    def __init__(self, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> None:
-        self.done, self.end, self.pin = begin, end, pin  # `done`: the position behind the last byte that came
+    def __init__(self, begin: int, done: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> None:
+        self.done, self.end, self.pin = done, end, pin  # `done`: the position behind the last byte that came
         self._begin, self._target = begin, target
         self._lock = Lock()
         self._is_abandoned = False
@@ -464,8 +464,7 @@ class Access:
         """
         failed, at = 0, begin
         while True:
-            attempt = _Attempt(begin, end, target, pin)
-            attempt.done = at
+            attempt = _Attempt(begin, at, end, target, pin)
             try:
                 async with self._slot(end - at), self._try(end - at):
                     await self._get(key, attempt)
@@ -486,6 +485,16 @@ class Access:
                 attempt.give_up()
             at, pin = attempt.done, attempt.pin
             await asyncio.sleep(pause(failed, after))
+
+    def _has(self, method: str) -> bool:
+        return hasattr(self.store, f"{method}_async") or hasattr(self.store, method)
+
+    async def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the store that awaits, or in a thread the one that blocks."""
+        function = getattr(self.store, f"{method}_async", None)
+        if function is not None:
+            return await function(*arguments, **options)
+        return await self.call(getattr(self.store, method), *arguments, **options)
 
     async def _get(self, key: str, attempt: _Attempt) -> None:
         get = getattr(self.store, "get_async", None)
@@ -510,39 +519,25 @@ class Access:
                         return
             attempt.finish()
         finally:
-            close = getattr(answer, "close", None)
-            if close is not None:
-                close()
+            _close(answer)
 
     async def look(self, key: str) -> Pin:
         """Return the state of an object, which may be empty. Raises `StoreError`."""
-        options = {"head": True}
-        get = getattr(self.store, "get_async", None)
         async with self._try():
-            if get is None:
-                return await self.call(self._look, key, options)  # type: ignore[no-any-return]
-            return Pin.of((await get(key, options=options)).meta)
-
-    def _look(self, key: str, options: dict[str, Any]) -> Pin:
-        answer = self.store.get(key, options=options)
-        close = getattr(answer, "close", None)
-        if close is not None:
-            close()
-        return Pin.of(answer.meta)
+            answer = await self._ask("get", key, options={"head": True})
+            _close(answer)
+            return Pin.of(answer.meta)
 
     @property
     def takes_objects(self) -> bool:
         """Whether the store has a method that writes."""
-        return hasattr(self.store, "put_async") or hasattr(self.store, "put")
+        return self._has("put")
 
     async def remove(self, key: str) -> None:
-        """Remove an object. Raises `StoreError`."""
-        remove, blocking = getattr(self.store, "delete_async", None), getattr(self.store, "delete", None)
-        async with self._try():
-            if remove is not None:
-                await remove(key)
-            elif blocking is not None:
-                await self.call(blocking, key)
+        """Remove an object, if the store can. Raises `StoreError`."""
+        if self._has("delete"):
+            async with self._try():
+                await self._ask("delete", key)
 
     async def put(self, key: str, path: str, size: int, *, new: bool) -> str | None:
         """Write an object from a file of that size, with `new` only if there is none yet; return its tag.
@@ -550,7 +545,6 @@ class Access:
         obstore writes a large object in parts, without a condition: for a large `new` one, a request before finds out
         whether there is one. Raises `StoreError`.
         """
-        put, blocking = getattr(self.store, "put_async", None), getattr(self.store, "put", None)
         if not self.takes_objects:
             raise StoreError("refused", "this store is read-only")
         options: dict[str, Any] = {"mode": "create"} if new and size <= _MAX_WHOLE_BYTES else {}
@@ -561,11 +555,7 @@ class Access:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with self._try(size):
-                    result = await (
-                        self.call(blocking, key, Path(path), **options)
-                        if put is None
-                        else put(key, Path(path), **options)
-                    )
+                    result = await self._ask("put", key, Path(path), **options)
             except StoreError as fault:
                 if fault.kind in {"exists", "changed"} and attempt > 1 and await self._holds(key, path, size):
                     return (await self.look(key)).etag  # the object is ours: the answer to an earlier attempt was lost
@@ -596,14 +586,19 @@ class Access:
 
     async def names(self, prefix: str) -> Iterable[str] | None:
         """Return the names directly below a prefix, folders with a slash; None if the store cannot list."""
-        listing = getattr(self.store, "list_with_delimiter_async", None)
-        blocking = getattr(self.store, "list_with_delimiter", None)
-        if listing is None and blocking is None:
+        if not self._has("list_with_delimiter"):
             return None
         async with self._try():
-            listed = await (self.call(blocking, prefix) if listing is None else listing(prefix))
+            listed = await self._ask("list_with_delimiter", prefix)
         folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in listed["common_prefixes"]]
         return [entry["path"].rpartition("/")[2] for entry in listed["objects"]] + folders
+
+
+def _close(answer: Any) -> None:
+    """Close an answer, if answers of its store have to be closed."""
+    close = getattr(answer, "close", None)
+    if close is not None:
+        close()
 
 
 class _Loop:

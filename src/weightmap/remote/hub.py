@@ -15,8 +15,9 @@ import json
 import os
 import re
 import time
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from weightmap._messages import counted
@@ -121,7 +122,6 @@ class HubStore:
         self._arguments = kind, name, revision, deadline
         self.kind, self.name, self.revision, self._deadline = self._arguments
         self._hub = _library()
-        self._words = _Words(self._hub, kind, name, revision)
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
         self._web: WebStore | None = None
@@ -164,7 +164,9 @@ class HubStore:
             headers = self._hub.utils.build_hf_headers(library_name="weightmap", **self._login)
             headers = {name.lower(): value for name, value in headers.items()}
             base = f"{self._hub.constants.ENDPOINT}/"
-            self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=self._words.fault)
+            # A function that does not hold this store, which closes its connections when it is gone
+            fault = partial(_fault_of_answer, self._hub, self.kind, self.name, self.revision or "main")
+            self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=fault)
         return self._web
 
     def _offline(self, why: str, remedy: Remedy | None = None) -> _Snapshot:
@@ -311,31 +313,24 @@ def _fault_of_listing(error: Exception) -> StoreError:
     return StoreError("refused", "the Hub did not answer with the files of a repository: is HF_ENDPOINT a Hub?")
 
 
-class _Words:
-    """What errors of a repository say: nothing that holds a store, which closes its connections when it is gone."""
-
-    def __init__(self, hub: Any, kind: str, name: str, revision: str | None) -> None:
-        self._hub, self._name, self._revision = hub, name, revision or "main"
-        self._prefix = {"dataset": "datasets/", "space": "spaces/"}.get(kind, "")
-
-    def fault(self, status: int, headers: Any) -> StoreError:
-        """Return the error for an answer, in words that say what to do."""
-        fault, code, name = fault_of_status(status, headers), headers.get("X-Error-Code"), self._name
-        if code == "GatedRepo":
-            endpoint = re.sub("//.*@", "//", self._hub.constants.ENDPOINT)  # which may have a password
-            page = f"{endpoint}/{self._prefix}{name}"
-            return StoreError("denied", f"{name} is gated: accept its conditions at {page}, and {_LOG_IN}")
-        if code == "RevisionNotFound":
-            return StoreError("missing", f"{name} has no revision {self._revision!r}", specific=True)
-        if code == "RepoNotFound" or (status == http.HTTPStatus.UNAUTHORIZED and self._hub.get_token() is None):
-            words = f"the Hub has no repository {name}, or a private one: check the name, or {_LOG_IN}"
-            return StoreError("missing", words, specific=True)
-        if fault.kind == "denied":
-            return StoreError("denied", f"{fault.words}: the token may not read {name}; {_LOG_IN}")
-        if status == http.HTTPStatus.TOO_MANY_REQUESTS:
-            words = f"{fault.words}: the rate limit of the Hub for {name}; wait some minutes, or {_LOG_IN}"
-            return StoreError("again", words, after=fault.after)
-        return fault
+def _fault_of_answer(hub: Any, kind: str, name: str, revision: str, status: int, headers: Any) -> StoreError:
+    """Return the error for an answer about a repository, in words that say what to do."""
+    fault, code = fault_of_status(status, headers), headers.get("X-Error-Code")
+    if code == "GatedRepo":
+        endpoint = re.sub("//.*@", "//", hub.constants.ENDPOINT)  # which may have a password
+        page = f"{endpoint}/{'' if kind == 'model' else f'{kind}s/'}{name}"
+        return StoreError("denied", f"{name} is gated: accept its conditions at {page}, and {_LOG_IN}")
+    if code == "RevisionNotFound":
+        return StoreError("missing", f"{name} has no revision {revision!r}", specific=True)
+    if code == "RepoNotFound" or (status == http.HTTPStatus.UNAUTHORIZED and hub.get_token() is None):
+        words = f"the Hub has no repository {name}, or a private one: check the name, or {_LOG_IN}"
+        return StoreError("missing", words, specific=True)
+    if fault.kind == "denied":
+        return StoreError("denied", f"{fault.words}: the token may not read {name}; {_LOG_IN}")
+    if status == http.HTTPStatus.TOO_MANY_REQUESTS:
+        words = f"{fault.words}: the rate limit of the Hub for {name}; wait some minutes, or {_LOG_IN}"
+        return StoreError("again", words, after=fault.after)
+    return fault
 
 
 class _Metadata:
@@ -399,9 +394,6 @@ def _library() -> Any:
     try:
         import huggingface_hub.utils  # noqa: PLC0415 - an extra, and 60 ms
     except ImportError:
-        _fail_missing()
+        msg = "hf:// addresses need huggingface_hub: pip install '.[hub]' in a checkout"
+        raise MissingDependencyError(msg) from None
     return huggingface_hub
-
-
-def _fail_missing() -> NoReturn:
-    raise MissingDependencyError("hf:// addresses need huggingface_hub: pip install '.[hub]' in a checkout") from None

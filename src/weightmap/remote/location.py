@@ -119,7 +119,7 @@ class Location(str):
             raise RemoteError(f"it cannot be written to its store: {fault.words}", path=str(self)) from None
         return tag
 
-    def remove(self, tag: str | None = None) -> None:
+    def remove(self, tag: str | None) -> None:
         """Remove an object that was just written, if the store can: an error is being raised already.
 
         With its tag, an object that another writer has put in its place stays.

@@ -170,21 +170,16 @@ class RemoteSource(Source):
             if self.closed:
                 self.fail_closed()
             return bytes(there)
-        if self.queue is not None:
+        if self.queue is not None or count >= _MIN_REQUEST_BYTES:
             data = bytearray(count)
             self.fill(offset, memoryview(data))
             return bytes(data)
         first = offset + len(there)
-        end = (
-            min(max(offset + count, first + _MIN_REQUEST_BYTES), self.size)
-            if count < _MIN_REQUEST_BYTES
-            else offset + count
-        )
-        begin = max(0, min(first, end - _MIN_REQUEST_BYTES)) if count < _MIN_REQUEST_BYTES and not len(there) else first
+        end = min(max(offset + count, first + _MIN_REQUEST_BYTES), self.size)
+        begin = first if len(there) else max(0, min(first, end - _MIN_REQUEST_BYTES))
         data = bytearray(end - begin)
         self.fill(begin, memoryview(data))
-        if count < _MIN_REQUEST_BYTES:
-            self._headers.add(begin, bytes(data))
+        self._headers.add(begin, bytes(data))
         return bytes(there) + bytes(data[first - begin : offset + count - begin])
 
     @property

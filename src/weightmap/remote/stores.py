@@ -63,7 +63,10 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
     elif HOST.fullmatch(host) is None:
         raise _no_host(scheme)
     elif encoded:
-        store = _web(scheme, base, timeout, redirects=remote.redirects, query=query)
+        try:
+            store = WebStore(base, timeout, redirects=remote.redirects, query=query)
+        except ValueError:
+            raise _no_host(scheme) from None
     if store is None:
         access: Access = _Usual(path, count, timeout, unversioned=unversioned)
     else:
@@ -106,14 +109,6 @@ def _prefix_of(store: Any, key: str) -> str:
         if key.startswith(prefix):
             return prefix
     return ""
-
-
-def _web(scheme: str, base: str, deadline: float, *, redirects: bool, query: str) -> Any:
-    """Return the store below an address of HTTP."""
-    try:
-        return WebStore(base, deadline, redirects=redirects, query=query)
-    except ValueError:
-        raise _no_host(scheme) from None
 
 
 class _Usual(Access):

@@ -11,7 +11,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from weightmap.core.bytes.open_source import path_of
+from weightmap.core.bytes.atomic import scratch_folder
+from weightmap.core.bytes.open_source import path_of, read_small
 from weightmap.core.model.single import INDEX_SUFFIX, USUAL_NAMES
 from weightmap.errors import EncodeError, TargetError, TensorFileError
 
@@ -58,9 +59,6 @@ def _filled(address: Location, source: Any, *, overwrite: bool) -> Iterator[str]
     if not address.takes_objects:
         raise EncodeError("this address is for reading: write to a folder or a store", path=address)
     _check_source(source, address)
-    from weightmap.core.bytes.atomic import scratch_folder  # noqa: PLC0415
-    from weightmap.core.bytes.open_source import read_small  # noqa: PLC0415 - for addresses alone, with all that these import
-
     with scratch_folder() as room:
         is_folder = address.has_names
         path = os.path.join(room, address.rstrip("/").rpartition("/")[2] or "model")

@@ -1,7 +1,11 @@
 """A store over HTTP: ranges of what lies below an address, by the standard library.
 
 It follows redirects only on request, and never from HTTPS to HTTP. The query of an address, often a signature, goes to
-its server alone. Proxies and ``~/.netrc``: see `weightmap.remote.web`.
+its server alone.
+
+``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy`` mean what `urllib.request` makes of them: a proxy is
+spoken to in HTTP, and asked by CONNECT for hosts of HTTPS. A message repeats no part of a proxy's address, which may
+hold a password. Logins of hosts come from ``~/.netrc``.
 """
 
 from __future__ import annotations
@@ -32,12 +36,6 @@ from weightmap.remote.fetching import SLOWEST, StoreError, fault_of_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-# Proxies by the environment, and logins of hosts in ``~/.netrc``.
-#
-# ``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy`` mean what `urllib.request` makes of them: a proxy is
-# spoken to in HTTP, and asked by CONNECT for hosts of HTTPS. A message repeats no part of a proxy's address, which may
-# hold a password.
 
 _PORTS = {"http": 80, "https": 443}
 _NETRC = ("~/.netrc", "~/_netrc")
