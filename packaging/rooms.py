@@ -30,7 +30,7 @@ BUDGETS = {
     "plans": 2_173,
     "pool": 750,
     "remote": 1_874,
-    "report": 1_370,
+    "report": 1_340,
     "torch": 985,
     "trust": 628,
     "vllm": 340,

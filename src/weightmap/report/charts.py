@@ -15,10 +15,6 @@ from weightmap.report.page import short
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Gathers measures of tensors by layer, for heat maps.
-
-# Pools marks: neighbours share one where a chart lacks room for each.
-
 # Most marks side by side in a chart: a screen has hardly more columns of pixels.
 _MARKS = 1000
 # Fields by which bars of a map look different

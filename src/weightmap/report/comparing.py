@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from weightmap.core.arguments import brief
 from weightmap.core.model.internals import check_unchanged, detach_index
 from weightmap.errors import TensorFileError
 from weightmap.report import charts
-from weightmap.report.page import Cell, Section, document, figure, message, named, number, table, text, titles
+from weightmap.report.page import Cell, Figures, Section, document, message, named, number, table, text, titles
 from weightmap.report.page import pairs as definitions
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ _MEASURES = {
 
 def pair_page(names: Sequence[str], sizes: Sequence[int], result: Comparison) -> bytes:
     """Return the page that compares two models of these names and sizes."""
-    specs: dict[str, Any] = {}
-    sets: dict[str, list[dict[str, Any]]] = {}
+    figures = Figures()
     same = sum(pair.equal for pair in result.pairs)
     rows = [(side, f"{text(name)}, {brief(nbytes)}") for side, name, nbytes in zip("AB", names, sizes, strict=True)]
     rows += [
@@ -43,27 +42,24 @@ def pair_page(names: Sequence[str], sizes: Sequence[int], result: Comparison) ->
         ("only in A", f"{len(result.only_in_a):,}"),
         ("only in B", f"{len(result.only_in_b):,}"),
     ]
-    sections = [("summary", "What is compared", definitions(rows)), _differences(result.pairs, specs, sets)]
+    sections = [("summary", "What is compared", definitions(rows)), _differences(result.pairs, figures)]
     sections.append(("only", "Only in one", _only_in_one(result)))
-    return document(" beside ".join(titles(names)), sections, specs, {"sets": sets, "tensors": [], "first": 0})
+    return document(" beside ".join(titles(names)), sections, figures)
 
 
-def _differences(compared: Sequence[Pair], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> Section:
+def _differences(compared: Sequence[Pair], figures: Figures) -> Section:
     if not compared:
         none = "<p>No tensor has the same name in both: first convert one of them with the names of the other.</p>"
         return "differences", "Differences", none
     heat = charts.by_layer((pair.name, _measured(pair)) for pair in compared)
     content = "<p>All values are equal.</p>"
     if any(value for row in heat for measure, value in row.items() if measure in _MEASURES):
-        sets["heat"] = heat
         layers = len({row["layer"] for row in heat})
-        specs["heat"] = charts.heat(
-            "heat", "How far the two are apart, by layer and tensor.", _MEASURES, layers, zero=True
-        )
+        spec = charts.heat("heat", "How far the two are apart, by layer and tensor.", _MEASURES, layers, zero=True)
         content = (
             '<p class="script">Blank: no difference. Red: an element became NaN or infinite, or the other way round; '
             "the difference is infinite; or the two cannot be compared. Where several tensors share a cell, it has the "
-            "largest value.</p>" + figure("heat", specs["heat"], "differences-of")
+            "largest value.</p>" + figures.add("heat", spec, "differences-of", heat)
         )
     rows = [
         [
@@ -94,14 +90,10 @@ def _measured(pair: Pair) -> dict[str, float | None]:
     return {"relative": pair.relative, "rms": pair.rms, "largest": pair.largest, "angle": angle, "odd": 0}
 
 
-def _measurable(pair: Pair) -> bool:
-    return pair.problem is None and not pair.odd_apart
-
-
 def _difference(pair: Pair) -> tuple[bool, float, float]:
     """Return what tensors are sorted by: those without a measure, then the relative difference."""
-    relative, largest = pair.relative or 0.0, pair.largest or 0.0
-    return not _measurable(pair), relative, largest
+    has_measure = pair.problem is None and not pair.odd_apart
+    return not has_measure, pair.relative or 0.0, pair.largest or 0.0
 
 
 def _note(pair: Pair) -> str:

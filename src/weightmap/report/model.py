@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weightmap._messages import counted
 from weightmap.core.arguments import brief, entries, sizes
@@ -23,16 +23,15 @@ _MAX_LINES = 400
 
 def model_page(name: str, survey: Survey) -> bytes:
     """Return the page about a model called `name`."""
-    specs: dict[str, Any] = {}
-    sets: dict[str, list[dict[str, Any]]] = {}
+    figures = page.Figures()
     sections = [_about(name, survey), _warnings(survey), _modules(survey)]
     tensors = [tensor for tensor in survey.tensors if tensor.numbers is not None]
     drawable = [tensor for tensor in tensors if _has_bins(tensor)]
-    sections.append(_map(survey, specs, sets))
+    sections.append(_map(survey, figures))
     if tensors:
-        sections.append(_values(survey, drawable, specs, sets))
+        sections.append(_values(survey, drawable, figures))
     if any(tensor.costs for tensor in tensors):
-        sections.append(_quantising(survey, specs, sets))
+        sections.append(_quantising(survey, figures))
     first = max(range(len(drawable)), key=lambda at: drawable[at].info.nbytes, default=0)
     chosen = [
         {
@@ -45,7 +44,7 @@ def model_page(name: str, survey: Survey) -> bytes:
         if one.numbers is not None
     ]
     (title,) = page.titles([name])
-    return page.document(title, sections, specs, {"sets": sets, "tensors": chosen, "first": first})
+    return page.document(title, sections, figures, chosen, first)
 
 
 def _has_bins(tensor: Tensor) -> bool:
@@ -149,7 +148,7 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
     yield "</details>" * depth
 
 
-def _map(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
+def _map(survey: Survey, figures: page.Figures) -> page.Section:
     rows = []
     for file in survey.files:
         name = page.short(file.name)
@@ -173,8 +172,6 @@ def _map(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, A
             }
         )
     longest = max(file.nbytes for file in survey.files)
-    sets["map"] = pooled_bars(rows, longest)
-    specs["bytes-map"] = charts.bytes_map(len(survey.files), longest)
     totals: dict[str, list[int]] = {"header": [], "padding": [], "footer": []}
     for file in survey.files:
         for gap in file.gaps:
@@ -193,8 +190,8 @@ def _map(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, A
     )
     if resident:
         lines.append(("in memory", f"{brief(sum(resident))} before this report read the file"))
-    content = page.figure("bytes-map", specs["bytes-map"], "places") + page.pairs(lines) + _places(survey)
-    return "map", "Map of the file", content
+    chart = figures.add("bytes-map", charts.bytes_map(len(survey.files), longest), "places", pooled_bars(rows, longest))
+    return "map", "Map of the file", chart + page.pairs(lines) + _places(survey)
 
 
 def _places(survey: Survey) -> str:
@@ -220,9 +217,7 @@ def _places(survey: Survey) -> str:
     return page.table("places", "Where each tensor lies in its file", columns, rows, kinds=kinds)
 
 
-def _values(
-    survey: Survey, drawable: Sequence[Tensor], specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]
-) -> page.Section:
+def _values(survey: Survey, drawable: Sequence[Tensor], figures: page.Figures) -> page.Section:
     place = {id(tensor): at for at, tensor in enumerate(drawable)}
     rows, spans = [], []
     for tensor in survey.tensors:
@@ -252,8 +247,6 @@ def _values(
                 page.number(numbers.sampled / max(math.prod(info.shape), 1), ".1%"),
             ]
         )
-    sets["ranges"] = pooled_ranges(spans)
-    specs["ranges"], specs["histogram"] = charts.ranges(), charts.histogram()
     imaginary = any(tensor.info.dtype.startswith("complex") for tensor in survey.tensors)
     columns = [("tensor", False), ("type", False), ("shape", False), ("smallest", True), ("largest", True)]
     columns += [("mean", True), ("deviation", True), ("zeros", True), ("NaN, infinite", True), ("histogram", False)]
@@ -261,10 +254,10 @@ def _values(
     content = (
         f"<p>A sample of up to {survey.per_tensor:,} elements of each tensor, in runs that lie evenly over it."
         f"{' For complex elements, the table has the magnitudes.' if imaginary else ''}</p>"
-        + page.figure("ranges", specs["ranges"], "values")
+        + figures.add("ranges", charts.ranges(), "values", pooled_ranges(spans))
         + '<h3 class="script" id="histogram-title" aria-live="polite">Histogram of <span id="histogram-of"></span></h3>'
         + '<p class="script faint">The names in the table choose the tensor.</p>'
-        + page.figure("histogram", specs["histogram"], "values")
+        + figures.add("histogram", charts.histogram(), "values")
         + page.table(
             "values",
             "Values of each tensor",
@@ -276,11 +269,11 @@ def _values(
     return "tensors", "Values", content
 
 
-def _quantising(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict[str, Any]]]) -> page.Section:
+def _quantising(survey: Survey, figures: page.Figures) -> page.Section:
     able = [tensor for tensor in survey.tensors if tensor.costs]
     schemes = [scheme for scheme in SCHEMES if any(scheme in tensor.costs for tensor in able)]
     whole = sum(tensor.info.nbytes for tensor in survey.tensors)
-    sets["costs"], summary = [], []
+    costs, summary = [], []
     for scheme in schemes:
         fitting = [(tensor, tensor.costs[scheme]) for tensor in able if scheme in tensor.costs]
         after = sum(cost.nbytes for _, cost in fitting)
@@ -290,7 +283,7 @@ def _quantising(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict
         relative = math.sqrt(error / square) if square else 0.0
         rms = math.sqrt(error / weights) if weights else 0.0
         bits = 8 * after / weights if weights else 0.0
-        sets["costs"].append({"scheme": scheme, "nbytes": nbytes, "bits": bits, "relative": relative})
+        costs.append({"scheme": scheme, "nbytes": nbytes, "bits": bits, "relative": relative})
         summary.append(
             [
                 page.Cell(scheme),
@@ -301,28 +294,21 @@ def _quantising(survey: Survey, specs: dict[str, Any], sets: dict[str, list[dict
                 page.number(relative, ".3%"),
             ]
         )
-    specs["costs"] = charts.costs()
     heat = by_layer(
         (tensor.info.name, {scheme: cost.relative for scheme, cost in tensor.costs.items()}) for tensor in able
     )
     content = (
         "<p>Estimated from a sample of each floating-point tensor of two dimensions or more, embeddings left out: what "
         "<code>weightmap quantize</code> would quantise. The relative error is the RMS error by the RMS of the "
-        "values.</p>" + page.figure("costs", specs["costs"], "schemes")
+        "values.</p>" + figures.add("costs", charts.costs(), "schemes", costs)
     )
     columns = [("scheme", False), ("tensors", True), ("bits per weight", True), ("model", True), ("RMS error", True)]
     content += page.table("schemes", "The whole model by scheme", [*columns, ("relative", True)], summary)
-    if len({row["layer"] for row in heat}) > 1:
-        sets["cost-heat"] = heat
-        layers = len({row["layer"] for row in heat})
-        specs["cost-heat"] = charts.heat(
-            "cost-heat",
-            "Relative error by layer and tensor.",
-            {scheme: scheme for scheme in schemes[::-1]},
-            layers,
-            zero=False,
-        )
-        content += "<h3>By layer</h3>" + page.figure("cost-heat", specs["cost-heat"], "each")
+    layers = {row["layer"] for row in heat}
+    if len(layers) > 1:
+        measures = {scheme: scheme for scheme in reversed(schemes)}
+        spec = charts.heat("cost-heat", "Relative error by layer and tensor.", measures, len(layers), zero=False)
+        content += "<h3>By layer</h3>" + figures.add("cost-heat", spec, "each", heat)
     rows = [
         [
             page.Cell(page.named(tensor.info.name)),

@@ -83,7 +83,7 @@ def separator(names: Iterable[str]) -> str:
     return "/" if slash else "."
 
 
-def module_tree(infos: Iterable[TensorInfo], mark: str = ".") -> Module:
+def module_tree(infos: Iterable[TensorInfo], mark: str) -> Module:
     """Return the root of the tree that these tensors make.
 
     Parameters

@@ -21,9 +21,7 @@ from weightmap._messages import escape
 from weightmap.errors import MissingDependencyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-# The library that draws the charts, as one script: bundled once for each version, then read from the user's cache.
+    from collections.abc import Iterable, Sequence
 
 # Most bytes of a bundle: today it has 0.9 million.
 _MAX_LIBRARY_NBYTES = 1 << 26
@@ -220,21 +218,36 @@ def table(
     )
 
 
-def figure(name: str, spec: Mapping[str, Any], table_name: str) -> str:
-    """Return the place of a chart, with a description for screen readers."""
-    said = html.escape(f"{spec['description']} The table has the same numbers.")
-    return (
-        f'<div class="chart wide script" id="{name}" role="figure" aria-label="{said}"></div>'
-        '<p class="noscript faint">A chart stands here where scripts run; '
-        f'<a href="#{table_name}">the table</a> has its numbers.</p>'
-    )
+class Figures:
+    """The charts of a page.
+
+    Attributes
+    ----------
+    specs : dict
+        The specifications, by the id of their place.
+    sets : dict
+        The rows that they draw, by the name of their data set.
+    """
+
+    def __init__(self) -> None:
+        self.specs: dict[str, Any] = {}
+        self.sets: dict[str, Sequence[Any]] = {}
+
+    def add(self, name: str, spec: dict[str, Any], table_name: str, rows: Sequence[Any] | None = None) -> str:
+        """Add a chart and its rows, which for some the script makes; return its place, described for screen readers."""
+        self.specs[name] = spec
+        if rows is not None:
+            self.sets[spec["data"]["name"]] = rows
+        said = html.escape(f"{spec['description']} The table has the same numbers.")
+        return (
+            f'<div class="chart wide script" id="{name}" role="figure" aria-label="{said}"></div>'
+            '<p class="noscript faint">A chart stands here where scripts run; '
+            f'<a href="#{table_name}">the table</a> has its numbers.</p>'
+        )
 
 
 def document(
-    title: str,
-    sections: Sequence[Section],
-    charts: Mapping[str, Any],
-    data: Mapping[str, Any],
+    title: str, sections: Sequence[Section], figures: Figures, tensors: Sequence[Any] = (), first: int = 0
 ) -> bytes:
     """Return the page.
 
@@ -243,10 +256,11 @@ def document(
     title : str
         Shown as text.
     sections : sequence of (id, heading, HTML)
-    charts : mapping of str to specification
-        By the id of their place.
-    data : mapping
-        For the script: data sets and tensors.
+    figures : Figures
+    tensors : sequence of dict
+        The tensors among which the reader chooses one for the histogram.
+    first : int
+        The one that is shown first.
 
     Raises
     ------
@@ -263,7 +277,8 @@ def document(
         f'<section aria-labelledby="{name}"><h2 id="{name}">{html.escape(heading)}</h2>{content}</section>'
         for name, heading, content in sections
     )
-    values = json.dumps({"charts": charts, **data}, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    data = {"charts": figures.specs, "sets": figures.sets, "tensors": tensors, "first": first}
+    values = json.dumps(data, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     for char in "<>&":
         values = values.replace(char, f"\\u{ord(char):04x}")
     page = f"""<!DOCTYPE html>

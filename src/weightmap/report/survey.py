@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -190,13 +189,13 @@ def numbers_of(values: NDArray[Any]) -> Numbers:
         return Numbers(len(wide), low, high, mean, deviation, zeros, nans, infinities, bins)
 
 
-def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
+def costs_of(quantizers: dict[str, Quantizer], name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
     """Return the cost of quantising a tensor, by scheme; nothing for one that `convert` leaves dense.
 
     Estimated from a sample of its elements, which also gives the scale of schemes with one per tensor, such as "int8".
     Where rows are not whole blocks of a scheme, the costs are of the scheme that `convert` takes instead.
     """
-    wanting = {scheme: quantizer for scheme, quantizer in _quantizers().items() if quantizer.wants(name, place)}
+    wanting = {scheme: quantizer for scheme, quantizer in quantizers.items() if quantizer.wants(name, place)}
     if not wanting:
         return {}
     by_scheme: dict[str, Cost] = {}
@@ -217,11 +216,6 @@ def costs_of(name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
                 return {}
         by_scheme[scheme] = costs[used]
     return by_scheme
-
-
-@functools.cache
-def _quantizers() -> dict[str, Quantizer]:
-    return {scheme: Quantizer(Quantize(scheme)) for scheme in SCHEMES}
 
 
 def _cost(values: NDArray[np.float32], scheme: str, size: int) -> Cost:
@@ -336,14 +330,14 @@ def survey(model: TensorFile, *, verify: bool, progress: Callable[[int, int], No
     sources = names_of(file)
     if len(sources) == 1:
         sources = dict.fromkeys(sources, "the file")
-    done = before
+    done, quantizers = before, {scheme: Quantizer(Quantize(scheme)) for scheme in SCHEMES}
     for info, place in entries:
         numbers, costs, problem = None, {}, None
         try:
             values = sample(place, max_elements)
             if values is not None:
                 numbers = numbers_of(values)
-                costs = costs_of(info.name, place, values)
+                costs = costs_of(quantizers, info.name, place, values)
         except QuantError as error:
             problem = str(error)
         tensors.append(Tensor(info, place.dtype.quantized, numbers, costs, problem))
