@@ -127,11 +127,9 @@ class _Side:
         self.file = file
         self._folder = folder
         self.format = FORMATS.get(file.format)  # None for a model in files of several formats
-        self._names: set[str] | None = None
+        self._names = set(file)
 
     def __contains__(self, name: str) -> bool:
-        if self._names is None:
-            self._names = set(self.file)
         return name in self._names
 
     @functools.cached_property

@@ -128,16 +128,16 @@ class Runner:
     Parameters
     ----------
     run : Run
-    flush : callable
-        Called without arguments when finished tasks have been handed out and no other is finished yet.
+    manifest : Manifest or None
+        Written when finished tasks have been handed out and no other is finished yet, and at the end.
     folders : mapping of str to str
         The absolute directories that tasks work in, each with the caller's spelling, which errors use.
     """
 
-    def __init__(self, run: Run, *, flush: Callable[[], None], folders: Mapping[str, str]) -> None:
+    def __init__(self, run: Run, manifest: Manifest | None, folders: Mapping[str, str]) -> None:
         self._executor = run.executor
         self._keep_going = run.keep_going
-        self._flush = flush
+        self._manifest = manifest
         self._folders = folders
         self._errors: list[tuple[str, BaseException]] = []
 
@@ -159,13 +159,20 @@ class Runner:
         ShardsError
             For an error of the executor or of another class; with `keep_going`, for all errors together.
         """
-        if self._executor is None:
-            self._serially(function, tasks, finished)
-        else:
-            bundles = [_Bundle(function, some, keep_going=self._keep_going) for some in bundled(tasks, weights)]
-            self._by_executor(self._executor, bundles, finished)
+        try:
+            if self._executor is None:
+                self._serially(function, tasks, finished)
+            else:
+                bundles = [_Bundle(function, some, keep_going=self._keep_going) for some in bundled(tasks, weights)]
+                self._by_executor(self._executor, bundles, finished)
+        finally:
+            self._flush()
         if self._errors:
             raise self._error()
+
+    def _flush(self) -> None:
+        if self._manifest is not None:
+            self._manifest.write()
 
     def _serially(
         self, function: Callable[[Any], Any], tasks: Iterable[Any], finished: Callable[[Any, Any], None]
@@ -378,11 +385,8 @@ class Manifest:
         self.path = path
         self._head: dict[str, Any] = {_MARK: _VERSION, "work": work, "run": run}
         self._fields = {"key": str, **fields}
-        self._records: dict[str, dict[str, Any]] = {}
-        self._lines: dict[str, bytes] = {}
         try:
-            for name, record in self._read(limits).items():
-                self._add(name, record)
+            self._records: dict[str, dict[str, Any]] = self._read(limits)
         except TensorFileError as error:
             raise error.located(path=path) from None
 
@@ -427,10 +431,6 @@ class Manifest:
                 what = f"{field} of shard {quoted(name)} in the manifest"
                 raise FormatError(what, field=field, actual=strict_json.kind_of(value), expected=kind.__name__)
 
-    def _add(self, name: str, record: dict[str, Any]) -> None:
-        self._records[name] = record
-        self._lines[name] = f"{json.dumps(name)}: {json.dumps(record)}".encode()
-
     def find(self, name: str, key: str) -> dict[str, Any] | None:
         """Return the record of a shard if it has this key, which changes with the source of the shard."""
         record = self._records.get(name)
@@ -438,12 +438,12 @@ class Manifest:
 
     def add(self, name: str, key: str, **values: Any) -> None:
         """Record a finished shard; `write` makes it last."""
-        self._add(name, {"key": key, **values})
+        self._records[name] = {"key": key, **values}
 
     def write(self) -> None:
         """Write all records. Not flushed to the disk: after a power cut, shards are only done over."""
-        head = json.dumps(self._head)[:-1].encode()
-        data = b'%s, "shards": {\n%s\n}}\n' % (head, b",\n".join(self._lines.values()))
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(record)}" for name, record in self._records.items())
+        data = f'{json.dumps(self._head)[:-1]}, "shards": {{\n{lines}\n}}}}\n'.encode()
         write_plan(self.path, WritePlan(len(data), lambda sink: sink.write(data)), durable=False)
 
     def clean(self) -> None:

@@ -266,9 +266,7 @@ def plan_shards(
             spec=spec,
             model=None if i else model,
             part=(i, len(names), len(shard_of_new)) if spec.target_format.numbered else None,
-            renamed=tuple((name, renamed[name]) for name in prepared.tensors.origins() if name in renamed)
-            if renamed
-            else (),
+            renamed=tuple((name, renamed[name]) for name in prepared.tensors.origins() if name in renamed),
             done=None,
         )
         for i, (name, (pieces, prepared, _)) in enumerate(zip(names, ready, strict=True))
@@ -280,13 +278,14 @@ def plan_shards(
         )
         for task in tasks
     ]
-    encode_index(target, shard_of_new, 2**63, _index_metadata(file))
+    metadata = _index_metadata(file)
+    encode_index(target, shard_of_new, 2**63, metadata)  # what cannot be said in an index fails now
     return ShardPlan(
         tasks,
         keys,
         [weight for *_, weight in ready],
         shard_of_new,
-        _index_metadata(file),
+        metadata,
         dropped,
         notes,
         ready[0][1].layout,
@@ -498,25 +497,21 @@ class _Conversion:
 
     def run(self) -> None:
         """Run the tasks."""
-        self._flush()
+        if self._manifest is not None:
+            self._manifest.write()  # where that fails, it fails before any shard is written
         self._report()
         try:
-            runner = Runner(self._run, flush=self._flush, folders=self._plan.folders)
+            runner = Runner(self._run, self._manifest, self._plan.folders)
             weights = [self._plan.weights[task.number] for task in self.tasks]
             convert = convert_shard
             if self._run.executor is None:
                 convert = functools.partial(convert_shard, opened=self._plan.files)
             runner.run(convert, self.tasks, self._finished, weights)
         finally:
-            self._flush()
             with contextlib.suppress(OSError):
                 remove_leftovers(self._target.folder, [task.name for task in self.tasks])
                 if self._manifest is not None:
                     self._manifest.clean()
-
-    def _flush(self) -> None:
-        if self._manifest is not None:
-            self._manifest.write()
 
     def _report(self) -> None:
         if self._progress is not None:

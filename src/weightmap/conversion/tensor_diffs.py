@@ -285,7 +285,7 @@ def _compared(
     places: Iterable[tuple[str, Row, Row]],
 ) -> Iterator[tuple[str, Row, Row, _Difference | None]]:
     """Yield tensors with their difference if C can compare them in their files, which it does in batches; else None."""
-    compare: FileComparer | None = None
+    compare = FileComparer(cpus())
     batch: list[tuple[str, Row, Row, _Difference]] = []
     files: tuple[int, int] | None = None
     size = 0
@@ -293,7 +293,6 @@ def _compared(
         row_files = _files_of(a, b)
         joins = row_files is not None and batch and row_files == files and a.dtype.name == batch[0][1].dtype.name
         if batch and not (joins and size < _AT_ONCE and len(batch) < _MANY):
-            compare = compare or FileComparer(cpus())
             _compare_files(batch, files or (-1, -1), compare)
             yield from batch
             batch, size = [], 0
@@ -304,7 +303,7 @@ def _compared(
             batch.append((name, a, b, _Difference()))
             size += a.nbytes
     if batch:
-        _compare_files(batch, files or (-1, -1), compare or FileComparer(cpus()))
+        _compare_files(batch, files or (-1, -1), compare)
         yield from batch
 
 

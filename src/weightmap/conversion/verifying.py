@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightmap._messages import quoted
 from weightmap.checkpoints.handle import Weights, stored_model
 from weightmap.conversion.running import FileRows, Manifest, Run, Runner, as_run, is_shared, manifests_of, share_of
-from weightmap.core.arguments import Limits, Options, as_threads, check_progress, names_moved
+from weightmap.core.arguments import Options, as_threads, check_progress, names_moved
 from weightmap.core.bytes.open_source import called, folder_of, inside
 from weightmap.core.model.internals import name_of, parts_of, sources_of
 from weightmap.core.model.opening import Model, as_handle
@@ -28,13 +28,12 @@ _RECORD = {"format": str, "layout": str, "checks": list, "warnings": list, "nbyt
 
 
 class VerifyTask(NamedTuple):
-    """The work on one file: the directory of the model, the file in it, and arguments of `open`."""
+    """The work on one file: the directory of the model, the file in it, and how to open it."""
 
     number: int
     folder: str
     piece: FileRows
-    strict: bool
-    limits: Limits
+    options: Options
     threads: int | None
 
     @property
@@ -45,8 +44,7 @@ class VerifyTask(NamedTuple):
 
 def verify_shard(task: VerifyTask) -> VerifyReport:
     """Verify one file, in this process or another one."""
-    options = Options(task.limits, strict=task.strict, private=True)
-    with task.piece.open(task.folder, options) as file:
+    with task.piece.open(task.folder, task.options) as file:
         return file.verify(threads=task.threads)
 
 
@@ -104,15 +102,14 @@ def verify(
     with naming_all(source) if run.keep_going else nullcontext():
         opened = as_handle(source)
     with opened as model:
-        file, options = stored_model(model), parts_of(model)[2]
-        trust = options.trust
+        file, trust = stored_model(model), parts_of(model)[2].trust
         if trust is not None:
             names = check_all(trust, trust.opened, threads=threads)
         if run == Run():
             report = file.verify(progress=progress, threads=threads)
         else:
             threads = 1 if threads is None and is_shared(run) else threads
-            report = _verify_files(file, run, progress, strict=options.strict, limits=options.limits, threads=threads)
+            report = _verify_files(file, run, progress, threads)
         if isinstance(model, Weights):
             report = model.verified(report)
         if trust is None:
@@ -123,29 +120,23 @@ def verify(
 
 
 def _verify_files(
-    file: TensorFile,
-    run: Run,
-    progress: Callable[[int, int], None] | None,
-    *,
-    strict: bool,
-    limits: Limits,
-    threads: int | None,
+    file: TensorFile, run: Run, progress: Callable[[int, int], None] | None, threads: int | None
 ) -> VerifyReport:
     """Verify the files of an open model, each by itself."""
-    source, content, _ = parts_of(file)
+    source, content, opening = parts_of(file)
     if source.absolute is None:
         raise ValueError(f"source is {name_of(file)}, expected a path: tasks open files again")
     folder, files = folder_of(source.absolute), file.shards or {called(source.absolute): file}
-    tasks = []
-    for number, (name, part) in enumerate(files.items()):
-        piece = FileRows.of(name, part, ())
-        tasks.append(VerifyTask(number, folder, piece, strict, limits, threads))
-    tasks = list(share_of(run, tasks))
+    options = Options(opening.limits, strict=opening.strict)
+    every = [
+        VerifyTask(number, folder, FileRows.of(name, part, ()), options, threads)
+        for number, (name, part) in enumerate(files.items())
+    ]
+    tasks = share_of(run, every)
     manifest = None
     if run.manifest is not None:
-        manifest = Manifest(
-            manifests_of(run)[0], "verify", Manifest.key(called(source.absolute), strict), _RECORD, limits
-        )
+        key = Manifest.key(called(source.absolute), options.strict)
+        manifest = Manifest(manifests_of(run)[0], "verify", key, _RECORD, options.limits)
     reports: dict[int, VerifyReport] = {}
     total, done = sum(task.piece.size for task in tasks), 0
 
@@ -168,16 +159,8 @@ def _verify_files(
         else:
             finished(task, _report(inside(folder, task.name), record))
 
-    def flush() -> None:
-        if manifest is not None:
-            manifest.write()
-
-    try:
-        folders = {folder: os.path.dirname(name_of(file))}
-        runner = Runner(run, flush=flush, folders=folders)
-        runner.run(verify_shard, remaining, finished, [task.piece.size for task in remaining])
-    finally:
-        flush()
+    runner = Runner(run, manifest, {folder: os.path.dirname(name_of(file))})
+    runner.run(verify_shard, remaining, finished, [task.piece.size for task in remaining])
     if not file.shards and reports:
         return reports[0]._replace(path=source.path)
     warnings = [*content.warnings, *disagreements(file, file.metadata)]
