@@ -23,15 +23,12 @@ from weightmap.errors import Remedy, TensorFileError, TensorNotFoundError, Unsup
 from weightmap.plans.planning import ReadPlan, reads_of
 from weightmap.plans.planning import plan as make_plan
 from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of
-from weightmap.torch import StateError, to_torch
+from weightmap.torch._modules import StateError
+from weightmap.torch._tensors import no_dtype, to_torch
 
 if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
-
-# One rank's slices of a model: the pieces that a plan reads, and their destinations.
-
-# The tensors of a model as torch lists those of a checkpoint.
 
 
 class Kind(NamedTuple):
@@ -64,7 +61,7 @@ class Kind(NamedTuple):
         if not row.dtype.packed:
             dtype = getattr(torch, name, None)
             if not isinstance(dtype, torch.dtype):
-                raise UnsupportedError("data type", expected="one that torch has", actual=name)
+                raise no_dtype(name)
             return cls(dtype, shape, swapped=row.dtype.swapped)
         pairs = getattr(torch, PAIRS, None)
         if name == "float4_e2m1fn" and pairs is not None and shape and shape[-1] % 2 == 0:

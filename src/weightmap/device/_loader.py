@@ -153,10 +153,8 @@ class Loader:
         """Announce the next bytes of a source, in order, and their checksums."""
         self._fill()
         self._sums, self._end, self._cold, self._direct = sums, part.end, None, None
-        begin, end = (
-            part.begin,
-            min(part.end, source.size),
-        )  # an entry of an archive may be larger than what it is stored in
+        # An entry of an archive may be larger than what it is stored in.
+        begin, end = part.begin, min(part.end, source.size)
         if not source.has_pages or end <= begin:
             return
         there = cached_in(source, begin, end)
@@ -389,7 +387,7 @@ def _joined(changes: Sequence[tuple[int, int, Any, Any, int]], scratch: Any) -> 
 
 
 def _within(
-    starts: NDArray[np.uint64], sizes: NDArray[np.uint64], begin: int, end: int, block: int = 1
+    starts: NDArray[np.uint64], sizes: NDArray[np.uint64], begin: int, end: int, block: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return bytes `begin` to `end` of the joined runs, as runs; none of them is long.
 

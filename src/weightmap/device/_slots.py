@@ -147,10 +147,6 @@ class Backend(ABC):
     def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
         """Return a tensor over `buffer` from byte `at` on; one of bytes for types packed below the byte."""
 
-    def tensors(self, buffer: Any, described: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
-        """Return many tensors over `buffer`, each by its position, type and shape: see `tensor`."""
-        return [self.tensor(buffer, *description) for description in described]
-
     @abstractmethod
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
         """Return a tensor with the elements of these axes in reverse order."""

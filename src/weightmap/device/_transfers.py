@@ -15,6 +15,7 @@ from weightmap.core.quant.blocks import decode_chunks, decode_runs
 from weightmap.core.quant.ggml import in_pieces
 from weightmap.core.quant.schemes import BITS, SCALE, block_bytes
 from weightmap.device._slots import Backend, Change
+from weightmap.plans.places import adaptive_edges
 from weightmap.plans.wants import Axis, axes_of, runs_of
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class Transfer:
     ----------
     name, ref
         As given.
+    source : Source
+        The file.
     begin, end : int
         Where the bytes lie in the file.
     dtype : str
@@ -102,6 +105,7 @@ class Transfer:
     def __init__(self, backend: Backend, name: str, ref: Row, key: Any = None, dtype: str | None = None) -> None:
         row = self.ref = ref
         self.name: str = name
+        self.source: Source | None = row.source
         stored = row.dtype
         self._stored: str = "float32" if stored.quantized else "uint8" if stored.packed else stored.name
         whole = (row.nbytes,) if stored.packed else row.shape
@@ -112,16 +116,12 @@ class Transfer:
         self.shape: tuple[int, ...] = sizes
         self.count: int = math.prod(sizes)
         self.nbytes: int = self.count * DTYPES[self.dtype].bits // 8
+        self._width = DTYPES[self.dtype].bits // 8  # of an element that is converted
         ref.source.check_size(f"tensor {quoted(name)}", self.nbytes)
         self._key, self._whole = key, whole
         self.begin: int = row.offset
         self.end: int = row.offset + row.nbytes
         self._decoded_there = stored.quantized and backend.decodes(stored.name)
-
-    @property
-    def source(self) -> Source | None:
-        """The source of the bytes."""
-        return self.ref.source
 
     @property
     def cut(self) -> bool:
@@ -175,21 +175,26 @@ class Transfer:
         return runs_of(self._axes, self._whole, self.name)
 
     # ------------------------------------------------------------------------------------------- changed on the device
-    def _changed(self, stored: str, count: int, nbytes: int, at: int, **content: Any) -> Piece:
-        """Return a piece of `count` elements, for elements `at` on of the result."""
-        width = DTYPES[self.dtype].bits // 8
-        scheme = {name: content.pop(name) for name in ("block_size", "scale_type") if name in content}
-        change = Change(stored, bool(scheme), self.dtype, count, **scheme)
-        return Piece(
-            nbytes, content.get("starts", _NONE), content.get("sizes", _NONE), at * width, change, content.get("data")
+    def _decoded(
+        self, count: int, starts: NDArray[np.uint64], sizes: NDArray[np.uint64], at: int, block_size: int, scale: str
+    ) -> Piece:
+        """Return a piece of `count` elements of a scheme, for elements `at` on of the result; `scale` is its type."""
+        scheme = self.ref.dtype.name
+        change = Change(
+            scheme, quantized=True, dtype=self.dtype, elements=count, block_size=block_size, scale_type=scale
         )
+        return Piece(int(sizes.sum()), starts, sizes, at * self._width, change)
+
+    def _cast(self, count: int) -> Change:
+        """Return the conversion of dense elements to the type on the device."""
+        return Change(self._stored, quantized=False, dtype=self.dtype, elements=count)
 
     def _converted(self, begins: NDArray[np.uint64], length: int, itemsize: int, limit: int) -> Iterator[Piece]:
         """Yield the runs of a dense tensor, to become elements of another type."""
         done = 0
         for starts, sizes in _cut(begins, length * itemsize, itemsize, limit):
             nbytes = int(sizes.sum())
-            yield self._changed(self._stored, nbytes // itemsize, nbytes, done, starts=starts, sizes=sizes)
+            yield Piece(nbytes, starts, sizes, done * self._width, self._cast(nbytes // itemsize))
             done += nbytes // itemsize
 
     def _packed(self, limit: int) -> Iterator[Piece] | None:
@@ -197,7 +202,7 @@ class Transfer:
         scheme, layout = self.ref.dtype.name, self.ref.layout()
         if scheme in GGML_SCHEMES:
             kind = quantised.GGML_TYPES[scheme]
-            return self._blocks(scheme, "", kind.block_size, kind.block_bytes, 0, limit)
+            return self._blocks("", kind.block_size, kind.block_bytes, 0, limit)
         if layout is None:
             return None
         begin, block_size, scale_type = layout
@@ -205,14 +210,10 @@ class Transfer:
             long = 4 * 2 * block_size + 1 > limit
             return None if self._axes is not None or long else self._adaptive(begin, block_size, scale_type, limit)
         if block_size:
-            return self._blocks(
-                scheme, scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, limit
-            )
-        return self._codes(scheme, scale_type, begin, limit)
+            return self._blocks(scale_type, block_size, block_bytes(scheme, block_size, scale_type), begin, limit)
+        return self._codes(scale_type, begin, limit)
 
-    def _blocks(
-        self, scheme: str, scale_type: str, block_size: int, nbytes: int, begin: int, limit: int
-    ) -> Iterator[Piece] | None:
+    def _blocks(self, scale_type: str, block_size: int, nbytes: int, begin: int, limit: int) -> Iterator[Piece] | None:
         """Return pieces of whole blocks, if the runs consist of them: the tensor's last block may be shorter."""
         if nbytes > limit:
             return None
@@ -224,58 +225,48 @@ class Transfer:
             return None
         begins = (self.ref.offset + begin + starts // block_size * nbytes).astype(np.uint64)
         each = -(-length // block_size) * nbytes
-        return self._in_blocks(scheme, scale_type, block_size, nbytes, _cut(begins, each, nbytes, limit))
+        return self._in_blocks(scale_type, block_size, nbytes, _cut(begins, each, nbytes, limit))
 
     def _in_blocks(
         self,
-        scheme: str,
         scale_type: str,
         block_size: int,
         nbytes: int,
         parts: Iterable[tuple[NDArray[np.uint64], NDArray[np.uint64]]],
     ) -> Iterator[Piece]:
-        done = 0
+        done, stated_size = 0, 0 if self.ref.dtype.name in GGML_SCHEMES else block_size
         for starts, sizes in parts:
-            size = int(sizes.sum())
-            count = min(size // nbytes * block_size, self.count - done)
-            how: dict[str, Any] = {"block_size": 0 if scheme in GGML_SCHEMES else block_size, "scale_type": scale_type}
-            yield self._changed(scheme, count, size, done, starts=starts, sizes=sizes, **how)
+            count = min(int(sizes.sum()) // nbytes * block_size, self.count - done)
+            yield self._decoded(count, starts, sizes, done, stated_size, scale_type)
             done += count
 
-    def _codes(self, scheme: str, scale_type: str, begin: int, limit: int) -> Iterator[Piece] | None:
+    def _codes(self, scale_type: str, begin: int, limit: int) -> Iterator[Piece] | None:
         """Return pieces of codes that share one scale, which goes over with each of them."""
         starts, length = self._runs()
-        bits, total = BITS[scheme], math.prod(self._whole)
+        bits, total = BITS[self.ref.dtype.name], math.prod(self._whole)
         last = int(starts[-1]) + length == total
         if (starts * bits % 8).any() or (length * bits % 8 and (len(starts) > 1 or not last)):
             return None
-        return self._with_scale(scheme, scale_type, begin, starts * bits // 8, -(-length * bits // 8), limit)
+        return self._with_scale(scale_type, begin, starts * bits // 8, -(-length * bits // 8), limit)
 
     def _with_scale(
-        self, scheme: str, scale_type: str, begin: int, starts: NDArray[np.int64], each: int, limit: int
+        self, scale_type: str, begin: int, offsets: NDArray[np.int64], each: int, limit: int
     ) -> Iterator[Piece]:
-        bits, head, at = BITS[scheme], SCALE[scale_type].itemsize, self.ref.offset + begin
-        begins = (at + head + starts).astype(np.uint64)
+        bits, head, at = BITS[self.ref.dtype.name], SCALE[scale_type].itemsize, self.ref.offset + begin
+        begins = (at + head + offsets).astype(np.uint64)
         done = 0
         for parts, lengths in _cut(begins, each, bits, limit - head):  # eight codes of b bits take b bytes
-            size = int(lengths.sum())
-            count = min(size * 8 // bits, self.count - done)
-            runs = {
-                "starts": np.concatenate([np.array([at], np.uint64), parts]),
-                "sizes": np.concatenate([np.array([head], np.uint64), lengths]),
-            }
-            yield self._changed(scheme, count, head + size, done, block_size=0, scale_type=scale_type, **runs)
+            count = min(int(lengths.sum()) * 8 // bits, self.count - done)
+            starts = np.concatenate([np.array([at], np.uint64), parts])
+            sizes = np.concatenate([np.array([head], np.uint64), lengths])
+            yield self._decoded(count, starts, sizes, done, 0, scale_type)
             done += count
 
     def _adaptive(self, begin: int, block_size: int, scale_type: str, limit: int) -> Iterator[Piece]:
         """Yield runs of blocks of an adaptive tensor, each with its part of mask, scales and codes."""
-        ref = self.ref
-        ref.storage()  # raises where the mask is damaged
-        at, blocks = ref.offset + begin, -(-self.count // block_size)
-        mask = np.frombuffer(ref.source.pread(at, -(-blocks // 4)), np.uint8)
-        kinds = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(-1)[:blocks]
-        scales = at + len(mask) + np.concatenate([[0], np.cumsum((kinds < 2) * SCALE[scale_type].itemsize)])
-        codes = int(scales[-1]) + np.concatenate([[0], np.cumsum(np.array([4, 5, 16, 0])[kinds] * block_size // 8)])
+        at = self.ref.offset + begin
+        scales, codes = adaptive_edges(self.ref, at, block_size, scale_type)
+        blocks = len(scales) - 1
         before = scales + codes + (np.arange(blocks + 1) + 3) // 4
         first = 0
         while first < blocks:
@@ -287,9 +278,7 @@ class Transfer:
             starts = np.array(places, np.uint64)
             sizes = np.array(ends, np.uint64) - starts
             count = min(last * block_size, self.count) - first * block_size
-            how: dict[str, Any] = {"block_size": block_size, "scale_type": scale_type}
-            nbytes = int(sizes.sum())
-            yield self._changed("adaptive", count, nbytes, first * block_size, starts=starts, sizes=sizes, **how)
+            yield self._decoded(count, starts, sizes, first * block_size, block_size, scale_type)
             first = last
 
     # ----------------------------------------------------------------------------------------------- made on the host
@@ -302,8 +291,9 @@ class Transfer:
             for first in range(0, len(data), limit // 16 * 16):  # no element is larger
                 part = data[first : first + limit // 16 * 16]
                 if self.dtype != self._stored:
-                    yield self._changed(self._stored, len(part) // width, len(part), done, data=part)
-                    done += len(part) // width
+                    count = len(part) // width
+                    yield Piece(len(part), _NONE, _NONE, done * self._width, self._cast(count), part)
+                    done += count
                 else:
                     yield Piece(len(part), _NONE, _NONE, done, None, part)
                     done += len(part)
@@ -386,9 +376,8 @@ class BatchTransfer:
 
     def delivered(self, backend: Backend, buffer: Any, at: int) -> list[tuple[str, Any]]:
         """Return names and tensors, in the order of the file."""
-        places = (self._places + at).tolist()
-        described = [(place, row.dtype.name, row.shape) for place, row in zip(places, self._rows, strict=True)]
-        return list(zip(self._names, backend.tensors(buffer, described), strict=True))
+        tensors = zip(self._names, self._places.tolist(), self._rows, strict=True)
+        return [(name, backend.tensor(buffer, at + place, row.dtype.name, row.shape)) for name, place, row in tensors]
 
 
 class ArrayTransfer:

@@ -155,18 +155,24 @@ def _blocks(starts: NDArray[np.int64], length: int, block_size: int) -> Ranges:
 
 
 def _adaptive(
-    ref: Row, at: int, block_size: int, scale_type: str, first: NDArray[np.int64], last: NDArray[np.int64]
+    row: Row, at: int, block_size: int, scale_type: str, first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> Ranges:
     """Return the mask, and the scales and codes of blocks, which follow those of all earlier blocks."""
-    ref.storage()  # raises where the mask is damaged
-    count = -(-math.prod(ref.shape) // block_size)
-    size = -(-count // 4)
-    mask = np.frombuffer(ref.source.pread(at, size), np.uint8)
-    kinds = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(-1)[:count]
-    scales = np.concatenate([[0], np.cumsum((kinds < 2) * SCALE[scale_type].itemsize)])
-    codes = np.concatenate([[0], np.cumsum(np.array([4, 5, 16, 0])[kinds] * block_size // 8)])
-    behind = at + size + scales[-1]
-    parts = (at + size + scales[first], behind + codes[first]), (at + size + scales[last], behind + codes[last])
-    edges = (np.array([edge], np.int64) for edge in (at, at + size))
-    begins, ends = (np.concatenate([edge, *part]) for edge, part in zip(edges, parts, strict=True))
+    scales, codes = adaptive_edges(row, at, block_size, scale_type)
+    begins = np.concatenate([[at], scales[first], codes[first]])
+    ends = np.concatenate([scales[:1], scales[last], codes[last]])
     return begins, ends
+
+
+def adaptive_edges(row: Row, at: int, block_size: int, scale_type: str) -> Ranges:
+    """Return where the scale and where the codes of each block of an adaptive tensor begin, and last where they end.
+
+    Its mask lies from `at` in the file to the first scale. Raises `QuantError` where the mask is damaged.
+    """
+    row.storage()  # checks the mask
+    count = -(-math.prod(row.shape) // block_size)
+    mask = np.frombuffer(row.source.pread(at, -(-count // 4)), np.uint8)
+    kinds = (mask[:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)).reshape(-1)[:count]
+    scales = at + len(mask) + np.concatenate([[0], np.cumsum((kinds < 2) * SCALE[scale_type].itemsize)])
+    codes = scales[-1] + np.concatenate([[0], np.cumsum(np.array([4, 5, 16, 0])[kinds] * block_size // 8)])
+    return scales, codes

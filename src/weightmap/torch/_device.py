@@ -18,7 +18,7 @@ from weightmap.device._loader import send_array
 from weightmap.device._transfers import ArrayTransfer, Transfer
 from weightmap.errors import PlanError, UnsupportedError
 from weightmap.plans.planning import ParameterPlan, ReadPlan
-from weightmap.torch._tensors import imported_torch, in_pairs, torch_device
+from weightmap.torch._tensors import imported_torch, in_pairs, no_dtype, torch_device
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -151,27 +151,12 @@ class TorchBackend(Backend):
     def check(self, dtype: str) -> None:
         """Raise `UnsupportedError` unless torch has the type."""
         if not isinstance(getattr(self._torch, dtype, None), self._torch.dtype):
-            raise UnsupportedError("data type", expected="one that torch has", actual=dtype)
+            raise no_dtype(dtype)
 
     def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
         """Return a view of the buffer."""
         kind = getattr(self._torch, dtype)
-        size = kind.itemsize
-        for length in shape:
-            size *= length
-        return buffer[at : at + size].view(kind).view(shape)
-
-    def tensors(self, buffer: Any, described: Sequence[tuple[int, str, tuple[int, ...]]]) -> list[Any]:
-        """Return views of the buffer, by one call for each."""
-        kinds: dict[str, tuple[Any, int]] = {}
-        tensors = []
-        for at, dtype, shape in described:
-            if dtype not in kinds:
-                kind = getattr(self._torch, dtype)
-                kinds[dtype] = buffer[: len(buffer) // kind.itemsize * kind.itemsize].view(kind), kind.itemsize
-            typed, size = kinds[dtype]
-            tensors.append(typed.as_strided(shape, _strides(shape), at // size))
-        return tensors
+        return buffer[at : at + kind.itemsize * math.prod(shape)].view(kind).view(shape)
 
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
         """Return a copy in reverse order, also of types that torch does not flip."""
@@ -266,12 +251,6 @@ def _launches(device: Any) -> bool:
     what = "Triton runs no kernels on %s: the CPU decodes quantised tensors (%s)"
     logging.getLogger("weightmap").warning(what, device, escape(str(problem).strip()) or type(problem).__name__)
     return False
-
-
-@functools.lru_cache
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, in elements."""
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 @functools.cache

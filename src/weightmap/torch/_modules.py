@@ -117,11 +117,12 @@ def load_into(
             remedy = "`from_pretrained` within `weightmap.compat.patched()` renames and joins tensors"
             error.what = f"{error.what}; {remedy} as the model's library does"
         raise error.located(path=file_path) from None
-    if weights or all(tensor.device.type in {"cpu", "meta"} for tensor in targets.values()):
-        _finish(module, state, names, targets, None, assign=assign)
+    finish = _assign if assign else _fill
+    if weights or not any(map(_is_away, targets.values())):
+        finish(module, state, names, targets, None)
     else:
         with as_handle(path, private=False) as file:  # and no mapping of it is touched
-            _finish(module, state, names, targets, file, assign=assign)
+            finish(module, state, names, targets, file)
     return result
 
 
@@ -193,7 +194,7 @@ def load_state(
             if names:
                 wrong += f" {what} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names))
         raise StateError(wrong)
-    _finish(module, state, stored_names, {}, None, assign=False)
+    _fill(module, state, stored_names, {}, None)
     return missing, unexpected
 
 
@@ -260,43 +261,49 @@ def _first(items: list[str], between: str) -> str:
     return between.join(items[:_SHOWN]) + (f" and {more} more." if more > 0 else "")
 
 
-def _finish(
+def _is_away(tensor: Any) -> bool:
+    """Whether a tensor lies on a device other than the CPU."""
+    return tensor.device.type not in {"cpu", "meta"}
+
+
+def _assign(
     module: Any,
     state: dict[str, Any],
     stored_names: Mapping[int, str],
     targets: Mapping[str, Any],
     file: TensorFile | None,
-    *,
-    assign: bool,
 ) -> None:
-    """Load a rehearsed state. Tensors for devices other than the CPU are read again from `file`, mapped read-only."""
+    """Put the tensors of a rehearsed state into a module; those for devices other than the CPU are read from `file`."""
     torch = imported_torch()
-    if assign:
-        away: dict[Any, list[str]] = {}
-        for name, tensor in state.items():
-            old = targets.get(name)
-            if file is not None and old is not None and old.device.type not in {"cpu", "meta"}:
-                away.setdefault(old.device, []).append(stored_names[id(tensor)])
-        loaded = {
-            device: load_tensors(file, set(names_to_read), device)
-            for device, names_to_read in away.items()
-            if file is not None
-        }
-        converted: dict[int, Any] = {}
-        for name, tensor in state.items():
-            old = targets.get(name)
-            if old is not None and id(tensor) not in converted:
-                new = loaded[old.device][stored_names[id(tensor)]] if old.device in loaded else tensor
-                if new.device.type == "cpu" and old.device.type not in {"cpu", "meta"}:
-                    new = to_device(from_torch(new), old.device)
-                parameter = isinstance(old, torch.nn.Parameter)
-                converted[id(tensor)] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
-        placed = {name: converted.get(id(tensor), tensor) for name, tensor in state.items()}
-        module.load_state_dict(placed, strict=False, assign=True)
-        return
+    away: dict[Any, set[str]] = {}  # names in the file by device
+    for name, tensor in state.items():
+        if file is not None and name in targets and _is_away(targets[name]):
+            away.setdefault(targets[name].device, set()).add(stored_names[id(tensor)])
+    loaded = {device: load_tensors(file, names, device) for device, names in away.items() if file is not None}
+    converted: dict[int, Any] = {}
+    for name, tensor in state.items():
+        old = targets.get(name)
+        if old is not None and id(tensor) not in converted:
+            new = loaded[old.device][stored_names[id(tensor)]] if old.device in loaded else tensor
+            if new.device.type == "cpu" and _is_away(old):
+                new = to_device(from_torch(new), old.device)
+            parameter = isinstance(old, torch.nn.Parameter)
+            converted[id(tensor)] = torch.nn.Parameter(new, old.requires_grad) if parameter else new
+    placed = {name: converted.get(id(tensor), tensor) for name, tensor in state.items()}
+    module.load_state_dict(placed, strict=False, assign=True)
+
+
+def _fill(
+    module: Any,
+    state: dict[str, Any],
+    stored_names: Mapping[int, str],
+    targets: Mapping[str, Any],
+    file: TensorFile | None,
+) -> None:
+    """Copy the values of a rehearsed state; for devices other than the CPU, from `file` and never from its mapping."""
     names_to_read: dict[str, None] = {}  # tensors to be read for other devices, in the order of the module
     if file is not None:
-        there = [name for name, old in targets.items() if name in state and old.device.type not in {"cpu", "meta"}]
+        there = [name for name, old in targets.items() if name in state and _is_away(old)]
         names = (stored_names.get(id(state[name])) for name in there)
         names_to_read = dict.fromkeys(name for name in names if name is not None)
         rows = [row_of(file, name) for name in names_to_read]

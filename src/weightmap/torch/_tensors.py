@@ -72,7 +72,7 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
             return torch.from_numpy(array.view(CROSSING[name])).view(getattr(torch, name))
         return torch.from_numpy(array)
     except (TypeError, AttributeError):
-        raise _no_dtype(dtype.name) from None
+        raise no_dtype(dtype.name) from None
 
 
 def in_pairs(tensor: Any, row: Row) -> Any:
@@ -113,7 +113,8 @@ def torch_device(device: str | int, *, here: bool = True) -> Any:
     return where
 
 
-def _no_dtype(name: str) -> UnsupportedError:
+def no_dtype(name: str) -> UnsupportedError:
+    """Return the error for a type that torch lacks."""
     return UnsupportedError("data type", expected="one that torch has", actual=name)
 
 
