@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
 
-# `check_not_read`: a target is neither a source file nor belongs to one.
-
 # Files that programs read beside a model in a directory of Hugging Face, and its terms: `convert` copies them to a new
 # directory, and no target replaces them.
 COMPANIONS = (

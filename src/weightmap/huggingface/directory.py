@@ -15,7 +15,7 @@ from weightmap.core.native import checksums
 from weightmap.errors import FormatError, TensorFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 # The tokenizer of a Hugging Face model directory, as one type, five special ids and a payload of bytes (AMB's form).
 #
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 # type           from                                                    payload (ours)
 # =============  ======================================================  ==============================================
 # SentencePiece  ``tokenizer.model``, ``spiece.model``, ...              that file
-# WordPiece      ``vocab.txt``, or a ``tokenizer.json`` of this type     the tokens by id, UTF-8, a line feed behind
-# each
+# WordPiece      ``vocab.txt``, or a ``tokenizer.json`` of this type     the tokens by id, UTF-8, each with a line feed
 # BPE            ``tokenizer.json`` of this type, or ``vocab.json`` and  JSON: ``{"merges": [[left, right], ...],
 #                ``merges.txt``                                          "vocab": {token: id}}``, added tokens included
 # custom         any other ``tokenizer.json``                            that file
@@ -58,16 +57,12 @@ class TokenizerParts(NamedTuple):
     large_ids: dict[str, int]
 
 
-def read_tokenizer(
-    folder: str, read: Read, config: Mapping[str, Any], vocab: Sequence[str] | None
-) -> TokenizerParts | None:
+def read_tokenizer(files: _Files, config: Mapping[str, Any], vocab: Sequence[str] | None) -> TokenizerParts | None:
     """Return the tokenizer of a model directory, or None when it has none.
 
     Parameters
     ----------
-    folder : str
-    read : callable
-        Returns the content of a file by its path, or None when there is none.
+    files : _Files
     config : mapping
         The content of ``config.json``.
     vocab : sequence of str or None
@@ -78,32 +73,24 @@ def read_tokenizer(
     FormatError
         When one of its files is damaged.
     """
-
-    def load(name: str) -> dict[str, Any]:
-        path = inside(folder, name)
-        raw = read(path)
-        try:
-            return {} if raw is None else strict_json.loads(raw, name)
-        except TensorFileError as error:
-            raise error.located(path=path) from None
-
-    full = load("tokenizer.json")
-    settings = load("tokenizer_config.json")
+    full = files.json("tokenizer.json") or {}
+    settings = files.json("tokenizer_config.json") or {}
     ids = _added(full, settings)
-    tokenizer = _sentencepiece(folder, read) or _wordpiece(vocab, full, ids) or _bpe(folder, read, load, full, ids)
+    tokenizer = _sentencepiece(files) or _wordpiece(vocab, full, ids) or _bpe(files, full, ids)
     if tokenizer is None and full:
-        tokenizer = CUSTOM, read(inside(folder, "tokenizer.json")) or b""
+        tokenizer = CUSTOM, files.read("tokenizer.json") or b""
     if tokenizer is None:
         return None
     kind, payload = tokenizer
-    special = _special_tokens(load("special_tokens_map.json"), settings, config, ids, wordpiece=kind == WORDPIECE)
+    tokens = files.json("special_tokens_map.json") or {}
+    special = _special_tokens(tokens, settings, config, ids, wordpiece=kind == WORDPIECE)
     fitting = {name: i for name, i in special.items() if i <= _LARGEST_ID}
     return TokenizerParts(kind, fitting, payload, {name: i for name, i in special.items() if i > _LARGEST_ID})
 
 
-def _sentencepiece(folder: str, read: Read) -> tuple[int, bytes] | None:
+def _sentencepiece(files: _Files) -> tuple[int, bytes] | None:
     for name in _SENTENCEPIECE:
-        raw = read(inside(folder, name))
+        raw = files.read(name)
         # Some models call a text file of another kind so.
         if raw is not None and raw[:1] == _PIECES:
             return SENTENCEPIECE, raw
@@ -125,16 +112,14 @@ def _wordpiece(vocab: Sequence[str] | None, full: dict[str, Any], ids: dict[str,
     return WORDPIECE, b"".join(token.encode() + b"\n" for token in vocab)
 
 
-def _bpe(
-    folder: str, read: Read, load: Callable[[str], dict[str, Any]], full: dict[str, Any], ids: dict[str, int]
-) -> tuple[int, bytes] | None:
+def _bpe(files: _Files, full: dict[str, Any], ids: dict[str, int]) -> tuple[int, bytes] | None:
     vocab = _model(full, "BPE")
-    path = inside(folder, "merges.txt")
+    path = files.path("merges.txt")
     if vocab is not None:
-        path, merges = inside(folder, "tokenizer.json"), full["model"].get("merges", [])
+        path, merges = files.path("tokenizer.json"), full["model"].get("merges", [])
     else:
-        raw = read(path)
-        vocab = {token: i for token, i in load("vocab.json").items() if type(i) is int}
+        raw = files.read("merges.txt")
+        vocab = {token: i for token, i in (files.json("vocab.json") or {}).items() if type(i) is int}
         if raw is None or not vocab:
             return None
         try:
@@ -295,41 +280,44 @@ class ModelDirectory:
 
         Raises `FormatError` when one of its files is damaged.
         """
-        return read_tokenizer(self._files.folder, self._files.read, self._json, self.vocab)
+        return read_tokenizer(self._files, self._json, self.vocab)
 
 
 class _Files:
     """The files of a directory: reads them, and notes size and CRC-32 of each."""
 
     def __init__(self, folder: str, trust: Any) -> None:
-        self.folder, self._trust = folder, trust
+        self._folder, self._trust = folder, trust
         self.stamps: dict[str, tuple[int, int] | None] = {}
 
-    def read(self, path: str) -> bytes | None:
+    def path(self, name: str) -> str:
+        """Return the path of a file."""
+        return inside(self._folder, name)
+
+    def read(self, name: str) -> bytes | None:
         """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
-        raw = read_small(path, self._trust)
-        self.stamps[os.path.basename(str(path))] = None if raw is None else (len(raw), checksums.crc32(raw))
+        raw = read_small(self.path(name), self._trust)
+        self.stamps[name] = None if raw is None else (len(raw), checksums.crc32(raw))
         return raw
 
-    def json(self, name: str) -> dict[str, Any] | None:
-        """Return the content of a file of JSON, or None when there is none."""
-        path = inside(self.folder, name)
+    def json(self, name: str, *, constants: bool = False) -> dict[str, Any] | None:
+        """Return the content of a file of JSON, or None when there is none; `constants` as for `strict_json.loads`."""
         try:
-            raw = self.read(path)
-            return None if raw is None else strict_json.loads(raw, name, constants=True)
+            raw = self.read(name)
+            return None if raw is None else strict_json.loads(raw, name, constants=constants)
         except TensorFileError as error:
-            raise error.located(path=path) from None
+            raise error.located(path=self.path(name)) from None
 
     def lines(self, name: str) -> list[str] | None:
         """Return the tokens of a vocabulary, or None when there is none."""
-        path = inside(self.folder, name)
-        raw = self.read(path)
+        raw = self.read(name)
         if raw is None:
             return None
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
-            raise FormatError(f"the vocabulary is not UTF-8 ({error.reason})", path=path, offset=error.start) from None
+            what = f"the vocabulary is not UTF-8 ({error.reason})"
+            raise FormatError(what, path=self.path(name), offset=error.start) from None
         # A token ends at a line feed alone: tokens may hold other characters that Python calls line ends.
         lines = text.removesuffix("\n").split("\n") if text else []
         return [line.removesuffix("\r") for line in lines]
@@ -342,10 +330,10 @@ def read_directory(folder: str, model: str, trust: Any = None) -> ModelDirectory
     ``special_tokens_map.json`` or ``vocab.txt`` is damaged, or a size in ``config.json`` is not finite.
     """
     files = _Files(folder, trust)
-    config = files.json("config.json")
+    config = files.json("config.json", constants=True)
     metadata = {} if config is None else _metadata(config, folder, model)
     vocab = files.lines("vocab.txt")
-    special = None if vocab is None else _special(files.json("special_tokens_map.json") or {}, vocab)
+    special = None if vocab is None else _special(files.json("special_tokens_map.json", constants=True) or {}, vocab)
     try:
         return ModelDirectory(files, config, metadata, vocab, special)
     except TensorFileError as error:
@@ -462,7 +450,3 @@ def find_source(src: Any) -> tuple[str | None, Any, ModelDirectory | None, list[
         return path, src if path is None else path, None, []
     model, odd = look_in(path)
     return path, model, read_directory(path, model), odd
-
-
-if TYPE_CHECKING:
-    Read = Callable[[str], bytes | None]
