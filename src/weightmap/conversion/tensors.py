@@ -181,7 +181,7 @@ def _names_in(text: str, ends: array[int]) -> list[str]:
 
 def copy(sink: Sink, _: str, place: Row, threads: int) -> None:
     """Append the bytes of a dense tensor."""
-    if type(place.source) is Source and place.geometry is None and not place.dtype.swapped:  # see `_in_file`
+    if _in_file(place):
         sink.read(place.source, place.offset, place.nbytes, threads)
     else:
         for chunk in place.chunks():
