@@ -552,19 +552,21 @@ class Access:
             options["chunk_size"] = -(-size // _MAX_PARTS)
         if new and "mode" not in options and await self._exists(key):
             raise StoreError("exists", _KINDS["AlreadyExistsError"][1])
-        for attempt in range(1, ATTEMPTS + 1):
+        failed = 0
+        while True:
             try:
                 async with self._try(size):
                     result = await self._ask("put", key, Path(path), **options)
             except StoreError as fault:
-                if fault.kind in {"exists", "changed"} and attempt > 1 and await self._holds(key, path, size):
+                if fault.kind in {"exists", "changed"} and failed and await self._holds(key, path, size):
                     return (await self.look(key)).etag  # the object is ours: the answer to an earlier attempt was lost
-                if fault.kind != "again" or attempt == ATTEMPTS:
+                failed += 1
+                if fault.kind != "again" or failed == ATTEMPTS:
                     raise
+                after = fault.after
             else:
                 return (result or {}).get("e_tag")
-            await asyncio.sleep(min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT))
-        raise AssertionError  # pragma: no cover - the last attempt returns or raises
+            await asyncio.sleep(pause(failed, after))
 
     async def _exists(self, key: str) -> bool:
         try:
