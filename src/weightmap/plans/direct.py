@@ -160,9 +160,8 @@ class DirectReader:
         for low, end, _ in windows:
             begin = min(max(low, reached), end)
             missing.append(Range(begin, end))
-            total += (
-                end - begin + (begin - reached if missing[1:] and reached < begin <= reached + JOIN_GAP_BYTES else 0)
-            )
+            joins = missing[1:] and reached < begin <= reached + JOIN_GAP_BYTES
+            total += end - (reached if joins else begin)
             reached = max(reached, end)
         source = self._source.ahead(missing, JOIN_GAP_BYTES)
         reached, place, widest = 0, 0, memoryview(b"")  # of the window that reaches furthest: end, begin, memory
@@ -206,11 +205,7 @@ class DirectReader:
                 crcs[chosen] = some
         return -1, 0
 
-    def pieces(
-        self,
-        begin: int,
-        end: int,
-    ) -> Iterator[memoryview]:
+    def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
         """Yield these bytes in pieces; each is valid until the next one."""
         room = self._rooms.pop() if self._rooms else memoryview(mmap.mmap(-1, READ_BYTES))
         try:

@@ -34,6 +34,10 @@ _ALIGNMENT = 64
 _AROUND, _LARGE = 64 << 10, 2 << 20
 # Bytes whose pages are mapped for a sample; fewer tell nothing about how a file was written.
 _MAX_SAMPLE_BYTES, _MIN_SAMPLE_BYTES = 64 << 20, 8 << 20
+# How files are used, by that or by the kind of file system.
+_USES = {"map": "mapped", "read": "read, since touching it may fail", "store": "fetched by requests"}
+# Less than this part in memory is worth warming; less than this part in large pages is worth writing anew.
+_WARM_PART, _LARGE_PART = 0.9, 0.5
 
 
 class Place(NamedTuple):
@@ -313,9 +317,3 @@ def _bound(report: PlanReport) -> str:
     if report.budget != report.memory.limit:
         return "that this plan may fill"
     return "that are available" if report.budget == report.memory.available else "that the control group leaves"
-
-
-# How files are used, by that or by the kind of file system.
-_USES = {"map": "mapped", "read": "read, since touching it may fail", "store": "fetched by requests"}
-# Less than this part in memory is worth warming; less than this part in large pages is worth writing anew.
-_WARM_PART, _LARGE_PART = 0.9, 0.5

@@ -12,7 +12,6 @@ import functools
 import os
 import time
 import weakref
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
 
-# The kind of file system of a file: whether its pages are memory, or come from a disk or from elsewhere.
+    Key = tuple[int, tuple[Range, ...], bool]  # of a mapping, its ranges, and whether it is scattered
 
 
 class FileSystem(NamedTuple):
@@ -386,10 +385,8 @@ def give_back(source: Source, ranges: Iterable[Range]) -> None:
 # Brings pages of mappings into memory in the background.
 #
 # One thread serves the whole process, first come, first served, and ends when its queue is empty: a thousand shards
-# need
-# one thread, and a program that forks later has none. Between two pieces the thread holds no reference to the mapping,
-# so
-# closing the last user of a mapping also cancels its remaining work.
+# need one thread, and a program that forks later has none. Between two pieces the thread holds no reference to the
+# mapping, so closing the last user of a mapping also cancels its remaining work.
 
 # Bytes per call: a few milliseconds from the page cache, so the thread rarely waits for the GIL; a fraction of a
 # second from a disk.
@@ -404,7 +401,7 @@ class _Worker:
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
         # The entry being worked on is the first and stays until it is done, so asking for it again adds nothing.
-        self._queue: OrderedDict[Key, weakref.ref[Any]] = OrderedDict()
+        self._queue: dict[Key, weakref.ref[Any]] = {}
         self._busy = False
 
     def add(self, memory: Any, ranges: tuple[Range, ...], *, scattered: bool) -> None:
@@ -486,7 +483,3 @@ def prefetch(memory: Any, ranges: Iterable[Range], *, scattered: bool) -> None:
     merged = _merged(ranges)
     if merged:
         _worker.instance.add(memory, merged, scattered=scattered)
-
-
-if TYPE_CHECKING:
-    Key = tuple[int, tuple[Range, ...], bool]

@@ -157,10 +157,10 @@ class ReadPlan:
         row = self._rows.get(number)
         if row is None:
             row = self._rows[number] = self._spans.of(number)
+        if row.dtype.quantized:
+            self._heads = self._heads or Heads()
+            row = self._heads.of(number, row)
         try:
-            if row.dtype.quantized:
-                self._heads = self._heads or Heads()
-                return ranges_of(self._heads.of(number, row), key, self._spans.name(number))
             return ranges_of(row, key, self._spans.name(number))
         except TensorFileError as error:
             raise error.located(path=row.source.name, format=self.file.format) from None
@@ -590,7 +590,7 @@ def plan(
     ----------
     source : TensorFile, or what `open` takes
         A handle stays open; anything else is opened, and closed with the plan. For ``f.weights``, the plan reads only
-        what decodes the in_store rows. An index gives decoded elements, of the model's type; each parameter may have
+        what decodes the wanted rows. An index gives decoded elements, of the model's type; each parameter may have
         one, and `ReadPlan.run` takes neither `into` nor `cut`.
     wants : optional
         * None: every tensor, or with `world_size` this rank's share: whole tensors, divided by bytes;

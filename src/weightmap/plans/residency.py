@@ -172,7 +172,8 @@ class Spans:
         return number
 
 
-# What many plans of one handle share: 28 bytes for each tensor, and 17 for each dimension that slices divide.
+# What many plans of one handle share: 28 bytes for each tensor, and 17 for each dimension that slices divide. Programs
+# that plan or release tensor by tensor would wait 1 ms for the columns of 100,000 tensors each time.
 _columns_of_models: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
 
 

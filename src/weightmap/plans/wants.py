@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     _Names: TypeAlias = str | Iterable[str] | Iterable[tuple[str, Index]] | Mapping[str, Index]
     Wants: TypeAlias = _Names | Callable[[TensorInfo], object] | "Shard" | None
 
-# Which elements an index selects of a tensor, as runs that lie together in the file; tensor-parallel slices.
-
 # Runs of one tensor: a column of a matrix has as many as rows. Beyond that, reading them one by one is a mistake.
 MAX_RUNS = 1 << 24
 
