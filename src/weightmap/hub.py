@@ -85,14 +85,13 @@ def download(
         raise AddressError("address", actual=quoted(address), expected="one that begins with hf://")
     store, key = location.access.store, location.key.rstrip("/")
     snapshot = location.of_store("snapshot")
-    chosen = {
-        name: entry
-        for name, entry in snapshot.files.items()
-        if (not key or name == key or name.startswith(f"{key}/")) and takes(name, globs, None)
-    }
-    for name in snapshot.odd:
-        if takes(name, globs, None) and (not key or name.startswith(f"{key}/")):
-            raise RemoteError(f"the Hub lists a file whose path is not plain: {quoted(name)}", path=str(location))
+
+    def is_chosen(name: str) -> bool:
+        return (not key or name == key or name.startswith(f"{key}/")) and takes(name, globs, None)
+
+    chosen = {name: entry for name, entry in snapshot.files.items() if is_chosen(name)}
+    for name in filter(is_chosen, snapshot.odd):
+        raise RemoteError(f"the Hub lists a file whose path is not plain: {quoted(name)}", path=str(location))
     if not chosen:
         raise FileNotFoundError(2, "the repository has no such files", str(location))
     root = os.path.join(store.folder, "snapshots", snapshot.commit)

@@ -118,7 +118,7 @@ class Transfer:
         self.nbytes: int = self.count * DTYPES[self.dtype].bits // 8
         self._width = DTYPES[self.dtype].bits // 8  # of an element that is converted
         ref.source.check_size(f"tensor {quoted(name)}", self.nbytes)
-        self._key, self._whole = key, whole
+        self._whole = whole
         self.begin: int = row.offset
         self.end: int = row.offset + row.nbytes
         self._decoded_there = stored.quantized and backend.decodes(stored.name)

@@ -563,10 +563,7 @@ def _chosen(spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -
         for number in numbers.tolist():
             key = indices.get(number)
             if isinstance(key, Indices):
-                several = tuple(key)
-                if len(several) != 1:
-                    raise PlanError(f"index of parameter {quoted(names[number])}", expected="a single one")
-                (key,) = several
+                raise PlanError(f"index of parameter {quoted(names[number])}", expected="a single one")
             yield names[number], key
 
 

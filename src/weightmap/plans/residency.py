@@ -236,16 +236,9 @@ def release(model: Any, names: str | Sequence[str] | None) -> int:
 def _numbers(spans: Spans, names: str | Sequence[str] | None) -> NDArray[np.int64]:
     if names is None:
         return np.arange(len(spans), dtype=np.int64)
-    return np.array(sorted({spans.find(name) for name in _listed(names)}), np.int64)
-
-
-def _listed(names: str | Iterable[str]) -> Iterable[str]:
-    """Return a name, or names, as names. Raises TypeError for anything else."""
-    if isinstance(names, str):
-        return [names]
     if not isinstance(names, Iterable):
         raise mistyped("names", names, "a name or a sequence of them")
-    return names
+    return np.array(sorted({spans.find(name) for name in ([names] if isinstance(names, str) else names)}), np.int64)
 
 
 def _by_file(spans: Spans, numbers: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:

@@ -335,37 +335,23 @@ def resolve_wants(spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[
     if isinstance(wants, Shard):
         return np.arange(len(spans), dtype=np.int64), Slices(spans, wants)
     if isinstance(wants, Mapping):
-        indices: dict[int, Any] = {}
-        whole: list[int] = []
-        for name, key in wants.items():
-            if not isinstance(name, str):
-                raise _misnamed(name)
-            number = spans.find(name)
-            if key is None or key is Ellipsis:
-                whole.append(number)
-            else:
-                indices[number] = key
-        numbers: Iterable[int] = [*whole, *indices]
+        pairs: Iterable[tuple[Any, Any]] = wants.items()
     elif callable(wants):
-        numbers, indices = _chosen(spans, wants), {}
+        return np.fromiter(_chosen(spans, wants), np.int64), {}
     elif isinstance(wants, Iterable):
         listed = [wants] if isinstance(wants, str) else list(wants)
         pairs = [want if isinstance(want, tuple) and len(want) == 2 else (want, None) for want in listed]
-        parts: dict[int, list[Any]] = {}
-        for name, key in pairs:
-            if not isinstance(name, str):
-                raise _misnamed(name)
-            parts.setdefault(spans.find(name), []).append(... if key is None else key)
-        numbers = parts
-        indices = {number: Indices(keys) for number, keys in parts.items() if any(key is not ... for key in keys)}
     else:
         expected = "None, names, a function of a TensorInfo, or names with indices"
         raise TypeError(f"wants is a {type(wants).__name__}, expected {expected}")
-    return np.array(sorted(numbers), np.int64), indices
-
-
-def _misnamed(name: object) -> TypeError:
-    return TypeError(f"the name of a wanted tensor is a {type(name).__name__}, expected a string")
+    parts: dict[int, list[Any]] = {}
+    for name, key in pairs:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a wanted tensor is a {type(name).__name__}, expected a string")
+        parts.setdefault(spans.find(name), []).append(... if key is None else key)
+    in_part = {number: keys for number, keys in parts.items() if any(key is not ... for key in keys)}
+    indices = {number: keys[0] if len(keys) == 1 else Indices(keys) for number, keys in in_part.items()}
+    return np.array(sorted(parts), np.int64), indices
 
 
 def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int]:
