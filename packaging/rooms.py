@@ -27,7 +27,7 @@ BUDGETS = {
     "jax": 80,
     "llama": 1_282,
     "onnxruntime": 50,
-    "plans": 2_149,
+    "plans": 2_136,
     "pool": 750,
     "remote": 1_874,
     "report": 1_340,

@@ -350,7 +350,7 @@ def test_warming_in_a_process_that_gets_no_more_threads(tmp_path, monkeypatch):
     told = []
     source = from_path(str(tmp_path / "m.weights"), "mmap")
     work = [(0, at, at + (1 << 20)) for at in range(0, 8 << 20, 1 << 20)]
-    warming._Warming([source], work, 1 << 18, lambda done, total: told.append((done, total))).run(4)
+    warming._bring_in([source], work, 1 << 18, 4, lambda done, total: told.append((done, total)))
     source.close()
     assert not started[0].is_alive()
     assert told[-1] == (8 << 20, 8 << 20)

@@ -104,75 +104,58 @@ def warm(
     count = min(_THREADS if threads is None else as_threads(threads), 64)
     joined = native_files.join_ranges(files[missing], starts[missing], stops[missing], gap=0, max_over_read=1.0)[:3]
     stretch = min(_STRETCH, int((stops - starts)[missing].sum()) // count)
-    work = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]
-    warming = _Warming(sources, list(zip(*work, strict=True)), chunk, progress)
-    warming.run(min(count, len(work[0])))
+    columns = [column.tolist() for column in pieces(joined, max(stretch // chunk, 1) * chunk)]
+    work = list(zip(*columns, strict=True))
+    _bring_in(sources, work, chunk, min(count, len(work)), progress)
     return int(cold[missing].sum())
 
 
-class _Warming:
-    """Brings pieces into memory by several threads, in order; the first error ends it."""
+def _bring_in(
+    sources: Sequence[Source],
+    work: list[tuple[int, int, int]],
+    chunk: int,
+    threads: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Bring pieces into memory by several threads, in order; the first error ends it."""
+    pending, total, done = iter(work), sum(stop - start for _, start, stop in work), 0
+    lock, interrupted = allocate_lock(), False
+    errors: list[Exception] = []
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        work: list[tuple[int, int, int]],
-        chunk: int,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self._sources, self._chunk = sources, chunk
-        self._total = sum(stop - start for _, start, stop in work)
-        self._pending = work[::-1]
-        self._progress = progress
-        self._done, self._ended = 0, False
-        self._lock = allocate_lock()
-        self._error: BaseException | None = None
-
-    def run(self, threads: int) -> None:
-        """Do the work, and raise the error that ended it, if any."""
-        if self._progress is not None:
-            self._progress(0, self._total)
-        from threading import Thread  # noqa: PLC0415 - imported during a fork, it would register its hook too late
-
-        others: list[Thread] = []
+    def read() -> None:
+        nonlocal done
         try:
-            with suppress(RuntimeError):  # no more threads to be had: fewer do it all
-                for _ in range(threads - 1):
-                    thread = Thread(target=self._work, name="weightmap-warm")
-                    thread.start()
-                    others.append(thread)
-            self._work()
-        except BaseException:  # an interrupted caller waits only for the current chunks
-            self._ended = True
-            raise
-        finally:
-            for other in others:
-                other.join()
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # which holds this frame, and with it what was being read
-
-    def _work(self) -> None:
-        try:
-            for file, start, stop in iter(self._next, None):
-                for at in range(start, stop, self._chunk):
-                    if self._ended:
+            for file, start, stop in pending:
+                for at in range(start, stop, chunk):
+                    if errors or interrupted:
                         return
-                    nbytes = min(self._chunk, stop - at)
-                    bring_in(self._sources[file], Range(at, at + nbytes))
-                    with self._lock:
-                        self._done += nbytes
-                        if self._progress is not None:
-                            self._progress(self._done, self._total)
+                    part = Range(at, min(at + chunk, stop))
+                    bring_in(sources[file], part)
+                    with lock:
+                        done += part.nbytes
+                        if progress is not None:
+                            progress(done, total)
         except Exception as error:  # noqa: BLE001 - raised by the thread that asked
-            self._error, self._ended = self._error or error, True
+            errors.append(error)
 
-    def _next(self) -> tuple[int, int, int] | None:
-        """Return a piece that no thread has taken; None where there is none."""
-        try:
-            return self._pending.pop()
-        except IndexError:
-            return None
+    if progress is not None:
+        progress(0, total)
+    from threading import Thread  # noqa: PLC0415 - imported during a fork, it would register its hook too late
+
+    others: list[Thread] = []
+    try:
+        with suppress(RuntimeError):  # no more threads to be had: fewer do it all
+            for _ in range(threads - 1):
+                thread = Thread(target=read, name="weightmap-warm")
+                thread.start()
+                others.append(thread)
+        read()
+    except BaseException:  # an interrupted caller waits only for the current chunks
+        interrupted = True
+        raise
+    finally:
+        for other in others:
+            other.join()
+    if errors:
+        del errors[1:]
+        raise errors.pop()  # and keep none: an error holds this frame, and with it what was being read
