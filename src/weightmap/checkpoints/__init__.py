@@ -1,1 +1,1 @@
-"""Parameters of quantised checkpoints: schemes of several tensors each."""
+"""Parameters of quantised checkpoints, each stored as several tensors."""

@@ -1,4 +1,4 @@
-"""How a model is quantised, by the configuration beside it and its header; its parameters, and what they weigh."""
+"""Reads from configuration and header how a model is quantised; returns its parameters, and their weight in bits."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 _as_settings: Callable[..., Settings] = later("weightmap.checkpoints.methods", "as_settings")
 _parameters_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "parameters_of")
 _storage_of: Callable[..., Any] = later("weightmap.checkpoints.weights", "storage_of")
-# For a configuration alone.
+# Needed only for configurations.
 _loads: Callable[..., Any] = later("weightmap.core.bytes.strict_json", "loads")
 
 _CONFIG = "config.json"
-# Keys of a configuration, and files beside it, that say how a model is quantised.
+# Keys of a configuration, and files beside it, that describe the quantisation of a model.
 _KEYS, _MLX = ("quantization_config", "compression_config"), "quantization"
 _MODELOPT, _GPTQ, _AWQ = "hf_quant_config.json", "quantize_config.json", "quant_config.json"
 SIDECARS = (_MODELOPT, _GPTQ, _AWQ)
 # Keys of an AWQ configuration without the name of its method.
 _AWQ_KEYS = {"w_bit", "q_group_size", "zero_point"}
 _MAX_DEPTH = 8
-# In the header of safetensors: the key of ComfyUI, and how torchao names the class of a tensor.
+# In the header of safetensors: ComfyUI's key, and torchao's names for the class of a tensor.
 _COMFY_TENSORS = ("scaled_fp8", ".comfy_quant", ".scale_weight")
 _COMFY, _TORCHAO = "_quantization_metadata", r'"_type"\s*:\s*"(?!(?:Tensor|Parameter)")([^"]{1,80})"'
 # Names of tensors that resume a training: of optimisers, schedules of the learning rate, random-number generators.
@@ -46,7 +46,7 @@ TRAINING = re.compile(
 
 
 def config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str, Any], str]:
-    """Return the configuration of a model, empty where it has none, and where it is from."""
+    """Return the configuration of a model, empty if it has none, and the path of its file."""
     path = source.absolute
     if isinstance(config, Mapping):
         return dict(config), "config"
@@ -61,17 +61,17 @@ def config_of(source: Source, config: Any, trust: Any = None) -> tuple[dict[str,
 
 
 def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
-    """Return how a checkpoint is quantised, None where nothing says that it is, and the configuration beside it.
+    """Return the settings of a model's quantisation, None if it is not declared quantised; and its configuration.
 
     The first of these counts: `config.json`, at its top, else in a sub-configuration such as ``text_config``; the files
-    that older tools wrote beside it; the header of a safetensors file.
+    that older tools wrote beside the model; the header of a safetensors file.
 
     Raises
     ------
     FormatError
-        For a configuration that is damaged.
+        For a damaged configuration.
     UnsupportedError
-        For a scheme that is recognised and not decoded: it names the scheme and where it was read.
+        For a scheme that is recognised but not decoded; it names the scheme and the place of its name.
     """
     source, _, options = parts_of(file)
     config, path = config_of(source, options.config, options.trust)
@@ -84,8 +84,8 @@ def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
 
 
 def quantisation_stated(file: Any) -> str:
-    """Return where the configuration of a model states that it is quantised; empty where none does."""
-    if hasattr(file, "stored"):  # parameters, which are values
+    """Return the place in a model's configuration that declares it quantised; "" without one."""
+    if hasattr(file, "stored"):  # a handle on parameters, which are values
         return ""
     try:
         settings = quantisation_of(file)[0]
@@ -95,7 +95,7 @@ def quantisation_stated(file: Any) -> str:
 
 
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without what it says about how the model is quantised, wherever that is."""
+    """Return a configuration without all sections that describe quantisation."""
     return {
         key: without_quantisation(value) if isinstance(value, dict) else value
         for key, value in config.items()
@@ -116,7 +116,7 @@ def _json(path: str, trust: Any = None) -> dict[str, Any] | None:
 
 
 def _sections(config: Mapping[str, Any], where: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield a configuration and its sub-configurations, with the beginning of the names of their keys."""
+    """Yield a configuration and its sub-configurations, each with the prefix of its keys."""
     yield where, config
     if depth < _MAX_DEPTH:
         for key, value in config.items():
@@ -125,7 +125,7 @@ def _sections(config: Mapping[str, Any], where: str = "", depth: int = 0) -> Ite
 
 
 def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
-    """Return the statement of a configuration: its top level's before its sub-configurations'."""
+    """Return the quantisation that a configuration declares, at its top level or else in its sub-configurations."""
     sections = list(_sections(config))
     every = [
         (f"{where}{key}", values[key], values)
@@ -143,7 +143,7 @@ def _stated(config: Mapping[str, Any], path: str) -> Settings | None:
         names = " and ".join(name for name, _, _ in every)
         raise UnsupportedError(f"{names} of sub-configurations differ", path=path, field=where, expected="one of them")
     settings = _as_settings(value, path, where)
-    # AutoRound names itself, beside what MLX says.
+    # AutoRound adds its own name to MLX's keys.
     packed_so = settings.values.get("packing_format") == "mlx" or "quant_method" not in settings.values
     if packed_so and _is_mlx(values.get(_MLX)):
         return _mlx(values[_MLX], path, where)
@@ -160,7 +160,7 @@ def _mlx(values: Mapping[str, Any], path: str, where: str) -> Settings:
 
 
 def _sidecar(model: str, trust: Any) -> Settings | None:
-    """Return what the files of older tools beside a model say."""
+    """Return the settings in the files of older tools beside a model."""
     for name in SIDECARS:
         path = sibling_path(model, name)
         config = _json(path, trust)
@@ -180,7 +180,7 @@ def _sidecar(model: str, trust: Any) -> Settings | None:
 
 
 def _of_file(file: Any) -> Settings | None:
-    """Return what the header and the names of tensors say: those of ComfyUI. Refuse classes of torchao."""
+    """Return ComfyUI's settings from the header and the names of tensors. Refuse classes of torchao."""
     if file.format != "safetensors":
         return None
     path = parts_of(file)[0].name
@@ -201,12 +201,12 @@ def _of_file(file: Any) -> Settings | None:
 
 
 def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes | None = None) -> Any:
-    """Return a handle on the same files whose tensors are the parameters; of a model that is not quantised, itself.
+    """Return a handle on the same files whose tensors are the parameters; for an unquantised model, the handle itself.
 
-    Quantised ones are tensors of `dtype`, by default of the model's own type, which are decoded when they are read; but
-    where a target holds the same integers and scales, they are tensors of its scheme, perhaps with another beside it.
-    Raises `FormatError` for a configuration that cannot be used, and for pieces without a parameter; `UnsupportedError`
-    for a scheme that is recognised and not decoded.
+    Reading a quantised parameter decodes it to `dtype`, by default to the model's own type. If a target holds the same
+    integers and scales, the parameter is instead a tensor of the target's scheme, perhaps with a second tensor beside
+    it. Raises `FormatError` for an unusable configuration, and for pieces without a parameter; `UnsupportedError` for a
+    scheme that is recognised but not decoded.
     """
     file = getattr(file, "stored", file)  # of parameters
     check_index(file)
@@ -229,18 +229,18 @@ def as_parameters(file: Any, dtype: str | None = None, target_types: TargetTypes
 
 
 class Weight(NamedTuple):
-    """How much a model weighs.
+    """The size of a model's parameters.
 
     Attributes
     ----------
     parameters : int
         Elements of all parameters.
     bits_per_weight : float or None
-        Bits that are stored for one of them, in codes and scales; None where there is none.
+        Stored bits of an element, in codes and scales; None without parameters.
     quantized : int
-        Those of them that are quantised.
+        Elements of quantised parameters.
     quantized_bits_per_weight : float or None
-        Bits that are stored for one of these.
+        Stored bits of such an element.
     training : int
         Elements that are not parameters: of an optimiser, a schedule or a random-number generator.
     """
@@ -281,6 +281,6 @@ def weight_of(tensors: Iterable[tuple[str, Row]]) -> Weight:
 
 
 def weight_of_model(file: Any) -> Weight:
-    """Weigh the parameters of a model. Raises what `as_parameters` and looking them up raise."""
+    """Weigh the parameters of a model. Raises as `as_parameters` and looking them up do."""
     model = as_parameters(file)
     return weight_of(zip(model, rows_of(model), strict=True))

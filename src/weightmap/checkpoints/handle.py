@@ -36,7 +36,7 @@ class Weights(TensorFile):
     stored : TensorFile
         A handle on the stored tensors.
     table : Table, optional
-        The parameters; the stored tensors where the model is not quantised.
+        The parameters; by default the stored tensors, for a model that is not quantised.
     """
 
     __slots__ = ("stored",)
@@ -45,7 +45,7 @@ class Weights(TensorFile):
         source, content, options = parts_of(stored)
         varied = content if table is None else content.varied(table=table)
         super().__init__(source, stored.format, varied, options)
-        # Not the handle itself: the two would keep each other alive.
+        # A second handle: this one and the caller's would keep each other alive.
         self.stored: TensorFile = TensorFile(source, stored.format, content, options, stored._shards)  # noqa: SLF001
 
     @property
@@ -62,7 +62,7 @@ class Weights(TensorFile):
         return [info for info, _ in stored_rows(self)]
 
     def read(self, name: str, dtype: Any = None, *, out: Any = None, threads: int | None = None) -> Any:
-        """Read and decode a parameter, without a copy in the model's own type: see `TensorFile.read`."""
+        """Read and decode a parameter, without an intermediate copy in the model's type: see `TensorFile.read`."""
         row = row_of(self, name)
         if not isinstance(row.geometry, Components):
             return super().read(name, dtype, out=out, threads=threads)
@@ -75,11 +75,11 @@ class Weights(TensorFile):
             raise error.located(path=row.source.name, format=self.format) from None
 
     def verify(self, *, progress: Callable[[int, int], None] | None = None, threads: int | None = None) -> VerifyReport:
-        """Verify the stored tensors, as `TensorFile.verify` does, and that they make the parameters."""
+        """Verify the stored tensors as `TensorFile.verify` does; also check that they make the parameters."""
         return self.verified(self.stored.verify(progress=progress, threads=threads))
 
     def verified(self, report: VerifyReport) -> VerifyReport:
-        """Check that the stored tensors, which this report is about, make the parameters; return a longer report."""
+        """Check that the stored tensors of a report make the parameters; return the report with this check."""
         detach_index(self)
         self._table.check()
         return report._replace(checks=(*report.checks, counted(len(self), "parameter")))
@@ -124,7 +124,7 @@ class Weights(TensorFile):
 
 
 def stored_model(file: TensorFile) -> TensorFile:
-    """Return the handle on the stored tensors: of parameters their own, else the handle itself."""
+    """Return the handle on the stored tensors: for parameters the handle behind them, else the handle itself."""
     return file.stored if isinstance(file, Weights) else file
 
 

@@ -1,7 +1,7 @@
-"""`CompositeTensor`: a parameter that a checkpoint stores as several tensors; `Coding`, how these make its values.
+"""`CompositeTensor`: a parameter that a checkpoint stores as several tensors; `Coding`: the formula for its values.
 
-A parameter is decoded in float32, every operation rounded to nearest even in the order that its coding states, and
-rounded once more, to the type of the result. So `dequantize("float32")` gives the value before the last rounding.
+A parameter is decoded in float32: every operation is rounded to nearest even, in the order that its coding states, and
+the result is rounded once more, to its type. `dequantize("float32")` therefore returns the value before that rounding.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-# The tensors of a parameter, by their names in its coding
+# The tensors of a parameter, by their roles in its coding
 Components: TypeAlias = "Mapping[str, NDArray[Any]]"
 
-# Blocks of GGUF and AMB of the integers and scales of checkpoints: nothing is decoded, nothing is rounded.
+# Integers and scales of checkpoints as blocks of GGUF and AMB: nothing is decoded, nothing is rounded.
 #
-# Blocks lie along the rows. A scale is repeated where a group of the checkpoint is longer than a block.
+# Blocks lie along the rows. A scale is repeated if a group of the checkpoint is longer than a block.
 #
 # ==============  =====================================================================================================
-# ``q4_0 q8_0``   32 elements: a float16 scale, and codes; those of q4_0 have 8 added, as in checkpoints
+# ``q4_0 q8_0``   32 elements: a float16 scale, and codes; q4_0 adds 8 to codes, as checkpoints do
 # ``mxfp4``       32 elements: an exponent, and e2m1 codes
 # ``nvfp4``       64 elements: four float8_e4m3fn scales, and e2m1 codes, for 16 elements each. The scale of the tensor,
 #                 which multiplies, is a float32 tensor beside it
@@ -39,32 +39,32 @@ Components: TypeAlias = "Mapping[str, NDArray[Any]]"
 # ``int8``        of AMB: one scale of the tensor, and codes
 # ==============  =====================================================================================================
 #
-# With 4 bits, element j of a half is the low nibble of byte j, the other half the high ones; int4_block has neighbours
-# in a byte.
+# With 4 bits, byte j holds element j of the first half in its low nibble, element j of the second half in its high one;
+# int4_block has neighbours in a byte.
 
 _BLOCK, _QUARTER = 32, 16
 # The schemes of ggml that hold integers, by their bits.
 _BY_BITS = {4: "q4_0", 8: "q8_0"}
-# All schemes that hold what checkpoints do.
+# All schemes that hold the same numbers as checkpoints.
 REPACKED = frozenset({*_BY_BITS.values(), "mxfp4", "nvfp4", "int4_block", "int8"})
-# The most elements that a block of AMB has.
+# Most elements of a block of AMB.
 _LONGEST = 0xFFFF
-# Scales of nvfp4 from here on are NaN, or have their sign.
+# Bytes of nvfp4 scales from here on are NaN or have a sign.
 _NOT_A_SCALE = 0x7F
 
 
 class TargetTypes(NamedTuple):
-    """What a target holds.
+    """The quantised types that a target holds.
 
     Attributes
     ----------
     schemes : frozenset of str
     block_size : int or None
-        For int4_block, where only one will do.
+        For int4_block, if only one is acceptable.
     scale_type : str or None
-        For the schemes of AMB, where only one will do.
+        For the schemes of AMB, if only one is acceptable.
     takes : callable
-        Says whether a tensor of a name is wanted.
+        ``takes(name)``: whether the tensor is wanted.
     """
 
     schemes: frozenset[str] = frozenset()
@@ -89,7 +89,7 @@ _SCALES = {"fp16": np.float16, "fp32": np.float32}
 
 
 def integers_fit(bits: int, columns: int, width: int, scales: NDArray[Any], target_types: TargetTypes) -> Layout | None:
-    """Return the layout of integers with a scale for each `width` columns; None where the target has none."""
+    """Return the layout of integers with a scale for each `width` columns; None if the target has no such layout."""
     exact = scales.astype(np.float32)
     if bits not in _BY_BITS or not columns or not bool(np.isfinite(exact).all()):
         return None
@@ -137,18 +137,18 @@ def integer_blocks(layout: Layout, codes: NDArray[Any], scales: NDArray[Any], wi
 
 
 def head(layout: Layout, scales: NDArray[Any]) -> bytes:
-    """Return what lies before the codes of all rows."""
+    """Return the bytes before the codes of all rows."""
     return b"" if layout.block_size else scales.astype(_SCALES[layout.scale_type]).tobytes()
 
 
 def exponents_fit(exponents: NDArray[Any]) -> Layout | None:
-    """Return the layout of e2m1 codes with an exponent for each 32; None where one is NaN."""
+    """Return the layout of e2m1 codes with an exponent for each 32; None if an exponent is NaN."""
     fits = not bool((exponents.view(np.uint8) == 0xFF).any())
     return Layout("mxfp4", _BLOCK, "e8m0") if fits else None
 
 
 def floats_fit(columns: int, scales: NDArray[Any], whole: NDArray[Any], *, divides: bool) -> Layout | None:
-    """Return the layout of e2m1 codes with float8 scales for each 16, and one of the tensor."""
+    """Return the layout of e2m1 codes with a float8 scale for each 16, and a scale of the tensor."""
     factor = whole.astype(np.float32).reshape(1)
     if divides:
         with np.errstate(all="ignore"):
@@ -177,12 +177,12 @@ def _halves(codes: NDArray[Any]) -> NDArray[np.uint8]:
     return octets
 
 
-# Pieces of elements that are decoded in one call where no array is made of them.
+# Pieces of elements to decode in one call if no array of them is made.
 _PIECES = 64
 
 
 class Codes(NamedTuple):
-    """Codes of rows, what they stand for, and the scales of their blocks: the arguments of `scans.look_up`."""
+    """Codes of rows, the values of codes, and the scales of their blocks: the arguments of `scans.look_up`."""
 
     codes: NDArray[Any]
     bits: int
@@ -220,7 +220,7 @@ class Codes(NamedTuple):
 
 
 class Grouped(NamedTuple):
-    """Codes of rows that lie transposed, with scales and zero points of shape (G, rows): see `scans.decode_groups`.
+    """Codes of rows, stored transposed, with scales and zero points of shape (G, rows): see `scans.decode_groups`.
 
     Attributes
     ----------
@@ -255,7 +255,7 @@ class Grouped(NamedTuple):
 
 
 class Coding:
-    """How the pieces of a parameter make its values. Each scheme has a class, whose docstring is the formula.
+    """Makes the values of a parameter from its pieces. Each scheme has a class, whose docstring is the formula.
 
     Attributes
     ----------
@@ -265,11 +265,11 @@ class Coding:
     step : int
         Rows decode in groups of this size, for instance because a word has codes of several rows.
     block_size : int
-        Elements of a row with one scale; 0 where that is not a number.
+        Elements of a row with one scale; 0 if it is not a fixed number.
     codes, scales : str
-        The pieces that hold them.
+        The pieces with the codes and with the scales.
     stated : str or None
-        The type of the parameter that the pieces state themselves.
+        The parameter's type, if the pieces state it.
     direct : bool
         Whether rows are decoded without arrays of their elements.
     strided : bool
@@ -296,17 +296,17 @@ class Coding:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of what `blocks` makes: matrices as they are stored."""
+        """The shape of the result of `blocks`, for matrices as stored."""
         return self.shape
 
     def empty(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an uninitialised array for the parameter, in memory as its rows are decoded."""
+        """Return an uninitialised array for the parameter, whose memory has the order of decoded rows."""
         return access.empty(self.stored_shape, dtype)
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
-        """Return the index of the part of each piece that decodes rows `first` to `last`; None for all of a piece.
+        """Return the index of the part of each piece that decodes rows `first` to `last`; None for the whole piece.
 
-        `first` is a multiple of `step`, and `last` is one too, or the number of rows.
+        `first` is a multiple of `step`; so is `last`, or it is the number of rows.
         """
         raise NotImplementedError
 
@@ -317,23 +317,23 @@ class Coding:
     def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
         """Return rows `first` to `last`, given the parts of the pieces that `cut` selects.
 
-        A coding has this method, or `coded` for all rows.
+        A coding has this method, unless `coded` serves all rows.
         """
         return self.rows(pieces, first, last, np.dtype(np.float32))
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:  # noqa: ARG002 - most have none
-        """Return the layout of a target that holds the same integers and scales; None where it has none.
+        """Return the target's layout that holds the same integers and scales, or None.
 
         ``read(role)`` returns a piece: scales and zero points.
         """
         return None
 
     def blocks(self, pieces: Components, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
-        """Return rows `first` to `last` as blocks of that layout, uint8, shape (rows, bytes): see `decode`."""
+        """Return rows `first` to `last` as blocks of this layout, uint8, shape (rows, bytes): see `decode`."""
         raise NotImplementedError
 
     def coded(self, pieces: Components, first: int, last: int) -> Codes | Grouped | None:  # noqa: ARG002 - some have none
-        """Return what C makes rows `first` to `last` of; None where it cannot."""
+        """Return the input from which C makes rows `first` to `last`; None if it cannot."""
         return None
 
     def rows(
@@ -345,7 +345,7 @@ class Coding:
         out: NDArray[Any] | None = None,
         threads: int = 1,
     ) -> NDArray[Any]:
-        """Return what `decode` does in another type; values out of its range become infinite."""
+        """Return the result of `decode` in another type; values out of its range become infinite."""
         if first == last:
             return np.empty((0, *self.shape[1:]), dtype)
         with np.errstate(all="ignore"):
@@ -361,7 +361,7 @@ class Coding:
         return target
 
     def group_of_columns(self, groups: NDArray[np.int32] | None) -> NDArray[Any]:
-        """Return the group of each column: as given, or a group for each `block_size` columns."""
+        """Return the group of each column: the given one, or a new group for each `block_size` columns."""
         return np.arange(self.shape[1]) // self.block_size if groups is None else groups
 
     def around(self, first: int, last: int) -> tuple[int, int]:
@@ -378,20 +378,20 @@ class CompositeTensor(QuantizedTensor):
     dtype : numpy.dtype
         The type of the model's parameters.
     pieces : mapping of str to (str, ndarray)
-        By what a piece is called in its scheme, its name in the file and its array; in file order.
+        For each role of the scheme, the piece's name in the file and its array; in file order.
 
     Attributes
     ----------
     shape, ndim, size
-        Of the parameter, as the unquantised model has it.
+        Of the parameter in the unquantised model.
     scheme : str
         Such as "awq gemm".
     dtype : numpy.dtype
-        What `dequantize` and indexing return: the type of the model's parameters.
+        The result type of `dequantize` and indexing: the type of the model's parameters.
     pieces : dict of str to ndarray
         The stored tensors by name, in file order: views of the mapping.
     block_size : int
-        Elements of a row with one scale; 0 where scales are of blocks of rows, of rows or of the tensor.
+        Elements of a row with one scale; 0 if scales are for blocks of rows, for rows or for the tensor.
     scale_type : str
         Dtype of the stored scales.
     nbytes : int
@@ -418,7 +418,7 @@ class CompositeTensor(QuantizedTensor):
     # ------------------------------------------------------------------------------------------------- its parts
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of what `dequantize` and indexing return: the model's own type."""
+        """The result type of `dequantize` and indexing: the model's own type."""
         return self._dtype
 
     @property
@@ -438,7 +438,7 @@ class CompositeTensor(QuantizedTensor):
 
     @property
     def payload(self) -> NDArray[np.uint8]:
-        """The bytes of all pieces, one after another, shape (nbytes,): a copy, since they may lie apart."""
+        """The bytes of all pieces, one after another, shape (nbytes,): a copy, because they may lie apart."""
         parts = [np.frombuffer(array.tobytes(), np.uint8) for _, array in self._pieces.values()]
         return np.concatenate([*parts, np.empty(0, np.uint8)])
 
@@ -471,7 +471,7 @@ class CompositeTensor(QuantizedTensor):
     ) -> NDArray[Any]:
         """Return the values: see `QuantizedTensor.dequantize`.
 
-        Without `out`, experts that are stored transposed are a view of the decoded matrices: not C-contiguous.
+        Without `out`, experts that are stored transposed are a view of the decoded matrices, not C-contiguous.
         """
         target = self._coding.empty(self.dtype if dtype is None else dtype_named(dtype)) if out is None else out
         return super().dequantize(out=target, threads=threads, strict=strict)
@@ -487,12 +487,12 @@ class CompositeTensor(QuantizedTensor):
             target[...] = dense
 
     def _decode_to(self, start: int, stop: int, out: NDArray[Any], threads: int) -> None:
-        """Write the values from `start` to `stop` to a contiguous array of any type: groups of rows, each cut first."""
+        """Write the values from `start` to `stop` to a contiguous array of any type, a group of rows at a time."""
         if start >= stop:
             return
         coding, width, count = self._coding, math.prod(self.shape[1:]), self.shape[0]
         begin, end = coding.around(start // width, -(-stop // width))
-        # Whole rows are decoded where they go; others, of which a part is asked for, apart.
+        # Decode whole rows in place, and rows that are only partly wanted to a buffer.
         low, high = coding.around(0, -(-start // width))[1], stop // width
         high = count if high == count else coding.around(high, high)[0]
         if low >= high or not out.flags.aligned:
@@ -507,7 +507,7 @@ class CompositeTensor(QuantizedTensor):
             self._decode_apart(first, last, start, stop, out)
 
     def _decode_apart(self, first: int, last: int, start: int, stop: int, out: NDArray[Any]) -> None:
-        """Decode these rows, and write those of their values that lie from `start` to `stop`."""
+        """Decode these rows to a buffer, and write their values from `start` to `stop`."""
         width = math.prod(self.shape[1:])
         at, until = max(start, first * width), min(stop, last * width)
         values = self._rows_of(first, last, out.dtype).reshape(-1)
@@ -542,7 +542,7 @@ def _powers() -> NDArray[np.float32]:
     return bits.view(np.float32)
 
 
-# What E8M0 exponents mean: 2**(e - 127).
+# The values of E8M0 exponents: 2**(e - 127).
 E8M0 = _powers()
 _MAGNITUDES = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 # The values of e2m1 codes; code 8 is -0.

@@ -1,4 +1,4 @@
-"""What tables of parameters, or of another program's names, are made of: views of a table, arrays as bytes."""
+"""Building blocks for tables of parameters, or of another program's names: views of a table, arrays as bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ViewTable(Table):
-    """Tensors that are made of those of another table. A subclass sets names and count, and supplies `row`.
+    """Tensors made from the tensors of another table. A subclass sets names and count, and supplies `row`.
 
     Parameters
     ----------
@@ -33,11 +33,11 @@ class ViewTable(Table):
 
     @property
     def is_mapped(self) -> bool:  # type: ignore[override]
-        """Whether the table of stored tensors looks into a mapping."""
+        """Whether the table of stored tensors reads a mapping."""
         return self._stored.is_mapped
 
     def belongs_to(self, source: Source, format: str) -> None:
-        """Set what messages name; the stored tensors know their source."""
+        """Set the file and format that messages name; the stored tensors know their source."""
         self.source: Source = source
         self.path: str = source.name
         self.format: str = format
@@ -78,16 +78,16 @@ class ViewTable(Table):
             pass
 
     def disorder(self) -> None:
-        """Do nothing: the stored tensors report theirs."""
+        """Do nothing: the table of stored tensors reports its own disorder."""
 
 
 class ArraySource(Derived):
-    """An array as the bytes of a tensor that no file has, beside one that a file has.
+    """An array as the bytes of a computed tensor, beside a tensor of a file.
 
     Parameters
     ----------
     parent, base
-        As those of `Derived`, for the tensor that the file has.
+        As for `Derived`, of the tensor in the file.
     array : ndarray
     """
 
@@ -96,7 +96,7 @@ class ArraySource(Derived):
         self._array = array.view(np.uint8)
 
     def check_size(self, what: str, nbytes: int) -> None:
-        """Implement `Source.check_size`: it is there."""
+        """Implement `Source.check_size`: the array exists already."""
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
         """Implement `Source.reading`."""

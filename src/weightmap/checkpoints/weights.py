@@ -1,4 +1,4 @@
-"""The parameters of a quantised checkpoint, which stores each of them as several tensors."""
+"""The parameters of a quantised checkpoint, which stores each parameter as several tensors."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 _NOTHING = TargetTypes()
-# Parameters whose scales and other pieces are requested together, and the bytes of these, more or less, at a time.
+# Parameters whose scales and other pieces are requested together, and the approximate bytes of these pieces at a time.
 _TOGETHER, _MAX_BATCH_NBYTES = 64, 64 << 20
-# Bytes that are read at once of a piece whose columns are decoded together, from a local file.
+# Bytes read at once, from a local file, of a piece whose columns are decoded together.
 _MAX_COLUMNS_NBYTES = 64 << 20
-# Elements decoded at once where no array is made of single ones; fewer columns of codes that lie transposed are slow.
+# Elements decoded at once without an array of single ones; transposed codes are slow with fewer columns.
 _DIRECT_PIECE = 8 * PIECE
 _T = TypeVar("_T")
-# What the scale of a whole tensor is called beside it, as llama.cpp has it.
+# The suffix of a whole tensor's scale, as in llama.cpp.
 _WHOLE = ".scale"
 
 
@@ -53,14 +53,14 @@ def parameters_of(
 
 
 def _type_of(config: Mapping[str, Any]) -> str | None:
-    """Return the type of the model's parameters, where the configuration says it."""
+    """Return the type of the model's parameters, if the configuration states it."""
     sections = [values for values in (config, config.get("text_config")) if isinstance(values, Mapping)]
     names = (f"{values.get(key)}".removeprefix("torch.") for values in sections for key in ("dtype", "torch_dtype"))
     return next((name for name in names if name in FLOATS), None)
 
 
 def storage_of(row: Row) -> tuple[str, int, str, int] | None:
-    """Return scheme, block size, type of scales and bytes of the pieces of a parameter; None where it has none."""
+    """Return scheme, block size, type of scales and bytes of a parameter's pieces; None if it is a plain tensor."""
     pieces = row.geometry
     if not isinstance(pieces, Components):
         return None
@@ -70,7 +70,7 @@ def storage_of(row: Row) -> tuple[str, int, str, int] | None:
 
 
 def decoded_to(row: Row, dtype: DType) -> Row:
-    """Return a parameter that is decoded to another type at once; a row that is none as it is."""
+    """Return the row of a parameter, decoded directly to another type; other rows stay as they are."""
     if not isinstance(row.source, _Decoded) or row.source.layout is not None:
         return row
     nbytes = math.prod(row.shape) * dtype.bits // 8
@@ -98,9 +98,9 @@ class _Parameters(ViewTable):
     stored : Table
     method : Method
     model_dtype : str or None
-        The type of the model's parameters, where it is known.
+        The type of the model's parameters, if known.
     dtype : str or None
-        The type to decode to, if not that.
+        The type to decode to, if not the model's.
     target_types : TargetTypes
         The schemes to repack parameters to.
     """
@@ -122,7 +122,7 @@ class _Parameters(ViewTable):
     def _with_wholes(self, names: list[str]) -> tuple[list[str], list[Any]]:
         """Return names and entries, and the scales of whole tensors beside parameters repacked to nvfp4.
 
-        Where there is no place for such a scale, the parameter is decoded.
+        If the scale's name is taken, or the conversion leaves the scale out, the parameter is decoded instead.
         """
         used = set(names)
 
@@ -152,7 +152,7 @@ class _Parameters(ViewTable):
     def _together(self, make: Callable[[int, _Small | None], _T], count: int) -> Iterator[_T]:
         """Yield the result of `make` for each number.
 
-        For a model in a store, pieces that several of them have to read are requested together.
+        For a model in a store, pieces that several calls have to read are requested together.
         """
         if not count or self._stored.row(0).source.store is None:
             yield from (make(number, None) for number in range(count))
@@ -197,7 +197,7 @@ class _Parameters(ViewTable):
         return self._quantized_rows[i]
 
     def _parameter(self, numbers: dict[str, int], target_types: TargetTypes, small: _Small | None) -> Row:
-        """Return the row of a parameter. Raises `_UnreadError` for a piece that must be read and is not among these."""
+        """Return the row of a parameter. Raises `_UnreadError` for a piece that must be read and is not in `small`."""
         stored = {role: (self._stored.names[number], self._stored.row(number)) for role, number in numbers.items()}
         named = self._method.of_one(stored)
         rows = {role: row for role, (_, row) in named.items()}
@@ -232,15 +232,15 @@ def _lone(entry: int | dict[str, int]) -> int | None:
 
 
 def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
-    """Return the names of all parameters, and of each the number of its tensor, or numbers by role.
+    """Return the names of all parameters, and for each the number of its tensor, or numbers by role.
 
-    A parameter stands where the first of its pieces stands. Raises `FormatError` for one that is stored twice.
+    A parameter takes the place of its first piece. Raises `FormatError` for a parameter that is stored twice.
     """
     names = list(stored.names)
     longest = re.compile(rf"(?:{'|'.join(map(re.escape, (*method.endings, *method.fused)))})\Z")
     matches = [longest.search(name, 1) for name in names]
     fused = {match.string[: match.start()] for match in matches if match is not None and match[0] in method.fused}
-    role_of: list[tuple[str, str] | None] = []  # of each tensor, the parameter and the role in it
+    role_of: list[tuple[str, str] | None] = []  # for each tensor, its parameter and its role there
     groups: dict[str, dict[str, int]] = {}
     for number, (name, match) in enumerate(zip(names, matches, strict=True)):
         piece = (name, "weight") if name in fused else None
@@ -281,14 +281,14 @@ def _grouped(stored: Table, method: Method) -> tuple[list[str], list[Any]]:
 
 
 def _layer_of(parameter: str, groups: Mapping[str, Any], method: Method) -> str | None:
-    """Return the name under which the scales of all experts are one tensor, for the matrix of one of them."""
+    """Return the name under which one tensor holds the scales of all experts, from the matrix of one expert."""
     names = method.layers_of(parameter)
     return next((name for name in names if name in groups and "weight" not in groups[name]), None)
 
 
 # -------------------------------------------------------------------------------------------------------- the pieces
 class Components(Geometry):
-    """A parameter that is made of several tensors.
+    """The geometry of a parameter made of several tensors.
 
     Parameters
     ----------
@@ -298,7 +298,7 @@ class Components(Geometry):
     rows : mapping of str to (str, Row)
         Name and row of each piece by its role.
     starts : mapping of str to int
-        The bytes before a piece in a tensor that has those of several parameters, by its role.
+        By role, the bytes before a piece in a tensor that holds pieces of several parameters.
     """
 
     __slots__ = ("coding", "model_dtype", "rows", "starts")
@@ -331,12 +331,12 @@ class Components(Geometry):
         return row._replace(geometry=self.over_sources(ahead))  # type: ignore[no-any-return]
 
     def over_sources(self, ahead: Mapping[Source, Source]) -> Components:
-        """Return the same of other sources."""
+        """Return the same geometry over other sources."""
         rows = {role: (name, piece.reading(ahead)) for role, (name, piece) in self.rows.items()}
         return Components(self.coding, self.model_dtype, rows, self.starts)
 
     def piece_of(self, role: str, whole: NDArray[Any]) -> NDArray[Any]:
-        """Return a piece, given the tensor that has those of several parameters."""
+        """Return a piece, from a tensor that holds pieces of several parameters."""
         start, (_, row) = self.starts[role], self.rows[role]
         array: NDArray[Any] = row.over(whole.reshape(-1).view(np.uint8)[start : start + row.nbytes])
         return array
@@ -346,7 +346,7 @@ class Components(Geometry):
         return CompositeTensor(self.coding, numpy_dtype(self.model_dtype), pieces)
 
     def dense(self, row: Any) -> Source:
-        """Return a source of the decoded values in row-major order, of the type of the row."""
+        """Return a source of the decoded values in row-major order, in the row's type."""
         return _Decoded(row, self)
 
     def extent(self, row: Any, axes: Any) -> Range:  # noqa: ARG002 - of the first piece
@@ -355,12 +355,12 @@ class Components(Geometry):
         return Range(first.offset, first.offset + first.nbytes)
 
     def part(self, row: Any, axes: Any, octets: NDArray[np.uint8]) -> NDArray[Any]:  # noqa: ARG002 - see `extent`
-        """Decode what an index selects."""
+        """Decode the elements that an index selects."""
         return self.array(row)[ascending(axes)]  # type: ignore[no-any-return]
 
 
 class _Blocks:
-    """What a table knows of repacked tensors: see `Table.quantized`."""
+    """Repacked tensors, for `Table.quantized`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -378,7 +378,7 @@ class _Blocks:
 
 
 def _repacked(first: Row, pieces: Components, layout: Layout, head: bytes) -> Row:
-    """Return the row of a parameter as blocks; experts are then the stored matrices, not their transposes."""
+    """Return the row of a parameter as blocks; experts then stay the stored matrices, without a transpose."""
     shape, scheme = pieces.coding.stored_shape, layout.scheme
     if scheme in GGML_TYPES:
         nbytes = ggml_size(math.prod(shape), scheme)
@@ -397,7 +397,7 @@ def _read(row: Row) -> NDArray[Any]:
 
 
 def _columns(row: Row, key: Any) -> tuple[int, NDArray[Any]]:
-    """Read the columns of a piece that an index selects, and some behind; return the first number, and them all."""
+    """Read the columns of a piece that an index selects, and some more; return the first number, and all of them."""
     dtype, shape = row.viewed
     if key is None or row.nbytes <= _MAX_COLUMNS_NBYTES or type(row.source) is not Source:
         return 0, _read(row)
@@ -405,13 +405,13 @@ def _columns(row: Row, key: Any) -> tuple[int, NDArray[Any]]:
     count = min(max(_MAX_COLUMNS_NBYTES // (each * shape[0]), key[1].stop - begin), shape[1] - begin)
     columns = np.empty((shape[0], count), dtype)
     starts = row.offset + each * (np.arange(shape[0]) * shape[1] + begin)
-    # The gap: all of the piece comes from the disk at once, for the columns that are read next.
+    # The gap makes the whole piece come from the disk at once, for the next columns.
     row.source.read_runs(starts, each * count, columns.reshape(-1).view(np.uint8), gap=each * shape[1])
     return begin, columns
 
 
 def _rows(row: Row, key: slice) -> tuple[int, int, int]:
-    """Return where some rows of a piece begin and end in its source, and their number."""
+    """Return begin and end of some rows of a piece in its source, and their number."""
     count = row.viewed[1][0]
     first, last, _ = key.indices(count)
     each = row.nbytes // max(count, 1)
@@ -427,7 +427,7 @@ class _UnreadError(Exception):
 
 
 class _Small:
-    """Small pieces of parameters in a store, such as scales: read ones, and the ones to read next."""
+    """Small pieces of parameters in a store, such as scales: pieces read, and pieces to read next."""
 
     def __init__(self) -> None:
         self._there: dict[tuple[Source, int], NDArray[np.uint8]] = {}
@@ -435,17 +435,17 @@ class _Small:
         self._next: list[Row] = []
 
     def of(self, row: Row) -> Row:
-        """Return a row that has its bytes from here."""
+        """Return a row over the bytes held here."""
         return row if row.geometry is not None else row._replace(source=_Piece(row, self._there))
 
     def ask(self, number: int, error: _UnreadError) -> bool:
-        """Note a piece that parameter `number` needs; return whether there is enough to read now."""
+        """Note a piece that parameter `number` needs; return whether enough pieces are noted to read them."""
         self._requests.setdefault(number, []).append(error.row)
         self._next.append(error.row)
         return sum(row.nbytes for row in self._next) > _MAX_BATCH_NBYTES
 
     def read(self) -> None:
-        """Read what was asked for."""
+        """Read the noted pieces."""
         self._next.sort(key=lambda row: row.offset)
         for row, ahead in zip(self._next, requested(self._next), strict=True):
             octets = ahead.source.pread(row.offset, row.nbytes)
@@ -459,7 +459,7 @@ class _Small:
 
 
 class _Piece(Derived):
-    """The bytes of a piece; asks for them if they were not read."""
+    """The bytes of a piece; raises `_UnreadError` if they have not been read."""
 
     def __init__(self, row: Row, there: Mapping[tuple[Source, int], NDArray[np.uint8]]) -> None:
         super().__init__(row.source, row.offset, row.nbytes)
@@ -473,9 +473,9 @@ class _Piece(Derived):
 
 
 class _Decoded(Derived):
-    """The values of a quantised parameter, or its blocks, made of pieces that are read piecewise; `row` is its row.
+    """The values of a quantised parameter, or its blocks, made from pieces that are read in parts; `row` is its row.
 
-    Blocks are those of a `layout`, behind the bytes of `head`.
+    Blocks have the given `layout`, and follow the bytes of `head`.
     """
 
     def __init__(self, row: Any, pieces: Components, layout: Layout | None = None, head: bytes = b"") -> None:
@@ -484,10 +484,10 @@ class _Decoded(Derived):
         self._width = (row.nbytes - len(head)) // max(row.shape[0], 1)
 
     def check_size(self, what: str, nbytes: int) -> None:
-        """Implement `Source.check_size`: a code of a bit or more is stored for each element."""
+        """Implement `Source.check_size`: each element has a stored code of at least a bit."""
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:
-        """Implement `Source.reads`: of each piece rows, or all of it once."""
+        """Implement `Source.reads`: rows of each piece, or the whole piece once."""
         sources = set()
         for _, _, cut in self._groups(*self._behind_head(begin - self._base, end - self._base)):
             for role, key in cut.items():
@@ -507,7 +507,7 @@ class _Decoded(Derived):
         return max(start - len(self._head), 0), max(stop - len(self._head), 0)
 
     def _groups(self, start: int, stop: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """Yield first and last row of the groups that are decoded at once, and the parts of the pieces for them."""
+        """Yield first and last row of each group to decode at once, and the parts of the pieces for it."""
         coding, width = self.components.coding, self._width
         if start == stop:
             return
@@ -534,7 +534,7 @@ class _Decoded(Derived):
             yield octets[max(start - begin * width, 0) : stop - begin * width]
 
     def _part(self, role: str, key: Any, shared: dict[str, tuple[int, NDArray[Any]]]) -> NDArray[Any]:
-        """Read the part of a piece that an index selects: rows of it alone, or else columns, with those behind them."""
+        """Read the part of a piece that an index selects: just its rows, or else its columns and some after them."""
         row = self.components.rows[role][1].dense
         dtype, shape = row.viewed
         if type(key) is slice:

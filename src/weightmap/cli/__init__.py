@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 fine · 1 differences, verification failed, or a word without embedding · 2 usage (also an unknown tensor name,
         and a target format that cannot express the tensors) · 3 malformed or unsupported file · 4 input or output, or a
         missing optional dependency · 130 interrupted · 141 the reader of the output went away. SIGTERM and SIGHUP end
-        the process, once no file that is half written is left.
+        the process, after removing half-written files.
     """
-    if sys.stdout is None or sys.stderr is None:  # closed by the program that started this one
+    if sys.stdout is None or sys.stderr is None:  # the calling program closed it
         if sys.stderr is not None:
             sys.stderr.write("weightmap: standard output is closed\n")
         return outcome.INPUT_OUTPUT
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return _BROKEN_PIPE
-    except KeyboardInterrupt:  # a second one, while the first was reported
+    except KeyboardInterrupt:  # a second interrupt, while reporting the first
         return outcome.INTERRUPTED
 
 
@@ -86,21 +86,21 @@ def _check_environment() -> None:
 
 
 def _tell_in_json(argv: list[str], error: BaseException) -> None:
-    """Print the document of a command that failed: commands print theirs last, so it has printed none."""
+    """Print the document of a failed command; a command prints its own document last, so it has printed none."""
     try:
         show.emit_json({"command": command_of(argv), "error": outcome.error_document(error)})
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError:  # the error may be that nothing can be printed
+    except OSError:  # perhaps nothing can be printed at all
         return
 
 
 def _silence_stdout() -> None:
-    """Discard buffered output, or the interpreter would complain about it while it shuts down."""
+    """Discard buffered output, about which the interpreter would complain while it shuts down."""
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a real file: nothing will be flushed into a pipe
+    except (OSError, ValueError):  # not a real file, so that nothing is flushed into a pipe
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)

@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and what they mean."""
+"""Arguments shared by several commands, and their effects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SOURCES = frozenset({"files", "file", "src", "a", "b", "other", "base", "new", 
 
 
 class Offered(tuple[str, ...]):
-    """Values that completions offer. The command refuses others itself: it knows more about them."""
+    """Values that completions offer. The command itself refuses others, with a better message."""
 
     __slots__ = ()
 
@@ -61,7 +61,7 @@ def add_threads(parser: argparse.ArgumentParser, default: str = "one for each CP
 
 
 def add_distribution(parser: argparse.ArgumentParser) -> None:
-    """Add the options by which the files of a model are distributed."""
+    """Add the options that distribute the files of a model."""
     group = parser.add_argument_group("models in several files")
     group.add_argument("--dask", metavar="ADDRESS", help="run on the workers of a Dask scheduler, tcp://HOST:PORT")
     group.add_argument("--rank", type=int, metavar="R", help="do every N-th file, from number R on (0 to N - 1)")
@@ -80,9 +80,9 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
 
 
 def locate(args: argparse.Namespace) -> None:
-    """Give the addresses among the arguments these options. Raises `UsageError` for an impossible one.
+    """Apply these options to the addresses among the arguments. Raises `UsageError` for an impossible one.
 
-    They become locations, whose text has no query: that may be a signature, which no command prints.
+    Addresses become locations, whose text omits the query: it may be a signature, which no command may print.
     """
     how: dict[str, Any] = {name: getattr(args, name, None) for name in ("redirects", "unversioned", "deadline")}
 
@@ -104,10 +104,10 @@ def locate(args: argparse.Namespace) -> None:
 
 
 def text(argument: str) -> str:
-    """Return a name of a tensor or a word, which are UTF-8 in files: an argument is text of the system's encoding."""
+    """Return the name of a tensor, or a word, from an argument in the system's encoding: names in files are UTF-8."""
     try:
         return os.fsencode(argument).decode("utf-8", "surrogateescape")
-    except UnicodeError:  # not from a command line: passed by a caller of `main`
+    except UnicodeError:  # not from a command line, but from a caller of `main`
         return argument
 
 
@@ -138,9 +138,9 @@ def execution(args: argparse.Namespace) -> Iterator[wm.Run]:
         from distributed import Client
     except ImportError:
         raise MissingDependencyError("--dask needs Dask: pip install '.[dask]' in a checkout") from None
-    # Not the process's default client: commands run inside of other programs too.
+    # Do not become the process's default client: commands also run inside other programs.
     with (
         Client(args.dask, set_as_default=False) as client,
-        client.get_executor(retries=3) as executor,  # a task whose worker died runs again elsewhere
+        client.get_executor(retries=3) as executor,  # repeats the task of a dead worker elsewhere
     ):
         yield wm.Run(executor, **how)

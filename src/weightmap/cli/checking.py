@@ -58,7 +58,7 @@ def verify(args: argparse.Namespace) -> int:
             return _verify(args, args.files, run)
         from dataclasses import replace
 
-        from weightmap.conversion.running import share_of  # 4 ms, which `inspect` does without
+        from weightmap.conversion.running import share_of  # 4 ms that `inspect` saves
 
         return _verify(args, share_of(run, args.files), replace(run, rank=0, world_size=1))
 
@@ -110,7 +110,7 @@ def _trusted(args: argparse.Namespace) -> Any:
         raise outcome.UsageError("--key and --certificate check a signature: name its bundle by --trust FILE")
     if args.key is not None and (args.certificate or args.identity):
         raise outcome.UsageError("--key: without --certificate and --identity")
-    from weightmap.trust import signature  # 2 ms, which the other commands do without
+    from weightmap.trust import signature  # 2 ms that other commands save
 
     return signature(args.trust, key=args.key, certificate=args.certificate, identity=args.identity)
 
@@ -200,7 +200,7 @@ def _diff_text(args: argparse.Namespace, report: wm.DiffReport) -> None:
         show.emit_table(("tensor", "where"), lone)
     if report.changed:
         columns = ("tensor", "what", "A", "B", "elements differing", "largest", "RMS", "relative", "worst row")
-        count = 9 if any(change.relative is not None for change in report.changed) else 7  # two are about rows
+        count = 9 if any(change.relative is not None for change in report.changed) else 7  # two columns are about rows
         rows = [
             (
                 change.name,

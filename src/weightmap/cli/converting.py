@@ -170,12 +170,12 @@ def quantize(args: argparse.Namespace) -> int:
 
 
 def as_options(args: argparse.Namespace, *names: str) -> list[str]:
-    """Return the given ones of these options, as the user wrote them."""
+    """Return those of these options that were given, as the user wrote them."""
     return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name, None) not in (None, False)]
 
 
 def converted(args: argparse.Namespace, command: str) -> tuple[wm.ConvertReport, float]:
-    """Convert SRC to DST; return the report, and how many seconds that took."""
+    """Convert SRC to DST; return the report, and the seconds that it took."""
     start = time.perf_counter()
     with (
         spelt(args),
@@ -203,7 +203,7 @@ def _words(args: argparse.Namespace, **common: Any) -> wm.ConvertReport:
 
 
 def _by_handle(args: argparse.Namespace, *, run: wm.Run, **common: Any) -> wm.ConvertReport:
-    """Convert a model that is opened with options, or verified before, or whose parameters are converted."""
+    """Convert through a handle: to open with options, to verify first, or to convert parameters."""
     with contextlib.ExitStack() as stack:
         try:
             source = stack.enter_context(opened(args, args.src))
@@ -219,7 +219,7 @@ def _by_handle(args: argparse.Namespace, *, run: wm.Run, **common: Any) -> wm.Co
 
 @contextlib.contextmanager
 def spelt(args: argparse.Namespace) -> Iterator[None]:
-    """Make errors of usage name options as the command line has them."""
+    """Make errors of usage name the options of the command line."""
     try:
         yield
     except (TypeError, ValueError) as error:  # a format, layout, suffix or type that does not exist
@@ -245,16 +245,16 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         return options
     how = {name.removeprefix("quantize_"): getattr(args, name) for name in _QUANTISING if name != "threads"}
     how = {name: value for name, value in how.items() if value is not None}
-    # A scheme alone is passed on unchecked: the conversion suggests similar ones of its target.
+    # Pass a lone scheme on unchecked, because the conversion can suggest similar schemes of its target.
     options["quantize"] = wm.Quantize(args.quantize, **how) if how else args.quantize
     return options
 
 
 def _as_written(error: Exception, args: argparse.Namespace) -> str:
-    """Return the message of an error; a parameter at its beginning becomes the option that the user wrote."""
+    """Return the message of an error; if it begins with a parameter, replace that by the user's option."""
     text = reason(error)
     if isinstance(error, TensorFileError):
-        if not isinstance(error, QuantError | EncodeError):  # it may begin with a field of a file
+        if not isinstance(error, QuantError | EncodeError):  # the message may begin with a field of a file
             return text
         text = text.removeprefix(f"{show.clean(error.path or '')}: ")
     options = {name: f"--{name.replace('_', '-')}" for name in vars(args)}
@@ -329,7 +329,7 @@ def _report(report: wm.ConvertReport) -> None:
 
 
 def in_files(report: wm.ConvertReport) -> str:
-    """Count the files of a model in several."""
+    """Return the number of files, for a model in several."""
     return f" in {counted(report.shards, 'file')}" if report.shards else ""
 
 
@@ -364,7 +364,7 @@ def total(infos: Sequence[QuantizedInfo]) -> dict[str, int | float]:
 
 
 def summary(report: wm.ConvertReport) -> str:
-    """Return one line on the quantised tensors of a conversion."""
+    """Return a line about the quantised tensors of a conversion."""
     if not report.quantized:
         return (
             "no tensor was quantised: the default is floating-point tensors of two dimensions or more, except "

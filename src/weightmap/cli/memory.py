@@ -37,7 +37,7 @@ def doctor(args: argparse.Namespace) -> int:
         weight, problem = None, None
         try:
             weight = weight_of_model(file)
-        except (wm.TensorFileError, OSError) as error:  # of the configuration beside the file: it is still usable
+        except (wm.TensorFileError, OSError) as error:  # a bad configuration beside a usable file
             problem = reason(error)
     if args.json:
         about = {"weight": weight and weight._asdict(), "problem": problem}

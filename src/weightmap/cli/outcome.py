@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
 
 OK, DIFFERENT, USAGE, MALFORMED, INPUT_OUTPUT = range(5)
-INTERRUPTED = 130  # 128 + SIGINT, a shell's status for a program that the signal ended
+INTERRUPTED = 130  # 128 + SIGINT, a shell's status for an interrupted program
 
 
 class UsageError(Exception):
@@ -51,7 +51,7 @@ def status_of(error: BaseException) -> int:
 def status_of_verify(error: BaseException) -> int:
     """Return the exit status of commands that verify, for which a wrong checksum is a finding."""
     every = [one for _, one in error.errors] if isinstance(error, errors.ShardsError) else [error]
-    # After any other error nothing was verified.
+    # Any other error means that nothing was verified.
     return max(
         [DIFFERENT if isinstance(one, errors.ChecksumError) else status_of(one) for one in every], default=MALFORMED
     )
@@ -60,7 +60,7 @@ def status_of_verify(error: BaseException) -> int:
 def reason(error: BaseException) -> str:
     """Return the message of an error on one line."""
     if isinstance(error, OSError) and not isinstance(error, errors.TensorFileError) and error.strerror:
-        # str() of an OSError begins with "[Errno 2]", which means nothing to most readers.
+        # str() of an OSError begins with "[Errno 2]", which most readers do not understand.
         place = "" if error.filename is None else f"{_path_text(error.filename) or repr('')}: "
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         return show.clean(f"{place}{error.strerror}{notes}")
@@ -72,7 +72,7 @@ def reason(error: BaseException) -> str:
 
 
 def suggest_lenient(args: argparse.Namespace | None, error: BaseException, source: str) -> None:
-    """Let an error name ``--lenient``, if the command has this option and the file opens only with it."""
+    """Make an error suggest ``--lenient``, if the command has this option and the file opens only with it."""
     if getattr(args, "lenient", True) or not isinstance(error, errors.FormatError) or error.remedy is not None:
         return
     for strict in (True, False):
@@ -87,20 +87,20 @@ def suggest_lenient(args: argparse.Namespace | None, error: BaseException, sourc
 
 @contextlib.contextmanager
 def opened(args: argparse.Namespace, path: str, trust: Any = None) -> Iterator[TensorFile]:
-    """Open a model as ``--lenient``, ``--config`` and ``--weights`` say."""
+    """Open a model with the options ``--lenient``, ``--config`` and ``--weights``."""
     strict, config = not getattr(args, "lenient", False), getattr(args, "config", None)
     with open_privately(path, strict=strict, trust=trust, config=config) as file:
         yield file.weights if getattr(args, "weights", False) else file
 
 
 def failed(path: str, why: str) -> str:
-    """Return the line about a file that failed verification, from a message that may begin with its path."""
+    """Return the line about a file that failed verification; the message may already begin with its path."""
     name = show.clean(path)
     return f"{name}: failed: {why.removeprefix(f'{name}: ')}"
 
 
 def _option(remedy: errors.Remedy) -> str:
-    """Spell an argument of a function as the option of a command."""
+    """Return a command's option for the argument of a function."""
     named = "--lenient" if remedy.option == "strict" else f"--{remedy.option.replace('_', '-')}"
     option = remedy.flag or named
     return option if not remedy.value else f"{option} {remedy.value}"
@@ -124,9 +124,9 @@ def _path_text(path: object) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Signals that end a command: its work is undone first, and no half-written file stays.
+# Signals that end a command, after undoing its work: no half-written file stays.
 
-# Sent to stop a service, and by a terminal that closes. (Ctrl+C raises an exception in Python anyway.)
+# Signals that stop a service, or come from a closing terminal. (Ctrl+C raises an exception in Python anyway.)
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -135,9 +135,9 @@ class _Ended(BaseException):
 
 
 def undoing(command: Callable[[], int]) -> int:
-    """Call a command and return its status. After undoing, a signal ends the process as it would have without us.
+    """Call a command and return its status. A signal first undoes the command's work, then ends the process as usual.
 
-    Signals that are ignored (nohup) or handled already stay so, and all do outside the main thread.
+    Signals that are already ignored (nohup) or handled stay so; outside the main thread, all signals do.
     """
     came: list[int] = []
 

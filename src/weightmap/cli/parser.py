@@ -1,7 +1,6 @@
 """The parser of the command line, and the table of its commands.
 
-A command line has the parser of its own command alone: the arguments of all take longer to build than many commands to
-run.
+Only the parser of the given command is built: building all parsers takes longer than many commands take to run.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from weightmap.errors import MissingDependencyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# Its module imports every compressor of Python (4 ms), and only help is as wide as the terminal: arguments are checked
-# when they are added, by a formatter that needs some width.
+# The module imports every compressor of Python (4 ms), and only help needs the width of the terminal: checking arguments
+# takes a formatter of any width.
 _terminal_size: Callable[..., Any] = later("shutil", "get_terminal_size")
 _WIDTH = 80
 _HELP = "weightmap help lists them all"
@@ -86,7 +85,7 @@ def command_of(argv: Sequence[str]) -> str | None:
 
 
 def _add_subparsers(parser: argparse.ArgumentParser, prog: str) -> Any:
-    """Let a parser take commands; without one, it lists them."""
+    """Let a parser take commands; without a command, it lists them."""
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", prog=prog)
 
     def run(_: argparse.Namespace) -> NoReturn:
@@ -121,7 +120,7 @@ def _add_parser(subparsers: Any, name: str, summary: str, details: str = "") -> 
 
 
 class _Command(NamedTuple):
-    """A command: its module, which has its function and the one that adds its arguments, and its help.
+    """A command: its module, with its function and the function that adds its arguments, and its help.
 
     The functions of ``cache show`` are called ``cache_show`` and ``add_cache_show``.
     """
@@ -133,7 +132,7 @@ class _Command(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Commands about one thing, which have one name in front."""
+    """Commands about one topic, which share their first word."""
 
     summary: str
     details: str
@@ -239,7 +238,7 @@ _COMMANDS: dict[str, _Command | _Group] = {
         },
     ),
 }
-# What commands were called, and are called now
+# Former names of commands, and the present ones
 _RENAMED = {
     "residency": "weightmap cache show",
     **{name: f"weightmap cache {name}" for name in ("warm", "evict")},
@@ -256,7 +255,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Accept options anywhere: argparse misses an optional argument behind an option. Refuse unknown ones."""
+        """Accept options anywhere: argparse misses an optional argument after an option. Refuse unknown options."""
         argv = sys.argv[1:] if args is None else args
         ordered = argv if self._subparsers else self._options_first(argv)
         parsed, unknown = super().parse_known_args(ordered, namespace)
@@ -276,7 +275,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is not one of the choices; for a command, suggest similar ones."""
-        if action.choices is None or value == [] or value in action.choices:  # no argument is a list
+        if action.choices is None or value == [] or value in action.choices:  # a missing argument is []
             return
         if action.metavar == "COMMAND":
             if self.prog.removeprefix("weightmap ") in _COMMANDS:
@@ -288,13 +287,13 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"{name} is {value!r}, expected one of {choices}")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Refuse ``--option=--``: argparse of Python 3.11 takes the value away, and fails for want of it."""
+        """Refuse ``--option=--``: argparse of Python 3.11 drops the value and then fails for lack of one."""
         if action.option_strings and arg_strings == ["--"]:
             self.error(f"{'/'.join(action.option_strings)} is '--', expected a value")
         return super()._get_values(action, arg_strings)
 
     def _options_first(self, args: Sequence[str]) -> list[str]:
-        """Return the arguments with the options and their values first."""
+        """Return the arguments with options and their values moved to the front."""
         actions, number = self._option_string_actions, self._negative_number_matcher
         options: list[str] = []
         others: list[str] = []
@@ -338,7 +337,7 @@ def all_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argument
 
 
 class _Completion(argparse.Action):
-    """Print the script by which a shell completes commands, options, their values and paths."""
+    """Print the script that lets a shell complete commands, options, their values and paths."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, _namespace: argparse.Namespace, values: Any, *_unused: Any

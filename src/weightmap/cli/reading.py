@@ -1,4 +1,4 @@
-"""The commands that show what a file holds: ``inspect`` and ``export``."""
+"""The commands that show the content of a file: ``inspect`` and ``export``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ module_tree: Callable[..., Any] = later("weightmap.report.modules", "module_tree
 separator: Callable[..., Any] = later("weightmap.report.modules", "separator")
 label_of: Callable[..., Any] = later("weightmap.report.modules", "label_of")
 
-# At most this many lines of a module in the tree, and of metadata.
+# Most lines of a module in the tree, and of metadata.
 _MAX_LINES = 64
 
 
@@ -79,7 +79,7 @@ def inspect(args: argparse.Namespace) -> int:
     documents: list[dict[str, object]] = []
     shown_any = False
     for path in args.files:
-        args.file = path  # errors name it
+        args.file = path  # for errors
         with opened(args, path) as file:
             chosen = _chosen(file, args)
             count += len(file)
@@ -108,7 +108,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
-    """Return the tensors to list, in the order to list them."""
+    """Return the tensors to list, in order."""
     chosen = list(_stored_rows(file) if args.weights else ((row.info(name), row) for name, row in named_rows(file)))
     if args.include or args.exclude:
         chosen = [pair for pair in chosen if takes(pair[0].name, args.include, args.exclude)]
@@ -118,7 +118,7 @@ def _chosen(file: wm.TensorFile, args: argparse.Namespace) -> _Chosen:
 
 
 def _weight(file: wm.TensorFile, chosen: _Chosen, *, selective: bool) -> tuple[Weight | None, str | None]:
-    """Return the weight of a file's parameters, or of the chosen ones; or None, and why it is not known."""
+    """Return the weight of a file's parameters, or of the chosen ones; if it is unknown, None and the reason."""
     try:
         model = as_parameters(file)
         if model is file:
@@ -141,10 +141,10 @@ def _totals(chosen: _Chosen) -> dict[str, dict[str, int]]:
 
 
 def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | None]]:
-    """Yield each tensor, and how it is quantised; None for a dense one.
+    """Yield each tensor, and its quantisation; None for a dense tensor.
 
-    Reads the header of a quantised tensor, and the mask of an adaptive one. Damage there replaces the numbers, and does
-    not stop `inspect`.
+    Reads the header of a quantised tensor, and the mask of an adaptive one. Damage there takes the place of the numbers
+    and does not stop `inspect`.
     """
     for info, row in chosen:
         storage = None if row.geometry is None else _storage_of(row)
@@ -169,7 +169,7 @@ def _storage(chosen: _Chosen) -> Iterator[tuple[wm.TensorInfo, dict[str, Any] | 
 
 
 def _types(file: wm.TensorFile) -> dict[str, str]:
-    """Return the types of metadata by key, where the format has several."""
+    """Return the types of metadata by key, if the format has several."""
     return getattr(file.metadata.copy(), "types", {})  # type: ignore[attr-defined]  # a view with copy()
 
 
@@ -212,7 +212,7 @@ def _inspect_text(
     if chosen:
         show.emit("")
         weights = [pair for pair in chosen if not TRAINING.match(pair[0].name)] if fold else chosen
-        listed = weights or chosen  # a file of training state alone is listed whole
+        listed = weights or chosen  # a file with only training state is listed whole
         if tree:
             _tree_table([info for info, _ in listed])
         else:
@@ -275,7 +275,7 @@ def _metadata_text(file: wm.TensorFile) -> None:
 
 
 def _folded(mapping: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
-    """Yield a key, its number of entries, and their text. Keys with numbers, the items of one list, become one line."""
+    """Yield a key, the number of its entries, and their text. Numbered keys, the items of a list, share a line."""
 
     def split(key: str) -> tuple[str, str]:
         parent, _, last = key.rpartition(".")
@@ -292,7 +292,7 @@ def _folded(mapping: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
 
 
 def _emit_unlisted(count: int) -> None:
-    """Say how many entries of metadata are not listed."""
+    """Print the number of metadata entries that are not listed."""
     if count > _MAX_LINES:
         show.emit(f"  ... and {count - _MAX_LINES:,} more: --json lists all")
 
@@ -326,7 +326,7 @@ def _quantisation(storage: dict[str, Any] | None) -> tuple[object, object, str]:
 
 
 def _tree_table(infos: Sequence[wm.TensorInfo]) -> None:
-    """Print a line for each module, one for all that are built alike, and for each tensor in them."""
+    """Print a line for each module and for each tensor; modules that are built alike share a line."""
     mark = separator(info.name for info in infos)
     root = module_tree(infos, mark)
     rows = []
@@ -373,7 +373,7 @@ def export(args: argparse.Namespace) -> int:
 def _save_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterable[bytes | memoryview]) -> int:
     """Write an array, row-major and little-endian, as `wm.save` writes files; return the size of the file.
 
-    It never writes in place, since a process may have mapped the old file, and never over a device or a FIFO.
+    Never writes in place, because a process may have mapped the old file, and never over a device or a FIFO.
     """
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     head = io.BytesIO()

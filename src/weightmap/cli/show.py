@@ -2,7 +2,7 @@
 
 Commands print through `emit`, and everything that comes from a file passes `clean` first: a tensor name printed raw
 could move the cursor, retitle the window, write to the clipboard or reverse the reading order of the line. rich, which
-draws the progress bars, gets no markup, so a file called ``[red]`` is called that.
+draws the progress bars, gets no markup, so that a file called ``[red]`` keeps its name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from weightmap._messages import escape
 from weightmap.core.hooks import later
 
 _SCHEMA = 1
-# 2 ms with what it imports, and most commands print none.
+# Importing json takes 2 ms, and most commands do not need it.
 _dumps: Callable[..., str] = later("json", "dumps")
 
 # Characters of the widest column; names in messages are cut at the same length (`weightmap._messages.quoted`).
 _WIDEST = 200
 
-# Lines of a table that are printed at once
+# Lines of a table printed at once
 _LINES = 256
 
 # Characters of a bar
@@ -43,9 +43,9 @@ def shorten(text: str, width: int = 96) -> str:
 
 
 def cell(item: object) -> str:
-    """Return ``str(item)`` cleaned, and cut if it is long, since columns are as wide as their longest text.
+    """Return ``str(item)`` cleaned, and cut if long, because a column is as wide as its longest text.
 
-    ``--json`` has names of any length in full.
+    ``--json`` prints names of any length in full.
     """
     text = str(item)
     shown = clean(text[: _WIDEST + 1])
@@ -54,13 +54,13 @@ def cell(item: object) -> str:
     return shorten(shown, _WIDEST) + (f" ({len(text):,} characters)" if len(text) > _WIDEST else "")
 
 
-# Warnings that a model in several files has for each tensor of a file that is lost, and how many of these are named.
+# The warning for each tensor of a lost file, which `folded` joins, and the number of names to show.
 _LOST = r"(?s)(.*)tensor (.+) is not in shard (.+), where the index places it"
 _MAX_LOST = 3
 
 
 def folded(warnings: Iterable[str]) -> Iterator[str]:
-    """Yield warnings cleaned, with one for all tensors that a shard lacks: ``--json`` names each."""
+    """Yield warnings cleaned, with a single one for all tensors that a shard lacks: ``--json`` names each."""
     lost: dict[tuple[str, str], list[str]] = {}
     matches = [(line, re.fullmatch(_LOST, line)) for line in warnings]
     for _, match in matches:
@@ -98,7 +98,7 @@ def emit(text: str, *, stream: TextIO | None = None) -> None:
 
 
 def flush() -> None:
-    """Send what was printed on standard output."""
+    """Flush standard output."""
     with _naming(sys.stdout):
         sys.stdout.flush()
 
@@ -130,24 +130,24 @@ def bar(part: int, whole: int, width: int = 24) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds for people: ``"2.1 ms"``, ``"14.2 s"``."""
+    """Return a number of seconds in a readable unit: ``"2.1 ms"``, ``"14.2 s"``."""
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def kind(format_name: str, layout: str | None) -> str:
-    """Return a format for people, with its layout if the format has several. Neither name comes from a file."""
+    """Return the name of a format, with its layout if it has several. Neither name comes from a file."""
     return format_name if layout in {None, format_name} else f"{format_name}, {layout} layout"
 
 
 def shape(dimensions: tuple[int, ...]) -> str:
-    """Return a shape for people: ``"[30522, 384]"``."""
+    """Return a shape as text: ``"[30522, 384]"``."""
     return f"[{', '.join(map(str, dimensions))}]"
 
 
 def emit_json(value: Mapping[str, object]) -> None:
     """Print one JSON document with the number of its schema, in printable ASCII that any strict parser takes."""
     text = _dumps(_plain({"schema": _SCHEMA, **value}), indent=2, allow_nan=False)
-    # The json module escapes every control character but this one, and everything outside ASCII.
+    # The json module escapes everything outside ASCII, and every control character but this one.
     emit(text.replace("\x7f", "\\u007f"))
 
 
@@ -160,17 +160,17 @@ def emit_pairs(pairs: Iterable[tuple[str, str]], *, indent: str = "") -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Iterable[str] = ()) -> None:
-    """Print a table by its headings and rows, which have one entry for each column: see `emit_columns`."""
+    """Print a table from headings and rows with an entry for each column: see `emit_columns`."""
     emit_columns({column: [row[i] for row in rows] for i, column in enumerate(columns)}, right=right)
 
 
 def emit_columns(columns: Mapping[str, Sequence[object]], *, right: Iterable[str] = ()) -> None:
-    """Print a table in aligned columns, a line for each row: a terminal breaks lines so that names can be copied.
+    """Print a table in aligned columns, a line for each row; long lines stay whole, so that names can be copied.
 
     Parameters
     ----------
     columns
-        For each heading its entries, which are turned into text, cleaned and shortened.
+        The entries for each heading; they become text, cleaned and shortened.
     right
         The headings of the columns to align to the right (numbers).
     """
@@ -183,7 +183,7 @@ def emit_columns(columns: Mapping[str, Sequence[object]], *, right: Iterable[str
 def _aligned(entries: Sequence[object], *, right: bool) -> Iterable[str]:
     """Return the cells of a column with blanks, as wide as the widest."""
     texts = list(map(str, entries))
-    plain = "".join(texts)  # one look at all, since most columns are short texts of printable ASCII
+    plain = "".join(texts)  # check all at once: most columns are short texts of printable ASCII
     if not (plain.isascii() and plain.isprintable()) or max(map(len, texts)) > _WIDEST:
         texts = list(map(cell, texts))
     pad = str.rjust if right else str.ljust
@@ -229,7 +229,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _width(text: str) -> int:
-    """Return how many terminal cells a string takes: two for a wide character, none for a combining one."""
+    """Return the number of terminal cells of a string: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
     import unicodedata  # 0.2 ms, for few names
@@ -238,10 +238,10 @@ def _width(text: str) -> int:
 
 
 def _plain(value: object) -> object:
-    """Return a value in a form that JSON has: NaN, infinities, dates of TOML and the like become strings."""
+    """Return a value in a form that JSON has; NaN, infinities, dates of TOML and the like become strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # an array, or texts that are decoded when they are used
+    if hasattr(value, "tolist"):  # an array, or texts decoded on use
         return _plain(value.tolist())
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]

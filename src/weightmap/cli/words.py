@@ -1,4 +1,4 @@
-"""The commands ``words``: ``lookup``, ``similar``, ``analogy`` for arguments or standard input, and ``convert``."""
+"""The commands ``words``: ``lookup``, ``similar`` and ``analogy`` of arguments or standard input, and ``convert``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Query(NamedTuple):
-    """A question: the JSON document's names for its words, and all words."""
+    """A question: its words by their names in the JSON document, and all words."""
 
     named: dict[str, Any]
     words: list[str]
@@ -137,7 +137,7 @@ def _answer(
                 results = [{"word": word, "similarity": similarity} for word, similarity in similar]
                 documents.append({**query.named, "results": None if lacking else results})
             else:
-                # Lines of several questions begin with their question.
+                # With several questions, each line begins with its question.
                 question = "" if one is not None else f"{show.clean(' '.join(query.named.values()))} "
                 for word, similarity in similar:
                     show.emit(f"{question}{show.clean(word)} {similarity:.6f}")

@@ -1,8 +1,8 @@
 """How checkpoints quantise: a module here for each ``quant_method`` of ``config.json``, or for several (`_ALIASES`).
 
 To add a method, add a module, named as the method with ``_`` for ``-``; `method_of` finds it. Its `METHOD`, a class or
-a function, makes a `Method` of a configuration, which says what the pieces of a parameter are called, and makes a
-`Coding` of a group of them, or refuses it. The docstring of a coding is its formula.
+a function, makes a `Method` from a configuration. A method names the pieces of a parameter, and makes a `Coding` from a
+group of them, or refuses the group. The docstring of a coding is its formula.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 EXPONENTS = ("uint8", "float8_e8m0fnu")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32")
-# Names of integers that are codes, and of the codes of experts that are one parameter.
+# Names of integers that are codes, and of the codes of experts that form one parameter.
 _PIECE = re.compile(r"(?:qweight|packed|quantized|codes|qdata|W_q)\Z")
 _FUSED = re.compile(r"(?:[._]proj|\bexperts\.\w+)\Z")
-# Methods of the same module.
+# Methods that share a module.
 _ALIASES = {"mxfp8": "fp8", "fbgemm-fp8": "fp8"}
 
 
@@ -46,9 +46,9 @@ class Settings:
     ----------
     values : mapping
     path : str
-        The file that it is from, for messages.
+        The path of its file, for messages.
     where : str
-        Its key there.
+        Its key in that file.
     """
 
     values: Mapping[str, Any]
@@ -90,14 +90,14 @@ class Settings:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """Return a list of strings, empty where there is none."""
+        """Return a list of strings, empty if the key is missing."""
         value = [] if self._is_absent(key) else self.values[key]
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             self.refuse(key, "a list of strings")
         return value
 
     def sizes(self, key: str) -> tuple[int, int] | None:
-        """Return a list of two positive numbers, or such a text: "128x128"; None where there is none."""
+        """Return two positive numbers, from a list or a text such as "128x128"; None if the key is missing."""
         if self._is_absent(key):
             return None
         value = self.values[key]
@@ -108,14 +108,14 @@ class Settings:
         return value[0], value[1]
 
     def section(self, key: str) -> Settings:
-        """Return an object, empty where there is none."""
+        """Return an object, empty if the key is missing."""
         value = {} if self._is_absent(key) else self.values[key]
         if not isinstance(value, dict):
             self.refuse(key, "an object")
         return Settings(value, self.path, f"{self.where}.{key}")
 
     def unsupported(self, key: str, expected: str) -> NoReturn:
-        """Refuse a variant that nothing here decodes."""
+        """Refuse a variant that is not decoded here."""
         self.refuse(key, expected, UnsupportedError)
 
     def matches(self, key: str, text: str, module: str) -> bool:
@@ -143,11 +143,11 @@ class Group:
     Attributes
     ----------
     module : str
-        What their names begin with.
+        The common prefix of their names.
     names : dict of str to str
-        Their names, by what they are called in their scheme; in file order.
+        Their names by their roles in the scheme; in file order.
     experts : list of int
-        How many experts have such pieces, if these are those of the first one.
+        The number of experts with such pieces, if these are the pieces of the first expert.
     """
 
     def __init__(self, module: str, rows: Mapping[str, tuple[str, Row]]) -> None:
@@ -161,7 +161,7 @@ class Group:
 
     @property
     def fused(self) -> bool:
-        """Say whether these are the experts of a layer, whose codes are called as the parameter."""
+        """Whether these are the experts of a layer, whose codes have the parameter's name."""
         return not next(iter(self.names.values())).startswith(f"{self.module}.")
 
     def refuse(
@@ -185,7 +185,7 @@ class Group:
         raise FormatError(msg, field="quantization_config")
 
     def row(self, role: str) -> Row:
-        """Return a piece, which has to be there."""
+        """Return a required piece."""
         if role not in self._rows:
             self.missing(role)
         return self._rows[role]
@@ -195,7 +195,7 @@ class Group:
         return self._rows
 
     def check(self, role: str, dtypes: Collection[str], *shapes: Sequence[int | None]) -> tuple[int, ...]:
-        """Return the shape of a piece, which has to have one of these types and shapes, where None is any length."""
+        """Return the shape of a piece; require one of these types and shapes. None stands for any length."""
         row = self.row(role)
         if row.dtype.name not in dtypes or row.dtype.quantized:
             self.refuse("dtype", role, actual=row.dtype.name, expected=" or ".join(dtypes))
@@ -207,7 +207,7 @@ class Group:
         return self.refuse("shape", role, actual=list(row.shape), expected=" or ".join(texts))
 
     def only(self, *roles: str) -> None:
-        """Refuse pieces that do not go with these."""
+        """Refuse pieces other than these."""
         for role in self.names:
             if role not in roles:
                 others = ", ".join(quoted(self.names[other]) for other in self.names if other in roles)
@@ -215,9 +215,9 @@ class Group:
                 raise FormatError(msg, field="quantization_config")
 
     def expert(self, count: int, shared: Collection[str], *, lying: bool = False) -> Group:
-        """Return the pieces of the first of some experts, the first axis of every piece that they do not share.
+        """Return the pieces of the first of `count` experts: index 0 on the first axis of pieces that are not shared.
 
-        Those that lie transposed are turned.
+        `lying` says that matrices are stored transposed: they are turned.
         """
         rows = {}
         for role, row in self._rows.items():
@@ -244,15 +244,15 @@ class Method:
     Attributes
     ----------
     endings : tuple of str
-        What the names of pieces end with; a piece is called by its ending, without the first character.
+        Endings of the names of pieces; without its first character, an ending is the role of the piece.
     parameter : str
-        What the name of a parameter ends with, behind the name of its module.
+        The ending of a parameter's name, after the name of its module.
     fused : tuple of str
-        Endings of pieces of experts, behind the name of the parameter, which the codes have too.
+        Endings of the pieces of experts, after the parameter's name, which is also the name of the codes.
     coded : tuple of str
-        Types of a weight, beside integers of several dimensions, that mean nothing without its other pieces.
+        Types of a weight, besides integers of several dimensions, that mean nothing without its other pieces.
     markers : tuple of str
-        Names of tensors that say how the file is quantised, and are not parameters.
+        Names of tensors that describe the quantisation of the file, and are not parameters.
     lists : tuple of str
         Keys of the configuration with modules that are not quantised.
     """
@@ -272,19 +272,19 @@ class Method:
         self._left_out = [entry for key in self.lists for entry in settings.texts(key)]
 
     def belongs(self, roles: Collection[str], row: Any) -> bool:  # noqa: ARG002 - for methods with ambiguous names
-        """Say whether tensors with these endings are pieces of a parameter; ``row(role)`` returns the row of one."""
+        """Whether tensors with these endings are pieces of a parameter; ``row(role)`` returns the row of one."""
         return True
 
     def layers_of(self, parameter: str) -> Sequence[str]:  # noqa: ARG002 - most share no pieces
-        """Return possible names of the matrices of all experts as one parameter, given the name of one expert's."""
+        """Return possible names of the parameter with the matrices of all experts, from the name of one expert's."""
         return ()
 
     def of_one(self, rows: Mapping[str, tuple[str, Row]]) -> Mapping[str, tuple[str, Row]]:
-        """Return the pieces of one parameter, where a stored tensor has pieces of several."""
+        """Return the pieces of one parameter, if a stored tensor holds pieces of several parameters."""
         return rows
 
     def leaves_out(self, module: str) -> bool:
-        """Say whether a list of the configuration has a module: by name, beginning, ending at a dot, or expression."""
+        """Whether a list of the configuration has a module: by name, prefix, suffix after a dot, or expression."""
         return any(
             module == entry
             or module.startswith(f"{entry}.")
@@ -302,7 +302,7 @@ class Method:
         return any(c in entry for c in "\\^$+[(|") and self.settings.matches("ignore", entry, module)
 
     def coding(self, group: Group) -> Coding:
-        """Return how a group makes its parameter. Raises `FormatError` for one that is incomplete or contradicts."""
+        """Return the coding of a group. Raises `FormatError` if pieces are missing or contradict the configuration."""
         raise NotImplementedError
 
     def coding_or_none(self, group: Group) -> Coding | None:
@@ -313,7 +313,7 @@ class Method:
         return None
 
     def check_lone(self, name: str, row: Row) -> None:
-        """Raise `FormatError` for a tensor without other pieces that is a weight by its name, and codes by its type."""
+        """Raise `FormatError` for a lone tensor that has the name of a weight and a type of codes."""
         module, kind = name.removesuffix(".weight"), row.dtype.name
         is_fused = _FUSED.search(name) is not None
         is_weight = module != name or is_fused
@@ -332,7 +332,7 @@ class Method:
 
 
 def _like(entry: str, module: str) -> bool:
-    """Say whether a module, or one around it, is called as an entry with asterisks says; in linear time."""
+    """Whether an entry with asterisks matches the name of a module or of one around it; in linear time."""
     first, *parts = entry.split("*")
     if not module.startswith(first):
         return False
@@ -346,12 +346,12 @@ def _like(entry: str, module: str) -> bool:
 
 
 def blocks_of(count: int, size: int) -> int:
-    """Return how many blocks of a size hold this many elements."""
+    """Return the number of blocks of `size` that `count` elements take."""
     return -(-count // size)
 
 
 def method_of(settings: Settings) -> Method:
-    """Return the method of a configuration. Raises `FormatError` for none, `UnsupportedError` for an unknown one."""
+    """Return the method of a configuration. Raises `FormatError` if it is missing, `UnsupportedError` if unknown."""
     if not isinstance(settings.values.get("quant_method"), str):
         settings.refuse("quant_method", "a string")
     modules = {module.name.replace("_", "-"): module.name for module in iter_modules(__path__) if module.name[0] != "_"}

@@ -1,4 +1,4 @@
-"""Codings that several methods share: matrices of codes, one to an element, with scales for blocks of them."""
+"""Codings that several methods share: matrices with a code for each element, and scales for blocks of elements."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 # Rows that are transposed at once.
 _TURNED_ROWS = 128
-# Each byte.
+# All values of a byte.
 _EVERY = np.arange(256, dtype=np.uint8)
 
 
 class Scaled(pieced.Coding):
     """``W[o, c] = (q[o, c] - z[o // height, c // width]) * s[o // height, c // width]``.
 
-    q are integers of 8 bits or float8 numbers, as stored; z are integers of the same type, where there are any. The
-    difference is exact, and the product is one multiplication of float32. Blocks at the edges may be smaller.
+    q are integers of 8 bits or float8 numbers, as stored; z, if any, are integers of the same type. The difference is
+    exact, and the product is one multiplication of float32. Blocks at the edges may be smaller.
 
     Parameters
     ----------
@@ -103,15 +103,15 @@ class Scaled(pieced.Coding):
 class Fp4(Scaled):
     """``W[o, c] = e2m1[q[o, c]] * s[o, c // width]``.
 
-    Two codes are a byte, the first one its low nibble. With a scale of the tensor, ``s = scale / whole`` or
-    ``scale * whole``, rounded to float32; bytes of scales are exponents e that mean 2**(e - 127), and 255 is NaN.
+    A byte holds two codes, the first in its low nibble. With a scale of the tensor, ``s = scale / whole`` or
+    ``scale * whole``, rounded to float32. Scales stored as bytes are exponents e for 2**(e - 127); 255 is NaN.
 
     Parameters
     ----------
     whole : str, optional
         The piece with the scale of the tensor.
     divides : bool
-        Whether that divides.
+        Whether the scale of the tensor divides.
     """
 
     __slots__ = ("divides", "whole")
@@ -167,20 +167,20 @@ class Fp4(Scaled):
 
 
 class Experts(pieced.Coding):
-    """``X[e] = W``, or its transpose, where W is what the pieces of expert e make: the matrices of a layer's experts.
+    """``X[e] = W``, or its transpose, where the pieces of expert e make W: the matrices of a layer's experts.
 
     Parameters
     ----------
     matrix : Coding
-        How W is made.
+        The coding of W.
     count : int
-        Of experts.
+        Number of experts.
     shared : str, optional
-        The piece that is one for all experts; the others have experts as their first axis.
+        The piece that all experts share; in other pieces, the first axis counts experts.
     turned : bool
-        Whether X has the transposes.
+        Whether X holds the transposes.
     lying : bool
-        Whether the pieces of an expert lie transposed as well.
+        Whether the pieces of an expert are also stored transposed.
     """
 
     __slots__ = ("lying", "matrix", "shared", "turned")
@@ -223,7 +223,7 @@ class Experts(pieced.Coding):
         out: NDArray[Any] | None = None,
         threads: int = 1,
     ) -> NDArray[Any]:
-        """Implement `Coding.rows`: each expert as it is stored, then transposed where memory has the other order."""
+        """Implement `Coding.rows`: decode each expert as stored, then transpose it if memory has the other order."""
         target = np.empty((last - first, *self.shape[1:]), dtype) if out is None else out
         rows = self.matrix.shape[0]
         for number, matrix in enumerate(target.swapaxes(1, 2) if self.turned else target):
@@ -252,7 +252,7 @@ class Experts(pieced.Coding):
         return np.stack(matrices)
 
     def _parts(self, pieces: pieced.Components, number: int) -> dict[str, NDArray[Any]]:
-        """Return what the pieces have of one expert: matrices, of rows of its W."""
+        """Return one expert's part of each piece: matrices with the rows of its W."""
         parts = {role: piece if role == self.shared else piece[number] for role, piece in pieces.items()}
         for role, part in parts.items():
             if role != self.shared:
@@ -338,8 +338,8 @@ def scaled(
 ) -> Scaled:
     """Check the pieces of a matrix of whole codes, and return its coding.
 
-    A `height` or `width` of 0 is all rows or columns, and so is one that is larger. A single scale may have any shape
-    of one element, those of rows may have one dimension, and those of blocks another of 1 behind each (ModelOpt).
+    A `height` or `width` that is 0 or too large means all rows or columns. A single scale may have any shape of one
+    element, scales of rows may have one dimension, and scales of blocks may have a 1 after each dimension (ModelOpt).
     """
     shape = rows, columns = group.check(codes, stored, (None, None))
     high, wide = min(height or rows, rows) or 1, min(width or columns, columns) or 1

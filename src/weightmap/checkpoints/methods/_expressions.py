@@ -1,8 +1,8 @@
 """Regular expressions of a configuration, matched in time that is linear in the length of a name.
 
-`re` tries one way after another, and an expression of a few characters can have more ways than anybody waits for. Here
-Python's own parser reads the expression, so that it means what it means to `re`, and a name is matched along all ways
-at once: a finite automaton, whose states are made when a name first needs them.
+`re` tries one way of matching after another, and a short expression can have too many ways to wait for. Here Python's
+own parser reads the expression, so that it has the same meaning as in `re`, and a finite automaton follows all ways at
+once. A state of the automaton is made when a name first needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# Bits of a position: where the assertions of an expression hold. Those of lookarounds follow.
+# Bits of a position, for the assertions that hold there. Bits of lookarounds follow.
 _START, _END, _LAST, _BOUNDARY, _LOOKAROUND = 1, 2, 4, 8, 16
 _POSITIONS = {
     op.AT_BEGINNING: (_START, True),
@@ -41,13 +41,13 @@ _UNSUPPORTED = {
     op.POSSESSIVE_REPEAT: "a possessive repetition",
 }
 _FLAGS = re.UNICODE | re.VERBOSE | re.DOTALL | re.IGNORECASE
-# Nodes that counted repetitions may add to those of the text of an expression, and states that are kept.
+# Nodes that counted repetitions may add to an expression, and most states that are kept.
 _MAX_ADDED_NODES, _MAX_STATES = 10_000, 1_000
 _WORD = re.compile(r"\w")
 
 
 class UnsupportedExpressionError(ValueError):
-    """An expression is valid, and has something that is not matched here."""
+    """A valid expression uses a feature that is not supported here."""
 
 
 class Expression:
@@ -62,8 +62,8 @@ class Expression:
     re.error, OverflowError, RecursionError
         For a text that is not an expression.
     UnsupportedExpressionError
-        For one with back-references, atomic groups, possessive repetitions, flags other than i, s and x, or counted
-        repetitions of thousands.
+        For back-references, atomic groups, possessive repetitions, flags other than i, s and x, or repetitions counted
+        in thousands.
     """
 
     def __init__(self, text: str) -> None:
@@ -73,16 +73,16 @@ class Expression:
         self._bounded = False
         self._budget = len(text) + _MAX_ADDED_NODES
         self._automaton = self._compiled(parsed, parsed.state.flags)
-        # What every match begins with: most expressions of long lists are told apart by it.
+        # The literal prefix of every match, which rules out most expressions of a long list.
         items = dropwhile(lambda item: item[0] is op.AT, () if parsed.state.flags & re.IGNORECASE else parsed)
         self._prefix = "".join(chr(value) for _, value in takewhile(lambda item: item[0] is op.LITERAL, items))
 
     def fits(self, name: str) -> bool:
-        """Say whether the beginning of a name matches, as `re.match` does."""
+        """Whether the beginning of a name matches, as in `re.match`."""
         if not name.startswith(self._prefix):
             return False
         positions = self._positions(name)
-        if positions is None:  # no assertion but at the ends
+        if positions is None:  # assertions only at the ends
             if not name:
                 symbols: list[Any] = [("", _START | _END | _LAST)]
             else:
@@ -95,7 +95,7 @@ class Expression:
         return self._automaton.fits(symbols)
 
     def _positions(self, name: str) -> list[int] | None:
-        """Return the bits of each position of a name; None where only those of the ends count."""
+        """Return the bits of each position of a name; None if only the ends have assertions."""
         if not self._bounded and not self._lookarounds:
             return None
         words = [False, *(_WORD.match(c) is not None for c in name), False]
@@ -105,7 +105,7 @@ class Expression:
         if name.endswith("\n"):
             bits[-2] |= _END
         for number, lookaround in enumerate(self._lookarounds):
-            # A look ahead runs from the end of the name to its beginning.
+            # A lookahead runs from the end of the name to its beginning.
             pairs = list(zip((*name, ""), bits, strict=True))
             if lookaround.backwards:
                 pairs = list(zip((*reversed(name), ""), reversed(bits), strict=True))
@@ -185,7 +185,7 @@ def _check_flags(flags: int) -> None:
 
 
 def _test(kind: Any, value: Any, flags: int) -> Callable[[str], bool]:
-    """Return the function that says whether a character is one of these."""
+    """Return the function that tests whether a character is one of these."""
     plain = _plain_test(kind, value, flags)
     if not flags & re.IGNORECASE or kind is op.ANY:
         return plain
@@ -195,7 +195,7 @@ def _test(kind: Any, value: Any, flags: int) -> Callable[[str], bool]:
 
 
 def _cases(character: str) -> list[str]:
-    """Return a character in each case, as `re` has them: the small form of one is one, a capital of several is none."""
+    """Return a character, its lower case (the first character of it), and its upper case unless that is several."""
     return [character, character.lower()[0], *(character.upper() if len(character.upper()) == 1 else "")]
 
 
@@ -224,17 +224,17 @@ def _in_set(character: str, items: Any) -> bool:
 
 
 class _Automaton:
-    """Nodes of an expression, and the states that sets of them are.
+    """The nodes of an expression, and states, which are sets of nodes.
 
-    A node is a test of a character and the next node; nodes one of which follows; or a bit of the position, what it has
-    to be, and the next node. A symbol is a character, or one with the bits of its position.
+    A node is a test of a character and the next node; or alternative next nodes; or a bit of the position, its required
+    value, and the next node. A symbol is a character, or a character with the bits of its position.
 
     Parameters
     ----------
     backwards : bool
         Whether the nodes match a reversed name.
     everywhere : bool
-        Whether a match may begin at any position, and the positions at which one ends are wanted.
+        Whether a match may begin at any position, to find the positions where matches end.
     """
 
     MATCH = 0
@@ -251,17 +251,17 @@ class _Automaton:
         return len(self.nodes) - 1
 
     def split(self, others: list[int]) -> int:
-        """Add a node that one of others follows."""
+        """Add a node with alternative next nodes."""
         self.nodes.append(("split", others, 0))
         return len(self.nodes) - 1
 
     def require(self, bit: int, holds: bool, after: int) -> int:  # noqa: FBT001 - a pair of `_POSITIONS`
-        """Add a node that asserts something about the position."""
+        """Add a node that asserts a bit of the position."""
         self.nodes.append((bit, holds, after))
         return len(self.nodes) - 1
 
     def fits(self, symbols: Iterable[Any]) -> bool:
-        """Say whether a match begins at the first symbol."""
+        """Whether a match begins at the first symbol."""
         state = self.state(frozenset((self.start,)))
         for symbol in symbols:
             state = state[symbol]

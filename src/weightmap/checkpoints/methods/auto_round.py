@@ -1,4 +1,4 @@
-"""AutoRound of Intel: pieces of other libraries, and what differs by layer in ``extra_config``."""
+"""Intel's AutoRound: pieces of other libraries, with settings for single layers in ``extra_config``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from weightmap.checkpoints.methods.gptq import Gptq
 if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
-# By the format of packing, the method whose pieces integers have, and the name of their layout there.
+# For each packing format of integers: the method whose pieces it uses, and that method's name for the layout.
 _INTEGERS: dict[str, tuple[type[Method], str]] = {
     "auto_round": (Gptq, "gptq_v2"),
     "auto_round:gptqmodel": (Gptq, "gptq_v2"),
     "auto_round:auto_gptq": (Gptq, "gptq"),
     "auto_round:auto_awq": (Awq, "gemm"),
 }
-# Floats in groups are in one of these formats of compressed-tensors, which their pieces tell apart.
+# Floats in groups use one of these formats of compressed-tensors; the pieces show which one.
 _FLOATS = "auto_round:llm_compressor"
 _FORMATS = {
     "mxfp4-pack-quantized": {"num_bits": 4, "type": "float", "group_size": 32},
@@ -40,7 +40,7 @@ class AutoRound(Method):
     ``auto_round:auto_gptq``              of GPTQ, with zero points less one: `GptqCoding`, ``gptq``
     ``auto_round:auto_awq``               of AWQ: `AwqCoding`
     ``auto_round:llm_compressor``         of compressed-tensors: MXFP4, MXFP8 and NVFP4
-    ``auto_round:fp8``, ``:fp8_static``   of `Fp8`, as those of ``data_type: "fp"`` without ``packing_format``
+    ``auto_round:fp8``, ``:fp8_static``   of `Fp8`, as for ``data_type: "fp"`` without ``packing_format``
     ====================================  =============================================================================
 
     ``extra_config`` has other ``bits`` and ``group_size`` for modules, by name or by an expression that is found in it;

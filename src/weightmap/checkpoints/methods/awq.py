@@ -22,8 +22,8 @@ class AwqCoding(Transposed):
     """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = c // group_size``.
 
     ``qweight`` int32 (in, out / 8) and ``qzeros`` int32 (G, out / 8): a word has the codes of eight neighbouring
-    outputs, that of output ``8 * word + k`` in its nibble ``[0, 4, 1, 5, 2, 6, 3, 7][k]``. ``scales`` (G, out) float16
-    or bfloat16. Without ``qzeros`` every z is 8.
+    outputs; output ``8 * word + k`` has nibble ``[0, 4, 1, 5, 2, 6, 3, 7][k]``. ``scales`` (G, out) float16 or
+    bfloat16. Without ``qzeros`` every z is 8.
     """
 
     __slots__ = ("zeros",)
@@ -58,7 +58,7 @@ class AwqCoding(Transposed):
 
 
 def _outputs(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the codes of words in the order of outputs: nibbles of the lower half and of the upper one take turns."""
+    """Return the codes of words in the order of outputs, which takes nibbles of the lower and upper half in turn."""
     codes: NDArray[Any] = words.view(np.uint32)
     for shift, middle in ((8, 0x0000FF00), (4, 0x00F000F0)):
         exchanged = (codes ^ codes >> shift) & middle

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# What the library multiplies int8 values by: 1 / 127 in float32.
+# The library's factor for int8 values: 1 / 127 in float32.
 _ONE_127TH = np.float32(0.007874015718698502)
 _ABSMAX, _MAP = "weight.absmax", "weight.quant_map"
 _NESTED_ABSMAX, _NESTED_MAP = "weight.nested_absmax", "weight.nested_quant_map"
@@ -56,7 +56,7 @@ class FourBits(Coding):
     def __init__(
         self, scheme: str, shape: tuple[int, ...], blocksize: int, nested: int, offset: float, packing: int
     ) -> None:
-        # Parts of the parameter begin at a block, at a nested one too, and at an element that holds codes.
+        # A part of the parameter begins at a block, at a nested block, and at an element of ``weight``.
         width, whole = math.prod(shape[1:]), math.lcm(blocksize * max(nested, 1), packing)
         rows = min(whole // math.gcd(whole, max(width, 1)), max(shape[0], 1))
         super().__init__(scheme, shape, "weight", _ABSMAX, block_size=blocksize, step=rows)
@@ -178,7 +178,7 @@ class BitsAndBytes(Method):
         else:
             group.check(_ABSMAX, ("float32",), (blocks,))
         packing = 2 * group.row("weight").dtype.bits // 8
-        # A block that is larger than all elements, or than all blocks, is all of them.
+        # A block size beyond the elements, or beyond the blocks, means all of them.
         size, nested = min(size, count), min(nested, blocks)
         coding = FourBits(f"bitsandbytes {kind}", tuple(shape), size, nested, offset, packing)
         coding.stated = state.text("dtype", "float32")

@@ -1,4 +1,4 @@
-"""Scaled FP8 of ComfyUI: single files of diffusion models, which say themselves how they are quantised."""
+"""Scaled FP8 of ComfyUI: single files of diffusion models that describe their own quantisation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ComfyUI(Method):
     """``W = q * s``: ``weight`` float8 (out, in), and one number ``scale_weight``, or ``weight_scale``, float32.
 
     ``comfy_quant`` is JSON in bytes, ``{"format": "float8_e4m3fn"}``; ``_quantization_metadata`` of the header has such
-    an object for each module, in ``layers``. Older files have a tensor ``scaled_fp8``, which marks them, perhaps behind
-    the name of a part of the model. A weight of another type is not quantised; float8 without a scale is refused, since
-    nothing tells it from one whose scale is missing (ours). ``input_scale`` and ``scale_input`` are not decoded.
+    an object for each module, in ``layers``. A tensor ``scaled_fp8``, perhaps after the name of a part of the model,
+    marks older files. A weight of another type is not quantised; float8 without a scale is refused (ours), because the
+    scale may be missing. ``input_scale`` and ``scale_input`` are not decoded.
     """
 
     endings: ClassVar[tuple[str, ...]] = (
@@ -48,7 +48,7 @@ class ComfyUI(Method):
             settings.unsupported("convrot", "false: rotated weights are not turned back")
 
     def belongs(self, roles: Any, row: Any) -> bool:
-        """Say whether a weight is codes: ``weight_scale`` may be a parameter of its own."""
+        """Whether a weight is codes: ``weight_scale`` may itself be a parameter."""
         return "weight" in roles and row("weight").dtype.name in (*FLOAT8, "uint8", "int8")
 
     def coding(self, group: Group) -> Coding:

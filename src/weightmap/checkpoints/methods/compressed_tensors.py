@@ -31,10 +31,10 @@ class PackedCoding(Coding):
     """``W[o, c] = s[o, g] * (q[o, c] - z[o, g])``, with ``g = c // group_size`` or ``g = weight_g_idx[c]``.
 
     ``weight_packed`` int32 (out, ceil(in * bits / 32)): codes ``q + 2**(bits - 1)``, laid end to end along in, lowest
-    bits first. ``weight_zero_point`` int32 (ceil(out * bits / 32), G): z as codes of that kind, along out; up to
-    version 0.8.1, and of a whole tensor, int8 of the shape of the scales: z itself; without it z is 0.
-    ``weight_scale`` (out, G), (out, 1) or (1,). Up to version 0.17 codes of 3, 5, 6 and 7 bits did not span
-    words: ``32 // bits`` of them, from bit 0 on.
+    bits first. ``weight_zero_point`` int32 (ceil(out * bits / 32), G): z as such codes, along out. Up to version 0.8.1,
+    and for a whole tensor, it is z itself, int8 with the shape of the scales. Without it z is 0.
+    ``weight_scale`` (out, G), (out, 1) or (1,). Up to version 0.17 codes of 3, 5, 6 and 7 bits did not span words: a
+    word has ``32 // bits`` codes, from bit 0 on.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class PackedCoding(Coding):
     spans : bool
         Whether codes span words.
     zeros : str or None
-        How zero points are stored, where there are any: "packed" or "plain".
+        The storage of zero points, if any: "packed" or "plain".
     single : bool
-        Whether there is one scale.
+        Whether a single scale serves all.
     """
 
     __slots__ = ("bits", "groups", "single", "spans", "zeros")
@@ -96,7 +96,7 @@ class PackedCoding(Coding):
 
     @property
     def direct(self) -> bool:  # type: ignore[override]
-        """Whether C decodes the codes: with an order of columns where the words, transposed, are those of GPTQ."""
+        """Whether C decodes the codes: with an order of columns, only if the transposed words equal GPTQ's."""
         return self.spans and (self.groups is None or self.shape[1] * self.bits % 32 == 0)
 
     def _grouped(self, pieces: Components, first: int, last: int) -> Grouped:
@@ -145,7 +145,7 @@ class PackedCoding(Coding):
     def _codes(self, words: NDArray[Any], count: int) -> NDArray[np.uint8]:
         if self.spans or 32 % self.bits == 0:
             return unpacked(words, self.bits, count)
-        codes = unpacked(words[..., None], self.bits, 32 // self.bits)  # each word is a stream of its own
+        codes = unpacked(words[..., None], self.bits, 32 // self.bits)  # each word is its own stream
         return codes.reshape(*words.shape[:-1], -1)[..., :count]
 
 
@@ -158,7 +158,7 @@ def _transposed(words: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Weights:
-    """How the weights of one group of the configuration are quantised."""
+    """The quantisation of weights in one group of the configuration."""
 
     def __init__(self, settings: Settings, whole: str, rules: Settings) -> None:
         self.settings = rules
@@ -249,7 +249,7 @@ class CompressedTensors(Method):
             self.groups.append((section.texts("targets"), weights))
 
     def _candidates(self, module: str) -> Iterator[_Weights]:
-        """Yield how a module may be quantised: by its name, then by expressions, then by its class."""
+        """Yield the possible quantisations of a module: by its name, then by expressions, then by its class."""
 
         def by_name(target: str) -> bool:
             return target == module
@@ -266,7 +266,7 @@ class CompressedTensors(Method):
                     yield weights
 
     def coding(self, group: Group) -> Coding:
-        """Implement `Method.coding`: of several groups that target a module, the first one that its pieces fit."""
+        """Implement `Method.coding`: if several groups target a module, the first one that fits its pieces counts."""
         error: FormatError | None = None
         for weights in self._candidates(group.module):
             try:
@@ -287,7 +287,7 @@ class CompressedTensors(Method):
     def _experts(
         self, make: Callable[[Any, Group, _Weights], Coding], group: Group, weights: _Weights, count: int
     ) -> Coding:
-        """Return the coding of matrices that lie one behind the other."""
+        """Return the coding of matrices stored one after another."""
         if "weight_g_idx" in group:
             what, expected = "order of columns", "none, for experts"
             group.refuse(what, "weight_g_idx", actual="stored", expected=expected, kind=UnsupportedError)
@@ -330,7 +330,7 @@ class CompressedTensors(Method):
         return PackedCoding(shape, width, bits, columns_of, spans=spans, zeros=zeros, single=not high)
 
     def _has_zeros(self, group: Group, weights: _Weights) -> bool:
-        """Say whether there are zero points. Up to version 0.8.1 zero points that are all 0 were left out."""
+        """Whether the group has zero points. Up to version 0.8.1 zero points that are all 0 were left out."""
         if "weight_zero_point" in group:
             if weights.symmetric:
                 group.refuse("the configuration says symmetric: zero points", "weight_zero_point")
@@ -340,7 +340,7 @@ class CompressedTensors(Method):
         return False
 
     def _spans(self, group: Group, bits: int, columns: int, words: int) -> bool:
-        """Say whether codes span words, by the words of a row; where these do not tell, by the version."""
+        """Whether codes span words, by the words of a row, or by the version if these do not tell."""
         new, old = blocks_of(columns * bits, 32), blocks_of(columns, 32 // bits)
         if words not in {new, old}:
             what = f"words of a row for {columns} columns of {bits} bits"
@@ -348,7 +348,7 @@ class CompressedTensors(Method):
         return words == new and (new != old or 32 % bits == 0 or self.version is None or self.version >= (0, 18))
 
     def _columns(self, group: Group, weights: _Weights, columns: int, count: int) -> NDArray[np.int32] | None:
-        """Return the group of each column where the pieces say it, and the library applied it: up to version 0.18."""
+        """Return the stored group of each column, if the library applied it: it did up to version 0.18."""
         if "weight_g_idx" not in group:
             return None
         group.check("weight_g_idx", ("int32",), (columns,))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
 
 _SCALES = ("weight_scale_inv", "weight_scale", "scale", "scale_inv")
-# The matrices of an expert, and which half of gate_up_proj each is; the others are down_proj.
+# The matrices of an expert, and the half of gate_up_proj of each; other names are down_proj.
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.((?:gate|up|down)_proj|w[123]|fc[123])\.weight")
 _HALVES = {"gate_proj": 0, "w1": 0, "fc1": 0, "up_proj": 1, "w3": 1, "fc3": 1}
 
@@ -39,7 +39,7 @@ class Fp8(Method):
     Experts of a layer that are one parameter X: ``X`` (E, out, in), ``X_scale_inv`` (E, ceil(out / bh), ceil(in / bw)),
     or (E, 1, 1) without ``weight_block_size``; or ``X.weight`` and ``X.weight_scale_inv``. transformers saves codes
     of each expert and scales of all: ``experts.0.gate_proj.weight`` and ``experts.gate_up_proj_scale_inv``, which has
-    the blocks of up behind those of gate, or one row of blocks for both.
+    gate's blocks before up's, or one row of blocks for both.
     """
 
     endings: ClassVar[tuple[str, ...]] = (
@@ -76,7 +76,7 @@ class Fp8(Method):
         return [f"{match[1]}.{leaf}" for leaf in leaves]
 
     def of_one(self, rows: Mapping[str, tuple[str, Row]]) -> Mapping[str, tuple[str, Row]]:
-        """Implement `Method.of_one`: the scales of an expert, and of its half; as they are if they do not divide so."""
+        """Implement `Method.of_one`: the scales of an expert, and of its half; all scales if they do not divide."""
         match = _EXPERT.fullmatch(rows["weight"][0]) if {"weight", "scale_inv"} <= rows.keys() else None
         if match is None:
             return rows

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class GptqCoding(Transposed):
     """``W[o, c] = s[g, o] * (q[c, o] - z[g, o])``, with ``g = g_idx[c]``, or ``c // group_size`` without ``g_idx``.
 
-    Codes of `bits` bits are laid end to end in int32 words, lowest bits first: those of ``qweight`` (in * bits / 32,
-    out) along in, those of ``qzeros`` (G, out * bits / 32) along out. ``scales`` (G, out) float16 or bfloat16. The
-    first version of the format stores one less than z: ``z = (stored + 1) & (2**bits - 1)``.
+    Codes of `bits` bits are laid end to end in int32 words, lowest bits first: along in for ``qweight`` (in * bits /
+    32, out), along out for ``qzeros`` (G, out * bits / 32). ``scales`` (G, out) float16 or bfloat16. The first version
+    of the format stores z less 1: ``z = (stored + 1) & (2**bits - 1)``.
 
     Parameters
     ----------
@@ -102,11 +102,11 @@ class Gptq(Method):
         return sizes
 
     def _rule(self, module: str) -> tuple[int, int] | None:
-        """Return bits and size of the groups of a module; None where a rule says that it is not quantised."""
+        """Return bits and size of the groups of a module; None if a rule leaves it unquantised."""
         return next((sizes for text, sizes in self.dynamic if self.rules.matches(text, text, module)), self.whole)
 
     def leaves_out(self, module: str) -> bool:
-        """Implement `Method.leaves_out`: rules with a minus do so too."""
+        """Implement `Method.leaves_out`: rules with a minus also leave modules out."""
         return super().leaves_out(module) or self._rule(module) is None
 
     def coding(self, group: Group) -> Coding:
@@ -133,7 +133,7 @@ class Gptq(Method):
 
 
 def checked_groups(group: Group, role: str, count: int) -> NDArray[np.int32]:
-    """Read the group of each column; refuse one that is not among `count`."""
+    """Read the group of each column; refuse a number that is not below `count`."""
     groups: NDArray[np.int32] = group.read(role).astype(np.int32)
     bad = np.flatnonzero((groups < 0) | (groups >= count))
     if len(bad):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# By mode: the bits of codes, and the size of a group and the bits where nothing says them.
+# By mode: the allowed bits of codes, and the default group size and bits.
 _MODES = {
     "affine": ((1, 2, 3, 4, 5, 6, 8), 64, 4),
     "mxfp4": ((4,), 32, 4),
@@ -27,7 +27,7 @@ _E4M3 = numpy_dtype(DTYPES["float8_e4m3fn"])
 
 
 class Nvfp4(Fp4):
-    """`Fp4` whose scales are float8_e4m3fn, stored as uint8; there is no scale of the tensor."""
+    """`Fp4` whose scales are float8_e4m3fn, stored as uint8, without a scale of the tensor."""
 
     def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
         """Implement `Coding.counterpart`."""
@@ -52,8 +52,8 @@ class Affine(Coding):
     """``W[o, c] = s[o, g] * q[o, c] + b[o, g]``, with ``g = c // group_size``.
 
     Codes of `bits` bits are laid end to end in the uint32 words of a row of ``weight`` (out, in * bits / 32), lowest
-    bits first; those of 3, 5 and 6 bits span words. ``scales`` and ``biases`` (out, in / group_size) have the type of
-    the model. MLX computes in that type; here product and sum are rounded to float32 (ours).
+    bits first; codes of 3, 5 and 6 bits span words. ``scales`` and ``biases`` (out, in / group_size) have the model's
+    type. MLX computes in that type; here product and sum are rounded to float32 (ours).
     """
 
     __slots__ = ("bits",)
@@ -76,10 +76,10 @@ class Affine(Coding):
 class Mlx(Method):
     """``quantization: {"group_size": 64, "bits": 4, "mode": "affine"}``: `Affine` is the formula.
 
-    The others have ``weight`` uint32 (out, in * bits / 32) and ``scales`` uint8 (out, in / group_size): ``mxfp4`` is
+    Other modes have ``weight`` uint32 (out, in * bits / 32) and ``scales`` uint8 (out, in / group_size): ``mxfp4`` is
     `Fp4` and ``mxfp8`` `Mxfp8`, both with exponents for 32 columns, ``nvfp4`` is `Nvfp4` with scales for 16. The name
-    of a module, as a key, has these three for it alone, by default those of MLX, or false: it is not quantised. Experts
-    of a layer have pieces with one more dimension, the first.
+    of a module, as a key, sets the three values for that module, with MLX's defaults, or is false: the module is not
+    quantised. Pieces of a layer's experts have an additional first dimension.
     """
 
     endings: ClassVar[tuple[str, ...]] = (".weight", ".scales", ".biases")
@@ -91,7 +91,7 @@ class Mlx(Method):
             self._mode(module)
 
     def _stated(self, module: str) -> Settings:
-        """Return the object that says how a module is quantised: its own, which replaces that of all."""
+        """Return the quantisation object of a module: its own, or else the one for all modules."""
         return self.settings.section(module) if isinstance(self.settings.values.get(module), dict) else self.settings
 
     def _mode(self, module: str) -> str:
@@ -103,7 +103,7 @@ class Mlx(Method):
         return mode
 
     def belongs(self, roles: Any, row: Any) -> bool:
-        """Say whether a weight is words of codes: ``scales`` and ``biases`` may be parameters of their own."""
+        """Whether a weight is words of codes: ``scales`` and ``biases`` may themselves be parameters."""
         return "weight" in roles and ("scales" not in roles or row("weight").dtype.name == "uint32")
 
     def leaves_out(self, module: str) -> bool:

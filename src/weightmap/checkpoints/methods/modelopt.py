@@ -1,4 +1,4 @@
-"""ModelOpt: NVFP4, FP8 and MXFP8 of NVIDIA, one for all matrices or one for each."""
+"""NVIDIA's ModelOpt: NVFP4, FP8 and MXFP8, the same for all matrices or chosen for each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from weightmap.errors import UnsupportedError
 if TYPE_CHECKING:
     from weightmap.checkpoints.pieced import Coding
 
-# Of e2m1 codes: what the scheme is called, the types of scales, and the scale of the tensor.
+# For e2m1 codes: the name of the scheme, the types of scales, and the piece with the scale of the tensor.
 _NVFP4, _MXFP4 = ("nvfp4", FLOAT8[:1], "weight_scale_2"), ("mxfp4", EXPONENTS, None)
 _FP4: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     **dict.fromkeys(("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8"), _NVFP4),
     **dict.fromkeys(("MXFP4", "W4A8_MXFP4_FP8"), _MXFP4),
 }
-# Of others: the types of codes and of scales, and the rows and columns with one scale; 0 for all.
+# For other codes: the types of codes and of scales, and the rows and columns with one scale; 0 for all.
 _BYTES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
     "FP8": (FLOAT8[:1], ("float32",), 0, 0),
     "FP8_PB_WO": (FLOAT8[:1], ("float32",), 128, 128),
@@ -25,10 +25,10 @@ _BYTES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
     "MXFP8": (FLOAT8[:1], EXPONENTS, 1, 32),
     **dict.fromkeys(("W8A16", "W8A8_SQ_PER_CHANNEL"), (("int8",), ("float32",), 1, 0)),
 }
-# Whose experts lie transposed.
+# Algorithms that store experts transposed.
 _LYING = {"NVFP4", "W4A16_NVFP4"}
 _MIXED = "MIXED_PRECISION"
-# Keys that say how the cache of keys and values is quantised, perhaps alone.
+# Keys about the quantisation of the cache of keys and values, which may be the only quantisation.
 _CACHE = {"kv_cache_scheme", "kv_cache_quant_algo"}
 
 
@@ -46,15 +46,15 @@ class ModelOpt(Method):
     ``MXFP8``                      ``weight_scale`` uint8 (out, in / 32), exponents
     ``W8A16``,                     ``weight`` int8, ``weight_scale`` float32 (out,)
     ``W8A8_SQ_PER_CHANNEL``
-    ``MIXED_PRECISION``            ``quantized_layers``: a module's own ``quant_algo``, or that of a module around it,
-                                   such as all experts; other modules are not quantised
+    ``MIXED_PRECISION``            ``quantized_layers``: the ``quant_algo`` of a module, or of a module around it, such
+                                   as all experts; other modules are not quantised
     =============================  ====================================================================================
 
-    The experts of a layer of Llama 4 and of gpt-oss are one parameter X (E, in, out), of the transposes of such
-    matrices. NVFP4 has pieces that lie so, too: ``X`` uint8 (E, in / 2, out), ``X_weight_scale`` float8_e4m3fn
-    (E, in / 16, out), ``X_weight_scale_2`` one float32. Others are quantised as they lie: ``X`` (E, in, out),
-    ``X_weight_scale`` one float32, or (E,) by channel, or (E, in, out / 32). Blocks are refused: ModelOpt 0.47 has the
-    scales of the transposes for them.
+    The experts of a layer of Llama 4 and of gpt-oss are one parameter X (E, in, out) that holds the transposes of such
+    matrices. NVFP4 also transposes the pieces: ``X`` uint8 (E, in / 2, out), ``X_weight_scale`` float8_e4m3fn
+    (E, in / 16, out), ``X_weight_scale_2`` one float32. Other algorithms quantise X as it is: ``X`` (E, in, out),
+    ``X_weight_scale`` one float32, or (E,) by channel, or (E, in, out / 32). Blocks are refused, because ModelOpt 0.47
+    stores the transposes' scales for them.
     """
 
     endings: ClassVar[tuple[str, ...]] = (
@@ -112,7 +112,7 @@ class ModelOpt(Method):
 
     @staticmethod
     def _matrix(group: Group, algorithm: str, settings: Settings) -> Coding:
-        """Return the coding of a matrix, or of that of an expert: all of it has the scale of a channel."""
+        """Return the coding of a matrix, or of one expert's matrix, whose scale by channel serves all of it."""
         end = " experts" if group.experts else ""
         if algorithm in _FP4:
             name, kinds, whole = _FP4[algorithm]

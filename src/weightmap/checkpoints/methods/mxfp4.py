@@ -16,7 +16,7 @@ _WIDTH = 32
 class Mxfp4(Method):
     """``quant_method: "mxfp4"``: ``X[e, c, o] = e2m1[q[e, o, c]] * 2**(scale[e, o, c // 32] - 127)``, exact.
 
-    ``X_blocks`` uint8 (E, out, in / 32, 16), two codes to a byte, the first one its low nibble; ``X_scales`` uint8 (E,
+    ``X_blocks`` uint8 (E, out, in / 32, 16), two codes to a byte, the first in its low nibble; ``X_scales`` uint8 (E,
     out, in / 32), where 255 is NaN. The parameter is the transposed matrix of each expert: (E, in, out).
     """
 
