@@ -22,7 +22,7 @@ from weightmap.errors import MissingDependencyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-# The module imports every compressor of Python (4 ms), and only help needs the width of the terminal: checking arguments
+# The module imports every compressor of Python (4 ms), and only help needs the terminal's width: checking arguments
 # takes a formatter of any width.
 _terminal_size: Callable[..., Any] = later("shutil", "get_terminal_size")
 _WIDTH = 80

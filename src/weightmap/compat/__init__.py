@@ -15,21 +15,21 @@ Modules and names as in safetensors: ``compat.{torch,numpy,flax,tensorflow,mlx}`
 ``load_file``, ``save`` and ``save_file``; ``load_model`` and ``save_model`` of ``compat.torch``; `serialize`,
 `serialize_file`, `deserialize`, `TensorSpec`. `load_file` and `save_file` of this module take arrays and tensors alike.
 
-What differs, on purpose:
+Deliberate differences:
 
 - Tensors are views of the mapped file; safetensors copies. With ``framework="np"`` they are read-only; with
-  ``framework="pt"`` you may write to them, and the file does not change. For other devices than the CPU, the file is
-  mapped read-only and copied through a buffer of a few MiB.
+  ``framework="pt"`` you may write to them without changing the file. For devices other than the CPU, the file is mapped
+  read-only and copied through a buffer of a few MiB.
 - Slices are numpy's: negative steps, bounds past the end, ``None``, lists and masks (the last two copy). With
   ``backend="pread"``, a slice reads its own bytes and not the whole tensor.
-- ``framework="np"`` has bfloat16 and float8 too, as types of ml_dtypes.
+- ``framework="np"`` also has bfloat16 and float8, as types of ml_dtypes.
 - Quantised tensors are decoded to float32. F4 is torch's type in torch and packed bytes elsewhere; F6 is packed bytes.
   Neither has slices.
-- Errors are weightmap's, and `SafetensorError` is their root. Where safetensors raises another built-in exception, ours
-  is of that class too: IndexError, ValueError, RuntimeError.
+- Errors are weightmap's, and `SafetensorError` is their root. Where safetensors raises a built-in exception, ours
+  derives from it too: IndexError, ValueError, RuntimeError.
 - Saving is atomic, and keeps the permissions of the replaced file. `save_file` writes safetensors whatever the suffix;
-  other formats take `weightmap.save`.
-- `load_model` changes nothing when names or shapes do not fit.
+  for other formats, use `weightmap.save`.
+- `load_model` leaves the module unchanged when names or shapes do not fit.
 - Paddle is not supported.
 
 docs/safetensors.md has the whole list, with the cases of safetensors' own tests.

@@ -43,11 +43,11 @@ def functions(module: str, framework: str, arrays: str, how: str) -> tuple[Load,
     Parameters
     ----------
     module : str
-        Its ``__name__``, by which its functions are pickled.
+        Its ``__name__``, under which its functions are pickled.
     framework : str
         As for `safe_open`.
     arrays, how : str
-        For docstrings: what the functions take and return, and where arrays of a file lie.
+        For docstrings: the kind of arrays, and their place when they come from a file.
     """
 
     def load(data: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The libraries whose tensors `safe_open` hands out: how an array becomes a tensor of each."""
+"""The libraries whose tensors `safe_open` hands out, and how to make their tensors from arrays."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Framework(NamedTuple):
     Attributes
     ----------
     name : str
-        As messages name it.
+        Its name in messages.
     devices : bool
-        Whether tensors can be asked for on a device.
+        Whether the caller can choose a device for tensors.
     writable : bool
-        Whether its tensors can be written to, so that they may not lie on a read-only mapping.
+        Whether its tensors are writable, so that they must not lie on a read-only mapping.
     deliver : callable or None
-        ``deliver(array)`` returns a tensor on the CPU, without a copy where the library allows it. None for numpy.
+        ``deliver(array)`` returns a tensor on the CPU, without a copy if the library allows that. None for numpy.
     module : str
-        What to import.
+        The module to import.
     """
 
     name: str
@@ -72,14 +72,14 @@ def _to_tensorflow(array: Any) -> Any:
 
 def _to_mlx(array: Any) -> Any:
     mlx = imported("mlx.core", "mlx")
-    array = array if array.flags.c_contiguous else array.copy()  # it takes no negative strides
+    array = array if array.flags.c_contiguous else array.copy()  # the library refuses negative strides
     if array.dtype.name == "bfloat16":
         return mlx.array(array.view("u2")).view(mlx.bfloat16)
     return _made_of(array, mlx.array, "mlx")
 
 
 def _made_of(array: Any, make: Callable[[Any], Any], library: str) -> Any:
-    """Return the tensor that a library makes of an array."""
+    """Return the tensor that a library makes from an array."""
     try:
         return make(array)
     except (RuntimeError, TypeError, ValueError):
@@ -107,14 +107,14 @@ _NAMED = {
 
 
 def framework_named(name: str) -> Framework:
-    """Return a framework by one of the names that safetensors has for it.
+    """Return a framework by any of safetensors' names for it.
 
     Raises
     ------
     UnsupportedError
-        There is no such framework.
+        The name is unknown.
     MissingDependencyError
-        It is not installed.
+        The library is not installed.
     """
     framework = _NAMED.get(name) if isinstance(name, str) else None
     if framework is None:

@@ -1,6 +1,6 @@
-"""`patched`: libraries that import safetensors use this package instead, for as long as a ``with`` block lasts.
+"""`patched`: makes libraries that import safetensors use this package instead, within a ``with`` block.
 
-PyTorch and transformers find and load models of every format in it.
+In the block, PyTorch and transformers also find and load models of every format.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weightmap.errors import NotRegularFileError, TensorFileError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Names of the package safetensors, each with ours.
+# Names in the package safetensors, and our replacements.
 _PACKAGE = {
     "PrefetchLoader": _prefetching.PrefetchLoader,
     "PySafeSlice": _reading.SafeSlice,
@@ -37,7 +37,7 @@ _PACKAGE = {
     "serialize": _saving.serialize,
     "serialize_file": _saving.serialize_file,
 }
-# Modules whose names are all replaced, beside importers of `safe_open` or `SafetensorError` by these names.
+# Modules in which all names are replaced; in other modules only `safe_open` and `SafetensorError` are.
 _PATCHED = {
     "__main__",  # a script, which imports while it runs
     "safetensors",
@@ -47,7 +47,7 @@ _PATCHED = {
     "transformers.modeling_layers",
     "transformers.modeling_utils",
 }
-# Arguments that say which files transformers should take, and no others.
+# Arguments that restrict transformers to certain files.
 _CHOSEN = ("variant", "gguf_file", "use_safetensors", "transformers_explicit_filename")
 
 
@@ -57,7 +57,7 @@ def _loading(theirs: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(f, str | os.PathLike) or not _is_new_to_torch(os.fsdecode(f)):
             return theirs(f, map_location, *args, **kwargs)
-        # A function or a mapping moves tensors that were saved on other devices: files of other formats have none.
+        # A function or a mapping moves tensors saved on other devices, which files of other formats do not have.
         device = map_location if isinstance(map_location, str | int | imported("torch", "torch").device) else "cpu"
         if str(device) != "meta":
             return wm.torch.load_file(f, device)
@@ -73,12 +73,12 @@ def _is_new_to_torch(path: str) -> bool:
     try:
         with contextlib.closing(from_path(path, "mmap")) as source:
             return identify(source, source.pread(0, min(HEAD, source.size))).name != "torch"
-    except (OSError, ValueError, TensorFileError):  # PyTorch says what is wrong with it
+    except (OSError, ValueError, TensorFileError):  # leave the error to PyTorch
         return False
 
 
 def _looking_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a finder of files for transformers: `theirs`, else the one model of the folder."""
+    """Return a finder of files for transformers: `theirs`, or else the only model of the folder."""
 
     def look_up(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -91,14 +91,14 @@ def _looking_up(theirs: Callable[..., Any]) -> Callable[..., Any]:
             folder = os.path.join(str(arguments.get("pretrained_model_name_or_path")), subfolder)
             if any(arguments.get(name) is not None for name in _CHOSEN) or not os.path.isdir(folder):
                 raise
-            with contextlib.suppress(NotRegularFileError):  # there is none
+            with contextlib.suppress(NotRegularFileError):  # the folder has no model
                 return [find_model(folder)], None
             raise
 
     return look_up
 
 
-# Functions around which ours go, each by the module that defines it.
+# Functions that ours wrap, by the module that defines them.
 _WRAPPED = (
     ("torch.serialization", "load", _loading),
     ("transformers.modeling_utils", "_get_resolved_checkpoint_files", _looking_up),
@@ -109,26 +109,26 @@ _WRAPPED = (
 def patched() -> Iterator[None]:
     """Make libraries that import safetensors use `weightmap.compat`, within a ``with`` block.
 
-    The functions of safetensors' modules read and write by ours, whoever imported them, under whatever name. Modules
-    that have imported `safe_open` or `SafetensorError` get ours instead, and so do those imported within the block.
-    Nothing is imported. The end of the block restores them all.
+    The functions of safetensors' modules use ours, whoever imported them, under whatever name. In modules that have
+    imported `safe_open` or `SafetensorError`, or import one within the block, ours replace them. Nothing is imported.
+    The end of the block restores everything.
 
-    ``torch.load`` is replaced likewise: it reads files of every format, and indexes of shards; PyTorch's own files load
-    as before. ``from_pretrained`` of transformers takes directories of every format: where no file has a name that it
-    knows, it loads the one model that `weightmap.open` opens. Tensors need the names of Hugging Face.
+    ``torch.load`` is replaced too: it reads files of every format, and indexes of shards; PyTorch's own files load as
+    before. ``from_pretrained`` of transformers takes directories of every format: if no file has a name that it knows,
+    it loads the model that `weightmap.open` opens. The tensors need Hugging Face's names.
 
     Raises
     ------
     MissingDependencyError
-        When safetensors is not installed: its modules are patched.
+        When safetensors, whose modules are patched, is not installed.
 
     Notes
     -----
-    It holds for the whole process, other threads included: where blocks overlap, until the last one ends. Modules that
-    imported `weightmap.compat` before the block keep that; those imported within it do not. A module that was there
-    before the block, and imports a name within it, keeps ours, unless it is the script. `safe_open` and
-    `SafetensorError` are replaced under these names alone, not as the default of an argument, or where they were
-    imported ``as`` something else. Import transformers before the block, or it finds no directories of other formats.
+    The block affects the whole process, also other threads; if blocks overlap, until the last one ends. Modules that
+    imported `weightmap.compat` before the block keep it; modules imported within the block do not. An older module that
+    imports a name within the block keeps ours, unless it is the script. `safe_open` and `SafetensorError` are only
+    replaced under these names, not as the default of an argument, nor imported ``as`` another name. Import transformers
+    before the block: otherwise it does not find directories of other formats.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def patched() -> Iterator[None]:
 
 
 class _Blocks:
-    """The blocks of the process: what they replace is restored when none is open."""
+    """The open blocks of the process; the end of the last one restores all replaced names."""
 
     def __init__(self) -> None:
         self._lock, self._count, self._restored = Lock(), 0, contextlib.ExitStack()
@@ -168,14 +168,14 @@ _blocks = _Blocks()
 
 
 def _replaced(package: ModuleType) -> Callable[[], None] | None:
-    """Replace names; return what restores them. None where nothing is left to replace."""
+    """Replace names; return the function that restores them, or None if nothing is left to replace."""
     swaps = {name: (getattr(package, name), new) for name, new in _PACKAGE.items() if hasattr(package, name)}
     for home, name, around in _WRAPPED:
         old = getattr(sys.modules.get(home), name, None)
         if old is not None:
             swaps[name] = (old, around(old))
     swaps = {name: pair for name, pair in swaps.items() if not _is_ours(pair[0])}
-    if not swaps:  # another block did it: nothing looks at all modules, whose pages a fork shares
+    if not swaps:  # another block has done it: do not touch all modules, whose pages forked processes share
         return None
     back = {name: (new, old) for name, (old, new) in swaps.items()}
     names, before = set(sys.modules), _importers(list(sys.modules.values()))
@@ -183,7 +183,7 @@ def _replaced(package: ModuleType) -> Callable[[], None] | None:
     _replace(before, swaps)
 
     def restore() -> None:
-        # New modules only: a look at all of them, thousands, takes milliseconds.
+        # Check only new modules: checking all, thousands, takes milliseconds.
         late = _importers([sys.modules.get(name) for name in sys.modules.keys() - names])
         _replace([module for module in before + late if id(module) not in ours], back)
 
@@ -191,7 +191,7 @@ def _replaced(package: ModuleType) -> Callable[[], None] | None:
 
 
 def _importers(modules: list[Any]) -> list[ModuleType]:
-    """Return the modules of other packages whose names may have to be replaced, among these and `_PATCHED`."""
+    """Return the modules of other packages, among these and `_PATCHED`, that may hold names to replace."""
     importers: list[Any] = [sys.modules.get(name) for name in _PATCHED]
     for module in modules:
         names = getattr(module, "__dict__", ())
@@ -201,7 +201,7 @@ def _importers(modules: list[Any]) -> list[ModuleType]:
 
 
 def _replace(modules: list[ModuleType], pairs: dict[str, tuple[Any, Any]]) -> None:
-    """Set the names of modules that have the first value of a pair to the second."""
+    """In each module, set names that hold the first value of a pair to the second."""
     for module in modules:
         for name, (old, new) in pairs.items():
             if module.__dict__.get(name) is old:

@@ -1,7 +1,7 @@
-"""`safe_open.prefetch` of safetensors 0.9: tensors that threads read while others are used, each handed out once.
+"""`safe_open.prefetch` of safetensors 0.9: threads read tensors while others are used; each is handed out once.
 
-Those in the page cache need no thread, unless the framework copies: they are mapped, and their pages follow as they
-are touched.
+Tensors in the page cache need no thread, unless the framework copies: they are mapped, and their pages are mapped in
+when touched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
 
 
-# The part of free memory that a loader fills by default with tensors nobody has taken yet.
+# The default budget of a loader for tensors not yet taken, as a part of free memory.
 _SHARE = 0.5
 
 
@@ -55,11 +55,11 @@ class TensorMeta(NamedTuple):
 
 
 class PrefetchError(TensorFileError, ValueError):
-    """A plan of `safe_open.prefetch`, or a name asked of a `PrefetchLoader`, is not what it takes."""
+    """The plan of `safe_open.prefetch` is invalid, or a `PrefetchLoader` cannot hand out the tensor."""
 
 
 class _Entry(NamedTuple):
-    """A tensor of a loader: the index to read, None for all of it, its bytes, and these as a run if mapped."""
+    """A tensor of a loader: the index to read (None for the whole), its bytes, and their run in the mapping, if any."""
 
     part: Any
     nbytes: int
@@ -71,14 +71,14 @@ def _is_cached(run: Row | None) -> bool:
 
 
 def _load(loaded: dict[str, Any], reader: OpenedFile, name: str, entry: _Entry) -> None:
-    """Read a tensor in a thread, which keeps no reference to it: a future would until its thread goes on."""
+    """Read a tensor in a thread into `loaded`: a future would keep its result until the thread moves on."""
     loaded[name] = reader.resident(name, entry.part, entry.run)
 
 
 def _count(part: Any, shape: tuple[int, ...]) -> int:
-    """Return how many elements an index selects. Raises what numpy raises, and IndexError past an axis.
+    """Return the number of elements that an index selects. Raises as numpy does, and IndexError past an axis.
 
-    numpy would shorten such a slice: the tensor is not the one of the plan.
+    numpy would shorten a slice past an axis: the tensor is then not the planned one.
     """
     if is_region(part):
         return int(over_region(part, lambda box: _count(box, shape), lambda counts, _: sum(counts)))
@@ -98,8 +98,8 @@ def _count(part: Any, shape: tuple[int, ...]) -> int:
 class PrefetchLoader:
     """Tensors of a file that threads read in file order, and hand out once each: see `safe_open.prefetch`.
 
-    It holds at most `budget` bytes that nobody has taken, and one tensor where that is larger. A tensor that is taken
-    before its turn is read at once by the thread that asks. Leaving the ``with`` block closes the loader.
+    It holds at most `budget` bytes of tensors not yet taken, or a single larger tensor. If a tensor is taken before its
+    turn, the caller's thread reads it at once. Leaving the ``with`` block closes the loader.
     """
 
     def __init__(self, reader: OpenedFile, plan: Mapping[str, Any] | None, threads: int, budget: int | None) -> None:
@@ -134,7 +134,7 @@ class PrefetchLoader:
         return [(name, plan[name]) for name in names if name in plan]
 
     def _entry(self, name: str, part: Any) -> _Entry:
-        """Check an index, and return what it selects."""
+        """Check an index, and return its entry."""
         view = self._reader.slice_of(name)
         shape, dtype = tuple(view.get_shape()), DTYPES.get(view.stored_dtype)
         bits = 32 if dtype is None else dtype.bits if dtype.packed else 8 * numpy_dtype(dtype).itemsize
@@ -167,16 +167,16 @@ class PrefetchLoader:
         Raises
         ------
         TensorNotFoundError
-            The plan has no such tensor.
+            The plan does not have the tensor.
         PrefetchError
-            It was taken before, or the loader is closed.
+            The tensor was taken before, or the loader is closed.
         """
         if name not in self._entries:
             what = f"tensor {quoted(name)} is not in the prefetch plan{suggestion(name, self._entries)}"
             raise TensorNotFoundError(what)
         self._check_open()
-        with suppress(CancelledError, KeyError):  # the loader is closed meanwhile, or no thread reads it
-            self._futures[name].exception()  # an interrupt here leaves the tensor to be taken
+        with suppress(CancelledError, KeyError):  # the loader has just been closed, or no thread reads the tensor
+            self._futures[name].exception()  # after an interrupt here, the tensor can still be taken
         if not self._claim(name):
             raise PrefetchError(f"tensor {quoted(name)} was already delivered: it was already taken")
         return self._result(name)
@@ -189,7 +189,7 @@ class PrefetchLoader:
                 yield name, self._result(name)
 
     def _claim(self, name: str) -> bool:
-        """Whether nobody has taken a tensor before this call, which takes it."""
+        """Take a tensor; return False if it was taken before."""
         with self._lock:
             self._check_open()
             if name in self._handed_out:
@@ -198,7 +198,7 @@ class PrefetchLoader:
             return True
 
     def _result(self, name: str) -> Any:
-        """Return a claimed tensor: what a thread has read, or else reads now."""
+        """Return a claimed tensor, which a thread has read, or which this call reads."""
         with self._lock:
             future = self._futures.pop(name, None)
         entry = self._entries[name]
@@ -211,7 +211,7 @@ class PrefetchLoader:
         try:
             future.result()
             return self._loaded.pop(name)
-        except (CancelledError, KeyError):  # closed before it was read, or since
+        except (CancelledError, KeyError):  # closed before or after reading it
             raise PrefetchError("the loader is closed") from None
         finally:
             with self._lock:
@@ -219,7 +219,7 @@ class PrefetchLoader:
             self._read_ahead()
 
     def close(self) -> None:
-        """Stop reading, and drop the tensors that nobody has taken. Those handed out stay valid."""
+        """Stop reading, and drop the tensors not taken yet. Tensors handed out stay valid."""
         with self._lock:
             executor, self._executor = self._executor, None
             self._waiting.clear()
@@ -243,7 +243,7 @@ class PrefetchLoader:
             raise PrefetchError("the loader is of another process, which has its threads: make one after the fork")
 
     def _read_ahead(self) -> None:
-        """Map the next tensors that lie in the page cache; let the threads read others, as the budget has room."""
+        """Map the next tensors if the page cache holds them, else let threads read them, as the budget allows."""
         with self._lock:
             while self._waiting and self._executor is not None:
                 name = self._waiting[0]
@@ -251,7 +251,7 @@ class PrefetchLoader:
                 if name in self._handed_out:
                     pass
                 elif not self._reader.copies and _is_cached(entry.run):
-                    with suppress(Exception):  # raised again for who takes it
+                    with suppress(Exception):  # `take` raises it again
                         _load(self._loaded, self._reader, name, entry)
                 elif self._filled and self._filled + entry.nbytes > self._budget:
                     return

@@ -1,4 +1,4 @@
-"""Tensors of an open file, and parts of them, for one framework: what `safe_open`, its slices and loaders read."""
+"""Reads tensors of an open file, and parts of them, for one framework: for `safe_open`, its slices and loaders."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row, TensorInfo
 
-# Reading a tensor, or part of one, without mapping the file: what ``backend="pread"`` does.
+# Reading a tensor, or part of one, without mapping the file, for ``backend="pread"``.
 
-# Bytes between two runs that are read with them: a read of its own would take as long.
+# Most bytes between two runs to read along: a separate read would take as long.
 _GAP = 64 << 10
-# What is read ahead of its use: parts of at least so many bytes, as the ranks of a group take them, and whole tensors
-# of fewer, which lie between them. Other whole tensors follow each other: the system reads these ahead itself.
+# Parts of at least this many bytes are read ahead, as the ranks of a group take them, and so are smaller whole tensors
+# between them. Larger whole tensors follow each other, so that the system itself reads them ahead.
 _AHEAD = 256 << 10
 _SMALL = 1 << 20
 # Bytes read at once.
@@ -55,7 +55,7 @@ _load_tensors: Callable[..., Any] = later("weightmap.torch._files", "load_tensor
 
 
 def read_whole(file: TensorFile, name: str) -> NDArray[Any]:
-    """Return a tensor in private memory: quantised ones as float32, those packed below the byte as bytes."""
+    """Return a tensor in private memory: a quantised one as float32, one packed below the byte as bytes."""
     row = dense_row(file, name)
     if not row.dtype.packed:
         return file.read(name, np.float32 if row.dtype.quantized else numpy_dtype(row.dtype))
@@ -67,9 +67,8 @@ def read_whole(file: TensorFile, name: str) -> NDArray[Any]:
 def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[Any]:
     """Return ``array[index]`` of a tensor; `index` has an ellipsis.
 
-    Where it consists of integers and slices, only its elements are read, and what lies between them where that is
-    little; of few rows of a quantised tensor, their blocks. Any other index reads the whole tensor. Raises IndexError
-    as numpy does.
+    An index of integers and slices reads only its elements, and small gaps between them; for a few rows of a quantised
+    tensor, it reads their blocks. Any other index reads the whole tensor. Raises IndexError as numpy does.
     """
     row = dense_row(file, name)
     key = tuple(part for part in index if part is not None)
@@ -79,11 +78,11 @@ def read_part(file: TensorFile, name: str, index: tuple[Any, ...]) -> NDArray[An
     try:
         axes = axes_of(key, row.shape, name)
     except PlanError:
-        np.broadcast_to(np.uint8(0), row.shape)[index]  # raises what numpy raises
+        np.broadcast_to(np.uint8(0), row.shape)[index]  # for numpy's errors
         raise
     row.source.check_unchanged()
     if row.dtype.quantized:
-        partial = row.shape and 2 * axes[0].size <= row.shape[0]  # a decoder can leave out rows, nothing else
+        partial = row.shape and 2 * axes[0].size <= row.shape[0]  # a decoder can only leave out rows
         reader = PartReader(row.source, chunk=_CHUNK, gap=_GAP, max_over_read=math.inf)
         return np.asarray((reader.quantized(row, key, name, Heads(), 0) if partial else row.decoder())[index])
     stored = numpy_dtype(row.dtype)
@@ -105,13 +104,13 @@ def _with_ellipsis(index: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class _Pages(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes of a mapping. Arrays over them keep this object, and no array over it replaces it by the mapping."""
+    """Bytes of a mapping. Arrays over them keep this object alive, instead of the mapping behind it."""
 
 
 def _pages_of(row: Row, memory: Any) -> NDArray[Any]:
-    """Return an array over a mapping of a file whose pages are in memory, and leave it with its last user.
+    """Return an array over a mapping of a file; its pages are unmapped after the last use of the array.
 
-    Pages in the page cache are mapped as they are touched.
+    Pages in the page cache are mapped in when touched.
     """
     source, begin, end = row.source, row.offset, row.offset + row.nbytes
     for at in () if is_cached(source, Range(begin, end)) else range(begin, end, _CHUNK):
@@ -122,13 +121,13 @@ def _pages_of(row: Row, memory: Any) -> NDArray[Any]:
             source.fail_reading(at, nbytes, error)
     pages = np.ndarray.__new__(_Pages, (row.nbytes,), np.uint8, memory, begin)
     first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:  # the pages at the edges are those of other tensors, too
+    if first < last:  # other tensors share the pages at the edges
         weakref.finalize(pages, drop_pages, memory, first, last - first, private=False).atexit = False
     return np.asarray(row.over(pages))
 
 
 def _read_ahead(row: Row, part: NDArray[Any]) -> None:
-    """Let the system read the bytes of a mapped part, and no others: page faults read around each page."""
+    """Make the system read exactly the bytes of a mapped part: page faults would read around each page."""
     octets = row.source.octets
     start = octets.ctypes.data
     for begin, end in _runs_in(part) if row.source.has_pages and row.geometry is None and part.nbytes else ():
@@ -138,7 +137,7 @@ def _read_ahead(row: Row, part: NDArray[Any]) -> None:
 
 
 def _runs_in(part: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the addresses at which runs of bytes of an array begin and end; short ones with what lies between them."""
+    """Yield begin and end addresses of runs of an array's bytes; short runs include the gaps between them."""
     if part.ndim > 1 and not part.flags.c_contiguous and part[0].nbytes >= _GAP:
         for inner in part:
             yield from _runs_in(inner)
@@ -149,7 +148,7 @@ def _runs_in(part: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 def packed_rows(name: str, dtype: DType, shape: tuple[int, ...], part: Any) -> range:
-    """Return the rows that an index selects of a tensor packed below the byte: a slice of step 1, of whole bytes."""
+    """Return the rows that an index selects in a tensor packed below the byte: a slice of step 1, in whole bytes."""
     first, *others = (part or (slice(None),)) if isinstance(part, tuple) else (part,)
     full = all(
         isinstance(item, slice) and item.indices(n) == (0, n, 1) for item, n in zip(others, shape[1:], strict=False)
@@ -163,7 +162,7 @@ def packed_rows(name: str, dtype: DType, shape: tuple[int, ...], part: Any) -> r
 
 
 def is_region(part: Any) -> bool:
-    """Whether an index has slices alone, and for some axes lists of them: what these select, joined along the axis."""
+    """Whether an index has only slices, and for some axes lists of slices to join along the axis."""
     lists = [item for item in part if isinstance(item, list)] if isinstance(part, tuple) else []
     return bool(lists) and all(
         isinstance(item, slice) for items in part for item in (items if isinstance(items, list) and items else [items])
@@ -173,7 +172,7 @@ def is_region(part: Any) -> bool:
 def over_region(
     region: tuple[Any, ...], select: Callable[[tuple[Any, ...]], Any], join: Callable[[Any, int], Any]
 ) -> Any:
-    """Return what `select` returns for each box of a region, joined axis by axis."""
+    """Return the results of `select` for all boxes of a region, joined axis by axis."""
     for axis, slices in enumerate(region):
         if isinstance(slices, list):
             boxes = [(*region[:axis], item, *region[axis + 1 :]) for item in slices]
@@ -199,7 +198,7 @@ def _box(axes: list[Axis], shape: tuple[int, ...], itemsize: int) -> list[Axis]:
             if (step - 1) * stride < _GAP:
                 step, count = 1, last - start + 1
             if dim and whole and (size - count) * stride < _GAP:
-                start, step, count = 0, 1, size  # so that the runs of all rows become one
+                start, step, count = 0, 1, size  # joins the runs of all rows
         box.append(Axis(start, step, count, stays=True))
         whole = whole and count == size
         stride *= size
@@ -207,7 +206,7 @@ def _box(axes: list[Axis], shape: tuple[int, ...], itemsize: int) -> list[Axis]:
 
 
 def _within(axis: Axis, read: Axis) -> int | slice:
-    """Return the index of the part of an axis in an array that has only what was read of it."""
+    """Return the index of the part of an axis in an array with only the elements that were read."""
     if not axis.size:
         return slice(0)
     first, step = (axis.start - read.start) // read.step, axis.step // read.step
@@ -216,7 +215,7 @@ def _within(axis: Axis, read: Axis) -> int | slice:
 
 
 def _axes_added(index: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the index that adds the axes of each None in another index to its result."""
+    """Return the index that adds the axes for each None in another index to its result."""
     return tuple(
         part if part is None or part is Ellipsis else slice(None)
         for part in index
@@ -224,25 +223,25 @@ def _axes_added(index: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-# As safetensors spells the data types, by our names.
+# safetensors' names of data types, by ours.
 _CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
 def code_of(dtype: str) -> str:
-    """Return a data type as safetensors spells it; "F32" for quantised tensors, which are decoded to that."""
+    """Return safetensors' name of a data type; "F32" for quantised tensors, which are decoded to float32."""
     return _CODES.get(dtype, "F32")
 
 
 def dtype_of(file: TensorFile, info: TensorInfo) -> str:
-    """Return the type that a tensor is read in: "float32" where int8 is the scheme of a quantised one, not a type."""
+    """Return the type in which a tensor is read: "float32" if its "int8" is a scheme of quantisation, not a type."""
     decoded = info.dtype == "int8" and row_of(file, info.name).dtype.quantized
     return "float32" if decoded else info.dtype
 
 
 class OpenedFile:
-    """A file whose tensors are read for one framework: what a `safe_open` and its slices share.
+    """A file whose tensors are read for one framework; a `safe_open` and its slices share it.
 
-    It closes the file when the last of them is gone.
+    The file is closed when the last of them is gone.
     """
 
     def __init__(self, filename: Any, framework: Framework, device: Any, *, pread: bool, trust: Any = None) -> None:
@@ -258,19 +257,19 @@ class OpenedFile:
         self.copies: bool = framework.deliver is not None and not framework.devices  # PyTorch shares memory
 
     def _aim(self, device: Any) -> None:
-        """Note where tensors go."""
+        """Note the device for tensors."""
         self.device: Any = None
         if self._framework.devices:
             from weightmap.torch._tensors import torch_device
 
-            self.device = torch_device("cpu" if device is None else device, here=False)  # loading asks for it
+            self.device = torch_device("cpu" if device is None else device, here=False)  # loading checks it
         elif device not in {None, "cpu"}:
             raise UnsupportedError("device", expected=f"cpu, for {self._framework.name}", actual=repr(device))
         self._away = self.device is not None and self.device.type != "cpu"
         self._memories: dict[Any, Any] = {}  # mappings of this reader alone
 
     def aimed(self, device: Any) -> OpenedFile:
-        """Return a reader of the same file for a device, by default for the same."""
+        """Return a reader of the same file for a device, by default the same device."""
         reader = copy.copy(self)
         reader._aim(self.device if device is None else device)  # noqa: SLF001 - of this class
         return reader
@@ -282,7 +281,7 @@ class OpenedFile:
             raise TensorNotFoundError(what, path=self.file.path, format=self.file.format)
 
     def offset_keys(self) -> list[str]:
-        """Return the names of the tensors in the order of their data, shard after shard where there are several."""
+        """Return the names of the tensors in the order of their data, shard after shard for a model in several."""
         file = self.file
         if file.shards:  # offsets count within the shard
             return list(file)
@@ -291,11 +290,11 @@ class OpenedFile:
         return [names[row] for row in spans.row[order].tolist()]
 
     def slice_of(self, name: str) -> SafeSlice:
-        """Return what gives parts of a tensor."""
+        """Return the slice object of a tensor."""
         return SafeSlice(self, name)
 
     def loaded(self, name: str) -> Any:
-        """Return a tensor that is needed now; small ones are read alone, where page faults would read around them."""
+        """Return a tensor that is needed now; read a small one by itself, because page faults would read around it."""
         row = row_of(self.file, name)
         if row.nbytes < _SMALL and row.source.has_pages and not (self._away or self.pread):
             _read_ahead(row, row.source.octets[row.offset : row.offset + row.nbytes])
@@ -312,7 +311,7 @@ class OpenedFile:
         return self._delivered(name, value)
 
     def _delivered(self, name: str, value: Any) -> Any:
-        """Return a value of the file, decoded where it is quantised, as the framework has it."""
+        """Return a value of the file as a tensor of the framework, decoded if quantised."""
         if not isinstance(value, np.ndarray):
             value = value.dequantize() if self._remote else self.file.read(name, np.float32)
         return self.deliver(name, value)
@@ -339,10 +338,10 @@ class OpenedFile:
         file = self.file
         try:
             if self._away and is_plain(index):
-                np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # raises what numpy raises
+                np.broadcast_to(np.uint8(0), file.info(name).shape)[index]  # for numpy's errors
                 return _load_tensors(file, {name: index}, self.device)[name]
             value = None if self.pread or self._remote else file[name]
-            if not isinstance(value, np.ndarray):  # quantised tensors are read before they are decoded, and not mapped
+            if not isinstance(value, np.ndarray):  # quantised tensors are read, not mapped, before decoding
                 return self.deliver(name, read_part(file, name, index))
             array = value[index]
             if _AHEAD <= array.nbytes < value.nbytes:
@@ -354,7 +353,7 @@ class OpenedFile:
             raise SliceError.of(index, file.info(name).shape, error) from None
 
     def resident(self, name: str, part: Any, run: Row | None) -> Any:
-        """Return a tensor, or part of one, whose bytes are in memory: pages of the mapping where it has a `run`."""
+        """Return a tensor, or part of one, whose bytes are in memory: pages of the mapping if it has a `run`."""
         row = row_of(self.file, name)
         if is_region(part):
             if self._away:
@@ -375,7 +374,7 @@ class OpenedFile:
         return self._tensor(name, array, whole=part is None)
 
     def run_of(self, name: str, part: Any) -> Row | None:
-        """Return a row for the one run of bytes that a tensor, or part of one, is in a mapping; else None."""
+        """Return a row if a tensor, or part of one, is a single run of bytes in a mapping; else None."""
         row = row_of(self.file, name)
         if self._away or self._remote or self.pread or row.geometry is not None or row.dtype.quantized:
             return None
@@ -392,7 +391,7 @@ class OpenedFile:
         return row._replace(shape=shape, offset=row.offset + int(starts[0]) * itemsize, nbytes=length * itemsize)
 
     def _memory_of(self, row: Row) -> Any:
-        """Return a mapping of a row's file that nobody else has, who would lose pages; None where there is none."""
+        """Return this reader's own mapping of a row's file, whose pages it may release; None if it cannot be mapped."""
         source = row.source
         source.check_unchanged()
         if source not in self._memories and source.has_pages:
@@ -403,7 +402,7 @@ class OpenedFile:
         return self._memories.get(source)
 
     def _tensor(self, name: str, array: NDArray[Any], *, whole: bool) -> Any:
-        """Return an array of a tensor, or of part of one, as the framework has it."""
+        """Return an array of a tensor, or of part of one, as a tensor of the framework."""
         if whole and self.device is not None:
             return _read_tensor(self.file, name, array)
         return self.deliver(name, array)
@@ -444,20 +443,21 @@ class SafeSlice:
 
     @property
     def stored_dtype(self) -> str:
-        """The type by its name here, such as "bfloat16"."""
+        """Return our name of the type, such as "bfloat16"."""
         return dtype_of(self._reader.file, self._reader.file.info(self._name))
 
     def get_dtype(self) -> str:
-        """Return the type as safetensors spells it: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""
+        """Return safetensors' name of the type: ``"F32"``, ``"BF16"`` … (``"F32"`` for quantised tensors)."""
         return code_of(self.stored_dtype)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return what numpy gives for this index, always as an array (of no dimension for one element).
+        """Return numpy's result for this index, always as an array (without dimensions for a single element).
 
         Raises
         ------
         SliceError
-            As numpy's IndexError and ValueError, which it is too: too many indices, out of bounds, a step of 0.
+            Where numpy raises IndexError or ValueError, from which it derives: too many indices, out of bounds, a step
+            of 0.
         UnsupportedError
             For a part of a tensor whose elements are packed below the byte.
         """
@@ -477,18 +477,18 @@ class SafeSlice:
 
 
 class MissingFileError(FileNotFoundError):
-    """There is no such file: the error of the system, in the words of safetensors."""
+    """The file does not exist: the system's error, in the words of safetensors."""
 
     def __str__(self) -> str:
         return f"No such file or directory: {self.filename}"
 
 
 class SliceError(TensorFileError, IndexError, ValueError):
-    """A slice asks for more than the tensor has, or for steps of 0."""
+    """A slice reaches out of the tensor, or has a step of 0."""
 
     @classmethod
     def of(cls, index: tuple[Any, ...], shape: tuple[int, ...], error: Exception) -> SliceError:
-        """Return the error for an index that numpy refused, in the words of safetensors where it has some."""
+        """Return the error for an index that numpy refused, in safetensors' words if it has any."""
         parts = index[: next(axis for axis, part in enumerate(index) if part is Ellipsis)]
         for dim, (part, size) in enumerate(zip(parts, shape, strict=False)):
             if isinstance(part, int) and part < -size:

@@ -30,9 +30,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         ``"np"`` or ``"numpy"``; ``"pt"``, ``"torch"`` or ``"pytorch"``; ``"jax"`` or ``"flax"``; ``"tf"`` or
         ``"tensorflow"``; ``"mlx"``.
     device : str or int, default "cpu"
-        Where the tensors of torch go. Those of other libraries go where the library puts them.
+        The device for torch tensors. Other libraries choose the device themselves.
     backend : str, default "mmap"
-        ``"mmap"`` maps the file; ``"pread"`` reads each tensor or slice when it is asked for.
+        ``"mmap"`` maps the file; ``"pread"`` reads each tensor or slice at its access.
     trust : optional
         As for `weightmap.open`; safetensors has no such parameter.
 
@@ -70,7 +70,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Let go of the file. Tensors and slices obtained before stay valid, as they do in safetensors."""
+        """Release the file. Tensors and slices obtained before stay valid, as in safetensors."""
         self._reader = None
 
     def prefetch(
@@ -81,31 +81,31 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         threads: int = 8,
         budget: int | None = None,
     ) -> PrefetchLoader:
-        """Read tensors in the background, to hand each out once: the loader is a mapping's ``take`` and an iterator.
+        """Read tensors in the background; the returned loader hands each out once, by ``take`` or by iteration.
 
-        safetensors 0.9 does this for tensors of torch on CUDA devices and rows of step 1. This works for every
-        framework, device, format and store, and for whatever index the slices of `get_slice` take.
+        safetensors 0.9 does this for torch tensors on CUDA devices and for rows of step 1. This works for every
+        framework, device, format and store, and for every index that the slices of `get_slice` take.
 
         Parameters
         ----------
         plan : mapping of str to (None or an index), optional
             None selects the whole tensor, an index such as ``slice(0, 4)`` or ``(slice(None), slice(0, 8, 2))`` a part.
-            What a list of slices selects is joined along its axis: ``([slice(0, 2), slice(4, 6)], slice(0, 8))``. By
-            default every tensor whole.
+            The selections of a list of slices are joined along its axis: ``([slice(0, 2), slice(4, 6)], slice(0, 8))``.
+            By default all tensors, whole.
         device : str or int, optional
             By default the device of the handle.
         threads : int, default 8
-            At most this many read.
+            The most threads that read.
         budget : int, optional
-            Bytes in memory of tensors that nobody has taken, at most; one larger tensor is read alone. By default half
-            of the memory that machine and control group leave.
+            The most bytes in memory of tensors not yet taken; a larger tensor is read alone. By default half of the
+            memory that machine and control group leave.
 
         Returns
         -------
         PrefetchLoader
-            ``names() len() take(name) close()``, and an iterator of names and tensors; a context manager. On the CPU
-            tensors are pages of the mapped file, as those of `get_tensor`, and these leave memory with the tensor;
-            parts that are several runs of bytes, and all with ``backend="pread"``, are copies.
+            ``names() len() take(name) close()``, and an iterator of names and tensors; a context manager. On the CPU,
+            tensors are pages of the mapped file, as from `get_tensor`, and the pages leave memory with the tensor.
+            Parts that are several runs of bytes, and all tensors with ``backend="pread"``, are copies.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         PrefetchError
             For an empty plan, an index that does not fit, or a slice that reaches past its axis.
         UnsupportedError
-            For part of a tensor that is packed below the byte, but for rows of whole bytes.
+            For part of a tensor that is packed below the byte, except for rows of whole bytes.
 
         Examples
         --------
@@ -131,9 +131,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return PrefetchLoader(self._open().aimed(device), plan, threads, budget)
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """Return the entry of a tensor in the header: type, shape, and where its bytes lie in the data section.
+        """Return the entry of a tensor in the header: type, shape, and the range of its bytes in the data section.
 
-        In other formats the data section begins where the first tensor does.
+        In other formats the data section begins with the first tensor.
 
         Raises
         ------
@@ -151,8 +151,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return TensorMeta(code_of(dtype_of(file, info)), list(info.shape), (begin, begin + place.nbytes))
 
     def _open(self, name: str | None = None) -> OpenedFile:
-        """Return the open file, which has a tensor called `name` if that is one."""
-        if (reader := self._reader) is None:  # another thread may close it from here on
+        """Return the open file; check that it has the tensor `name`, if given."""
+        if (reader := self._reader) is None:  # from here on, another thread may close it
             raise ClosedError("file is closed", path=self._path)
         if name is not None:
             reader.check(name)
@@ -163,11 +163,11 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return sorted(self._open().file)
 
     def offset_keys(self) -> list[str]:
-        """Return the names of the tensors in the order of their data, shard after shard where there are several."""
+        """Return the names of the tensors in the order of their data, shard after shard for a model in several."""
         return self._open().offset_keys()
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the metadata as strings, values of other types as JSON; None when the file has none."""
+        """Return the metadata as strings, values of other types as JSON; None if the file has no metadata."""
         file = self._open().file
         metadata = {
             str(key): value if isinstance(value, str) else json.dumps(value, default=str)
@@ -176,7 +176,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return metadata if metadata or file.has_metadata else None
 
     def get_tensor(self, name: str) -> Any:
-        """Return a tensor, as a view of the file where its type and the device allow it.
+        """Return a tensor, as a view of the file if its type and the device allow it.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return reader.every(self.offset_keys())
 
     def get_slice(self, name: str) -> SafeSlice:
-        """Return an object that gives the shape and the type of a tensor, and parts of it by indexing.
+        """Return an object with the shape and the type of a tensor, whose indexing returns parts of the tensor.
 
         Raises
         ------
@@ -202,9 +202,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
 
 def open_handle(f: Any, framework: str, device: str | int | None = "cpu", *, backend: str = "mmap") -> safe_open:
-    """Return a `safe_open` over an open file object, binary or text, which stays open and where it is.
+    """Return a `safe_open` over an open file object, binary or text, which stays open at its position.
 
-    It is ``safetensors._safe_open_handle``.
+    Replaces ``safetensors._safe_open_handle``.
     """
     try:
         source = f.fileno()
@@ -223,7 +223,7 @@ def load_file(
     filename, device, backend
         As for `safe_open`.
     framework : str, default "np"
-        ``"pt"`` for what ``safetensors.torch.load_file`` gives.
+        ``"pt"`` returns the same as ``safetensors.torch.load_file``.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Writing as safetensors does: `save_file`, `serialize` of memory by its address, and the way back, `deserialize`."""
+"""Writing as safetensors does: `save_file`, `serialize` of memory at an address, and the reverse, `deserialize`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _FORMAT = by_name("safetensors")
-# What `TensorSpec` takes: names of numpy and torch.
+# The types that `TensorSpec` takes, by numpy's and torch's names.
 _STORABLE = {name: DTYPES[name] for name in DTYPE_NAMES.values() if not DTYPES[name].packed}
 _STORABLE[PAIRS] = DTYPES["float4_e2m1fn"]
 _CODES = {name: code for code, name in DTYPE_NAMES.items()}
@@ -53,19 +53,19 @@ def save_file(
     tensor_dict : mapping of str to np.ndarray, torch.Tensor or jax.Array
         Any strides and byte order.
     filename : str or os.PathLike
-        With any suffix.
+        May have any suffix.
     metadata : mapping of str to str, optional
         Free text to keep in the file.
 
     Raises
     ------
     EncodeError
-        safetensors cannot express some of the tensors; nothing is written. If torch tensors share memory or have
-        none, it is a RuntimeError too; `weightmap.save` writes tensors that share memory each in full.
+        safetensors cannot express some of the tensors; nothing is written. If torch tensors share memory or have no
+        data, it is a RuntimeError too; `weightmap.save` writes each tensor that shares memory in full.
     OSError
         The file cannot be written.
     """
-    # Not `wm.save`, which does not write beside an index of this name: transformers does, over its own older models.
+    # Not `wm.save`, which refuses to write beside an index of this name: transformers writes over its older models.
     path = as_path("filename", filename)
     write_plan(path, _planned(path, _checked(tensor_dict), metadata))
 
@@ -117,16 +117,16 @@ def shared(tensors: Mapping[str, Any]) -> list[set[str]]:
 
 
 def storage_of(tensor: Any) -> tuple[int, int]:
-    """Return address and bytes of the memory that a tensor of torch is a view of; 0 as the address of none."""
+    """Return address and bytes of the memory behind a torch tensor; address 0 without memory."""
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
-    except (AttributeError, NotImplementedError, RuntimeError):  # sparse, or a subclass without memory of its own
+    except (AttributeError, NotImplementedError, RuntimeError):  # sparse, or a subclass without its own memory
         return 0, 0
 
 
 def extent(tensor: Any) -> tuple[int, int]:
-    """Return the addresses of the first byte of a tensor of torch and of that after its last."""
+    """Return the addresses of the first byte of a torch tensor and of the byte after its last."""
     start: int = tensor.data_ptr()
     if not tensor.numel():
         return start, start
@@ -145,16 +145,16 @@ class TensorSpec:
     dtype : str
         The name of numpy or torch: "float32", "bfloat16", "float4_e2m1fn_x2".
     shape : sequence of int
-        As that library has it: of "float4_e2m1fn_x2", whose elements are pairs, the last dimension is doubled.
+        The shape in that library; for "float4_e2m1fn_x2", whose elements are pairs, the last dimension is doubled.
     data_ptr : int
-        The address of contiguous memory, little-endian, which has to stay until the tensor is written.
+        The address of contiguous, little-endian memory, which must exist until the tensor is written.
     data_len : int
         Its size in bytes.
 
     Raises
     ------
     EncodeError
-        There is no such type.
+        The type is unknown.
     """
 
     __slots__ = ("_dtype", "data_len", "data_ptr", "shape")
@@ -175,7 +175,7 @@ class TensorSpec:
 
     @property
     def dtype(self) -> str:
-        """The type as safetensors spells it, such as "F32"."""
+        """The type's name in safetensors, such as "F32"."""
         return _CODES[self._dtype.name]
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str]
     Raises
     ------
     EncodeError
-        The size of a tensor does not match its shape, or safetensors cannot express something.
+        The size of a tensor does not match its shape, or safetensors cannot express the request.
     TypeError
         A value is not a `TensorSpec`.
     """

@@ -1,4 +1,4 @@
-"""Drop-in for gguf-py's `GGUFReader`, which opens in milliseconds; and `patched`, for llama.cpp's own converter.
+"""A drop-in for gguf-py's `GGUFReader` that opens in milliseconds; and `patched`, for llama.cpp's own converter.
 
 Change the import, keep the code::
 
@@ -9,15 +9,15 @@ Change the import, keep the code::
     for tensor in reader.tensors:
         print(tensor.name, tensor.tensor_type.name, tensor.shape)
 
-`patched` makes llama.cpp's `convert_hf_to_gguf.py`, which knows many more architectures than `convert`, faster and
-small in memory: ``python -m weightmap.compat.gguf convert_hf_to_gguf.py MODEL --outfile x.gguf --outtype q8_0``.
+llama.cpp's `convert_hf_to_gguf.py` knows many more architectures than `convert`; `patched` makes it faster, with little
+memory: ``python -m weightmap.compat.gguf convert_hf_to_gguf.py MODEL --outfile x.gguf --outtype q8_0``.
 
-What differs from gguf-py 0.19:
+Differences from gguf-py 0.19:
 
-- Fields and tensors are made when they are asked for, and the parts of an array when they are looked at. `parts` is a
-  sequence and no list, and so is `data`.
+- Fields and tensors are made at their first access, and so are the parts of an array. `parts` and `data` are sequences,
+  not lists.
 - The file is checked when it is opened; errors are weightmap's, and ValueErrors, as in gguf-py.
-- Version 1 is read too. Mode "r+", which writes into the file, is a ValueError: use `weightmap.save`.
+- Version 1 is also read. Mode "r+", which writes into the file, is a ValueError: use `weightmap.save`.
 - The first part of a split model opens alone, as in gguf-py.
 """
 
@@ -105,7 +105,7 @@ _STRING, _ARRAY = GGUFValueType.STRING, GGUFValueType.ARRAY
 
 
 class _Parts(Sequence[Any]):
-    """A sequence whose items are made when they are looked at."""
+    """A sequence whose items are made at each access."""
 
     def __init__(self, count: int, make: Callable[[int], Any]) -> None:
         self._count = count
@@ -132,13 +132,13 @@ class ReaderField(NamedTuple):
     Attributes
     ----------
     offset : int
-        Where it begins in the file.
+        Offset in the file.
     name : str
     parts : sequence of ndarray
-        Its fields: length and bytes of the key, the type, and the value; of an array the type and number of its items,
-        and these.
+        Its fields: length and bytes of the key, the type, and the value; for an array, type and number of the items,
+        then the items.
     data : sequence of int
-        Which of the parts are the value.
+        The indices of the parts that are the value.
     types : list of GGUFValueType
         The value's type; for an array ARRAY, and the type of its items.
     """
@@ -150,7 +150,7 @@ class ReaderField(NamedTuple):
     types: list[GGUFValueType] = []  # noqa: RUF012 - as gguf-py has it
 
     def contents(self, index_or_slice: int | slice = slice(None)) -> Any:
-        """Return the value: a number, a truth value, a text, or a list; of an array the items that are asked for."""
+        """Return the value: a number, truth value, text or list; for an array, the selected items."""
         if not self.types:
             return None
         if self.types[0] == _ARRAY:
@@ -199,7 +199,7 @@ class GGUFReader:
     ----------
     path : str or os.PathLike
     mode : {"r", "c"}
-        "r": arrays are read-only; "c": they can be written to, and the file stays as it is.
+        "r": arrays are read-only; "c": they are writable, and the file stays unchanged.
 
     Attributes
     ----------
@@ -236,7 +236,7 @@ class GGUFReader:
         self.data_offset: int = header.base
 
     def get_field(self, key: str) -> ReaderField | None:
-        """Return the field of this key; None where there is none."""
+        """Return the field of this key, or None."""
         return self.fields.get(key)
 
     def get_tensor(self, idx: int) -> ReaderTensor:
@@ -269,7 +269,7 @@ class GGUFReader:
         return fields
 
     def _value(self, head: list[Any], at: int) -> tuple[Sequence[Any], Sequence[int], list[GGUFValueType]]:
-        """Return parts, data and types of a key-value whose type stands at `at`."""
+        """Return parts, data and types of a key-value whose type is at `at`."""
         header, begin = self._header, at + 4
         kind = GGUFValueType(header.u32(at))
         if kind == _STRING:
@@ -362,11 +362,11 @@ _NARROW = 4
 # llama.cpp's converter. It describes each tensor as a tree of operations, which gguf-py evaluates whole when it writes
 # the tensor. `patched` evaluates the tree a few rows at a time, as far down as its operations work on rows.
 
-# The types whose quantiser gives the bytes of gguf-py, for values that float16 can hold.
+# The types whose quantiser produces gguf-py's bytes, for values that float16 can hold.
 _SAME = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
 _HALF_MAX = 65504.0
-_ROW_ELEMENTS = 1 << 20  # in the rows that are evaluated together
-# Operations of a tree that give the same for some rows as for all, by their qualified names; methods by `_ROW_METHODS`.
+_ROW_ELEMENTS = 1 << 20  # in the rows to evaluate together
+# Qualified names of operations of a tree that work row by row; `_ROW_METHODS` has the methods.
 _ROW_OPERATIONS = (
     "__Quant.__quantize_array",
     "LazyNumpyTensor.astype.<locals>.<lambda>",
@@ -378,7 +378,7 @@ _INDEX, _STACK = "TensorBase.__getitem__", "_VariableFunctionsClass.stack"  # of
 
 
 def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a conversion of rows by our kernels, and by `theirs` where the bytes could differ."""
+    """Return a conversion of rows by our kernels, or by `theirs` if the bytes could differ."""
 
     def convert(func: Any, arr: NDArray[Any], otype: Any, oshape: Sequence[int]) -> Any:
         name, kind = func.__name__, func.__self__.qtype.name.lower()
@@ -387,7 +387,7 @@ def _converting(theirs: Callable[..., Any]) -> Callable[..., Any]:
             return quantised.decode_ggml(octets, math.prod(oshape), kind, threads=access.cpus()).reshape(oshape)
         if name == "quantize_rows" and arr.dtype == np.float32 and arr.size:
             high = arr.max()
-            if kind == "bf16" and not np.isnan(high):  # they keep the bits of a NaN
+            if kind == "bf16" and not np.isnan(high):  # `theirs` keeps the bits of a NaN
                 return arr.astype(ml_dtypes.bfloat16, order="C").view(np.uint8).reshape(oshape)
             if kind in _SAME and high <= _HALF_MAX and arr.min() >= -_HALF_MAX:
                 return quantised.encode_ggml(arr, kind, threads=access.cpus()).reshape(oshape)
@@ -404,7 +404,7 @@ def _whole(tree: Any) -> Any:
 
 
 def _is_by_row(name: str, func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operation gives the same for some rows as for all."""
+    """Whether an operation works row by row."""
     if name == _METHOD:
         method = func.__closure__[0].cell_contents
         return method in _ROW_METHODS or (method == "transpose" and args[1:] == (-1, -2) and args[0]._meta.ndim > 2)
@@ -414,7 +414,7 @@ def _is_by_row(name: str, func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _rows(tree: Any, start: int, stop: int) -> Any:
-    """Evaluate some rows of a tree. It caches the results of operations that need all rows."""
+    """Evaluate some rows of a tree; cache the results of operations that need all rows."""
     if tree._data is None:
         func, args, kwargs = tree._func, tree._args, tree._kwargs
         name = getattr(func, "__qualname__", "")
@@ -449,11 +449,11 @@ def _checking(theirs: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
-    """Make gguf-py, and so llama.cpp's `convert_hf_to_gguf.py`, faster and small in memory, within a ``with`` block.
+    """Make gguf-py, and so llama.cpp's `convert_hf_to_gguf.py`, faster, with little memory, within a ``with`` block.
 
-    Tensors are computed and written some rows at a time, and our kernels make and decode blocks and bfloat16. The bytes
-    written stay the same: gguf-py's own code does what ours would do otherwise. Safetensors files are checked as
-    `weightmap.open` checks them.
+    Tensors are computed and written some rows at a time, and our kernels make and decode blocks and bfloat16. The
+    written bytes stay the same: where ours would differ, gguf-py's own code runs. Safetensors files are checked as by
+    `weightmap.open`.
 
     Raises
     ------
@@ -462,7 +462,7 @@ def patched() -> Iterator[None]:
 
     Notes
     -----
-    It holds for the whole process. The script has its own gguf-py beside it: put that first on `sys.path`, as
+    The block affects the whole process. The script comes with its own gguf-py: put that first on `sys.path`, as
     ``python -m weightmap.compat.gguf convert_hf_to_gguf.py ARGS...`` does.
     """
     imported("gguf", "gguf")
@@ -471,7 +471,7 @@ def patched() -> Iterator[None]:
         (quants, "_apply_over_grouped_rows", _converting(quants._apply_over_grouped_rows)),
         (lazy.LazyNumpyTensor, "tofile", _write),
     ]
-    if files := getattr(utility, "SafetensorsLocal", None):  # older versions have none
+    if files := getattr(utility, "SafetensorsLocal", None):  # older versions lack it
         changes.append((files, "__init__", _checking(files.__init__)))
     usual = [(place, name, getattr(place, name)) for place, name, _ in changes]
     try:
@@ -484,7 +484,7 @@ def patched() -> Iterator[None]:
 
 
 def _main(arguments: list[str]) -> None:
-    """Run a script of llama.cpp within `patched`, by the gguf-py beside it, if any."""
+    """Run a script of llama.cpp within `patched`, with the gguf-py beside it, if any."""
     if not arguments:
         raise SystemExit("usage: python -m weightmap.compat.gguf convert_hf_to_gguf.py ARGS...")
     folder = os.path.dirname(os.path.abspath(arguments[0]))
@@ -492,7 +492,7 @@ def _main(arguments: list[str]) -> None:
     if "NO_LOCAL_GGUF" not in os.environ and os.path.isdir(package := os.path.join(folder, "gguf-py")):
         sys.path.insert(1, package)
     sys.argv = arguments
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of torch that spin have the CPUs of our kernels
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads of torch would take CPUs from our kernels
     with patched():
         runpy.run_path(arguments[0], run_name="__main__")
 

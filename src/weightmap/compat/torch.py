@@ -33,7 +33,7 @@ def load(data: Any) -> dict[str, torch.Tensor]:
 def load_file(
     filename: str | os.PathLike[str], device: str | int = "cpu", *, backend: str = "mmap"
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; on the CPU they share its pages, may be written to, and leave it as it was."""
+    """Return the tensors of a file; on the CPU they share its pages; writing to them does not change the file."""
     return _safe_open.load_file(filename, device, framework="pt", backend=backend)
 
 
@@ -52,8 +52,8 @@ def save_file(
     ------
     EncodeError
         A value is not a dense, contiguous tensor (`weightmap.save` takes any strides), or safetensors lacks its type.
-        Where tensors share memory or have no data, it is a RuntimeError too, as in safetensors: `save_model` writes one
-        of those that share.
+        If tensors share memory or have no data, it is a RuntimeError too, as in safetensors: `save_model` writes one
+        of the tensors that share memory.
     OSError
         The file cannot be written.
     """
@@ -67,22 +67,22 @@ def save_model(
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,  # noqa: FBT001, FBT002 - the signature of safetensors
 ) -> None:
-    """Write the parameters and buffers of a module to a safetensors file; tensors that share memory once.
+    """Write the parameters and buffers of a module to a safetensors file, shared memory only once.
 
     Parameters
     ----------
     model : torch.nn.Module
     filename : str or os.PathLike
     metadata : mapping of str to str, optional
-        To it come the names that are left out, each with the name that stands for it.
+        The names that are left out are added, each with the name that replaces it.
     force_contiguous : bool
         False refuses tensors that are not contiguous; True writes them row-major.
 
     Raises
     ------
     EncodeError
-        As `save_file`; where none of the tensors that share memory covers all of it (a RuntimeError too); and for
-        ``force_contiguous=False``.
+        As `save_file`; if none of the tensors that share memory covers all of it (a RuntimeError too); and with
+        ``force_contiguous=False`` for tensors that are not contiguous.
     """
     check_module("model", model)
     state = model.state_dict()
@@ -105,7 +105,7 @@ def load_model(
 ) -> tuple[set[str], list[str]]:
     """Copy the tensors of a file into a module.
 
-    The file has one of the parameters that share memory, as `save_model` writes them.
+    The file has only one of the parameters that share memory, as `save_model` writes it.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def load_model(
     strict : bool
         Whether missing and unexpected names are errors.
     device, backend
-        As of `load_file`: where tensors are put on their way into the module.
+        As for `load_file`: the device that holds tensors on their way into the module.
 
     Returns
     -------
@@ -123,7 +123,7 @@ def load_model(
     Raises
     ------
     StateError
-        Names or shapes do not fit: a RuntimeError, as in safetensors. The module is as it was.
+        Names or shapes do not fit: a RuntimeError, as in safetensors. The module is unchanged.
     """
     check_module("model", model)
     state = load_file(filename, device, backend=backend)
@@ -136,12 +136,12 @@ def load_model(
 
 
 def storage_ptr(tensor: torch.Tensor) -> int:
-    """Return the address of the memory that a tensor is a view of; 0 where it has none."""
+    """Return the address of the memory behind a tensor; 0 without memory."""
     return _saving.storage_of(tensor)[0]
 
 
 def storage_size(tensor: torch.Tensor) -> int:
-    """Return the size of the memory that a tensor is a view of, in bytes."""
+    """Return the bytes of the memory behind a tensor."""
     return _saving.storage_of(tensor)[1]
 
 
@@ -156,7 +156,7 @@ def _find_shared_tensors(state_dict: Mapping[str, torch.Tensor]) -> list[set[str
 
 
 def _is_complete(tensor: torch.Tensor) -> bool:
-    """Whether a tensor covers all of the memory that it is a view of."""
+    """Whether a tensor covers all the memory behind it."""
     return (tensor.data_ptr(), tensor.nbytes) == _saving.storage_of(tensor)
 
 
@@ -166,7 +166,7 @@ def _remove_duplicate_names(
     preferred_names: Iterable[str] | None = None,
     discard_names: Iterable[str] | None = None,
 ) -> dict[str, list[str]]:
-    """Return the names to keep where tensors share memory, each with the names that it replaces."""
+    """Return the names to keep among tensors that share memory, each with the names that it replaces."""
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
     duplicates: dict[str, list[str]] = {}
     for names in _saving.shared(state_dict):
@@ -182,7 +182,7 @@ def _remove_duplicate_names(
 
 
 def _check(tensors: Any, *, strided: bool = False) -> None:
-    """Refuse what is not a dictionary of dense tensors, contiguous or `strided`, in the words of safetensors."""
+    """Refuse anything but a dictionary of dense tensors, contiguous or `strided`, in the words of safetensors."""
     if not isinstance(tensors, dict):
         raise EncodeError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, value in tensors.items():

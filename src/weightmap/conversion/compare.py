@@ -37,11 +37,11 @@ class DiffReport(NamedTuple):
         Names of tensors.
     changed : tuple of TensorDiff
     metadata : tuple of (key, value in a, value in b)
-        None where a file lacks the key.
+        None stands for a missing key.
     vocab : str or None
-        How the vocabularies differ; None when they do not.
+        The difference of the vocabularies; None if they are equal.
     notes : tuple of str
-        Parts of one file alone that are not differences: `convert` adds or drops them unasked.
+        Parts of only one file that do not count as differences, because `convert` adds or drops them by itself.
     """
 
     a: str
@@ -71,23 +71,23 @@ def diff(
 ) -> DiffReport:
     """Compare two model files tensor by tensor, bit by bit or by value, with flat memory.
 
-    A file and its conversion are equal, except for what the report of `convert` names: changed on request, renamed or
-    omitted. Additions of `convert` are not differences: see `DiffReport.notes`.
+    A file and its conversion are equal, except for changes that were requested, and names and omissions that the report
+    of `convert` lists. Additions of `convert` are not differences: see `DiffReport.notes`.
 
     Parameters
     ----------
     a, b : TensorFile or anything that `open` takes
         Bytes are content, never a path. A handle stays open. ``f.weights`` are compared by value: `TensorDiff` has the
-        error of each quantised parameter. A model directory counts with its tensor files, and, if the other side has
-        them, with the configuration and vocabulary that `convert` would copy.
+        error of each quantised parameter. From a model directory, the tensor files count, and, if the other side has
+        them, the configuration and vocabulary that `convert` would copy.
     tensors_only : bool
-        Compare names, dtypes, shapes and values of tensors, and neither metadata nor vocabulary.
+        Compare names, dtypes, shapes and values of tensors, but neither metadata nor vocabulary.
     by_value : bool
-        Compare numbers, not bits: tensors of one shape with equal values do not differ, whatever their dtypes, and
-        quantised ones count by their decoded values. 0 equals -0, and NaN equals NaN.
+        Compare numbers, not bits: tensors of one shape with equal values do not differ, whatever their dtypes; the
+        decoded values of quantised tensors count. 0 equals -0, and NaN equals NaN.
     rtol, atol : float, optional
-        Compare by value, and let an element differ by up to ``atol + rtol * abs(b)``, as `numpy.isclose` does; each is
-        0 if only the other is given. An infinity equals only itself.
+        Compare by value, and let an element differ by up to ``atol + rtol * abs(b)``, as `numpy.isclose` does; if only
+        one is given, the other is 0. An infinity equals only itself.
 
     Returns
     -------
@@ -134,13 +134,13 @@ class _Side:
 
     @functools.cached_property
     def directory(self) -> hub.ModelDirectory | None:
-        """Configuration and vocabulary of the directory, read when the other side has some."""
+        """Configuration and vocabulary of the directory, read if the other side has some."""
         trust = parts_of(self.file)[2].trust
         return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "", trust)
 
     @functools.cached_property
     def stored_metadata(self) -> dict[str, Any]:
-        """The metadata of the file, typed where it states their types."""
+        """The metadata of the file, with types if it states them."""
         return file_metadata(self.file)
 
     def vocab_keys(self, other: _Side) -> list[str]:
@@ -170,7 +170,7 @@ class _Side:
         return metadata
 
     def vocabulary(self, other: _Side) -> tuple[Sequence[str], Mapping[str, int]] | None:
-        """Return tokens, and special ids that the other side has a place for: of the file, or of its directory.
+        """Return the tokens of the file or its directory, and those special ids that the other side has a place for.
 
         The directory counts if the other side has a vocabulary.
         """
@@ -181,11 +181,11 @@ class _Side:
         return None if vocab is None else (vocab, {name: i for name, i in (ids or {}).items() if other.has_id(name)})
 
     def states(self, key: str) -> bool:
-        """Whether the format has exactly such keys, among them this one: every file states it."""
+        """Whether the format has a fixed set of keys, with this one: every file states it."""
         return self.format is not None and self.format.metadata_keys is not None and key in self.format.metadata_keys
 
     def does_without(self, name: str, place: Row) -> str | None:
-        """Say why `convert` leaves a tensor of another file out of such a file; None when it does not."""
+        """Return why `convert` leaves a tensor of another file out of a file of this format; None if it does not."""
         layout = self.file.layout
         if self.format is None or layout not in self.format.dtypes:
             return None
@@ -218,7 +218,7 @@ def _differ_in_type(a: _Side, b: _Side, name: str) -> bool:
 
 
 def _only_in(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[str, ...]:
-    """Return the names of tensors on one side only; names that `convert` leaves out become notes."""
+    """Return the names of tensors on only one side; names that `convert` leaves out become notes."""
     names = []
     for name in side.file:
         if name in other:
@@ -232,7 +232,7 @@ def _only_in(side: _Side, other: _Side, where: str, notes: list[str]) -> tuple[s
 
 
 def _metadata(a: _Side, b: _Side, without: Iterable[str], notes: list[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield differences of metadata; keys of one side only that its format always states become notes."""
+    """Yield differences of metadata; keys of only one side that its format always states become notes."""
     values_a, values_b = a.metadata(b.stored_metadata, without), b.metadata(a.stored_metadata, without)
     for key in values_a | values_b:
         one, other = values_a.get(key), values_b.get(key)
@@ -246,7 +246,7 @@ def _metadata(a: _Side, b: _Side, without: Iterable[str], notes: list[str]) -> I
 
 
 def _equal_values(a: Any, b: Any) -> bool:
-    """Say whether two values of metadata are equal. Formats of texts hold numbers and truth values as their JSON."""
+    """Whether two values of metadata are equal. Formats with only texts hold numbers and truth values as JSON."""
     if isinstance(a, str) is isinstance(b, str):
         return equal(a, b)
     text, value = (a, b) if isinstance(a, str) else (b, a)
@@ -256,7 +256,7 @@ def _equal_values(a: Any, b: Any) -> bool:
 def _vocabularies(
     a: tuple[Sequence[str], Mapping[str, int]] | None, b: tuple[Sequence[str], Mapping[str, int]] | None
 ) -> str | None:
-    """Say how two vocabularies, tokens and special ids, differ; None when they do not."""
+    """Return how two vocabularies, tokens and special ids, differ; None if they are equal."""
     if a is None or b is None:
         return None if a is b else f"only {'B' if a is None else 'A'} has one"
     if len(a[0]) != len(b[0]):

@@ -49,7 +49,7 @@ _P = ParamSpec("_P")
 
 
 def _with_lossy(function: Callable[_P, ConvertReport]) -> Callable[_P, ConvertReport]:
-    """Pass a call with ``lossy=True`` on to `weightmap.words.convert`, which alone has options of words."""
+    """Pass a call with ``lossy=True`` on to `weightmap.words.convert`, the only function with options for words."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> ConvertReport:
@@ -84,78 +84,78 @@ def convert(
 ) -> ConvertReport:
     """Write the tensors of one file to another, of any format, in flat memory.
 
-    The schemes int4, int5, int8 and adaptive hold one tensor at a time. A target that is a directory or an
-    ``*.index.json`` gets a shard for each file of the source, and the index last.
+    The schemes int4, int5, int8 and adaptive keep one tensor at a time in memory. If the target is a directory or an
+    ``*.index.json``, it gets a shard for each file of the source, and finally the index.
 
     Parameters
     ----------
-    src : str, os.PathLike, or whatever else `open` takes; or an open handle, or its `weights`
-        The path of a file, an index of shards, or a Hugging Face model directory, whose configuration
-        (``config.json``) and vocabulary (``vocab.txt``) go to the target where it has a place for them; bytes are
-        content. A handle stays open; options of opening are given to `open`:
+    src : str, os.PathLike, or anything else that `open` takes; or an open handle, or its `weights`
+        The path of a file, of an index of shards, or of a Hugging Face model directory; bytes are content. The
+        directory's configuration (``config.json``) and vocabulary (``vocab.txt``) go to the target if it has a place
+        for them. A handle stays open; options for opening go to `open`:
         ``wm.convert(wm.open("model", trust="recorded"), "copy/")``.
-        ``f.weights`` are the parameters of a quantised checkpoint instead of its stored tensors. They are decoded: to
-        `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same integers and scales where one
-        of its types holds them: MXFP4, NVFP4 (with its float32 scale as a tensor ``*.scale`` next to ``*.weight``), and
-        Q4_0 and Q8_0 of symmetric integers with groups of 32 columns or more whose scales float16 has; AMB gets
-        int4_block of the group size, and int8 of one scale. With `quantize`, a parameter that this scheme does not hold
-        exactly is an EncodeError. A copied ``config.json`` loses its ``quantization_config``.
-        Or word embeddings of another program: word2vec binary, text with or without a line of dimensions
-        (GloVe), a dense fastText model: as `weightmap.words.convert` does by default, which gets ``lossy=True``.
+        ``f.weights`` are the parameters of a quantised checkpoint instead of its stored tensors. They are decoded to
+        `dtype`, by default to the model's own type. Without `dtype`, GGUF gets the same integers and scales if one of
+        its types holds them: MXFP4, NVFP4 (with its float32 scale as a tensor ``*.scale`` next to ``*.weight``), and
+        Q4_0 or Q8_0 for symmetric integers with groups of 32 columns or more and scales that float16 holds. AMB gets
+        int4_block with the group size, or int8 with one scale. With `quantize`, a parameter that this scheme does not
+        hold exactly is an EncodeError. A copied ``config.json`` loses its ``quantization_config``.
+        Or word embeddings of another program: word2vec binary, text with or without a line of dimensions (GloVe), a
+        dense fastText model. They are converted as by `weightmap.words.convert`, which also takes ``lossy=True``.
     dst : str, bytes or os.PathLike
         A path, or (without `run`) an address in a store, written atomically, as by `save`; never the source itself. A
-        directory (one that exists, a path that ends in a slash, or, from a model directory, a name without a suffix) or
-        an ``*.index.json`` gets numbered shards, one for each file of the source that has tensors to write; scales go
-        to the shard of their weights. It must not hold such a model yet. A Hugging Face directory (or a file or index
-        in a folder with a ``config.json``) that is written to a directory becomes one again: configuration, tokenizer,
-        chat template, licence, code (``*.py`` next to a ``config.json``) and the modules of sentence-transformers are
-        copied, before the index. No file there is replaced. A single file gets no copies: a warning names them.
-        transformers, vLLM and llama.cpp find shards of safetensors and GGUF by their names; transformers loads
-        directories of all formats within `weightmap.compat.patched`.
+        directory (an existing one, a path that ends in a slash, or, from a model directory, a name without a suffix) or
+        an ``*.index.json`` gets numbered shards, one for each file of the source with tensors to write; scales go to
+        the shard of their weights. The directory must not hold such a model yet. A Hugging Face directory (or a file or
+        index in a folder with a ``config.json``) becomes a Hugging Face directory again: configuration, tokenizer, chat
+        template, licence, code (``*.py`` next to a ``config.json``) and the modules of sentence-transformers are copied
+        before the index. They replace no file. A single file gets no copies: a warning names them. transformers, vLLM
+        and llama.cpp find shards of safetensors and GGUF by their names; transformers loads directories of all formats
+        within `weightmap.compat.patched`.
     format : str, optional
         Format of the target; by default its suffix decides, and a directory gets the format of the source.
         "word2vec", "text", "textdims" and "fasttext" take a vocabulary and the matrix of its rows; the other formats
-        are those of `weightmap.open`.
+        are the same as for `weightmap.open`.
     include, exclude : glob or sequence of globs, optional
         Convert tensors whose name matches an `include` (default: all; an empty sequence: none) and no `exclude`. A glob
-        that no tensor of the source matches is an EncodeError, and so are globs that leave none.
+        that matches no tensor of the source is an EncodeError, and so are globs that leave no tensor.
     rename : mapping of str to str, or callable, optional
-        New names of tensors by their old ones (``{"net.*": "*"}``: of all that begin with "net."), or a function that
-        returns the new name for an old one. `include`, `exclude`, `quantize` and the report use the old names.
+        Maps old names to new ones (``{"net.*": "*"}`` renames all that begin with "net."), or a function that returns
+        the new name for an old one. `include`, `exclude`, `quantize` and the report use the old names.
     dtype : dtype_like, optional
-        Convert floating-point tensors to this type, and decode quantised ones to it; others stay as they are. Values
-        out of its range become infinite, in float8_e4m3fn NaN; the report's warnings count them. With `quantize`, this
-        does not apply to tensors that are quantised before or after; without, the ``dtype`` (``torch_dtype``) in a
-        copied ``config.json`` becomes this type too, unless that is a float8: transformers and vLLM load a
-        model in that type. Without `dtype`, a conversion between AMB and GGUF turns int4_block into
-        q4_0, int5_block into q5_0, int8 into q8_0, and back: the same integers and scales, without decoding. The
-        report says so; if blocks or scales do not allow it, so does the error.
+        Convert floating-point tensors to this type, and decode quantised tensors to it; others stay as they are. Values
+        out of its range become infinite, in float8_e4m3fn NaN; the report's warnings count them. With `quantize`, the
+        type does not apply to tensors that are quantised before or after. Without `quantize`, the ``dtype``
+        (``torch_dtype``) in a copied ``config.json`` becomes this type too, unless it is a float8: transformers and
+        vLLM load a model in the type that is stated there. Without `dtype`, a conversion between AMB and GGUF turns
+        int4_block into q4_0, int5_block into q5_0, int8 into q8_0, and back: the same integers and scales, without
+        decoding. The report says so; if blocks or scales do not allow it, the error says so.
     quantize : Quantize or str, optional
         Quantise by this scheme, for formats that hold such tensors (AMB, GGUF): see `weightmap.quantize`. Tensors that
         are one-dimensional, embeddings (by their names) or quantised already stay as they are. If rows are not whole
-        blocks of 256, iq4_nl replaces q2_k and q3_k (llama.cpp: q4_0), q5_0 q4_k, q5_1 q5_k and q8_0 q6_k; if
-        they are not whole blocks of 32, the tensor stays as it is. The report's warnings list both. Or "pq", for word
-        embeddings in finalfusion: as ``pq=Pq()`` of `weightmap.words.convert`. Or a mixture of llama.cpp, such as
-        "q4_k_m": see `Quantize`.
+        blocks of 256, another scheme takes the place of k-quants: iq4_nl of q2_k and q3_k (llama.cpp: q4_0), q5_0 of
+        q4_k, q5_1 of q5_k, q8_0 of q6_k. If they are not whole blocks of 32, the tensor stays as it is. The report's
+        warnings list both. Or "pq", for word embeddings in finalfusion: as ``pq=Pq()`` of `weightmap.words.convert`. Or
+        a mixture of llama.cpp, such as "q4_k_m": see `Quantize`.
     names : str
-        For GGUF. "auto": a model directory of Hugging Face, or an index in one, of an architecture that docs/gguf.md
-        lists gets llama.cpp's names, keys and tokenizer (extra ``[gguf]``); others keep their names, and a warning says
-        that llama.cpp will not load the file. "llama.cpp": another architecture is an EncodeError, and one file of
+        For GGUF. "auto": a Hugging Face model directory, or an index in one, gets llama.cpp's names, keys and tokenizer
+        (extra ``[gguf]``) if docs/gguf.md lists its architecture; others keep their names, and a warning says that
+        llama.cpp will not load the file. "llama.cpp": another architecture is an EncodeError, and a single file of
         weights in a folder with a ``config.json`` is translated, too. "keep": names are never translated. With
         translation, `include`, `exclude`, `rename` and `quantize` take llama.cpp's names, and a model that llama.cpp
         would refuse or compute wrongly is an EncodeError before a file is created.
     max_shard_size : int or str, optional
-        Most bytes of tensors per shard, such as ``"5GB"`` or ``"4GiB"``. Larger shards of the source are split; a
-        larger tensor gets its own shard. `dst` may be a file, too: a model that does not fit into it becomes shards and
+        The most bytes of tensors per shard, such as ``"5GB"`` or ``"4GiB"``. Larger shards of the source are split; a
+        larger tensor gets its own shard. `dst` may also be a file: a model that does not fit into it becomes shards and
         ``DST.index.json`` in its place, as for `save`.
     output : Output, optional
         Layout, alignment, checksums, and how files take their places. The report counts tensors that could not be
-        aligned. Without ``overwrite``, no file of a model in shards is replaced; a sharded model, and files in the
-        place of those that are copied, never are.
+        aligned. Without ``overwrite``, no file of a sharded model is replaced. A whole sharded model is never replaced,
+        nor are files in the place of companion files.
     run : Run, optional
-        How the shards of a model are distributed: to an executor or to ranks, with a manifest of finished ones.
+        How to distribute the shards of a model: to an executor or to ranks, with a manifest of finished shards.
     threads : int, optional
-        At most this many threads quantise, and at most two of them copy; by default one for each CPU of this process.
+        The most threads that quantise; at most two of them copy. By default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target; for shards in bytes of the source.
 
@@ -167,23 +167,24 @@ def convert(
     Raises
     ------
     EncodeError
-        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception:
-        where the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported,
-        since every program that reads such a model knows these numbers. Also when globs leave no tensor, or
-        choose none to quantise, and for two tensors of one name.
+        When the target cannot express a tensor; it names every such tensor, and no file was created. One exception: if
+        the target has no int64, a buffer ``*.position_ids`` that counts 0, 1, 2 ... is left out, and reported, because
+        every program that reads such a model knows these numbers. Also when globs leave no tensor, or choose none to
+        quantise, and for two tensors with the same name.
     TargetError
         When a sharded target exists, its directory has another model under a usual name, another run is writing it, or
         the manifest belongs to another run; when a file to copy exists there with other content; when the target
-        exists, with ``Output(overwrite=False)``; or when it is the source, by whatever path, or one of its files.
+        exists, with ``Output(overwrite=False)``; or when the target is the source, by whatever path, or one of its
+        files.
     ShardsError
-        When several shards failed, with `keep_going`; or when the executor did.
+        When several shards failed, with `keep_going`; or when the executor failed.
     FormatError, MissingDependencyError, OSError
         As from `open` and `save`.
 
     Notes
     -----
-    The source's checksums are not compared, and the target gets new ones, so damage would look sound: `verify` the
-    source before, and the target after.
+    The source's checksums are not compared, and the target gets new ones, which would make damage look sound: `verify`
+    the source before, and the target after.
 
     Examples
     --------
@@ -237,20 +238,20 @@ class _Source(NamedTuple):
     file: Any
     weights: bool  # whether its parameters are converted
     folder: str | None  # the directory that was opened
-    directory: ModelDirectory | None  # what lies in that directory
+    directory: ModelDirectory | None  # the content of that directory
     path: str | None
     name: str  # in the report
     of_words: bool = False
 
 
 class _Target(NamedTuple):
-    """Where a conversion goes."""
+    """The target of a conversion."""
 
     path: str
     record: Any  # of a format, or of another program's words
     shards: ShardTarget | None
     layout: str | None
-    directory: ModelDirectory | None  # what lies around the source, whose files are copied to a directory
+    directory: ModelDirectory | None  # the source's folder, whose companion files are copied to a directory
 
 
 def _open_source(stack: contextlib.ExitStack, src: Any) -> _Source:
@@ -338,14 +339,14 @@ def _convert_tensors(
         warnings += other_models(file)
     file, spec, odd = checked_view(spec, file, names, whole=source.folder is not None or bool(file.shards))
     if spec.translated:
-        directory = None  # what it says became key-values
+        directory = None  # its content has become key-values
     spec.check_globs(file, source.name)
     renamed = spec.renamed(file, rename, source.name)
     if spec.translated:
         check_complete_of(file, {renamed.get(name, name) for name in file if spec.takes(name)})
     if spec.max_shard_size is not None and shards is None and not _fits(file, target.path, spec):
         shards = shards_in_place_of(target.path, target.record)
-    # Listed before anything is written: a folder that cannot be read fails the conversion while it can still fail.
+    # List the files before writing, so that an unreadable folder fails the conversion while it can still fail.
     copied = source.folder is None or directory is None or (shards is not None and shards.whole)
     others = [] if copied or source.folder is None else list(companions(source.folder, spec.opening.trust))
     if shards is None:
@@ -362,22 +363,22 @@ def _convert_tensors(
     if spec.weights:
         warnings += _decoded(file, spec)
     elif shards is None or not shards.whole or directory is None or target.record.program == PROGRAM:
-        warnings += _raw(file, spec)  # no configuration is copied that would explain them
+        warnings += _raw(file, spec)  # without the configuration that explains the codes
     return report._replace(src=source.name, warnings=(*warnings, *odd))
 
 
 def _not_copied(others: list[str], directory: ModelDirectory | None, report: ConvertReport) -> list[str]:
-    """Return a line about the files of a model directory that have no place in the target."""
+    """Return a line about the files of a model directory that the target has no place for."""
     carried = FORMATS[report.format].carries[report.layout] & {"config", "vocab", "tokenizer"}
     if others and directory is not None and "tokenizer" in carried:
-        directory.tokenizer()  # of shards it was read by whoever wrote the first
+        directory.tokenizer()  # with shards, the writer of the first one has read it
     read = directory.stamps if carried and directory is not None else ()
     names = [quoted(name) for name in others if name not in read]
     return [f"only a directory gets copies of {', '.join(names)}"] if names else []
 
 
 def _decoded(file: TensorFile, spec: Spec) -> list[str]:
-    """Return a line about parameters that were decoded since the target has no scheme for the same numbers."""
+    """Return a line about parameters that were decoded because the target has no scheme for the same numbers."""
     names = [
         name for name, row in zip(file, internals.rows_of(file), strict=True) if spec.takes(name) and storage_of(row)
     ]
@@ -388,8 +389,8 @@ def _decoded(file: TensorFile, spec: Spec) -> list[str]:
 
 
 def _raw(file: TensorFile, spec: Spec) -> list[str]:
-    """Return a line about codes of a quantised checkpoint that go to a target without its configuration."""
-    if spec.dtype is not None or spec.quantize is not None:  # codes were refused before
+    """Return a line about codes of a quantised checkpoint that the target gets without their configuration."""
+    if spec.dtype is not None or spec.quantize is not None:  # codes have been refused already
         return []
     names, _ = codes_among(file, spec.takes)
     if not names:
@@ -399,7 +400,7 @@ def _raw(file: TensorFile, spec: Spec) -> list[str]:
 
 
 def _as_quantize(quantize: Any, target: _Target) -> Quantize:
-    """Normalise the `quantize=` argument. Raises `QuantError` for an unknown scheme, with the nearest of the target."""
+    """Normalise the `quantize=` argument. Raises `QuantError` for an unknown scheme, with the target's nearest one."""
     if isinstance(quantize, Quantize):
         return quantize
     record = target.record
@@ -416,7 +417,7 @@ def _as_quantize(quantize: Any, target: _Target) -> Quantize:
 
 
 def _writable(record: Any, layout: str | None) -> list[str]:
-    """Return the schemes that this format can be written with, none for words of other programs."""
+    """Return the schemes that can be written to this format; none for words of other programs."""
     schemes = record.schemes.get(choose_layout(record, layout, None), ()) if isinstance(record, Format) else ()
     return [scheme for scheme in (*SCHEMES, "pq") if scheme in schemes]
 
@@ -476,7 +477,7 @@ def _convert_file(
     try:
         durable, overwrite = spec.output.durable, spec.output.overwrite
         size = write_plan(target, prepared.plan, progress=progress, durable=durable, overwrite=overwrite)
-    except TensorFileError as error:  # of a tensor that is read, or quantised, as it is written
+    except TensorFileError as error:  # from reading or quantising a tensor during the write
         raise error.located(path=internals.name_of(file)) from None
     if spec.output.align is not None:
         warnings += unaligned_note(*unaligned(target, spec.output.align), spec.output.align)

@@ -1,12 +1,12 @@
-"""The conversion rule for metadata, the same for all formats: which values are converted, which are dropped.
+"""The conversion rule for metadata, the same for all formats: which values are converted, and which are dropped.
 
-Ours: the types of GGUF's key-values survive in formats without types. There a value is JSON, as its text where the
+Ours: the types of GGUF's key-values survive in formats without types. There a value is JSON, or the text of JSON if the
 format holds only texts: ``"32"``, ``"[0.5, 1.0]"``; floats that are not finite are the strings NaN, Infinity and
--Infinity. The entry "weightmap.types" says what the values were: JSON, an object of types by key, such as ``{"a":
-"UINT32", "b": "[FLOAT32]"}``. Types are spelt as gguf-dump does; "[...]" is an array, "[ARRAY]" an empty one of arrays,
-and a list has the types of arrays in an array that are not all of one type. "JSON" is a number or truth value of JSON
-or TOML. Plain texts are not listed. `convert` takes these values back to GGUF, or to another format, as what they were.
-Without that entry all are what they seem.
+-Infinity. The entry "weightmap.types" records the original types: a JSON object of types by key, such as ``{"a":
+"UINT32", "b": "[FLOAT32]"}``. Types have gguf-dump's names; "[...]" is an array, "[ARRAY]" an empty array of arrays,
+and a list has the types of inner arrays that differ in type. "JSON" is a number or truth value of JSON or TOML. Plain
+texts are not listed. `convert` restores the types for GGUF or another format. Without the entry, values have the type
+that they show.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.model.sharded import json_form, plain
 from weightmap.errors import TensorFileError
 
-# The entry with the types of the others
+# The entry with the types of the other entries
 TYPES = "weightmap.types"
 _NUMBERS = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {"FLOAT32", "FLOAT64"}
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -169,13 +169,13 @@ def _kind_of(value: Any, kind: str) -> Any:
 
 
 def _written(value: Any, kind: Any, types: frozenset[str], max_length: int | None) -> tuple[Any, Any] | None:
-    """Return a value as stored in a format without types, and its type; None if it would not read back equal."""
+    """Return the form of a value in a format without types, and its type; None if it would not read back equal."""
     try:
         kind, stored = _kind_of(value, kind), json_form(value)
         if not _kinds(stored) <= types:
             stored = _text(stored)
         back = _read(stored, kind)
-    except (TensorFileError, ValueError):  # strings that are not UTF-8, arrays deeper than the rest of the stack allows
+    except (TensorFileError, ValueError):  # strings that are not UTF-8, arrays too deep for the rest of the stack
         return None
     same = _bits(back, kind) == _bits(value, kind)
     return (stored, kind) if "text" in types and same and not _is_long(stored, max_length) else None
@@ -208,9 +208,8 @@ def fitted(
 
     `places`, `storable` and `max_length` are the format's `metadata_keys`, `metadata_kinds` and `metadata_most`. A
     value of a kind in `storable` is copied unchanged, an array as a list if the format has no arrays; a number or a
-    truth value becomes its JSON text if the format reads only texts. Its type is stored beside it, and so is the type
-    of any other value where it is known: see the module. Everything else is dropped, and so is every key outside
-    `places`.
+    truth value becomes its JSON text if the format has only texts. The types of such values, and all other known types,
+    are stored too: see the module. Other values, and keys outside `places`, are dropped.
     """
     only_texts = places is None and not storable >= _SCALARS and TYPES not in metadata
     changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Quantises tensors in a conversion, and measures the error; regroups quantised ones into the target's blocks."""
+"""Quantises tensors in a conversion, and measures the error; regroups quantised tensors into the target's blocks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 # Elements to quantise at once: as float32, they fill half of the second-level cache of common CPUs.
 _PIECE = 1 << 17
-# The relative error of blocks of GGUF from which on a tensor has lost its values: the types of 2 bits have 0.4 or less.
+# The relative error that means that blocks of GGUF have lost their values: types of 2 bits have at most 0.4.
 _LOST = 0.5
-# Elements whose codes are made together under one scale; whole bytes hold them.
+# Elements to encode together under one scale; their codes fill whole bytes.
 _TOGETHER = 256
-# Cached bytes of adaptive tensors, which planning quantises for their sizes. Beyond these, tensors are quantised again
-# when they are written, so that memory stays flat.
+# Most cached bytes of adaptive tensors, which planning quantises for their sizes. Further tensors are quantised again
+# when written, so that memory stays flat.
 _MAX_CACHED_BYTES = 64 << 20
 # Parts of the names of embeddings in models of Hugging Face and of llama.cpp.
 _EMBEDDINGS = re.compile("embed|embd", re.IGNORECASE)
@@ -66,8 +66,8 @@ class Quantize:
     scale_type : str or numpy.dtype
         "fp16" or "fp32", by any of their names.
     bits : float
-        For adaptive: bits per weight, 4.5 to 16. What it holds of a tensor, beyond 16 MiB, lies in a temporary file
-        (in ``TMPDIR``), with about 8 bytes for each element.
+        For adaptive: bits per weight, 4.5 to 16. Its working memory, about 8 bytes for each element of a tensor, lies
+        in a temporary file (in ``TMPDIR``) beyond 16 MiB.
     include, exclude : glob or sequence of globs, optional
         Quantise floating-point tensors whose name matches an `include` and no `exclude`, whatever their shape; without
         `include`, tensors of two dimensions or more that are not embeddings (by their names). A glob that matches no
@@ -115,7 +115,7 @@ class Quantize:
         if scheme != "adaptive" and self.bits != 5:
             raise QuantError(f"bits is for adaptive: {scheme} has a fixed number of bits")
         if scheme != "pq":
-            if scheme not in GGML_SCHEMES or self.scale_type != "fp16":  # ggml's have scales of one type
+            if scheme not in GGML_SCHEMES or self.scale_type != "fp16":  # ggml's schemes have scales of one type
                 _quantize_zeros(self)
         elif self.include is not None or self.exclude is not None:
             raise QuantError("pq is for word embeddings: Pq(include=...) of weightmap.words.convert chooses a matrix")
@@ -134,7 +134,7 @@ class Quantize:
 
     @property
     def usual(self) -> str:
-        """The scheme; of a mixture, the scheme of most tensors."""
+        """The scheme; for a mixture, the scheme of most tensors."""
         return MIXTURES.get(self.scheme, self.scheme)
 
 
@@ -150,7 +150,7 @@ def quantize_options(how: Quantize) -> dict[str, Any]:
 
 
 def _nothing(_name: str, _place: Row) -> tuple[()]:
-    """Return no bytes, for a tensor that the writer will refuse."""
+    """Return no bytes: a stand-in for a tensor that the writer will refuse."""
     return ()
 
 
@@ -174,13 +174,13 @@ class Regrouper:
     def payload(self, name: str, row: Row, block_size: int, scale_type: str, *, trial: bool = False) -> Payload:
         """Return the payload of a tensor in the target's scheme.
 
-        If its blocks or scales do not allow this, it keeps its scheme, which the writer refuses with the reason. A
-        `trial` does not look at the scales.
+        If its blocks or scales do not allow this, the tensor keeps its scheme, which the writer refuses with the
+        reason. A `trial` does not read the scales.
         """
         scheme, size = COUNTERPARTS[row.dtype.name], math.prod(row.shape)
         try:
             check_counterpart(row.dtype.name, row.shape, block_size)
-            # The scales decide for these: regroup once before a file is made.
+            # Here the scales decide: regroup once before making a file.
             if not trial and (scheme == "int8" or scale_type == "fp32"):
                 for _ in _regrouped(name, row):
                     pass
@@ -217,9 +217,9 @@ def _regrouped(_: str, place: Row) -> Iterator[NDArray[np.uint8]]:
 
 
 class _Blocks(NamedTuple):
-    """A scheme of blocks that are quantised one by one: elements and bytes per block, and the encoder.
+    """A scheme whose blocks are quantised one by one: elements and bytes per block, and the encoder.
 
-    A block of a scheme with one scale for all has codes alone, any other of integers begins with its scale.
+    A block of integers begins with its scale; in a scheme with one scale for all, it has only codes.
     """
 
     elements: int
@@ -229,7 +229,7 @@ class _Blocks(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Elements of a tensor: their file, source, begin in it, and type; the number of the first one, and their count."""
+    """Elements of a tensor: their file, source, offset, and type; the number of the first element, and their count."""
 
     file: Source
     source: int | NDArray[np.uint8]
@@ -246,9 +246,9 @@ class Quantizer:
     ----------
     how : Quantize
     threads : int, optional
-        At most this many share the work; by default one for each CPU that this process may use.
+        The most threads that share the work; by default one for each CPU that this process may use.
     shape : Shape, optional
-        For a model under llama.cpp's names: tensors that llama.cpp needs in float32 stay so, and a mixture chooses
+        For a model under llama.cpp's names: tensors that llama.cpp needs in float32 stay float32, and a mixture chooses
         schemes by names.
 
     Attributes
@@ -269,7 +269,7 @@ class Quantizer:
         self.block_size: int = how.elements
 
     def wants(self, name: str, row: Row) -> str | None:
-        """Return the scheme that a tensor gets; None for one that stays as it is."""
+        """Return the scheme for a tensor; None if it stays as it is."""
         if row.dtype.quantized or row.dtype.name not in FLOATING or (self._exclude and matches(name, self._exclude)):
             return None
         if self._shape is not None and stays_float32(name, row.shape):
@@ -293,7 +293,7 @@ class Quantizer:
         return type_in(self._mixture, name, self._shape)
 
     def scheme_of(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Return the scheme for a tensor of this shape; None if its rows are not whole blocks of any."""
+        """Return the scheme for a tensor of this shape; None if no scheme's blocks fit its rows."""
         scheme: str | None = self._requested(name)
         while scheme in GGML_SCHEMES and (not shape or shape[-1] % quantised.GGML_TYPES[scheme].block_size):
             scheme = _FALLBACKS.get(scheme)
@@ -310,7 +310,7 @@ class Quantizer:
         ]
 
     def payload(self, name: str, place: Row, writable: Collection[str], *, trial: bool = False) -> Payload:
-        """Return the payload of a tensor for a format that holds the schemes `writable`. Writing reads the tensor.
+        """Return the payload of a tensor for a format that holds the schemes `writable`; writing it reads the tensor.
 
         If the size depends on the values, a `trial` estimates it.
         """
@@ -365,7 +365,7 @@ class Quantizer:
         self._note(name, scheme, place, nbytes, *sums)
 
     def _by_one_scale(self, sink: Sink, name: str, place: Row, scheme: str, blocks: _Blocks, nbytes: int) -> None:
-        """Quantise a tensor as one run, which the search for its scale reads several times."""
+        """Quantise a tensor as one run, which the search for the scale reads several times."""
         sums, nothing = [0.0, 0.0, 0.0], _Run(place.source, np.empty(0, np.uint8), 0, "float32", 0, 0)
         run = next(_runs(place, max(math.prod(place.shape), 1)), nothing)
         try:
@@ -387,7 +387,7 @@ class Quantizer:
         yield octets
 
     def _quantized(self, name: str, place: Row) -> tuple[NDArray[np.uint8], list[float]]:
-        """Quantise a whole tensor; return its bytes, and what `_note` takes of its values."""
+        """Quantise a whole tensor; return its bytes, and the sums for `_note`."""
         values, at = scratch(math.prod(place.shape), np.float32), 0
         for piece in _values(place, _PIECE):
             values[at : at + len(piece)] = piece
@@ -472,7 +472,7 @@ def _encode(
 ) -> None:
     """Fill `out` with blocks of a run from their byte `at` on.
 
-    `sums` are of squared errors, of squares, and the largest scale, if it is a float16.
+    `sums` are the sums of squared errors and of squares, and the largest float16 scale, if any.
     """
     start = at // blocks.nbytes * blocks.elements
     count = min(-(-len(out) // blocks.nbytes) * blocks.elements, run.size - start)

@@ -1,4 +1,4 @@
-"""Runs one task for each shard of a model, by itself or by an executor; a manifest records finished shards."""
+"""Runs a task for each shard of a model, in this process or by an executor; a manifest records finished shards."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
 
 
-# An executor takes some milliseconds for each call, so small tasks share one: this many tasks or bytes at most, in at
-# least this many calls, so that workers end at about the same time.
+# An executor takes some milliseconds for each call, so that small tasks share a call: at most this many tasks or bytes,
+# in at least this many calls, so that workers end at about the same time.
 _TOGETHER, _BYTES, _CALLS = 16, 64 << 20, 16
-# What a manifest says of itself.
+# The entries that mark a manifest.
 _MARK, _VERSION = "weightmap_manifest", 1
 
 
@@ -118,7 +118,7 @@ def manifests_of(run: Run) -> list[str]:
 
 
 def share_of(run: Run, tasks: Sequence[Any]) -> Sequence[Any]:
-    """Return what this rank does of several tasks or files."""
+    """Return this rank's share of tasks or files."""
     return tasks[run.rank :: run.world_size]
 
 
@@ -129,9 +129,9 @@ class Runner:
     ----------
     run : Run
     manifest : Manifest or None
-        Written when finished tasks have been handed out and no other is finished yet, and at the end.
+        Written whenever all finished tasks have been handed out, and at the end.
     folders : mapping of str to str
-        The absolute directories that tasks work in, each with the caller's spelling, which errors use.
+        Maps the absolute directories of tasks to the caller's spelling, for errors.
     """
 
     def __init__(self, run: Run, manifest: Manifest | None, folders: Mapping[str, str]) -> None:
@@ -234,7 +234,7 @@ class Runner:
             return
         if type(results) is not list or len(results) > len(tasks):
             results = [results]
-        for task, result in zip(tasks, results, strict=False):  # those behind an error did not begin
+        for task, result in zip(tasks, results, strict=False):  # tasks after an error did not begin
             if isinstance(result, Exception):
                 self._failed(task.name, result, running)
             else:
@@ -251,7 +251,7 @@ class Runner:
             future.cancel()
 
     def _error(self) -> BaseException:
-        """Return the error of the run, and let it go: its traceback refers to this object, and to open files."""
+        """Return the error of the run, and forget it: its traceback refers to this object, and to open files."""
         errors, self._errors = self._errors, []
         for _, error in errors:
             self._name_as_given(error)
@@ -261,7 +261,7 @@ class Runner:
         return ShardsError.of(errors)
 
     def _name_as_given(self, error: BaseException) -> None:
-        """Put the path of a file as the caller gave it into an error of a task."""
+        """Make the error of a task use the caller's spelling of a path."""
         attribute = "path" if isinstance(error, TensorFileError) else "filename"
         path = getattr(error, attribute, None)
         if isinstance(path, str):
@@ -271,10 +271,10 @@ class Runner:
 
 
 class _Bundle:
-    """What a worker calls: a function of each of some tasks, in turn, up to the first error unless `keep_going`.
+    """Calls a function for several tasks in turn, in a worker, up to the first error unless `keep_going`.
 
-    No two are equal. Dask answers a call that equals an earlier one with the result, or the error, of that one, as long
-    as somebody holds it: a conversion that is started again would not run.
+    No two bundles are equal. Dask answers a call that equals an earlier one with the earlier result or error, as long
+    as that is referenced: a conversion that is started again would not run.
 
     Attributes
     ----------
@@ -327,7 +327,7 @@ class FileRows(NamedTuple):
 
     @classmethod
     def of(cls, name: str, file: TensorFile, rows: Iterable[tuple[int, int]]) -> FileRows:
-        """Return rows of an open file, with its size and its modification time, or tag in a store; of several, all."""
+        """Return rows of an open file, with the size and modification time, or tag in a store, of all its sources."""
         states: list[int | str] = []
         for source in sources_of(file):
             if source.store is not None:
@@ -339,7 +339,7 @@ class FileRows(NamedTuple):
     def open(self, folder: str, options: Options) -> TensorFile:
         """Open the file. Raises `FileChangedError` if it has changed since the task was made."""
         path = inside(folder, plain_name(self.name, "name"))
-        # With digests in the caller's mode: "copy" uses the bytes that were hashed.
+        # With digests, use the caller's mode: "copy" uses the bytes that were hashed.
         mode = options.mode if options.trust else None
         options = Options(**options.keywords(mode=mode, verify="header", private=True))
         file = open_with(path, options) if is_index(path) or options.deltas else open_file(path, path, options)
@@ -353,7 +353,7 @@ class FileRows(NamedTuple):
 
 
 def plain_name(name: str, field: str) -> str:
-    """Return the name of a shard if it stays within its directory; `field` is where it stands."""
+    """Return the name of a shard if it stays within its directory; `field` is the place of the name."""
     try:
         return shard_name(name)
     except FormatError as error:
@@ -368,7 +368,7 @@ class Manifest:
     ----------
     path : str
     work, run : str
-        What the run does, "convert" or "verify", and the `key` of everything that holds for all its shards.
+        The kind of run, "convert" or "verify", and the `key` of everything that its shards have in common.
     fields : mapping of str to type
         The fields of a record, besides "key".
     limits : Limits
@@ -396,7 +396,7 @@ class Manifest:
         return hashlib.sha256(repr(values).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def _read(self, limits: Limits) -> dict[str, Any]:
-        """Return the records of the file; none if it is not there."""
+        """Return the records of the file; none if it does not exist."""
         try:
             source = from_path(self.path, "copy")
         except FileNotFoundError:
@@ -437,11 +437,11 @@ class Manifest:
         return record if record is not None and record["key"] == key else None
 
     def add(self, name: str, key: str, **values: Any) -> None:
-        """Record a finished shard; `write` makes it last."""
+        """Record a finished shard; `write` saves the record."""
         self._records[name] = {"key": key, **values}
 
     def write(self) -> None:
-        """Write all records. Not flushed to the disk: after a power cut, shards are only done over."""
+        """Write all records, without flushing to the disk: after a power cut, shards are only done again."""
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(record)}" for name, record in self._records.items())
         data = f'{json.dumps(self._head)[:-1]}, "shards": {{\n{lines}\n}}}}\n'.encode()
         write_plan(self.path, WritePlan(len(data), lambda sink: sink.write(data)), durable=False)

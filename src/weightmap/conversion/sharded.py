@@ -43,7 +43,7 @@ class ShardTask(NamedTuple):
     folder : str
         The directory of the source, or its address in a store, which workers read with their own credentials.
     pieces : tuple of FileRows
-        Where its tensors lie. The shard gets the metadata of the first file.
+        The places of its tensors. The shard gets the metadata of the first file.
     target, name : str
         The directory to write to, and the name of the shard in it.
     spec : Spec
@@ -87,7 +87,7 @@ class ShardReport(NamedTuple):
         Number of values out of the range of the new type, and of tensors with such values.
     quantized : tuple of QuantizedInfo
     converted : bool
-        False if an earlier run had written the shard, and it is intact.
+        False if the shard is intact from an earlier run.
     """
 
     number: int
@@ -101,7 +101,7 @@ class ShardReport(NamedTuple):
 
 
 def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = None) -> ShardReport:
-    """Write one shard, unless an earlier run did. `opened` has the open files of its source; None opens them."""
+    """Write a shard, unless an earlier run did. `opened` has the open files of its source; None opens them."""
     path = os.path.join(task.target, plain_name(task.name, "name"))
     if task.done is not None and is_whole(path, *task.done):
         return ShardReport(task.number, *task.done, 0, 0, (0, 0), (), converted=False)
@@ -119,7 +119,7 @@ def convert_shard(task: ShardTask, opened: Mapping[str, TensorFile] | None = Non
         directory = None if task.model is None else read_beside(task.model, spec.opening.trust)
         preparer = Preparer(spec)
         prepared = preparer.prepare(files[0], places, directory, path, dict(task.renamed), part=True, numbers=task.part)
-        sinks: list[Sink] = []  # the one that wrote the file
+        sinks: list[Sink] = []  # the sink that wrote the file
 
         def write(sink: Sink) -> None:
             sink.digest = 0
@@ -146,23 +146,23 @@ def _places(file: TensorFile, rows: Sequence[tuple[int, int]]) -> Iterator[tuple
         position = stop
 
 
-# Names of scales, zero points, shapes or orders; `of` is the beginning of their weights' name: FP8 of Hugging Face
-# (weight_scale_inv), compressed-tensors (weight_scale), GPTQ and AWQ (scales, qzeros, g_idx), bitsandbytes (absmax,
-# quant_map, quant_state), gpt-oss (blocks and scales).
+# Names of scales, zero points, shapes or orders; the group `of` is the prefix of the name of their weights. FP8 of
+# Hugging Face (weight_scale_inv), compressed-tensors (weight_scale), GPTQ and AWQ (scales, qzeros, g_idx), bitsandbytes
+# (absmax, quant_map, quant_state), gpt-oss (blocks and scales).
 _SCALES = re.compile(
     r"(?P<of>.+?)(?:"
     r"[._](?:scales?|scale_inv|scale_2|global_scale|zeros|qzeros|zero_points?|g_idx|shape|absmax|nested_absmax|quant_map"
     r"|nested_quant_map)|\.quant_state\..+)",
     re.DOTALL,
 )
-# Endings of the name of the weights, behind `of`.
+# Endings of the weights' name, after `of`.
 _WEIGHTS = ("", ".weight", ".qweight", ".weight_packed", "_packed", "_blocks", ".blocks")
 
 
 def moved_scales(where: Mapping[str, str]) -> dict[str, str]:
-    """Return the shard of the weights for each tensor of scales that lies in another one.
+    """Return the shard of the weights for each tensor of scales that lies in another shard.
 
-    A shard that has the scales of its weights can be used alone. `where` is the shard of each tensor.
+    A shard with the scales of its weights can be used alone. `where` is the shard of each tensor.
     """
     moved = {}
     for name, shard in where.items():
@@ -182,7 +182,7 @@ class ShardPlan(NamedTuple):
     ----------
     tasks : list of ShardTask
     keys : list of str
-        For each task, a `digest` of what its result depends on, besides the arguments.
+        For each task, a `digest` of the inputs of its result, besides the arguments.
     weights : list of int
         For each task, the bytes of its tensors in the source.
     where : dict
@@ -192,9 +192,9 @@ class ShardPlan(NamedTuple):
     dropped, warnings, layout
         As in the report.
     files : dict
-        The open files of the source, by the names in tasks.
+        The open files of the source, by their names in tasks.
     folders : dict
-        The absolute directories of source and target, as in tasks, each with the caller's spelling.
+        Maps the absolute directories of source and target, as in tasks, to the caller's spelling.
     """
 
     tasks: list[ShardTask]
@@ -212,9 +212,9 @@ class ShardPlan(NamedTuple):
 def plan_shards(
     file: TensorFile, model: str | None, target: ShardTarget, spec: Spec, renamed: Mapping[str, str]
 ) -> ShardPlan:
-    """Plan the shards of a model: a task for each that has a tensor to write.
+    """Plan the shards of a model: a task for each shard with a tensor to write.
 
-    Everything that can be checked without reading data is checked here, for all shards, before any file exists.
+    Checks, for all shards and before any file exists, everything that can be checked without reading data.
     """
     source = parts_of(file)[0]
     path = source.absolute or source.name
@@ -297,7 +297,7 @@ def plan_shards(
 def _chosen(
     labels: Mapping[str, str], moved: Mapping[str, str], where: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """Yield for each new shard the file of its first tensor, and its tensors by file: scales with their weights."""
+    """Yield for each new shard the file of its first tensor, and its tensors by file, scales with their weights."""
     members: dict[str, list[str]] = {}
     for name, label in labels.items():
         members.setdefault(label, []).append(name)
@@ -313,7 +313,7 @@ def _chosen(
 def _labels(
     files: Mapping[str, TensorFile], shard_of: Mapping[str, str], target: ShardTarget, spec: Spec
 ) -> dict[str, str]:
-    """Return a label of the new shard of each converted tensor: of a source file, or of a part of it."""
+    """Return the label of each converted tensor's new shard: a source file, or a part of one."""
     max_nbytes, labels = spec.max_shard_size, dict(shard_of)
     if spec.is_view or spec.opening.deltas:  # files are opened as one: the source of a tensor tells them apart
         for shard, part in files.items():
@@ -325,7 +325,7 @@ def _labels(
     for shard, part in files.items() if max_nbytes is not None else ():
         places = [(name, place) for name, place in named_rows(part) if shard_of.get(name) == shard]
         sizes = {name: place.nbytes for name, place in places}
-        # Later, one error names all tensors that cannot be written.
+        # A later error names all tensors that cannot be written.
         with contextlib.suppress(EncodeError):
             prepared = Preparer(spec).prepare(part, places, None, target.path, {}, part=True, trial=True)
             sizes |= {tensor.name: tensor.nbytes for tensor in prepared.tensors}
@@ -341,7 +341,7 @@ def _labels(
 def _pieces(
     files: Mapping[str, TensorFile], chosen: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[FileRows, ...], list[tuple[str, Row]]]:
-    """Return the pieces of a task, and the rows of its tensors. `chosen` has their names by the shard of the source."""
+    """Return the pieces of a task, and the rows of its tensors. `chosen` has their names by shard of the source."""
     pieces, places = [], []
     for shard, names in chosen.items():
         members = frozenset(names)
@@ -365,7 +365,7 @@ def _ranges(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _joined(refused: Sequence[EncodeError]) -> EncodeError:
-    """Return one error for all shards that the target cannot express."""
+    """Join the errors of all shards that the target cannot express."""
     first = refused[0]
     if len(refused) > 1:
         first.what += f"; and {counted(len(refused) - 1, 'more shard')} cannot be written"
@@ -396,7 +396,7 @@ def convert_model(
     run: Run,
     progress: Callable[[int, int], None] | None,
 ) -> ConvertReport:
-    """Convert an open model to shards; `model` is its path within a Hugging Face directory, if it lies in one."""
+    """Convert an open model to shards; `model` is its path, if it lies in a Hugging Face directory."""
     if run.executor is not None and parts_of(file)[0].absolute is None:
         raise ValueError(f"src is {name_of(file)}, expected a path: an executor opens files again")
     if run.world_size > 1 and run.manifest is None:
@@ -440,7 +440,7 @@ class _Conversion:
     ----------
     tasks : list of ShardTask
     resumes : bool
-        Whether an earlier run with this manifest finished some of them.
+        Whether an earlier run with this manifest has finished some tasks.
     records : dict
         Finished shards by name.
     overflown : list of (int, int)
@@ -472,7 +472,7 @@ class _Conversion:
         self._total, self._so_far = sum(plan.weights[task.number] for task in self.tasks), 0
 
     def _manifests(self) -> list[Manifest]:
-        """Read the manifest of this rank, then those of the others."""
+        """Read the manifest of this rank, then the manifests of the others."""
         key = Manifest.key(self._target.index_name, self._spec.result, len(self._plan.tasks))
         return [Manifest(path, "convert", key, _RECORD, self._spec.opening.limits) for path in manifests_of(self._run)]
 
@@ -535,7 +535,7 @@ class _Conversion:
         self._report()
 
     def finish(self, companion_files: CompanionFiles | None) -> tuple[int, list[str]]:
-        """Unless a shard is missing, copy companion files and write the index. Return all bytes, and warnings."""
+        """Copy companion files and write the index, unless a shard is missing. Return all bytes, and warnings."""
         target, tasks, align = self._target, self._plan.tasks, self._spec.output.alignment
         if self._run.world_size > 1:
             self.records = self._recorded(self._manifests()) | self.records

@@ -1,4 +1,4 @@
-"""What a conversion was asked for, as plain values that any process understands, and the model as it sees it."""
+"""The request of a conversion, as plain values that any process understands, and its view of the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PRIVATELY = Options(DEFAULT_LIMITS, private=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """The arguments of `weightmap.convert` that hold for every file of the new model."""
+    """The arguments of `weightmap.convert` that apply to every file of the new model."""
 
     format: str = ""
     output: Output = field(default_factory=Output)
@@ -47,13 +47,13 @@ class Spec:
     threads: int | None = None
     weights: bool = False  # whether the tensors are parameters: see `TensorFile.weights`
     translated: bool = False  # whether names become llama.cpp's: see `weightmap.llama`
-    shape: Shape | None = None  # of a model under llama.cpp's names, where types depend on them
+    shape: Shape | None = None  # of a model under llama.cpp's names, if types depend on it
     configured: bool = False  # whether a ``config.json`` lies beside the model
-    # How the files of the source are opened, by whoever opens them again.
+    # Options for opening the files of the source again.
     opening: Options = field(default=_PRIVATELY, repr=False, compare=False)
 
     def of(self, source: Any, target: Any, quantize: Quantize | None) -> Spec:
-        """Return the arguments with what source and target say."""
+        """Return the arguments, completed from source and target."""
         directory = target.directory
         return replace(
             self,
@@ -78,17 +78,17 @@ class Spec:
 
     @property
     def is_view(self) -> bool:
-        """Whether the tensors are others than those stored: the files of the source are opened as one."""
+        """Whether the tensors differ from the stored ones: the source is then opened as a whole."""
         return self.weights or self.translated
 
     @property
     def decoded(self) -> str | None:
-        """The type that quantised parameters are decoded to before they are converted; None for their own."""
+        """The type to which quantised parameters are decoded before conversion; None for the model's own."""
         return None if self.dtype is None or self.quantize is not None else "float32"
 
     @property
     def repacked(self) -> TargetTypes:
-        """What quantised parameters are repacked to, where it holds the same numbers."""
+        """The types to which quantised parameters are repacked, if these hold the same numbers."""
         how, repacked = self.quantize, REPACKED & frozenset().union(*self.target_format.schemes.values())
         if how is not None:
             return TargetTypes(repacked & {how.usual}, how.block_size, how.scale_type, self.takes)
@@ -99,7 +99,7 @@ class Spec:
         return takes(name, self.include, self.exclude)
 
     def check_globs(self, names: Collection[str], source: str) -> None:
-        """Raise `EncodeError` for a glob that no tensor of a model matches, and for globs that leave none of them."""
+        """Raise `EncodeError` for a glob that matches no tensor of a model, and for globs that leave no tensor."""
         how, globs_of = self.quantize, {"include": self.include, "exclude": self.exclude}
         if self.include is self.exclude is None and (how is None or how.include is how.exclude is None):
             return
@@ -118,7 +118,7 @@ class Spec:
             raise EncodeError(f"Quantize.include is {_spelt(chosen)}, which matches none of {count}", path=source)
 
     def renamed(self, names: Collection[str], rename: Rename, source: str) -> dict[str, str]:
-        """Return the new name of each tensor that is converted under another one.
+        """Return the new name of each renamed tensor.
 
         Raises `EncodeError` for a mapping that names no tensor, and TypeError for anything but names.
         """
@@ -168,9 +168,10 @@ def floating(dtype: DTypeLike | str) -> str:
 
 
 def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tuple[bool, str]:
-    """Return whether a conversion translates names, and why it does not although it would.
+    """Return whether a conversion translates names, and the obstacle if it should but cannot.
 
-    `whole` says that the source is a directory or an index. Raises `EncodeError` where it is asked for and cannot be.
+    `whole` says that the source is a directory or an index. Raises `EncodeError` if the caller requires a translation
+    and it is impossible.
     """
     strictly, target = names == PROGRAM, spec.target_format
     if target.program != PROGRAM:
@@ -186,10 +187,10 @@ def _translates(file: TensorFile, spec: Spec, names: str, *, whole: bool) -> tup
 
 
 def checked_view(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> tuple[TensorFile, Spec, list[str]]:
-    """Return a model as a conversion sees it, the arguments with what was found out, and lines about what is odd.
+    """Return the conversion's view of a model, the completed arguments, and warnings.
 
-    `whole` says that the source is a directory or an index. Raises what `conversion_view` raises, `EncodeError` for
-    names and for a mixture that cannot be, and `UnsupportedError` for stored codes that would be computed on.
+    `whole` says that the source is a directory or an index. Raises as `conversion_view` does; also `EncodeError` for
+    impossible names or mixtures, and `UnsupportedError` if the conversion would take stored codes for values.
     """
     if not spec.weights and (spec.dtype is not None or spec.quantize is not None):
         what = "dtype" if spec.quantize is None else "quantising"
@@ -202,10 +203,10 @@ def checked_view(spec: Spec, stored: TensorFile, names: str, *, whole: bool) -> 
 
 
 def conversion_view(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> tuple[TensorFile, list[str]]:
-    """Return a model as the conversion sees it, and lines about what is odd.
+    """Return the conversion's view of a model, and warnings.
 
-    Raises what `as_parameters` and `as_llama` raise, and `EncodeError` for a parameter that `quantize` asks for and
-    that its integers do not give.
+    Raises as `as_parameters` and `as_llama` do; also `EncodeError` if the integers of a parameter do not give the
+    scheme that `quantize` requests.
     """
     notes: list[str] = []
     plain = None
@@ -221,9 +222,9 @@ def conversion_view(file: TensorFile, spec: Spec, *, with_keys: bool = True) -> 
 
 
 def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
-    """Return the arguments of a conversion with what a mixture depends on. Raises `EncodeError` where it is missing.
+    """Return the arguments with the shape that a mixture needs. Raises `EncodeError` if the model has none.
 
-    `why` says why the model did not get llama.cpp's names, or how it would.
+    `why` tells why the model did not get llama.cpp's names, or how to get them.
     """
     mixture = None if spec.quantize is None else spec.quantize.mixture
     if not (mixture or spec.translated):
@@ -239,7 +240,7 @@ def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
 
 
 def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
-    """Return the parameters of a model; refuse one that `quantize` asks for and that its integers do not give."""
+    """Return the parameters of a model; refuse integers that do not give the scheme that `quantize` requests."""
     parameters: TensorFile = as_parameters(file, spec.decoded, spec.repacked)
     if spec.quantize is not None:
         quantizer = Quantizer(spec.quantize)

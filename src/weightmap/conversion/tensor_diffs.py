@@ -1,4 +1,4 @@
-"""Differences between the tensors of two models, value by value: which differ, and how far they are apart."""
+"""Differences between the tensors of two models, value by value: their number and size."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 # numpy's kinds of types with numbers; V: the types of ml_dtypes.
 _NUMBERS = "biufcV"
-# Elements of quantised tensors that are decoded at once.
+# Elements of quantised tensors decoded at once.
 _PIECE = 1 << 18
-# Bytes and tensors that C compares at once, between two looks at signals.
+# Bytes and tensors that C compares at once, between checks for signals.
 _AT_ONCE, _MANY = 64 << 20, 4096
 
 
 class Tolerance(NamedTuple):
-    """How far two values may be apart: up to ``atol + rtol * abs(b)``, as in `numpy.isclose`."""
+    """The allowed difference of two values, ``atol + rtol * abs(b)``, as in `numpy.isclose`."""
 
     rtol: float = 0.0
     atol: float = 0.0
 
     @classmethod
     def of(cls, rtol: float | None, atol: float | None) -> Tolerance:
-        """Return the tolerance of these options; raises ValueError for one that is negative or not finite."""
+        """Return the tolerance of these options. Raises ValueError if one is negative or not finite."""
         for name, value in (("rtol", rtol), ("atol", atol)):
             if value is not None and not 0 <= as_float(name, value) < math.inf:
                 raise ValueError(f"{name} is {value}, expected a finite number of at least 0")
@@ -52,7 +52,7 @@ _EXACT = Tolerance()
 
 
 def has_numbers(row: Row) -> bool:
-    """Say whether a tensor holds numbers that can be compared: any but packed ones, texts and records."""
+    """Whether a tensor holds numbers to compare: not packed elements, texts or records."""
     dtype = row.dtype
     if dtype.quantized:
         return True
@@ -78,7 +78,7 @@ def both(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterator[tuple[s
 
 
 def read_at_all(a: TensorFile, b: TensorFile, names: Iterable[str]) -> Iterable[str]:
-    """Return the names without tensors that lie at the same bytes of files of one digest: these are equal."""
+    """Return the names without tensors at the same bytes of files with one digest: these are equal."""
     digests = {source.digest for source in sources_of(a)} & {source.digest for source in sources_of(b)} - {None}
     return (name for name in names if not _is_same(row_of(a, name), row_of(b, name))) if digests else names
 
@@ -118,13 +118,13 @@ def _values(place: Row) -> Iterator[NDArray[Any]]:
 
 
 def distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the absolute differences of values that `pairs` yields; those of integers are exact before rounding."""
+    """Return the absolute differences of values from `pairs`; differences of integers are exact before rounding."""
     kinds = one.dtype.kind + other.dtype.kind
     if set(kinds) <= set("biu"):
         common = np.result_type(one.dtype, other.dtype, np.int64 if "i" in kinds else np.uint64)
         if common.kind in "iu":
             one_wide, other_wide = one.astype(common), other.astype(common)
-            # The difference of two int64 may not fit into one; as uint64 it does.
+            # The difference of two int64 may not fit into int64, but fits into uint64.
             exact = (np.maximum(one_wide, other_wide) - np.minimum(one_wide, other_wide)).view(np.uint64)
             wide: NDArray[np.float64] = exact.astype(np.float64)
             return wide
@@ -156,12 +156,12 @@ class TensorDiff(NamedTuple):
     a, b : str
         Dtype and shape in each file.
     n_different : int or None
-        Number of elements whose bytes differ. If the dtypes differ, number of elements whose values do: for
-        floating-point and quantised tensors of one shape, however each file stores them; None for others.
+        Number of elements whose bytes differ. If the dtypes differ, the number of elements whose values differ, for
+        floating-point and quantised tensors of one shape; None for other tensors.
     max_abs : float or None
-        Largest absolute difference of two elements; NaN when one of them is not finite.
+        Largest absolute difference of two elements; NaN if one of them is not finite.
     rms : float or None
-        Root of the mean square of the differences, over all elements, equal ones included.
+        Root of the mean square of the differences, over all elements, including equal ones.
     relative : float or None
         By value: `rms` divided by the root of the mean square of the elements in A.
     worst_row : int or None
@@ -204,7 +204,7 @@ class _Difference:
 
 
 def tensor_diffs(places: Iterable[tuple[str, Row, Row]], tolerance: Tolerance | None) -> Iterator[TensorDiff]:
-    """Yield the differences of tensors of two models, which come as name and both rows."""
+    """Yield the differences of tensors of two models, given by name and both rows."""
     for name, a, b, difference in _compared(places):
         differs = _compare(name, a, b, difference, tolerance)
         if differs is not None:
@@ -247,7 +247,7 @@ def _types(row: Row) -> tuple[str, bool]:
 def _compare_bits(name: str, a: Row, b: Row, difference: _Difference | None) -> TensorDiff | None:
     text_a, text_b = (f"{row.dtype.name} {list(row.shape)}" for row in (a, b))
     if _types(a) != _types(b):
-        if a.dtype.name == b.dtype.name:  # int8, of which one is the scheme
+        if a.dtype.name == b.dtype.name:  # "int8", a type on one side and a scheme on the other
             text_a, text_b = (
                 f"{text}, {'' if row.dtype.quantized else 'not '}quantised" for text, row in ((text_a, a), (text_b, b))
             )
@@ -284,7 +284,7 @@ def _by_chunks(a: Row, b: Row) -> _Difference:
 def _compared(
     places: Iterable[tuple[str, Row, Row]],
 ) -> Iterator[tuple[str, Row, Row, _Difference | None]]:
-    """Yield tensors with their difference if C can compare them in their files, which it does in batches; else None."""
+    """Yield tensors with their difference, which C finds in batches if it can read both files; else with None."""
     compare = FileComparer(cpus())
     batch: list[tuple[str, Row, Row, _Difference]] = []
     files: tuple[int, int] | None = None
@@ -308,7 +308,7 @@ def _compared(
 
 
 def _files_of(a: Row, b: Row) -> tuple[int, int] | None:
-    """Return the descriptors of the files of two tensors if C can compare these there."""
+    """Return the descriptors of the files of two tensors if C can compare them there, or None."""
     if a.dtype.name not in COMPARED or a.dtype.name != b.dtype.name or a.shape != b.shape:
         return None
     if a.dtype.swapped or b.dtype.swapped or not a.nbytes:
@@ -350,7 +350,7 @@ def _compare_files(
 
 
 def _compare_decoded(name: str, a: Row, b: Row, texts: tuple[str, str]) -> TensorDiff | None:
-    """Compare the values that two quantised tensors decode to, bit by bit; their codes may differ."""
+    """Compare the decoded values of two quantised tensors, bit by bit; their codes may differ."""
     difference = _Difference()
     for part_a, part_b in zip(in_pieces(a), in_pieces(b), strict=False):
         if (part_a.block_size, part_a.scale_type) != (part_b.block_size, part_b.scale_type):
@@ -376,7 +376,7 @@ def _has_values(row: Row) -> bool:
 
 
 def _compare_values(a: Row, b: Row, tolerance: Tolerance = _EXACT) -> tuple[int, float, float]:
-    """Compare values of two tensors of one shape, of any types; return how many differ, largest and RMS difference."""
+    """Compare values of two tensors of one shape, of any types; return the number, largest and RMS of differences."""
     difference = _Difference()
     for one, other in pairs(a, b):
         distance = distances(one, other)

@@ -1,4 +1,4 @@
-"""Prepares the file that a conversion writes: its tensors, and what accompanies them or stays behind."""
+"""Prepares the file that a conversion writes: its tensors, metadata and other parts, and notes on losses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from weightmap.huggingface.directory import ModelDirectory
     from weightmap.typing import TokenizerLike
 
-# Names that are joined to one text: as an object of its own, a name takes twice its length and more.
+# Names joined into one text: as separate objects, names take more than twice their length.
 _NAMES_PER_TEXT = 4096
 
 
@@ -57,7 +57,7 @@ class Packed(Tensors):
     renamed : mapping of str to str
         The new name of each renamed tensor.
     threads : int
-        At most this many share the work of copying.
+        The most threads that share the work of copying.
 
     Attributes
     ----------
@@ -73,9 +73,9 @@ class Packed(Tensors):
         self.distinct: bool = not renamed  # as in the source, whose index was checked
         self.nbytes = 0
         self._places: list[Row] = []
-        self._texts: list[tuple[str, array[int]]] = []  # names joined to one text, and where each ends
-        self._last: list[str] = []  # names of no text yet
-        self._payloads: list[Payload] | None = None  # all payloads, of few tensors in local files
+        self._texts: list[tuple[str, array[int]]] = []  # names joined into one text, and their ends
+        self._last: list[str] = []  # names not joined yet
+        self._payloads: list[Payload] | None = None  # all payloads, for few tensors in local files
         self._numbers, self._offsets = array("I"), array("Q")
 
     def add_kind(self, payload: Payload, place: Row) -> int:
@@ -111,7 +111,7 @@ class Packed(Tensors):
         return iter(self._payloads)
 
     def write(self, sink: Sink) -> None:
-        """Append the bytes of all tensors; neighbours in a file that are only copied are copied together."""
+        """Append the bytes of all tensors; copy neighbours in a file together if they need no conversion."""
         sources = self._reading_ahead() if self._payloads is None else [place.source for place in self._places]
         copied = [
             kind.is_made_by(copy) and _in_file(place) for kind, place in zip(self.kinds, self._places, strict=True)
@@ -144,7 +144,7 @@ class Packed(Tensors):
         return tensor
 
     def _ranges(self, file: Source) -> Iterator[Range]:
-        """Yield the bytes of a file that tensors are made of, in order."""
+        """Yield the ranges of a file from which tensors are made, in order."""
         places = self._places
         for number, offset in zip(self._numbers, self._offsets, strict=True):
             place = places[number]
@@ -189,17 +189,17 @@ def copy(sink: Sink, _: str, place: Row, threads: int) -> None:
 
 
 def _in_file(place: Row) -> bool:
-    """Whether a local file has these bytes as they are. From a store, tensors are requested one by one."""
+    """Whether a local file has these bytes unchanged. From a store, tensors are requested one by one."""
     return type(place.source) is Source and place.geometry is None and not place.dtype.swapped
 
 
 def file_metadata(file: TensorFile) -> dict[str, Any]:
-    """Return the metadata of a file that a conversion keeps."""
+    """Return the part of a file's metadata that a conversion keeps."""
     metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     if not metadata:
         return metadata
     if file.layout == "sharded":
-        for key in ("total_size", "total_parameters"):  # of the index, not of the model
+        for key in ("total_size", "total_parameters"):  # they describe the index, not the model
             metadata.pop(key, None)
     return typed(metadata)
 
@@ -218,7 +218,7 @@ def metadata_of(file: TensorFile, directory: ModelDirectory | None, target_forma
     metadata = file_metadata(file)
     carried = target_format.carries[target_format.layouts[0]]
     if file.format != target_format.name and file.vocab is not None and "vocab" in carried:
-        for key in vocab_keys(file):  # they are in the vocabulary; keys of special ids stay, with their types
+        for key in vocab_keys(file):  # the vocabulary has these; keys of special ids stay, with their types
             metadata.pop(key, None)
     if directory is None:
         return metadata
@@ -257,9 +257,9 @@ def extras_of(
     *,
     copies_vocab: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return metadata, vocabulary, configuration and tokenizer as in a `Request`, and notes on what stays behind.
+    """Return metadata, vocabulary, configuration and tokenizer as in a `Request`, and notes on losses.
 
-    `copies_vocab`: the directory's vocabulary is not lost, because its files are copied beside the new file.
+    `copies_vocab` says that the directory's vocabulary is not lost, because its files are copied beside the new file.
     """
     carried, title = target_format.carries[layout], target_format.title
     places = target_format.metadata_keys if "metadata" in carried else frozenset[str]()
@@ -318,7 +318,7 @@ def extras_of(
 
 
 def _lost_of(vocab: Sequence[str], carried: frozenset[str], ids: Sequence[str]) -> Iterator[str]:
-    """Yield what a target loses of a vocabulary; `ids` are the special ids that it does not hold."""
+    """Yield the parts of a vocabulary that a target loses; `ids` are the special ids that it does not hold."""
     if "vocab" not in carried:
         yield f"the vocabulary of {counted(len(vocab), 'token')}"
     elif ids:
@@ -340,7 +340,7 @@ def dropped_because(name: str, row: Row, format_: Format, layout: str) -> str | 
 
 
 def _counts(row: Row) -> bool:
-    """Say whether each last axis of an int64 tensor counts 0, 1, 2 ..."""
+    """Whether each last axis of an int64 tensor counts 0, 1, 2 ..."""
     period, position = row.shape[-1], 0
     for chunk in row.source.chunks(row.offset, row.nbytes):
         values = np.frombuffer(chunk, "<i8")
@@ -374,14 +374,14 @@ class Overflow:
     ) -> Iterator[memoryview]:
         """Yield the bytes of a tensor, given in pieces of any type, as `dtype`.
 
-        `stored` returns them before any rounding, to see which values are infinite or NaN there already.
+        `stored` returns the pieces before any rounding, to find values that are already infinite or NaN there.
         """
         import ml_dtypes  # noqa: PLC0415 - 5 ms, for conversions to another type alone
 
         target, infinite = numpy_dtype(dtype), 0
-        # Floating-point numbers are a sign bit and a magnitude; infinity and NaN have the largest magnitudes. So as
-        # signed integers, positive ones are above the `largest` number; as unsigned ones, negative ones above `lowest`.
-        # Integers compare faster than the types of ml_dtypes.
+        # Floating-point numbers are a sign bit and a magnitude; infinity and NaN have the largest magnitudes. As signed
+        # integers, positive ones are therefore above the `largest` number, and as unsigned integers, negative ones are
+        # above `lowest`. Integers compare faster than the types of ml_dtypes.
         unsigned, signed = f"u{target.itemsize}", f"i{target.itemsize}"
         limit = float(ml_dtypes.finfo(target).max)  # type: ignore[no-untyped-call]
         largest, lowest = (int(np.array(end, target).view(unsigned)) for end in (limit, -limit))
@@ -454,7 +454,7 @@ class Preparer:
 
     @property
     def notes(self) -> list[str]:
-        """Lines about tensors whose scheme differs from the requested one, or from the one they had."""
+        """Lines about tensors whose scheme differs from the requested one, or from their former one."""
         return [note for part in (self._regrouper, self.quantizer) if part is not None for note in part.notes]
 
     def prepare(
@@ -471,9 +471,9 @@ class Preparer:
     ) -> Prepared:
         """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
 
-        Raises what the conversion would raise before it creates a file. `renamed` has the new name of each tensor that
-        gets one. A `part` of a model loses the metadata that number it; `numbers` are the `part` of its `Request`. A
-        `trial` reads no data: the sizes in its plan are estimates, and it must not be written.
+        Raises the errors that the conversion raises before it creates a file. `renamed` has the new names of tensors.
+        A `part` of a model loses the metadata that number it; `numbers` are the `part` of its `Request`. A `trial`
+        reads no data: the sizes in its plan are estimates, and it must not be written.
         """
         spec, target_format = self._spec, self._format
         metadata = metadata_of(file, directory, target_format)
@@ -516,14 +516,14 @@ class Preparer:
             plan = plan_request(target, target_format, request)
         except EncodeError as error:
             if error.remedy is not None and error.remedy.option == "dtype" and not spec.weights:
-                check_computable(file, spec.takes, "another dtype")  # which would not help
+                check_computable(file, spec.takes, "another dtype")  # which the error would suggest in vain
             raise
         return Prepared(plan, layout, packed, dropped, warnings)
 
     def _packed(
         self, places: Iterable[tuple[str, Row]], layout: str, renamed: Mapping[str, str], *, trial: bool
     ) -> tuple[Packed, list[tuple[str, str]]]:
-        """Return the tensors to write, and name and reason for each one that is left out."""
+        """Return the tensors to write, and name and reason for each tensor left out."""
         spec, target_format, quantizer = self._spec, self._format, self.quantizer
         all_included = spec.include is None and not spec.exclude
         packed, dropped, tensors = Packed(renamed, self._threads), [], list[tuple[str, int, int]]()
@@ -537,7 +537,7 @@ class Preparer:
                 continue
             scheme = None if quantizer is None else quantizer.wants(name, place)
             keeps_type = spec.translated and stays_float32(name, shape)
-            # Dense tensors of one shape share a payload: making one for each takes as long as copying a small tensor.
+            # Dense tensors of one shape share a payload: making a payload takes as long as copying a small tensor.
             key: Any = (scheme, keeps_type, source, dtype, shape, nbytes)
             number = None if dtype.quantized else number_of_kind.get(key)
             if number is None:
@@ -564,7 +564,7 @@ class Preparer:
             return self.quantizer.payload(name, row, self._schemes, trial=trial)
         dtype = None if keeps_type else self._dtype
         if row.dtype.quantized:
-            if dtype is None or self.quantizer is not None:  # with a quantiser, quantised tensors stay as they are
+            if dtype is None or self.quantizer is not None:  # with a quantiser, quantised tensors stay unchanged
                 if self._regrouper is None:
                     self._regrouper = Regrouper(self._schemes)
                 return _as_quantized(name, row, self._regrouper, trial=trial)
@@ -578,13 +578,13 @@ class Preparer:
 
 
 def check_total(file: TensorFile, spec: Spec, nbytes: int) -> None:
-    """Raise `LimitError` for more bytes of tensors than may be copied of a model."""
+    """Raise `LimitError` if the bytes of tensors exceed the bytes that may be copied."""
     spec.opening.limits.check("max_copy_bytes", nbytes, "bytes of tensors to copy")
     check_made(file, "all tensors to copy", nbytes)
 
 
 def unaligned(target: str, align: int) -> tuple[int, int]:
-    """Return how many tensors of a new file do not begin at a multiple of `align`, and how many it has."""
+    """Return the number of tensors in a new file that do not begin at a multiple of `align`, and of all tensors."""
     with open_privately(target) as file:
         return sum(1 for info in file.infos() if info.offset % align), len(file)
 
@@ -605,7 +605,7 @@ def _as_embeddings(tensors: Tensors, matrix: str, norms: str) -> tuple[Tensors, 
 
 
 def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> Payload:
-    """Return a quantised tensor as it is, or in the target's blocks. Its bytes are read when they are written."""
+    """Return a quantised tensor unchanged, or in the target's blocks. Its bytes are read when written."""
     layout = row.layout()
     if layout is None:  # product quantisation
         model = from_quantized(name, row.decoder())

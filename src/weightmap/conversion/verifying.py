@@ -1,4 +1,4 @@
-"""Verification of a model, its files shared out to an executor or to ranks."""
+"""Verification of a model, with its files distributed to an executor or to ranks."""
 
 from __future__ import annotations
 
@@ -60,34 +60,34 @@ def verify(
 
     Parameters
     ----------
-    source : TensorFile, or whatever else `open` takes
+    source : TensorFile, or anything else that `open` takes
         A handle stays open. With ``f.weights``, the stored tensors must also make the parameters. In a directory that
         was opened with ``trust=``, every file is compared with its digest, also files without tensors: every listed
         file must exist, and every file must be listed.
     run : Run, optional
-        How the files of a model are distributed. Its manifest records sound files: a later run skips them unless their
+        How to distribute the files of a model. Its manifest records sound files: a later run skips them unless their
         size or time has changed.
     threads : int, optional
-        At most this many share the reading of a file; by default one for each CPU of this process, and one for a task
-        of an executor or of ranks.
+        The most threads that share the reading of a file; by default one for each CPU of this process, but one for a
+        task of an executor or of a rank.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes.
 
     Returns
     -------
     VerifyReport
-        As from `TensorFile.verify`; on a rank, for its own files.
+        As from `TensorFile.verify`; on a rank, for the rank's files.
 
     Raises
     ------
     ChecksumError, FormatError, OSError
         As from `TensorFile.verify`.
     TrustError
-        For a file that has another digest than it was opened with.
+        For a file that no longer has the digest with which it was opened.
     TargetError
         When the manifest belongs to another run.
     ShardsError
-        When several files failed, with `keep_going`; or when the executor did.
+        When several files failed, with `keep_going`; or when the executor failed.
 
     Examples
     --------
