@@ -21,6 +21,7 @@ from weightmap.core.arguments import as_globs, check_progress, takes
 from weightmap.core.bytes.atomic import name_error
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.model.typing import Remote
+from weightmap.core.native.access import in_threads
 from weightmap.errors import AddressError, ChecksumError, NotRegularFileError, RemoteError
 from weightmap.remote.hub import Entry, HubStore
 from weightmap.remote.location import Location
@@ -122,9 +123,8 @@ class _Download:
         """Download all files, some at a time."""
         with ThreadPoolExecutor(min(_FILES, len(self._pending))) as pool:
             try:
-                workers = [pool.submit(self._work) for _ in range(min(_FILES, len(self._pending)))]
-                for worker in workers:
-                    worker.result()
+                for _ in in_threads(pool, lambda _: self._work(), range(min(_FILES, len(self._pending)))):
+                    pass
             except BaseException:
                 self._failed = True  # also of an interrupt, which no worker sees
                 self._location.access.cancel()

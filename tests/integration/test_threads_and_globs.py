@@ -1,6 +1,8 @@
-"""Two rules of every function: `threads` below 1 is a ValueError, and an empty `include` selects nothing."""
+"""Rules of every function: `threads` below 1 is a ValueError, fewer are enough, an empty `include` selects nothing."""
 
+import hashlib
 import inspect
+import threading
 
 import numpy as np
 import pytest
@@ -61,6 +63,31 @@ FUNCTIONS = {
 def test_threads_below_1(name, threads, model):
     with pytest.raises(ValueError, match=rf"threads is {threads}, expected (1 or more|at least 1)"):
         FUNCTIONS[name](model, threads=threads)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_process_that_gets_no_more_threads(tmp_path, monkeypatch, left):
+    """Those that there are do the work, and the caller the rest: reading, opening and verifying against digests."""
+    tensors = {name: np.arange(3 << 20, dtype=np.float32) + ord(name) for name in "abcd"}
+    wm.save(f"{tmp_path}/", tensors, format="safetensors", max_shard_size="12MB")
+    trust = {path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}" for path in tmp_path.iterdir()}
+    start, started = threading.Thread.start, []
+
+    def refuse(thread):
+        if len(started) == left:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with wm.open(tmp_path, trust=trust) as f:
+        assert (len(started), len(f.shards)) == (left, 4)
+        for name, expected in tensors.items():
+            started.clear()
+            np.testing.assert_array_equal(f.read(name, threads=3), expected)
+            assert len(started) == left
+        started.clear()
+        assert "SHA-256 of 5 files as given" in wm.verify(f, threads=3).scope
 
 
 def test_every_kernel_with_threads_is_listed():

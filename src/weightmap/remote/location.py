@@ -10,11 +10,12 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 from urllib.parse import quote, unquote
 
+from weightmap.core.native.access import in_threads
 from weightmap.errors import FileChangedError, Remedy, RemoteError
 from weightmap.remote.fetching import Access, Call, Pieces, Pin, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator
+    from collections.abc import Coroutine, Iterable, Iterator, Sequence
 
 
 # Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
@@ -174,14 +175,14 @@ class Location(str):
         except StoreError as fault:
             fail(fault, str(self))
 
-    def names(self, usual: Iterable[str]) -> list[str]:
+    def names(self, usual: Sequence[str]) -> list[str]:
         """Return the names in a folder; if the store cannot list, the `usual` ones that exist."""
         names = self._answer(self.access.names(self.key.rstrip("/")))
         if not names and not self.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
         return list(self._existing(usual) if names is None else names)
 
-    def _existing(self, usual: Iterable[str]) -> Iterator[str]:
+    def _existing(self, usual: Sequence[str]) -> Iterator[str]:
         def exists(name: str) -> bool:
             try:
                 Stored.open(self.inside(name))
@@ -189,9 +190,8 @@ class Location(str):
                 return False
             return True
 
-        names = list(usual)
-        with ThreadPoolExecutor(len(names) or 1) as pool:
-            yield from compress(names, pool.map(exists, names))
+        with ThreadPoolExecutor(len(usual) or 1) as pool:
+            yield from compress(usual, in_threads(pool, exists, usual))
 
 
 class Stored:

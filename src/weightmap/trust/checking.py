@@ -15,7 +15,7 @@ from weightmap._messages import counted, quoted
 from weightmap.core.arguments import DEFAULT_LIMITS, Limits, as_threads, mistyped
 from weightmap.core.bytes.open_source import from_path, path_of
 from weightmap.core.hooks import later
-from weightmap.core.native.access import cpus, status_of
+from weightmap.core.native.access import cpus, in_threads, status_of
 from weightmap.errors import Remedy, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust import lists
 
@@ -275,10 +275,9 @@ def check_all(trust: Trust, path: str, *, threads: int | None = None) -> list[st
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - opening hashes without it
 
     with ThreadPoolExecutor(cpus() if threads is None else as_threads(threads)) as pool:
-        futures = [pool.submit(check, name) for name in sorted(names, key=lambda name: -sizes[name])]
         try:
-            for future in futures:
-                future.result()
+            for _ in in_threads(pool, check, sorted(names, key=lambda name: -sizes[name])):
+                pass
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -22,7 +22,7 @@ from weightmap.core.native.access import aligned, open_descriptor, refuse_loop, 
 from weightmap.errors import LayoutError, NotRegularFileError, TensorFileError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -89,7 +89,7 @@ def is_directory(path: str) -> bool:
         raise
 
 
-def names_in(folder: str, usual: Iterable[str]) -> list[str]:
+def names_in(folder: str, usual: Sequence[str]) -> list[str]:
     """Return the names in a directory; if a store cannot list, the `usual` ones that exist."""
     if type(folder) is not str:
         return folder.names(usual)  # type: ignore[attr-defined,no-any-return]

@@ -107,13 +107,14 @@ def _fill(row: Row, stored: np.dtype[Any], target: NDArray[Any], threads: int) -
 
     step = -(-len(target) // count // _ALIGN) * _ALIGN
     starts = range(0, len(target), step)
+
+    def fill(start: int) -> None:
+        _fill_part(row, stored, target, start, min(start + step, len(target)))
+
     with ThreadPoolExecutor(len(starts)) as pool:
         # Kernels and pread release the GIL; Python makes only a call or two for each piece.
-        parts = [
-            pool.submit(_fill_part, row, stored, target, start, min(start + step, len(target))) for start in starts
-        ]
-        for part in parts:
-            part.result()
+        for _ in access.in_threads(pool, fill, starts):
+            pass
 
 
 def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int, stop: int) -> None:

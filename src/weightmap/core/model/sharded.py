@@ -720,7 +720,7 @@ def _open_shards(
         for name in names:
             yield name, _open_or_error(index, name, options)
         return
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - 5 ms, for stores and hashing
+    from concurrent.futures import Future, ThreadPoolExecutor  # noqa: PLC0415 - 5 ms, for stores and hashing
 
     def opened(name: str) -> TensorFile | errors.TensorFileError:
         file = _open_or_error(index, name, options)
@@ -731,10 +731,13 @@ def _open_shards(
         return file
 
     with ThreadPoolExecutor(min(len(names), cpus() if hashed else index.access.small)) as pool:  # type: ignore[attr-defined]
-        opening = [pool.submit(opened, name) for name in names]
+        opening: list[Future[TensorFile | errors.TensorFileError]] = []
+        with contextlib.suppress(RuntimeError):  # no more threads to be had: this one opens the others
+            opening.extend(pool.submit(opened, name) for name in names)
+        first, others = names[: len(opening)], names[len(opening) :]
         try:
-            while opening:
-                yield names[-len(opening)], opening.pop(0).result()
+            for name in first:
+                yield name, opening.pop(0).result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             for future in opening:
@@ -743,6 +746,8 @@ def _open_shards(
                     if isinstance(result, TensorFile):
                         result.close()
             raise
+    for name in others:
+        yield name, opened(name)
 
 
 def _open_or_error(index: str, name: str, options: Options) -> TensorFile | errors.TensorFileError:

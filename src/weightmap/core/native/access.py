@@ -7,7 +7,8 @@ import functools
 import math
 import os
 import stat
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -17,13 +18,16 @@ from weightmap.errors import FileChangedError, NotRegularFileError
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Executor, Future
 
     from numpy.typing import DTypeLike, NDArray
 
     from weightmap._kernels import State as State  # noqa: PLC0414 - passed on
     from weightmap._kernels import Temporary as Temporary  # noqa: PLC0414
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 Buffer: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]"
 ffi = _kernels.ffi
 lib = _kernels.lib
@@ -324,6 +328,19 @@ def variant(kernel: str) -> str:
 def cpus() -> int:
     """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_threads(pool: Executor, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
+    """Yield the results of calls, in order, made in a pool; in this thread, where the system has no more for it.
+
+    The pool may make the first of these too.
+    """
+    calls: list[Future[_Result]] = []
+    with suppress(RuntimeError):  # "can't start new thread"
+        calls.extend(pool.submit(function, item) for item in items)
+    for call in calls:
+        yield call.result()
+    yield from map(function, items[len(calls) :])
 
 
 # ----------------------------------------------------------------------------------------------------
