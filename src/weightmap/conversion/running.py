@@ -442,8 +442,7 @@ class Manifest:
 
     def write(self) -> None:
         """Write all records, without flushing to the disk: after a power cut, shards are only done again."""
-        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(record)}" for name, record in self._records.items())
-        data = f'{json.dumps(self._head)[:-1]}, "shards": {{\n{lines}\n}}}}\n'.encode()
+        data = json.dumps({**self._head, "shards": self._records}).encode() + b"\n"
         write_plan(self.path, WritePlan(len(data), lambda sink: sink.write(data)), durable=False)
 
     def clean(self) -> None:
