@@ -356,7 +356,7 @@ wm_ggml_fn ggml_x86_avx2_streamed;
 wm_ggml_quantize_fn ggml_quantize_x86_avx2, ggml_quantize_x86_avx512;
 wm_stream_fn stream_x86_avx2, stream_x86_avx512;
 wm_narrow_fn narrow_x86_avx2;
-wm_quantize_fn quantize_x86_sse4, quantize_x86_avx2, quantize_x86_avx512;
+wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
 wm_differ_fn differ_x86_avx2, differ_x86_avx512;
 wm_squares_fn squares_x86_avx2, squares_x86_avx512;
 wm_combine_rows_fn combine_rows_x86_avx2;

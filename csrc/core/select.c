@@ -70,8 +70,6 @@ static wm_variants choose(uint32_t features) {
         USE(quantize, quantize_x86_avx512);
     else if (HAS(WM_AVX2))
         USE(quantize, quantize_x86_avx2);
-    else if (HAS(WM_SSE42))
-        USE(quantize, quantize_x86_sse4);
     if (HAS(WM_AVX512))
         USE(differ, differ_x86_avx512), USE(squares, squares_x86_avx512);
     else if (HAS(WM_AVX2))

@@ -3,13 +3,9 @@
  * Threads live for one call. Starting one and waiting for it takes 20 to 50 microseconds, so each kernel says how much work is
  * worth that. Keeping threads between calls would save little of it and break in a process that forks.
  */
-#if defined(__linux__) && !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* pthread_tryjoin_np */
-#endif
 #if !defined(_WIN32)
 #include <pthread.h>
 #include <stdatomic.h>
-#include <time.h>
 #define SHARED _Atomic
 #else /* one thread does it all */
 #define SHARED
@@ -44,28 +40,6 @@ static void *take(void *arg) {
     return NULL;
 }
 
-/* Waits until threads have ended. They end at almost the same time as the caller's last piece, and waking up takes some 20
- * microseconds: so this polls for a while before it sleeps. */
-#if defined(__linux__)
-static int64_t nanoseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-static void join_all(const pthread_t *threads, int count) {
-    const int64_t until = nanoseconds() + 50000;
-    int ended = 0;
-    while (ended < count && nanoseconds() < until)
-        if (pthread_tryjoin_np(threads[ended], NULL) == 0) ended++;
-    for (; ended < count; ended++) pthread_join(threads[ended], NULL);
-}
-#elif !defined(_WIN32)
-static void join_all(const pthread_t *threads, int count) {
-    for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
-}
-#endif
-
 int wm_run_pieces(wm_piece_fn *run, void *context, uint64_t n, uint64_t piece, int threads) {
     work w = {.run = run, .context = context, .n = n, .piece = piece};
     taker takers[WM_MAX_PARTS] = {{.of = &w}};
@@ -82,7 +56,7 @@ int wm_run_pieces(wm_piece_fn *run, void *context, uint64_t n, uint64_t piece, i
 #endif
     take(&takers[0]);
 #if !defined(_WIN32)
-    if (count > 1) join_all(started + 1, count - 1);
+    for (int i = 1; i < count; i++) pthread_join(started[i], NULL);
 #endif
     for (int i = 0; i < count; i++)
         if (takers[i].failed != UINT64_MAX && (first < 0 || takers[i].failed < takers[first].failed)) first = i;

@@ -145,9 +145,6 @@ with_temporary = module.with_temporary
 # Returns a new, uninitialised bytearray of the given size.
 new_buffer = module.new_buffer
 
-# Whether the environment has a variable of this name.
-is_set = module.is_set
-
 
 # ----------------------------------------------------------------------------------------------------
 # Calls of C that read and write files: their inputs and outcomes.
