@@ -742,20 +742,6 @@ def _wm_differing_files(p, size):
             yield fields(outcome)
 
 
-def _wm_copy_range(p, size):
-    with tempfile.TemporaryFile() as file:
-        file.write(noise(size))
-        file.flush()
-        asked, outcome = p.struct("wm_copied"), p.struct("wm_outcome")
-        asked.source = asked.target = file.fileno()
-        setattr(asked, "from", 0)
-        asked.to, asked.size, asked.piece = size, size, 104
-        room = ffi.from_buffer("uint8_t[]", np.empty(208, np.uint8))  # which thread takes which piece is chance
-        lib.wm_copy_range(asked, room, 208, 2, outcome)
-        file.seek(size)
-        yield fields(outcome), file.read() == noise(size)
-
-
 def _wm_crc32_of_part(p, size):
     edges = np.arange(0, size // 5 * 4, 2, dtype=np.uint64)[: size // 4 * 2]
     with tempfile.TemporaryFile() as file:

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from weightmap import kernels
-from weightmap.core.bytes import memory
 
 # How long to wait for threads and processes that end by themselves, however busy the machine is.
 SECONDS = 300
@@ -72,7 +71,6 @@ def _settings() -> dict[str, Any]:
         "a limit of the process": [resource.getrlimit(limit) for limit in LIMITS],
         "the mask of new files": mask,
         "whether garbage is collected": gc.isenabled(),
-        "buffers that are kept": memory._buffers.buffers is not None,
         "sys.path": sys.path.copy(),
     }
 

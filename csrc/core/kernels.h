@@ -194,15 +194,6 @@ void wm_search_scale(const wm_numbers *numbers, wm_blocks *blocks, uint8_t *room
 void wm_quantize_numbers(const wm_numbers *numbers, const wm_blocks *blocks, uint8_t *out, uint64_t out_size, double sums[2],
                          uint8_t *room, uint64_t room_size, const wm_unwritten *earlier, int threads, wm_outcome *outcome);
 
-/* Bytes of a file, their place in another one, and the bytes of a piece. */
-typedef struct {
-    int source, target;
-    uint64_t from, to, size, piece;
-} wm_copied;
-/* Copies them. A thread needs `piece` bytes of `room`: it and `threads` limit their number. Where it fails, other pieces may have
- * been copied. */
-void wm_copy_range(const wm_copied *in, uint8_t *room, uint64_t room_size, int threads, wm_outcome *outcome);
-
 /* n pieces of two files: counts[i] numbers of a kind, at most `max` bytes (a multiple of 8), from bytes from_a[i] and from_b[i] on. */
 typedef struct {
     int a, b, kind;

@@ -136,13 +136,6 @@ static PyObject *map_file(PyObject *module, PyObject *args) {
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
-/* new_buffer(size): a bytearray of any content. Python's own is filled with zeros, by one thread, which takes a page fault for
- * every 4 KiB; this leaves both to whoever fills it. */
-static PyObject *new_buffer(PyObject *module, PyObject *size) {
-    const Py_ssize_t n = PyLong_AsSsize_t(size);
-    return n == -1 && PyErr_Occurred() ? NULL : PyByteArray_FromStringAndSize(NULL, n);
-}
-
 /* new_memory(size): see wm_memory_new in kernels.h; or None. */
 static PyObject *new_memory(PyObject *module, PyObject *args) {
     unsigned long long size;
@@ -328,7 +321,6 @@ static PyObject *with_temporary(PyObject *module, PyObject *const *args, Py_ssiz
 static PyMethodDef functions[] = {
     {"own", WM_FUNCTION(own), METH_FASTCALL, "own(function, *args)"},
     {"map_file", map_file, METH_VARARGS, "map_file(fd, size, kind)"},
-    {"new_buffer", new_buffer, METH_O, "new_buffer(size)"},
     {"new_memory", new_memory, METH_VARARGS, "new_memory(size)"},
     {"with_temporary", WM_FUNCTION(with_temporary), METH_FASTCALL, "with_temporary(function, *args)"},
     {NULL, NULL, 0, NULL},

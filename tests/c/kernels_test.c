@@ -732,17 +732,6 @@ static void test_files(void) {
         }
         free(compare_room);
 
-        uint8_t *const copy_room = allocate_lines(EACH * (uint64_t)threads), *const copy = allocate(sizeof y);
-        FILE *const elsewhere = file_of("", 0);
-        const wm_copied range = {fileno(b), fileno(elsewhere), 3, 0, sizeof y - 3, EACH};
-        wm_copy_range(&range, copy_room, EACH * (uint64_t)threads, threads, &outcome);
-        rewind(elsewhere);
-        check(outcome.what == WM_DONE && fread(copy, 1, sizeof y, elsewhere) == sizeof y - 3 &&
-                  !memcmp(copy, (const uint8_t *)y + 3, sizeof y - 3),
-              "copied", (uint64_t)threads);
-        free(copy_room), free(copy);
-        fclose(elsewhere);
-
         const uint64_t gaps[] = {0, 5, 100, 100 + EACH, sizeof x - 9, sizeof x};
         const wm_summed part = {.fd = fileno(a), .at = 3, .size = sizeof x - 3, .gaps = gaps, .n_gaps = 3};
         const uint64_t sum_size = WM_SUM_ROOM * (uint64_t)threads;

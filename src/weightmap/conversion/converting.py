@@ -155,7 +155,7 @@ def convert(
     run : Run, optional
         How to distribute the shards of a model: to an executor or to ranks, with a manifest of finished shards.
     threads : int, optional
-        The most threads that quantise; at most two of them copy. By default one for each CPU of this process.
+        The most threads that quantise; by default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target; for shards in bytes of the source.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from weightmap._messages import counted
 from weightmap.core.arguments import Globs, as_float, as_globs, as_integer, matches
-from weightmap.core.bytes.memory import room, scratch
+from weightmap.core.bytes.memory import scratch
 from weightmap.core.dtypes import FLOATING, GGML_SCHEMES, SCHEMES, numpy_dtype, scale_type_named
 from weightmap.core.formats import Filled, Payload, listed
 from weightmap.core.model.reports import QuantizedInfo
@@ -345,12 +345,12 @@ class Quantizer:
             threads, scale_type = self._options["threads"], self._options["scale_type"]
             if scheme in GGML_SCHEMES:
                 kind = quantised.GGML_TYPES[scheme]
-                encoder = BlockEncoder(kind.number, threads=threads, room=room)
+                encoder = BlockEncoder(kind.number, threads=threads)
                 nbytes = quantised.ggml_size(kind.block_size, scheme)
                 self._encoders[scheme] = _Blocks(kind.block_size, nbytes, encoder, has_scale=False)
             elif scheme in BITS:
                 how = {"bits": BITS[scheme], "block_size": self.block_size, "scale_type": scale_type}
-                encoder = BlockEncoder(-1, **how, threads=threads, room=room)
+                encoder = BlockEncoder(-1, **how, threads=threads)
                 nbytes = quantised.blocks_size(1, **how) if scheme in BLOCKED else _TOGETHER * BITS[scheme] // 8
                 elements = self.block_size or _TOGETHER
                 self._encoders[scheme] = _Blocks(elements, nbytes, encoder, has_scale=scheme in BLOCKED)

@@ -14,7 +14,6 @@ from weightmap._messages import quoted
 from weightmap.core.arguments import Limits, Options, as_integer, as_path, mistyped
 from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import remove_leftovers, write_plan
-from weightmap.core.bytes.memory import keeping
 from weightmap.core.bytes.open_source import from_path, inside
 from weightmap.core.bytes.sink import WritePlan
 from weightmap.core.model.internals import shard_name, sources_of
@@ -177,17 +176,16 @@ class Runner:
     def _serially(
         self, function: Callable[[Any], Any], tasks: Iterable[Any], finished: Callable[[Any, Any], None]
     ) -> None:
-        with keeping():
-            for task in tasks:
-                try:
-                    result = function(task)
-                except (TensorFileError, OSError) as error:
-                    self._errors.append((task.name, error))
-                    if not self._keep_going:
-                        break
-                    continue
-                finished(task, result)
-                self._flush()
+        for task in tasks:
+            try:
+                result = function(task)
+            except (TensorFileError, OSError) as error:
+                self._errors.append((task.name, error))
+                if not self._keep_going:
+                    break
+                continue
+            finished(task, result)
+            self._flush()
 
     def _by_executor(
         self,
@@ -285,20 +283,19 @@ class _Bundle:
         self.__name__ = function.__name__  # Dask shows it
         self.tasks = tasks
         self._function, self._keep_going = function, keep_going
-        self._process, self._number = os.getpid(), os.urandom(16)
+        self._number = os.urandom(16)
 
     def __call__(self) -> list[Any]:
         results: list[Any] = []
-        with keeping(afterwards=os.getpid() != self._process):
-            for task in self.tasks:
-                try:
-                    results.append(self._function(task))
-                except Exception as error:
-                    if len(self.tasks) == 1:
-                        raise
-                    results.append(error)
-                    if not self._keep_going:
-                        break
+        for task in self.tasks:
+            try:
+                results.append(self._function(task))
+            except Exception as error:
+                if len(self.tasks) == 1:
+                    raise
+                results.append(error)
+                if not self._keep_going:
+                    break
         return results
 
 

@@ -23,7 +23,6 @@ from weightmap.core.model.internals import check_made, name_of, parts_of
 from weightmap.core.model.opening import open_privately
 from weightmap.core.model.saving import choose_layout, from_quantized, plan_request
 from weightmap.core.model.sharded import disagreements
-from weightmap.core.native.access import cpus
 from weightmap.core.native.floats import in_type
 from weightmap.core.quant.blocks import decode_chunks
 from weightmap.core.quant.ggml import in_pieces
@@ -56,8 +55,6 @@ class Packed(Tensors):
     ----------
     renamed : mapping of str to str
         The new name of each renamed tensor.
-    threads : int
-        The most threads that share the work of copying.
 
     Attributes
     ----------
@@ -67,9 +64,9 @@ class Packed(Tensors):
 
     kinds: list[Payload]
 
-    def __init__(self, renamed: Mapping[str, str], threads: int = 1) -> None:
+    def __init__(self, renamed: Mapping[str, str]) -> None:
         super().__init__([])
-        self._renamed, self._threads = renamed, threads
+        self._renamed = renamed
         self.distinct: bool = not renamed  # as in the source, whose index was checked
         self.nbytes = 0
         self._places: list[Row] = []
@@ -121,13 +118,13 @@ class Packed(Tensors):
             source = sources[number] if copied[number] else None
             if source is not pending or offset != end:
                 if pending is not None:
-                    sink.read(pending, begin, end - begin, self._threads)
+                    sink.read(pending, begin, end - begin)
                 begin = offset
             if source is None:
                 self._payload(name, number, offset, sources).write(sink)
             pending, end = source, offset + self._places[number].nbytes
         if pending is not None:
-            sink.read(pending, begin, end - begin, self._threads)
+            sink.read(pending, begin, end - begin)
 
     def _reading_ahead(self) -> list[Source]:
         """Return for each kind a source that reads the data of its tensors ahead."""
@@ -169,7 +166,7 @@ class Packed(Tensors):
         ranks = list(map(rank, self.kinds))
         if any(other != ranks[0] for other in ranks):
             order.sort(key=lambda i: ranks[numbers[i]])
-        arranged = Packed(self._renamed, self._threads)
+        arranged = Packed(self._renamed)
         arranged.kinds, arranged._places = self.kinds, self._places
         arranged.extend((names[i], numbers[i], self._offsets[i]) for i in order)
         return arranged
@@ -179,10 +176,10 @@ def _names_in(text: str, ends: array[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise(chain((0,), ends))]
 
 
-def copy(sink: Sink, _: str, place: Row, threads: int) -> None:
+def copy(sink: Sink, _: str, place: Row) -> None:
     """Append the bytes of a dense tensor."""
     if _in_file(place):
-        sink.read(place.source, place.offset, place.nbytes, threads)
+        sink.read(place.source, place.offset, place.nbytes)
     else:
         for chunk in place.chunks():
             sink.write(chunk)
@@ -449,7 +446,6 @@ class Preparer:
         layout = choose_layout(self._format, spec.output.layout, None)
         self._schemes = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
-        self._threads = cpus() if spec.threads is None else spec.threads
         self._regrouper: Regrouper | None = None
 
     @property
@@ -526,7 +522,7 @@ class Preparer:
         """Return the tensors to write, and name and reason for each tensor left out."""
         spec, target_format, quantizer = self._spec, self._format, self.quantizer
         all_included = spec.include is None and not spec.exclude
-        packed, dropped, tensors = Packed(renamed, self._threads), [], list[tuple[str, int, int]]()
+        packed, dropped, tensors = Packed(renamed), [], list[tuple[str, int, int]]()
         number_of_kind: dict[Any, int] = {}
         for name, place in places:
             if not (all_included or spec.takes(name)):
@@ -572,7 +568,7 @@ class Preparer:
             return Payload(name, dtype, row.shape, size * dtype.bits // 8, _decoded, name, row, dtype, self.overflow)
         if dtype is None or row.dtype.name not in FLOATING or row.dtype.name == dtype.name:
             stored = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
-            return Filled(name, stored, row.shape, row.nbytes, copy, name, row, self._threads)
+            return Filled(name, stored, row.shape, row.nbytes, copy, name, row)
         nbytes = row.nbytes // (row.dtype.bits // 8) * (dtype.bits // 8)
         return Payload(name, dtype, row.shape, nbytes, _cast, name, row, dtype, self.overflow)
 

@@ -17,7 +17,6 @@ from weightmap.core.arguments import Limits, Options, mistyped, unexpected
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.derived import DecodedSource
 from weightmap.core.bytes.geometry import DecodedOnUse
-from weightmap.core.bytes.memory import room
 from weightmap.core.bytes.open_source import path_of
 from weightmap.core.formats import Content, Verification
 from weightmap.core.model.file import TensorFile
@@ -88,7 +87,7 @@ class Patched(DecodedOnUse):
     def _old(row: Row) -> Iterator[NDArray[np.uint8]]:
         end = row.offset + row.nbytes
         source = row.source.ahead([Range(row.offset, end)])
-        block = np.frombuffer(room(min(BLOCK, row.nbytes)), np.uint8)
+        block = np.empty(min(BLOCK, row.nbytes), np.uint8)
         for at in range(row.offset, end, BLOCK):
             piece = block[: end - at]
             source.read_into(at, piece)

@@ -487,11 +487,5 @@ class _Encoder:
 
 def _blocks(old: Row, new: Row) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """Yield the bytes of two tensors of one size, block by block."""
-    for old_block, new_block in zip(_in_blocks(old), _in_blocks(new), strict=True):
+    for old_block, new_block in zip(old.chunks(BLOCK), new.chunks(BLOCK), strict=True):
         yield np.frombuffer(old_block, np.uint8), np.frombuffer(new_block, np.uint8)
-
-
-def _in_blocks(row: Row) -> Iterator[memoryview]:
-    if not row.dtype.swapped:
-        return row.chunks(bytearray(BLOCK))
-    return (piece[at : at + BLOCK] for piece in row.chunks() for at in range(0, len(piece), BLOCK))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightmap.core.bytes import Range, memory
+from weightmap.core.bytes import Range
 from weightmap.core.bytes.atomic import Folder, place
 from weightmap.core.bytes.open_source import MAX_OPEN
 from weightmap.core.bytes.sink import Sink, WritePlan, write_all
@@ -356,14 +356,13 @@ class _Crew:
     def work(self) -> None:
         """Take work until there is none."""
         try:
-            with memory.keeping():
-                while (steps := self._next()) is not None:
-                    for done in steps:
-                        if self._stopped:
-                            return
-                        if done:
-                            with self._reporting:
-                                self._progress(done)
+            while (steps := self._next()) is not None:
+                for done in steps:
+                    if self._stopped:
+                        return
+                    if done:
+                        with self._reporting:
+                            self._progress(done)
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self._fail(error)
 

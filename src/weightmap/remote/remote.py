@@ -219,13 +219,7 @@ class RemoteSource(Source):
             source.fill(begin, memoryview(data))
             self._headers.add(begin, bytes(data))
 
-    def chunks(
-        self,
-        offset: int,
-        count: int,
-        size: int = CHUNK,
-        buffer: bytearray | None = None,  # noqa: ARG002 - requests bring their own memory
-    ) -> Iterator[memoryview]:
+    def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Implement `Source.chunks`, by several requests at a time, in order."""
         if not count:
             return

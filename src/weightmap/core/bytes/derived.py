@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightmap.core.bytes import Range
-from weightmap.core.bytes.source import Source
+from weightmap.core.bytes.source import CHUNK, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,14 +73,8 @@ class Derived(Source):
         """Yield the bytes `start` to `stop` of the tensor, in pieces of any size."""
         raise NotImplementedError
 
-    def chunks(
-        self,
-        offset: int,
-        count: int,
-        size: int = 1 << 18,
-        buffer: bytearray | None = None,  # noqa: ARG002 - the pieces are made, not read
-    ) -> Iterator[memoryview]:
-        """Implement `Source.chunks`: pieces of exactly `size` bytes, except the last; the buffer is not used."""
+    def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
+        """Implement `Source.chunks`: pieces of exactly `size` bytes, except the last."""
         self.check_size("a tensor", count)
         start = offset - self._base
         pending, remaining = bytearray(), count

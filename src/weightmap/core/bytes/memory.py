@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from _thread import _local
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from weightmap.core.hooks import later
-from weightmap.core.native import access
 from weightmap.errors import LimitError
 
 if TYPE_CHECKING:
@@ -188,69 +186,6 @@ def _lines(root: str, path: str) -> list[str]:
             return file.read().decode(errors="surrogateescape").split("\n")[:-1]
     except OSError:
         return []
-
-
-# ----------------------------------------------------------------------------------------------------
-# Buffers reused across many files: in a fresh one, each 4 KiB costs a page fault.
-
-# Reading a file takes one buffer, writing up to three, quantising one; the last piece of a tensor may hold one more.
-_MAX_BUFFERS = 6
-
-
-class _Buffers(_local):
-    """The buffers that this thread keeps; None outside `keeping`. `threading.local`, without importing its module."""
-
-    buffers: list[bytearray] | None = None
-
-
-_buffers = _Buffers()
-
-
-@contextlib.contextmanager
-def keeping(*, afterwards: bool = False) -> Iterator[None]:
-    """Keep the buffers that this thread asks for, to reuse them.
-
-    The end of the block frees them; with `afterwards`, the end of the thread, as for workers from call to call.
-    """
-    before = _buffers.buffers
-    _buffers.buffers = [] if before is None else before
-    try:
-        yield
-    finally:
-        if not afterwards:
-            _buffers.buffers = before
-
-
-def room(nbytes: int) -> memoryview:
-    """Return `nbytes` of uninitialised memory, aligned to a cache line.
-
-    The buffer is reused once nothing refers to it.
-    """
-    buffers, size = _buffers.buffers, nbytes + access.LINE
-    if buffers is None:
-        return _from_line(access.new_buffer(size), nbytes)
-    for buffer in sorted(buffers, key=len):
-        if len(buffer) >= size and _is_free(buffer):
-            return _from_line(buffer, nbytes)
-    buffers.append(access.new_buffer(size))
-    if len(buffers) > _MAX_BUFFERS:
-        del buffers[0]
-    return _from_line(buffers[-1], nbytes)
-
-
-def _from_line(buffer: bytearray, nbytes: int) -> memoryview:
-    begin = access.to_line(buffer)
-    return memoryview(buffer)[begin : begin + nbytes]
-
-
-def _is_free(buffer: bytearray) -> bool:
-    """Whether nothing views a buffer: Python refuses to resize a viewed one."""
-    try:
-        buffer.append(0)
-    except BufferError:
-        return False
-    buffer.pop()
-    return True
 
 
 # ----------------------------------------------------------------------------------------------------

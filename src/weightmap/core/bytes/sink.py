@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightmap.core.bytes import memory
 from weightmap.core.native import access, checksums, files, quantised
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ STAGE = 2 << 20
 # On tmpfs, large pages are useless. If a piece fits into the second-level cache, copying it to the buffer and then by
 # the kernel takes less time than the kernel's copy alone, which pauses after each page.
 STAGE_IN_MEMORY = 256 << 10
-# Fewest bytes for two threads (starting one takes as long as copying a tenth of them), and most bytes of a call.
-_SHARED, _TOGETHER = 4 << 20, 64 << 20
 # Long data is written in pieces of this many bytes, without a copy; progress is reported after each.
 DIRECT = 16 << 20
 # First bytes of the file, which `fill` writes last: without them no format recognises the file.
@@ -76,7 +73,7 @@ class Sink:
         self._total = total
         self._progress = progress
         self._room = self._stage_size(STAGE_IN_MEMORY if in_memory else STAGE)
-        self._view = memory.room(self._room + _MARGIN_NBYTES)
+        self._view = self._new_buffer()
         self._filled = 0
         self._summing = False
         self._summed = 0
@@ -92,6 +89,9 @@ class Sink:
 
     def _stage_size(self, stage: int) -> int:
         return min(stage, max(self._total, 1)) if self._exact else stage
+
+    def _new_buffer(self) -> memoryview:
+        return memoryview(np.empty(self._room + _MARGIN_NBYTES, np.uint8))
 
     def _tell(self, done: int) -> None:
         if self._progress is not None:
@@ -128,38 +128,16 @@ class Sink:
                 self._advance(view[:count])
             view = view[count:]
 
-    def read(self, source: Source, offset: int, count: int, threads: int = 1) -> None:
-        """Append bytes of a source through the buffer; long ranges go to tmpfs directly, by two `threads`."""
+    def read(self, source: Source, offset: int, count: int) -> None:
+        """Append bytes of a source, through the buffer."""
         end = offset + count
-        file = source.c_random_input if threads > 1 and self._in_memory and count >= _SHARED else None
         while offset < end:
             if self._filled == self._room:
                 self._flush_full()
-            size = min((end - offset) // self._room * self._room, _TOGETHER)
-            if size >= _SHARED and isinstance(file, int) and self._passes_buffer:
-                self._copy(source, file, offset, size)
-            else:
-                size = min(end - offset, self._room - self._filled)
-                source.read_into(offset, np.frombuffer(self._view[self._filled : self._filled + size], np.uint8))
-                self._filled += size
+            size = min(end - offset, self._room - self._filled)
+            source.read_into(offset, np.frombuffer(self._view[self._filled : self._filled + size], np.uint8))
+            self._filled += size
             offset += size
-
-    @property
-    def _passes_buffer(self) -> bool:
-        """Whether bytes may bypass the buffer: it is empty, and no checksum needs them."""
-        return not (self._filled or self._first is None or self._summing or self.digest is not None)
-
-    def _copy(self, source: Source, file: int, offset: int, count: int) -> None:
-        """Append whole pieces: one thread reads while the other waits for the lock of the new file."""
-        piece = self._room
-        room = np.frombuffer(memory.room(2 * piece), np.uint8)
-        try:
-            files.copy_range(file, offset, self._fd, self.offset, count, piece=piece, room=room, threads=2)
-        except access.Failed as error:
-            if error.what == "write":
-                raise OSError(error.error, os.strerror(error.error)) from None
-            source.fail_reading(error.at, offset + count, error.error)
-        self._move(count)
 
     def fill(
         self, count: int, unit: int, encode: Callable[[memoryview, int, quantised.Unwritten | None], None]
@@ -169,9 +147,9 @@ class Sink:
         `encode` fills `out`, a few units long, and meanwhile writes `earlier`, so that no thread waits for the file.
         """
         if (room := self._stage_size(STAGE)) > self._room:  # in a larger piece, threads share the work
-            view = memory.room(room + _MARGIN_NBYTES)
-            view[: self._filled] = self._view[: self._filled]
-            self._view, self._room = view, room
+            before, self._room = self._view, room
+            self._view = self._new_buffer()
+            self._view[: self._filled] = before[: self._filled]
         self._filling = True
         done = 0
         while done < count:
@@ -224,7 +202,7 @@ class Sink:
         waits = self._first is None and not self._filling
         self._flush()
         if waits:
-            self._view = memory.room(self._room + _MARGIN_NBYTES)
+            self._view = self._new_buffer()
 
     def _flush(self) -> None:
         self._sum()
@@ -235,7 +213,7 @@ class Sink:
             if self._first is None:
                 self._first, begin = memoryview(bytes(piece[:_BEGINNING])), _BEGINNING
             self._waiting = quantised.Unwritten(self._fd, piece[begin:], self.offset + begin, self._flushes)
-            self._view, self._other = self._other or memory.room(self._room + _MARGIN_NBYTES), self._view
+            self._view, self._other = self._other or self._new_buffer(), self._view
         elif self._first is None:
             self._first = piece
         else:
@@ -259,10 +237,7 @@ class Sink:
     def _advance(self, piece: memoryview) -> None:
         if self.digest is not None:
             self.digest = checksums.crc32(piece, self.digest)
-        self._move(len(piece))
-
-    def _move(self, count: int) -> None:
-        self.offset += count
+        self.offset += len(piece)
         self._tell(min(self.offset, self._total - 1) if self.offset else 0)
 
     def finish(self) -> None:

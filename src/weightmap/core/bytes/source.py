@@ -47,11 +47,8 @@ _KIND = 0o170000
 # Imported late: few handles need these.
 is_sealed: Callable[..., Any] = hooks.later("weightmap.core.bytes.sealed", "is_sealed")
 seal: Callable[..., Any] = hooks.later("weightmap.core.bytes.sealed", "seal")
-room: Callable[..., Any] = hooks.later("weightmap.core.bytes.memory", "room")
 check_room: Callable[..., Any] = hooks.later("weightmap.core.bytes.memory", "check_room")
 _read_runs: Callable[..., int] = hooks.later("weightmap.core.native.files", "read_runs")
-# Buffers up to this many bytes are not worth keeping.
-_SMALL = 1 << 14
 # Bytes per read into a bounce buffer: enough to make the call cheap (2 us of 35), few enough for any CPU's L2 cache.
 CHUNK = 1 << 18
 # Most bytes of padding or headers between two tensors that are fetched too, to save a request to a store.
@@ -228,13 +225,11 @@ class Source:
             self._short(offset + len(data), offset + count)
         return data
 
-    def chunks(
-        self, offset: int, count: int, size: int = CHUNK, buffer: bytearray | None = None
-    ) -> Iterator[memoryview]:
+    def chunks(self, offset: int, count: int, size: int = CHUNK) -> Iterator[memoryview]:
         """Yield `count` bytes from `offset` on, in pieces of `size` bytes; the last one may be shorter.
 
-        Reads a file by pread into one buffer that all pieces share: the one given, of `size` bytes, or one of
-        `weightmap.core.bytes.memory`. So a file that shrinks meanwhile raises a `TruncatedError` instead of SIGBUS.
+        Reads a file by pread, into one buffer that all pieces share. So a file that shrinks meanwhile raises a
+        `TruncatedError` instead of SIGBUS.
         """
         file, end = self._opened(), offset + count
         if file is None:
@@ -243,10 +238,7 @@ class Source:
                 yield view[start : min(start + size, end)]
             return
         size = min(size, count) or 1
-        if buffer is None and size > _SMALL:
-            view = room(size)
-        else:
-            view = memoryview(bytearray(size) if buffer is None else buffer)
+        view = memoryview(np.empty(size, np.uint8))
         for start in range(offset, end, size):
             piece = view[: min(size, end - start)]
             got = access.read_into(file, piece, start, self.name)

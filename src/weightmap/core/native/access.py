@@ -142,8 +142,6 @@ def fstat(fd: int) -> State:
 Descriptor = module.Descriptor
 take_ownership = module.own
 with_temporary = module.with_temporary
-# Returns a new, uninitialised bytearray of the given size.
-new_buffer = module.new_buffer
 
 
 # ----------------------------------------------------------------------------------------------------

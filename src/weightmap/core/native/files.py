@@ -148,44 +148,6 @@ def _read(context: Any, buffer: Any, count: int, at: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Copying bytes of one file to another, in C.
-
-
-def copy_range(
-    source: int,
-    begin: int,
-    target: int,
-    at: int,
-    count: int,
-    *,
-    piece: int,
-    room: NDArray[np.uint8],
-    threads: int,
-) -> None:
-    """Copy `count` bytes of the file `source`, from `begin` on, to byte `at` of the file `target`.
-
-    Parameters
-    ----------
-    source, target : int
-        Descriptors.
-    begin, at, count : int
-    piece : int
-        Bytes that a thread reads and writes at once.
-    room : ndarray of uint8
-        Memory to work in: `piece` bytes for each thread.
-    threads : int
-        At most this many share the work.
-
-    Raises
-    ------
-    Failed
-    """
-    request, outcome = ffi.new("wm_copied *", (source, target, begin, at, count, piece)), ffi.new("wm_outcome *")
-    lib.wm_copy_range(request, access.as_output(room, "uint8_t[]"), room.size, access.thread_count(threads), outcome)
-    access.check_outcome(outcome)
-
-
-# ----------------------------------------------------------------------------------------------------
 # Comparison of two tensors of one type, in C.
 
 # The types that `differing` knows, by their names, as the kernel numbers them.

@@ -399,8 +399,6 @@ class BlockEncoder:
         As for `encode_blocks`. With a block size of 0, call `search_scale` first; calls then only make codes.
     threads : int
         At most this many share the work.
-    room : callable
-        ``room(nbytes)`` returns memory to work in.
     """
 
     def __init__(
@@ -411,9 +409,7 @@ class BlockEncoder:
         block_size: int = 32,
         scale_type: str = "fp16",
         threads: int = 1,
-        room: Callable[[int], memoryview | bytearray] = access.new_buffer,
     ) -> None:
-        self._make = room
         self._blocks = ffi.new("wm_blocks *", (ggml, bits, scale_code(scale_type), block_size))
         self._numbers, self._outcome = ffi.new("wm_numbers *"), ffi.new("wm_outcome *")
         self._threads = access.thread_count(threads)
@@ -479,7 +475,7 @@ class BlockEncoder:
         numbers.kind, numbers.n = COMPARED[dtype][0], count
         nbytes = lib.wm_quantize_room(numbers, self._blocks, threads)
         if len(self._room) < nbytes:
-            self._room = access.as_output(np.frombuffer(self._make(nbytes), np.uint8), "uint8_t[]")
+            self._room = access.as_output(access.aligned(nbytes), "uint8_t[]")
         return self._room, len(self._room)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Place: TypeAlias = "tuple[DType, tuple[int, ...], int, int, Row | None]"
 Run: TypeAlias = "tuple[Row, int, int]"
 
-# Elements swapped at once, which stay in the L2 cache.
+# Bytes of a piece: they stay in the L2 cache.
 _PIECE = 1 << 18
 
 
@@ -118,17 +118,16 @@ class Row(NamedTuple):
             return self
         return self._replace(source=self.geometry.dense(self), geometry=None)
 
-    def chunks(self, buffer: bytearray | None = None) -> Iterator[memoryview]:
-        """Yield the bytes of a dense tensor, row-major and little-endian, in pieces; each is valid until the next one.
+    def chunks(self, size: int = _PIECE) -> Iterator[memoryview]:
+        """Yield the bytes of a dense tensor, row-major and little-endian, in pieces of `size` bytes, a power of two.
 
-        With `buffer`, which many tensors may share, pieces have its size.
+        Each is valid until the next one.
         """
         source = self.source if self.geometry is None else self.dense.source
+        pieces = source.chunks(self.offset, self.nbytes, size)
         if not self.dtype.swapped:
-            buffers = () if buffer is None else (len(buffer), buffer)
-            return source.chunks(self.offset, self.nbytes, *buffers)
+            return pieces
         stored = numpy_dtype(self.dtype)
-        pieces = source.chunks(self.offset, self.nbytes, _PIECE * stored.itemsize)
         return (memoryview(np.frombuffer(piece, stored).byteswap().view(np.uint8)) for piece in pieces)
 
     # ------------------------------------------------------------------------------------------------- quantised
