@@ -14,12 +14,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "weightmap"
 BUDGETS = {
     "core": 15_000,
     "core/formats": 6_600,
-    "checkpoints": 2_686,
+    "checkpoints": 2_676,
     "cli": 1_890,
-    "compat": 1_496,
-    "conversion": 2_724,
+    "compat": 1_494,
+    "conversion": 2_716,
     "dcp": 300,
-    "deltas": 2_134,
+    "deltas": 2_124,
     "device": 1_175,
     "dlpack": 80,
     "hub": 183,
@@ -29,12 +29,12 @@ BUDGETS = {
     "onnxruntime": 50,
     "plans": 2_136,
     "pool": 750,
-    "remote": 1_874,
+    "remote": 1_870,
     "report": 1_340,
     "torch": 967,
     "trust": 628,
     "vllm": 340,
-    "words": 2_120,
+    "words": 2_095,
 }
 
 

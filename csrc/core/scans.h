@@ -141,8 +141,8 @@ enum {
  * The columns of a table of tensors, for a scan to fill. Tensor i: its name is names[bounds[i], bounds[i+1]), dtype[i] an index
  * into the format's list of types, its dimensions are dims[dim_bounds[i], dim_bounds[i+1]), and its data lies from begin[i] to
  * end[i]; `end` is NULL where the format declares none. Capacities: names_cap bytes of names, cap + 1 bounds and dim_bounds, cap
- * of dtype, begin, end and hashes, dims_cap dims. `hashes`, which may be NULL, is for wm_columns_check: when it has checked the
- * names, it leaves their hashes there and sets `hashed` to 1.
+ * of dtype, begin, end and hashes, dims_cap dims. `hashes` is for wm_columns_check: when it has checked the names, it leaves
+ * their hashes there and sets `hashed` to 1.
  */
 typedef struct {
     uint64_t cap, dims_cap, names_cap;

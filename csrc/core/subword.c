@@ -15,10 +15,7 @@
  *
  * FNV-1a multiplies by a prime P after each byte, and XOR with a byte of 0 changes nothing. So the zero bytes above a small
  * character, or number, need no steps of their own: ASCII costs one multiplication by P^4, not four by P.
- *
- * The number of characters is hashed first, so no bucket's hash continues another's. But the hashes do not wait for one
- * another, and a CPU overlaps them if little stands between: so a text is decoded to characters once, before any n-gram is
- * hashed.
+ * The number of characters is hashed first, so no bucket's hash continues another's.
  *
  * The texts come with their brackets. They are UTF-8, but nothing here depends on it: a character is a byte and the bytes
  * 0x80 to 0xBF behind it. So a lone surrogate, which Python's str may hold and UTF-8 may not, is a character too.
@@ -29,7 +26,6 @@
 #define P2 (P1 * P1)
 #define P3 (P2 * P1)
 #define P4 (P2 * P2)
-#define P8 (P4 * P4)
 
 static inline int continues(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
@@ -58,17 +54,10 @@ static inline uint64_t add_character(uint64_t hash, uint64_t c) {
     return (hash ^ c >> 24) * P1;
 }
 
-/* The hash of the number of characters, which comes first. */
-static inline uint64_t begin_bucket(uint64_t n) {
-    if (n < 0x100) return (FNV_OFFSET_64 ^ n) * P8;
+/* The hash of the n characters from p on, and before them of n. */
+static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
     uint64_t hash = FNV_OFFSET_64;
     for (unsigned shift = 0; shift < 64; shift += 8) hash = (hash ^ (n >> shift & 0xFF)) * P1;
-    return hash;
-}
-
-/* The hash of the n characters from p on. */
-static uint64_t hash_bucket(const uint8_t *p, const uint8_t *end, uint64_t n) {
-    uint64_t hash = begin_bucket(n);
     for (uint64_t i = 0; i < n; i++) hash = add_character(hash, take_character(&p, end));
     return hash;
 }
@@ -83,27 +72,6 @@ static uint64_t bucket_rows(const wm_subwords *s, const uint8_t *p, const uint8_
     if (count <= room)
         for (uint64_t n = longest; n >= s->min_n; n--) *rows++ = (hash_bucket(p, end, n) & (s->size - 1)) + s->first_row;
     return count;
-}
-
-/* The same for all n-grams of a text of n_characters, with at most WM_NGRAMS_MOST n-grams. */
-enum { CHARACTERS = 256 };
-static uint64_t bucket_rows_of_text(const wm_subwords *s, const uint32_t *characters, uint64_t n_characters, uint64_t *rows,
-                                    uint64_t room) {
-    const uint64_t mask = s->size - 1;
-    uint64_t total = 0;
-    for (uint64_t at = 0; n_characters - at >= s->min_n; at++) {
-        const uint64_t longest = n_characters - at < s->max_n ? n_characters - at : s->max_n, count = longest - s->min_n + 1;
-        if (total <= room && count <= room - total) {
-            uint64_t *to = rows + total;
-            for (uint64_t n = longest; n >= s->min_n; n--) {
-                uint64_t hash = begin_bucket(n);
-                for (uint64_t i = 0; i < n; i++) hash = add_character(hash, characters[at + i]);
-                *to++ = (hash & mask) + s->first_row;
-            }
-        }
-        total += count;
-    }
-    return total;
 }
 
 /* The hash of an n-gram continues the next shorter one's. */
@@ -151,14 +119,6 @@ int64_t wm_subword_rows(const wm_subwords *s, const uint8_t *texts, uint64_t len
         if (bounds[i] > bounds[i + 1] || bounds[i + 1] > len) return -1;
         const uint8_t *p = texts + bounds[i], *end = texts + bounds[i + 1];
         uint64_t remaining = 0; /* characters from p on */
-        if (s->kind == WM_SUBWORDS_BUCKET && end - p <= CHARACTERS) {
-            uint32_t characters[CHARACTERS];
-            while (p < end) characters[remaining++] = take_character(&p, end);
-            const uint64_t room = total < cap ? cap - total : 0;
-            total += bucket_rows_of_text(s, characters, remaining, room ? rows + total : rows, room);
-            row_bounds[i + 1] = total;
-            continue;
-        }
         for (const uint8_t *q = p; q < end; q = next_character(q, end)) remaining++;
         uint64_t tried = 0;
         for (; remaining >= s->min_n; remaining--, p = next_character(p, end)) {

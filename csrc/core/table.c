@@ -233,51 +233,30 @@ int wm_columns_check(wm_columns *columns, uint64_t n, uint64_t n_dims, uint64_t 
         if (bad >= 0) return wm_fail(fault, WM_FAULT_NAME_UTF8, (uint64_t)bad, bounds[bad], 0, 0);
     }
     if (n == 0) return 0;
-    uint32_t lengths[CHUNK], local[CHUNK], *hashes = c->hashes ? c->hashes : local;
-    if (hashes == local && n > CHUNK && !(hashes = malloc(n * sizeof *hashes)))
-        return wm_fail(fault, WM_FAULT_MEMORY, 0, 0, n * sizeof *hashes, 0);
+    uint32_t lengths[CHUNK];
     for (uint64_t first = 0; first < n; first += CHUNK) {
         const uint64_t count = n - first < CHUNK ? n - first : CHUNK;
         for (uint64_t i = 0; i < count; i++) lengths[i] = bounds[first + i + 1] - bounds[first + i];
-        wm_fnv1a32_run(c->names + bounds[first], c->names + names_len, lengths, 0, count, hashes + first);
+        wm_fnv1a32_run(c->names + bounds[first], c->names + names_len, lengths, 0, count, c->hashes + first);
     }
-    columns->hashed = hashes == c->hashes;
-    int result = wm_names_unique(c->names, n, hashes, bounds, 1, fault);
-    if (hashes != c->hashes && hashes != local) free(hashes);
-    return result;
+    columns->hashed = 1;
+    return wm_names_unique(c->names, n, c->hashes, bounds, 1, fault);
 }
 
 int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_len, const uint8_t *name, uint64_t name_len) {
-    /* A hash rules out nearly all names. Without hashes, the eight bytes from where the last compared name differs do so too,
-     * since names of a model begin alike, and many end alike; but that reads all names. Blocks of rows without a hit are skipped,
-     * and in a block with one each row is compared. Compilers take several rows of a block at once, unless it is so short that
-     * they unroll it first. */
-    enum { BLOCK = 64, PART = 8 };
-    const uint8_t *names = columns->names;
+    /* A hash rules out nearly all names: whole blocks of rows, which compilers compare several at once. */
+    enum { BLOCK = 64 };
     const uint32_t *bounds = columns->bounds, *hashes = columns->hashes, hash = wm_fnv1a32(name, name_len);
-    const int hashed = columns->hashed;
     if (n > columns->cap || names_len > columns->names_cap) return -1;
-    for (uint64_t row = 0, at = 0; row < n; row += BLOCK) {
-        int hit = 0;
-        if (n - row >= BLOCK && hashed) {
+    for (uint64_t row = 0; row < n; row += BLOCK) {
+        const uint64_t last = n - row < BLOCK ? n : row + BLOCK;
+        int hit = !columns->hashed || last - row < BLOCK;
+        if (!hit)
             for (int i = 0; i < BLOCK; i++) hit |= hashes[row + i] == hash;
-        } else if (n - row >= BLOCK && at + PART <= name_len && name_len <= names_len) {
-            const uint64_t target = load_le64(name + at), last = names_len - at - PART;
-            for (int i = 0; i < BLOCK; i++) {
-                const uint64_t begin = bounds[row + i];
-                hit |= load_le64(names + at + (begin < last ? begin : last)) == target;
-            }
-        } else {
-            hit = 1;
-        }
-        if (!hit) continue;
-        for (uint64_t i = row; i < n && i < row + BLOCK; i++) {
+        for (uint64_t i = row; hit && i < last; i++) {
             const uint64_t begin = bounds[i], end = bounds[i + 1];
-            if (end - begin != name_len || end < begin || end > names_len) continue;
-            uint64_t same = 0;
-            while (same < name_len && names[begin + same] == name[same]) same++;
-            if (same == name_len) return (int64_t)i;
-            at = same + PART <= name_len || name_len < PART ? same : name_len - PART;
+            if (end - begin == name_len && begin <= end && end <= names_len && memcmp(columns->names + begin, name, name_len) == 0)
+                return (int64_t)i;
         }
     }
     return -1;

@@ -51,11 +51,13 @@ static inline void new_columns(wm_columns *c, uint64_t cap, uint64_t dims_cap, u
         .dim_bounds = new_array(cap + 1, sizeof(uint32_t)),
         .begin = new_array(cap, sizeof(uint64_t)),
         .end = new_array(cap, sizeof(uint64_t)),
+        .hashes = new_array(cap, sizeof(uint32_t)),
     };
 }
 
 static inline void free_columns(wm_columns *c) {
     free(c->names), free(c->bounds), free(c->dtype), free(c->dims), free(c->dim_bounds), free(c->begin), free(c->end);
+    free(c->hashes);
 }
 
 /* After a scan without a fault, the columns must be consistent; and if the check of tables passes them, the tensors must lie

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from weightmap.core.bytes.derived import Derived
 from weightmap.core.table.table import Place, Row, Run, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
     from weightmap.core.bytes.source import Source
     from weightmap.core.table import Rules
@@ -79,28 +74,3 @@ class ViewTable(Table):
 
     def disorder(self) -> None:
         """Do nothing: the table of stored tensors reports its own disorder."""
-
-
-class ArraySource(Derived):
-    """An array as the bytes of a computed tensor, beside a tensor of a file.
-
-    Parameters
-    ----------
-    parent, base
-        As for `Derived`, of the tensor in the file.
-    array : ndarray
-    """
-
-    def __init__(self, parent: Source, base: int, array: NDArray[Any]) -> None:
-        super().__init__(parent, base, array.nbytes)
-        self._array = array.view(np.uint8)
-
-    def check_size(self, what: str, nbytes: int) -> None:
-        """Implement `Source.check_size`: the array exists already."""
-
-    def reading(self, ahead: Mapping[Source, Source]) -> Source:  # noqa: ARG002 - nothing is read
-        """Implement `Source.reading`."""
-        return self
-
-    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
-        yield self._array[start:stop]

@@ -12,9 +12,9 @@ import numpy as np
 from weightmap._messages import quoted
 from weightmap.checkpoints.methods import FLOATS, HALVES, Group, Method, Settings, method_of
 from weightmap.checkpoints.pieced import Coding, CompositeTensor, Layout, TargetTypes, head
-from weightmap.checkpoints.views import ArraySource, ViewTable
+from weightmap.checkpoints.views import ViewTable
 from weightmap.core.bytes import Range
-from weightmap.core.bytes.derived import Derived
+from weightmap.core.bytes.derived import Derived, Fetched
 from weightmap.core.bytes.geometry import Geometry, ascending
 from weightmap.core.bytes.source import Source
 from weightmap.core.dtypes import DTYPES, SCHEMES, DType, numpy_dtype
@@ -141,7 +141,7 @@ class _Parameters(ViewTable):
             layout = row.source.layout if isinstance(row, Row) and isinstance(row.source, _Decoded) else None
             if layout is not None and layout.whole is not None:
                 texts.append(self._whole_of(name))
-                source = ArraySource(row.source, row.offset, layout.whole)
+                source = Fetched(row.source, row.offset, layout.whole.view(np.uint8))
                 entries.append(Row(DTYPES["float32"], layout.whole.shape, source, row.offset, layout.whole.nbytes))
         return texts, entries
 

@@ -371,7 +371,9 @@ class OpenedFile:
             array = read_whole(self.file, name)
         else:
             array = read_part(self.file, name, _with_ellipsis(part if isinstance(part, tuple) else (part,)))
-        return self._tensor(name, array, whole=part is None)
+        if part is None and self.device is not None:
+            return _read_tensor(self.file, name, array)
+        return self.deliver(name, array)
 
     def run_of(self, name: str, part: Any) -> Row | None:
         """Return a row if a tensor, or part of one, is a single run of bytes in a mapping; else None."""
@@ -400,12 +402,6 @@ class OpenedFile:
             except OSError:  # the file system maps no files
                 return None
         return self._memories.get(source)
-
-    def _tensor(self, name: str, array: NDArray[Any], *, whole: bool) -> Any:
-        """Return an array of a tensor, or of part of one, as a tensor of the framework."""
-        if whole and self.device is not None:
-            return _read_tensor(self.file, name, array)
-        return self.deliver(name, array)
 
     def _packed_rows(self, name: str, rows: range) -> Any:
         """Return rows of a tensor packed below the byte, in private memory."""

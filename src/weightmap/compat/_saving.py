@@ -28,7 +28,6 @@ _FORMAT = by_name("safetensors")
 # The types that `TensorSpec` takes, by numpy's and torch's names.
 _STORABLE = {name: DTYPES[name] for name in DTYPE_NAMES.values() if not DTYPES[name].packed}
 _STORABLE[PAIRS] = DTYPES["float4_e2m1fn"]
-_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 
 
 class TorchEncodeError(EncodeError, RuntimeError):
@@ -176,7 +175,7 @@ class TensorSpec:
     @property
     def dtype(self) -> str:
         """The type's name in safetensors, such as "F32"."""
-        return _CODES[self._dtype.name]
+        return code_of(self._dtype.name)
 
     def __repr__(self) -> str:
         return (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightmap._messages import counted, quoted
-from weightmap.checkpoints.views import ArraySource, ViewTable
-from weightmap.core.bytes.derived import Derived, StridedSource
+from weightmap.checkpoints.views import ViewTable
+from weightmap.core.bytes.derived import Derived, Fetched, StridedSource
 from weightmap.core.dtypes import DTYPES, FLOATING, numpy_dtype
 from weightmap.core.table import StringTable
 from weightmap.core.table.table import Row, Table
@@ -328,7 +328,7 @@ class Translated(ViewTable):
         if values is None:
             return
         sibling = next(iter(rows.values()))
-        source = ArraySource(sibling.source, sibling.offset, values)
+        source = Fetched(sibling.source, sibling.offset, values.view(np.uint8))
         rows["rope_freqs.weight"] = Row(DTYPES["float32"], values.shape, source, sibling.offset, values.nbytes)
 
     def _check(self, rows: Mapping[str, Row]) -> None:

@@ -8,7 +8,6 @@ import pickle
 import re
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from tests.support import mappings, same
 import weightmap as wm
 from weightmap.core.arguments import Limits, Options
 from weightmap.core.bytes.open_source import from_buffer
-from weightmap.core.model import listing, sharded
+from weightmap.core.model import sharded
 from weightmap.core.model.internals import check_unchanged
 from weightmap.core.model.listing import read_listing
 
@@ -33,13 +32,8 @@ ALL = FIRST | SECOND
 
 @pytest.fixture(params=[64, 0], ids=["descriptors", "no descriptors"], autouse=True)
 def kept(request, monkeypatch):
-    """Run every test with few files and with many: the largest number of files that keep descriptors.
-
-    A model of many files also parses its index in pieces.
-    """
+    """Run every test with few files and with many: the largest number of files that keep descriptors."""
     monkeypatch.setattr(sharded.open_source, "MAX_OPEN", request.param)
-    if not request.param:
-        monkeypatch.setattr(listing, "_PIECE", 16)
     return int(request.param)
 
 
@@ -360,36 +354,11 @@ texts = some.text('ab,:{}" é\n', max_size=6)
 
 
 @given(some.dictionaries(texts, some.sampled_from(["a.x", "b,c.x", "{}.x", "é.x"]), max_size=30), some.data())
-def test_an_index_in_pieces_is_the_index(where, draw):
-    """With any names and any layout; an index that cannot be parsed in pieces is parsed as a whole."""
+def test_an_index_is_read_as_it_was_written(where, draw):
+    """Whatever names have in them, and however it is laid out."""
     layout = draw.draw(some.sampled_from([{}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}]))
     order = draw.draw(some.permutations([("weight_map", where), ("metadata", {"k": "v"}), ("more", [1, {"x": "}"}])]))
     raw = json.dumps(dict(order), **layout).encode()
-    with mock.patch.object(listing, "_PIECE", draw.draw(some.integers(1, 60))):
-        found = read_listing(from_buffer(raw, "mmap"), Options(Limits()))
+    found = read_listing(from_buffer(raw, "mmap"), Options(Limits()))
     assert list(found.pairs()) == list(where.items())
     assert found.metadata == {"k": "v"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"weight_map": {"a": "x", "a": "y", "b": "x"}}',
-        '{"weight_map": {"a": "x", "b": "x"}, "weight_map": {}}',
-        '{"weight_map": {"a": "x", "b": "x"} "metadata": {}}',
-        '{"weight_map": {"a": "x" "b": "x"}}',
-        '{"weight_map": {"a": "x", , "b": "x"}}',
-        '{"weight_map": {"a": "x", "b": "x",}}',
-        '{"weight_map": {"a": "x", "b": "x"',
-        '{"weight_map": {"a": {"b": "x"}, "c": "x"}, "d": 5}}',
-        '{"weight_map": {"a": "x\n", "b": "x"}}',
-    ],
-)
-def test_a_damaged_index_in_pieces_is_the_error_of_the_whole(text):
-    """Name, place and message are the strict parser's, at any size of an index."""
-    errors = []
-    for piece in (1 << 20, 1, 8, 20):
-        with mock.patch.object(listing, "_PIECE", piece), pytest.raises(wm.FormatError) as caught:
-            read_listing(from_buffer(text.encode(), "mmap"), Options(Limits()))
-        errors.append((str(caught.value), caught.value.offset, caught.value.field))
-    assert len(set(errors)) == 1

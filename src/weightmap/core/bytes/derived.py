@@ -118,14 +118,14 @@ class Derived(Source):
 
 
 class Fetched(Derived):
-    """Bytes of a file, read to memory, from which a geometry makes an array.
+    """Bytes in memory: read from a file, for a geometry to make an array of, or of a tensor that no file has.
 
     Parameters
     ----------
     parent : Source
         The file's.
     base : int
-        Offset of the bytes in the file.
+        Offset of the bytes in the file, or of the tensor beside this one.
     octets : ndarray of uint8
     """
 

@@ -8,7 +8,6 @@ at most 1 MiB. `_Literal` reads it and knows no other Python, so that nothing is
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 MAGIC = NPY_MAGIC
 _MAX_LITERAL = 1 << 20
-# Bytes that hold nearly every header; longer ones are rarely equal, so they are not cached.
+# Bytes that hold nearly every header.
 FIRST = 128
 _VERSIONS = {(1, 0): ("latin-1", 2), (2, 0): ("latin-1", 4), (3, 0): ("utf-8", 4)}
 _KEYS = {"descr", "fortran_order", "shape"}
@@ -156,15 +155,13 @@ def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -
 
 def _parse(raw: bytes, encoding: str, what: str, at: int) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     try:
-        return _literal(raw, encoding) if len(raw) <= FIRST else _literal.__wrapped__(raw, encoding)
+        return _literal(raw, encoding)
     except _BAD:
         expected = f"a dictionary of descr, fortran_order and shape, in {counted(len(raw), 'byte')} as its length says"
         actual = f"{raw[:80]!r}{'...' * (len(raw) > 80)}"
         raise FormatError(f"header of {what}", field="header", offset=at, actual=actual, expected=expected) from None
 
 
-# Cached: many headers of an archive are equal.
-@functools.lru_cache(256)
 def _literal(raw: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     """Return the content of a header. Raises one of `_BAD` for a wrong one."""
     parser = _Literal(raw.decode(encoding))

@@ -171,16 +171,9 @@ def _overreaching(entries: scans.ZipEntries) -> frozenset[int]:
 
 def _lowered(names: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return names with ASCII's capitals in lower case; without capitals, the names themselves."""
-    lowered = names
-    for begin in range(0, len(names), CHUNK):
-        part = names[begin : begin + CHUNK].tobytes()
-        small = part.lower()
-        if small != part and lowered is names:
-            lowered = scans.transient(len(names), np.uint8)
-            lowered[:begin] = names[:begin]
-        if lowered is not names:
-            lowered[begin : begin + CHUNK] = np.frombuffer(small, np.uint8)
-    return lowered
+    text = names.tobytes()
+    small = text.lower()
+    return names if small == text else np.frombuffer(small, np.uint8)
 
 
 class Archive:

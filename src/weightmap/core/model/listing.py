@@ -1,12 +1,9 @@
-"""Reads an index of shards, which assigns tensors to files; reads a large one without a string per tensor."""
+"""Reads an index of shards, which assigns tensors to files."""
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections import defaultdict
 from importlib import import_module
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,16 +16,12 @@ from weightmap.core.table import StringTable
 from weightmap.errors import ChecksumError, FormatError, MissingDependencyError, TruncatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from weightmap.core.arguments import Options
     from weightmap.core.bytes.source import Source
-
-# Bytes of an index parsed at once: Python's objects for them take several times as much memory.
-_PIECE = 1 << 20
-_MAP = re.compile(rb'"weight_map"[ \t\n\r]*:[ \t\n\r]*\{')
 
 
 class Listing(NamedTuple):
@@ -36,10 +29,8 @@ class Listing(NamedTuple):
 
     Attributes
     ----------
-    names : bytes
-        The names of the tensors, back to back, in UTF-8.
-    bounds : ndarray of uint32
-        Start of each name, and the end of the last.
+    names : StringTable
+        The names of the tensors.
     shard : ndarray of int32
         The number of the shard of each tensor.
     shards : list
@@ -47,20 +38,18 @@ class Listing(NamedTuple):
     metadata : dict
     """
 
-    names: bytes
-    bounds: NDArray[np.uint32]
+    names: StringTable
     shard: NDArray[np.int32]
     shards: list[Any]
     metadata: dict[str, Any]
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yield name and shard of each tensor."""
-        names = StringTable(self.names, self.bounds, 0, "tensor name")
-        return zip(names, (self.shards[number] for number in self.shard.tolist()), strict=True)
+        return zip(self.names, (self.shards[number] for number in self.shard.tolist()), strict=True)
 
     def numbers_in(self, table: StringTable) -> NDArray[np.int64]:
         """Return the number of each tensor in a table of names, -1 for a missing one."""
-        return table.find_spans(self.names, self.bounds)
+        return table.find_spans(self.names.text, self.names.bounds)
 
 
 def read_listing(source: Source, options: Options, odd: list[str] | None = None) -> Listing:
@@ -72,17 +61,12 @@ def read_listing(source: Source, options: Options, odd: list[str] | None = None)
     raw = source.pread(0, source.size)
     if not raw:
         raise TruncatedError("the file is empty", field="index of shards", offset=0)
-    listing = _in_pieces(raw)
-    if listing is None:
-        content = strict_json.loads(raw, "index of shards")
-        where = content.get("weight_map")
-        if not isinstance(where, dict):
-            msg = "the index of shards has no weight_map, an object from tensor names to shard names"
-            raise FormatError(msg, field="weight_map")
-        listing = _Columns(), content
-        listing[0].add(list(where), [value if isinstance(value, str) else _NotText(value) for value in where.values()])
-    columns, content = listing
-    options.limits.check("max_tensors", len(columns), "number of tensors")
+    content = strict_json.loads(raw, "index of shards")
+    where = content.get("weight_map")
+    if not isinstance(where, dict):
+        msg = "the index of shards has no weight_map, an object from tensor names to shard names"
+        raise FormatError(msg, field="weight_map")
+    options.limits.check("max_tensors", len(where), "number of tensors")
     metadata = content.get("metadata", {})
     if not isinstance(metadata, dict):
         error = FormatError("metadata of the index of shards is not an object", field="metadata")
@@ -90,93 +74,28 @@ def read_listing(source: Source, options: Options, odd: list[str] | None = None)
             raise error
         options.tolerate(error, odd)
         metadata = {}
-    return columns.listing(metadata)
+    shards, shard = _numbered(where.values())
+    return Listing(StringTable.of(list(where), "tensor name"), shard, shards, metadata)
 
 
-class _NotText:
-    """A value of a map that is not a string, and perhaps not hashable."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-
-class _Columns:
-    """The names and shards of an index, as they are read."""
-
-    def __init__(self) -> None:
-        self._names: list[bytes] = []
-        self._lengths: list[NDArray[np.uint32]] = []
-        self._shards: list[NDArray[np.int32]] = []
-        self._numbers: defaultdict[Any, int] = defaultdict(count().__next__)
-        self._count = 0
-
-    def add(self, names: list[str], shards: list[Any]) -> None:
-        """Add tensors."""
-        text = "".join(names)
-        whole = text.encode()
-        lengths = map(len, names if len(whole) == len(text) else (name.encode() for name in names))
-        self._names.append(whole)
-        self._lengths.append(np.fromiter(lengths, np.uint32, len(names)))
-        self._shards.append(np.fromiter(map(self._numbers.__getitem__, shards), np.int32, len(shards)))
-        self._count += len(names)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def listing(self, metadata: dict[str, Any]) -> Listing:
-        """Return all of it."""
-        zero = [np.zeros(1, np.uint32)]
-        bounds = np.cumsum(np.concatenate(zero + self._lengths), dtype=np.uint32)
-        shard = np.concatenate([np.empty(0, np.int32), *self._shards])
-        shards: list[Any] = []
-        number_of: dict[str, int] = {}  # spellings such as "./a" and "a" are one shard
-        numbers = np.empty(len(self._numbers), np.int32)
-        for i, name in enumerate(self._numbers):
-            shard_name = plain(name) if isinstance(name, str) else name
-            numbers[i] = number_of.setdefault(shard_name, len(shards)) if isinstance(shard_name, str) else len(shards)
-            if numbers[i] == len(shards):
-                shards.append(shard_name.value if isinstance(shard_name, _NotText) else shard_name)
-        return Listing(b"".join(self._names), bounds, numbers[shard], shards, metadata)
-
-
-def _in_pieces(raw: bytes) -> tuple[_Columns, dict[str, Any]] | None:
-    """Parse a large index piece by piece; None for one that is small, damaged, or written in an unusual way.
-
-    Without escapes, each quotation mark begins or ends a string: so commas between strings are known.
-    """
-    match = _MAP.search(raw)
-    if len(raw) < _PIECE or b"\\" in raw or match is None or raw.count(b'"weight_map"') != 1:
-        return None
-    columns, at = _Columns(), match.end()
-    try:
-        end = _outside(raw, b"}", at, len(raw))
-        content = strict_json.loads(raw[:at] + raw[end:], "index of shards")
-        if content.get("weight_map") != {}:  # the map lies within another object
-            return None
-        stop = -1
-        while stop < end:  # a comma before `end` leaves an empty last piece, which is refused
-            stop = end if end - at <= _PIECE else _outside(raw, b",", at, end, at + _PIECE)
-            pairs = strict_json.loads(b"{%b}" % raw[at:stop], "index of shards")
-            if not pairs or not all(isinstance(value, str) for value in pairs.values()):
-                return None
-            columns.add(list(pairs), list(pairs.values()))
-            at = stop + 1
-    except (FormatError, ValueError):  # the parser of the whole index names defect and place
-        return None
-    whole = columns.listing({})
-    return None if StringTable(whole.names, whole.bounds, 0, "tensor name").duplicates()[0] else (columns, content)
-
-
-def _outside(raw: bytes, what: bytes, start: int, end: int, minimum: int | None = None) -> int:
-    """Return the first place of a character outside strings, from `minimum` on; `start` must lie outside strings."""
-    at = start if minimum is None else minimum
-    quotes = raw.count(b'"', start, at)
-    while True:
-        position = raw.index(what, at, end)
-        quotes += raw.count(b'"', at, position)
-        if quotes % 2 == 0:
-            return position
-        at = position + 1
+def _numbered(values: Iterable[Any]) -> tuple[list[Any], NDArray[np.int32]]:
+    """Return the different shards, and the number of each: spellings such as "./a" and "a" are one shard."""
+    shards: list[Any] = []
+    numbers: list[int] = []
+    number_of: dict[str, int] = {}
+    for value in values:
+        if not isinstance(value, str):  # the index is damaged
+            numbers.append(len(shards))
+            shards.append(value)
+            continue
+        if value not in number_of:
+            name = plain(value)
+            if name not in number_of:
+                number_of[name] = len(shards)
+                shards.append(name)
+            number_of[value] = number_of[name]
+        numbers.append(number_of[value])
+    return shards, np.array(numbers, np.int32)
 
 
 # ----------------------------------------------------------------------------------------------------

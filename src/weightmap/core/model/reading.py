@@ -10,7 +10,8 @@ import numpy as np
 from weightmap._messages import counted
 from weightmap.core.arguments import Limits, as_threads
 from weightmap.core.dtypes import DTYPES, dtype_named, dtype_of, numpy_dtype, packed_values
-from weightmap.core.native import access, floats, scans
+from weightmap.core.native import access, scans
+from weightmap.core.native.floats import bf16_to_f32, f16_to_f32
 from weightmap.errors import LimitError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
 
 _FLOAT32 = np.dtype(np.float32)
-_WIDENED = ("float16", "bfloat16")
+_WIDENED = {"float16": f16_to_f32, "bfloat16": bf16_to_f32}
 # Elements of float16 read at once, which stay in the L2 cache together with the resulting floats.
 _PIECE = 1 << 18
 # Bytes of a mapping converted after one check of the file: kernels write past the cache from some MiB on.
@@ -136,7 +137,7 @@ def _fill_part(row: Row, stored: np.dtype[Any], target: NDArray[Any], start: int
     for chunk in chunks:
         piece = target[start : start + len(chunk) // size]
         if widened:
-            floats.widen(row.dtype.name, chunk, piece)
+            _WIDENED[row.dtype.name](memoryview(chunk), out=piece)
         elif table is not None:
             codes = np.frombuffer(chunk, np.uint8)[None]
             scans.look_up(codes, 8, table, np.ones(1, np.float32), piece[None], height=1, width=len(piece))

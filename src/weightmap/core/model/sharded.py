@@ -23,7 +23,6 @@ from weightmap.core.model.file import TensorFile
 from weightmap.core.model.internals import check_index, folder_opened, parts_of, shard_name, sources_of
 from weightmap.core.model.listing import Listing, check_tensors, kind_in, read_listing
 from weightmap.core.native.access import cpus
-from weightmap.core.table import StringTable
 from weightmap.core.table.columns import JoinedTable
 
 if TYPE_CHECKING:
@@ -159,10 +158,9 @@ class ShardedContent(Content):
         listed[rows[there]] = True
         if bool(there.all()) and not bool(moved.any()) and bool(listed.all()):
             return
-        theirs = StringTable(listing.names, listing.bounds, 0, "tensor name")
         said = [_spelt(listing.shards[number]) for number in listing.shard.tolist()]
         lines = [
-            f"tensor {quoted(theirs[i])} is not in shard {said[i]}, where the index places it"
+            f"tensor {quoted(listing.names[i])} is not in shard {said[i]}, where the index places it"
             for i in np.flatnonzero(~there).tolist()
         ]
         if lines and options.strict:
@@ -170,7 +168,9 @@ class ShardedContent(Content):
         self.odd += lines
         for i in np.flatnonzero(moved).tolist():
             actual = quoted(shards[placed[i]])
-            self.odd.append(f"tensor {quoted(theirs[i])} is in shard {actual}, but the index places it in {said[i]}")
+            self.odd.append(
+                f"tensor {quoted(listing.names[i])} is in shard {actual}, but the index places it in {said[i]}"
+            )
         for i in np.flatnonzero(~listed).tolist():
             actual = quoted(shards[self._numbers[i]])
             self.odd.append(f"tensor {quoted(names[i])} is in shard {actual} but not in the index")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -136,31 +135,6 @@ def unpack_f16_pairs(
     return _run("float16", source, shape, out, 1)
 
 
-def widen(dtype: str, data: Buffer, out: NDArray[np.float32], threads: int = 1) -> None:
-    """Convert a piece of a file, with less overhead than `f16_to_f32` and `bf16_to_f32`.
-
-    Parameters
-    ----------
-    dtype : str
-        "float16" or "bfloat16".
-    data : buffer
-        Little-endian numbers, at any address.
-    out : ndarray of float32
-        As many elements: C-contiguous, writeable, no memory shared with `data`.
-    threads : int
-        At most this many threads share the work.
-
-    Raises
-    ------
-    ValueError
-        When `data` is not two bytes for each element of `out`, or `out` does not fit.
-    """
-    source = as_input(data)
-    if len(source) != 2 * out.size:
-        raise ValueError(f"data has {len(source)} bytes, expected {2 * out.size}, two for each element of out")
-    _run(dtype, source, out.shape, out, threads)
-
-
 def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) -> NDArray[np.float32]:
     """Convert an array or a buffer of `dtype` or of its bits."""
     if isinstance(a, (np.ndarray, np.generic)):  # a scalar has a buffer, too, which hides its dtype
@@ -172,12 +146,6 @@ def _convert(dtype: str, a: Any, out: NDArray[np.float32] | None, threads: int) 
     return _run(dtype, source, (len(source) // 2,), out, threads)
 
 
-@functools.cache
-def _words(order: Any) -> np.dtype[np.uint16]:
-    """Return uint16 in a byte order."""
-    return np.dtype(np.uint16).newbyteorder(order)
-
-
 def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Return the elements of `a` contiguous and little-endian; copy only if necessary."""
     # Compare the name of the type: ml_dtypes need not be imported, and byte-swapped dtypes have other names.
@@ -186,7 +154,7 @@ def _little_endian(a: NDArray[Any], dtype: str) -> NDArray[Any]:
         raise ValueError(f"the array is {a.dtype}, expected {dtype} or uint16")
     if a.flags.c_contiguous and a.dtype.isnative and _LITTLE:
         return a.view(np.uint16) if name == "bfloat16" else a  # an array of bfloat16 has no buffer
-    return np.asarray(a.view(_words(a.dtype.byteorder)), "<u2", order="C")
+    return np.asarray(a.view(np.dtype(np.uint16).newbyteorder(a.dtype.byteorder)), "<u2", order="C")
 
 
 def _run(

@@ -887,7 +887,9 @@ class Columns:
             from_buffer("uint8_t[]", dtype),
             access.as_items("uint64_t[]", dims),
             access.as_items("uint32_t[]", dim_bounds),
-            *(access.as_items("uint64_t[]", column) for column in (begin, end) if column is not None),
+            access.as_items("uint64_t[]", begin),
+            NULL if end is None else access.as_items("uint64_t[]", end),
+            access.as_output(np.empty(self.count, np.uint32), "uint32_t[]"),
         )
         self.native: Any = ffi.new("wm_columns *", (self.count, self.n_dims, self.names_len, *self._memory))
 
@@ -967,7 +969,7 @@ class Columns:
         return self.text(), *(self.array(*column).tobytes() for column in columns)
 
     def find(self, name: bytes) -> int:
-        """Return the row of the tensor called `name`, or -1, by one pass over the hashes of `check`, or the names."""
+        """Return the row of the tensor called `name`, or -1, by one pass."""
         row: int = lib.wm_columns_find(self.native, self.count, self.names_len, name, len(name))
         return row
 

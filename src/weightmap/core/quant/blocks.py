@@ -419,11 +419,11 @@ def _rebuild(scheme: str, shape: tuple[int, ...], payload: bytes, block_size: in
 # Parts of the flattened tensor: only their own blocks are decoded.
 
 
-def decode_range(tensor: QuantizedTensor, start: int, stop: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+def decode_range(tensor: QuantizedTensor, start: int, stop: int) -> NDArray[np.float32]:
     """Return elements `start` to `stop`. Raises ValueError when they do not lie within the tensor."""
     if not 0 <= start <= stop <= tensor.size:
         raise ValueError(f"elements {start} to {stop} do not lie within {tensor.size}")
-    part = access.empty(stop - start, dtype_named(dtype))
+    part = access.empty(stop - start, np.float32)
     tensor._decode(start, stop, part, 1)  # noqa: SLF001 - of this module
     return part
 

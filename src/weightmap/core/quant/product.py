@@ -239,9 +239,10 @@ class ProductQuantized(QuantizedTensor):
         pieces, _, width = self._codebooks.shape
         turned = query if self._projection is None else query @ self._projection
         table = np.einsum("jcw,jw->jc", self._codebooks, turned.reshape(pieces, width))
-        return self._sums(table, start, stop, threads)
+        sums = self._sums(table, start, stop, threads)
+        return sums if self._norms is None else sums * self._norms[start:stop]
 
-    def row_norms(self, start: int, stop: int, *, threads: int = 1) -> NDArray[np.float32]:
+    def row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the L2 norms of rows `start` to `stop`, float32, shape (stop - start,).
 
         They come from a table, or from decoded rows if the projection is not a rotation.
@@ -252,13 +253,13 @@ class ProductQuantized(QuantizedTensor):
             off[np.diag_indices_from(off)] -= 1
             if not np.abs(off).max(initial=0) <= _ROTATION:
                 return np.linalg.norm(self._rows(start, stop), axis=1)  # type: ignore[no-any-return]
-        norms = np.sqrt(self._sums(np.einsum("jcw,jcw->jc", self._codebooks, self._codebooks), start, stop, threads, 1))
+        norms = np.sqrt(self._sums(np.einsum("jcw,jcw->jc", self._codebooks, self._codebooks), start, stop))
         return norms if self._norms is None else norms * np.abs(self._norms[start:stop])
 
-    def _sums(self, table: NDArray[Any], start: int, stop: int, threads: int, plain: int = 0) -> NDArray[np.float32]:
+    def _sums(self, table: NDArray[Any], start: int, stop: int, threads: int = 1) -> NDArray[np.float32]:
         sums = np.empty(stop - start, np.float32)
         self._check(self._ready.sums(_aligned(table), sums, first=start, threads=threads))
-        return sums if plain or self._norms is None else sums * self._norms[start:stop]
+        return sums
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._codes, self._codebooks, self._projection, self._norms)

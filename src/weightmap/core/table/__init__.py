@@ -180,18 +180,14 @@ class StringTable:
 
     def find_many(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of many strings, -1 for a missing one, shape (len(texts),)."""
-        find = self.finder
-        packed = None if self._slots is None else checksums.pack_texts(texts)
-        if packed is None or self._slots is None:
-            return np.array([find(text) for text in texts], np.int64)
-        return scans.index_find_many(self._data, self.bounds, self._gap, self._slots, *packed)
+        packed = checksums.pack_texts(texts)
+        return np.array(list(map(self.finder, texts)), np.int64) if packed is None else self.find_spans(*packed)
 
     def find_spans(self, data: bytes, bounds: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return the numbers of the strings equal to data[bounds[i] : bounds[i + 1]], -1 for a missing one."""
-        if self._find is None:
-            self._build()
+        find = self.finder
         if self._slots is None:
-            find, spans = self.finder, itertools.pairwise(bounds.tolist())
+            spans = itertools.pairwise(bounds.tolist())
             return np.array([find(data[a:b].decode(errors="surrogateescape")) for a, b in spans], np.int64)
         return scans.index_find_many(self._data, self.bounds, self._gap, self._slots, data, bounds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -216,8 +217,6 @@ class JoinedTable(Table):
 
     def _table_of(self, i: int) -> tuple[Table, int]:
         """Return the table of row i, and its number there."""
-        from bisect import bisect_right  # noqa: PLC0415 - a fiftieth of a first opening; models in one file need none
-
         among = i if self._order is None else int(self._order[i])
         number = bisect_right(self._first, among) - 1
         return self._tables[number], among - self._first[number]

@@ -20,7 +20,6 @@ from weightmap.core.dtypes import numpy_dtype
 from weightmap.core.faults import cut_off
 from weightmap.core.formats._npy import FIRST, read_header
 from weightmap.core.formats._writing import Importer
-from weightmap.core.hooks import later
 from weightmap.errors import FormatError, LayoutError, TensorFileError, UnsupportedError
 from weightmap.words.importers._words import ADVICE, Words, check_finite, firsts, only, rows_in_block, table_of
 
@@ -450,5 +449,5 @@ IMPORTER = Importer(
     name="gensim",
     hint=f"this looks like word vectors of gensim: {ADVICE}",
     claims=claims,
-    read=later("weightmap.words.importers.gensim", "read"),
+    read=read,
 )

@@ -1,4 +1,8 @@
-"""Text: a line for each word, with its numbers (GloVe)."""
+"""Text: a line for each word, with its numbers (GloVe), perhaps after a first line of counts (`textdims`).
+
+Lines are read in blocks, and numpy parses all numbers of a block at once. Where that fails, they are parsed one by one
+to find the wrong one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ import numpy as np
 
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.formats._writing import Importer
-from weightmap.core.hooks import later
 from weightmap.errors import FileChangedError, FormatError, LayoutError
 from weightmap.words.importers import _words
 
@@ -22,12 +25,6 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import ImportOptions
     from weightmap.core.bytes.source import Source
-
-# Text: a line for each word, with or without a first line of counts.
-#
-# Lines are read in blocks, and numpy parses all numbers of a block at once. Where that fails, they are parsed one by
-# one
-# to find the wrong one.
 
 _SPACE = b" \t\n\r\x0b\x0c"
 _OTHER_SPACE = b"\t\r\x0b\x0c"
@@ -229,6 +226,6 @@ IMPORTER = Importer(
     name="text",
     hint=f"this looks like word embeddings in text, such as GloVe: {_words.ADVICE}",
     claims=claims,
-    read=later("weightmap.words.importers.text", "read_plain"),
-    plan=later("weightmap.words.importers.text", "plan_plain"),
+    read=read_plain,
+    plan=plan_plain,
 )

@@ -16,7 +16,6 @@ from weightmap._messages import counted
 from weightmap.core.bytes.sink import Sink, WritePlan
 from weightmap.core.faults import cut_off, too_many, trailing_bytes
 from weightmap.core.formats._writing import Importer
-from weightmap.core.hooks import later
 from weightmap.errors import FormatError
 from weightmap.words.importers import _words
 
@@ -144,6 +143,6 @@ IMPORTER = Importer(
     name="word2vec",
     hint=f"this looks like word embeddings of word2vec: {_words.ADVICE}",
     claims=claims,
-    read=later("weightmap.words.importers.word2vec", "read"),
-    plan=later("weightmap.words.importers.word2vec", "plan"),
+    read=read,
+    plan=plan,
 )
