@@ -1,4 +1,4 @@
-"""Any model for ``torch.distributed.checkpoint``: each rank reads the bytes of its own slices, and no more.
+"""Any model for ``torch.distributed.checkpoint``; each rank reads only the bytes of its own slices.
 
 ::
 

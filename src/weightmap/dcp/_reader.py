@@ -1,4 +1,4 @@
-"""`WeightmapStorageReader`: what `torch.distributed.checkpoint.load` calls to read a model."""
+"""`WeightmapStorageReader`, with which `torch.distributed.checkpoint.load` reads a model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TensorMetadata(Mapping[str, Any]):
 
     def __init__(self, file: TensorFile, names: Mapping[str, str]) -> None:
         self.file, self._names = file, names
-        # Those used so far.
+        # The tensors used so far.
         self._rows: dict[str, tuple[str, Row, Kind]] = {}
         for name in names.values():
             if name not in file:
@@ -120,7 +120,7 @@ class TensorMetadata(Mapping[str, Any]):
 
 
 class Unreadable(Mapping[str, Any]):
-    """The metadata of a model that could not be opened: asking for anything raises the error."""
+    """The metadata of a model that could not be opened: every access raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -156,7 +156,7 @@ class _Want(NamedTuple):
 
     part: _Part
     box: tuple[slice, ...]
-    # Its pieces still to come, as indices of the tensor; none before it is cut.
+    # Its remaining pieces, as indices of the tensor; empty before the slice is cut.
     pieces: deque[tuple[slice, ...]]
     # Arrays per piece
     arrays: int = 1
@@ -171,13 +171,13 @@ class Work:
     planner : LoadPlanner
     items : iterable of ReadItem
     chunk : int
-        Bytes of a piece that needs memory besides its slice.
+        Most bytes of a piece that needs memory besides its slice.
 
     Attributes
     ----------
     wants : list of (str, index)
     parts : dict
-        The slices by their bytes: slices of several names over the same bytes are one.
+        The slices by their bytes: slices of several names over the same bytes count as one.
     """
 
     def __init__(self, tensors: TensorMetadata, planner: Any, items: Any, chunk: int) -> None:
@@ -204,7 +204,7 @@ class Work:
         same: Any = name
         in_file = row.geometry is None
         if in_file:
-            same = (row.source.name, row.offset, row.nbytes, row.dtype.name, row.shape)  # as of tied tensors
+            same = (row.source.name, row.offset, row.nbytes, row.dtype.name, row.shape)  # equal for tied tensors
         key = same, item.starts, item.sizes
         part = self.parts.get(key)
         if part is None:
@@ -213,7 +213,7 @@ class Work:
         part.items.append(item)
 
     def _ask(self, part: _Part) -> None:
-        """Note the wants of a slice: all of it, if a plan takes that many runs."""
+        """Note the wants of a slice: the whole slice, if a plan takes so many runs."""
         starts, sizes, kind = part.items[0].starts, part.items[0].sizes, part.kind
         wants = self._wants.setdefault(part.name, deque())
         each = max(self._chunk // kind.dtype.itemsize, 1)
@@ -227,7 +227,7 @@ class Work:
             wants.append(_Want(part, box, deque([box] if kind.octets or keys[0] is ... else ()), len(keys)))
 
     def run(self, plan: ReadPlan, how: str, *, verify: bool) -> None:
-        """Read everything, and copy it to where it belongs."""
+        """Read everything, and copy it to its destination."""
         for item in self._empty:
             self._planner.commit_tensor(item.item, self._target(item, None))
         arrived: list[Any] = []
@@ -263,7 +263,7 @@ class Work:
         return tuple(pieces)
 
     def _room(self, _: str, nbytes: int) -> Any:
-        """Return the state dict's memory for the next piece, if it can be read into that."""
+        """Return the state dict's memory for the next piece, if the piece can be read into it."""
         if self._place is None:
             return None
         room = self._place.reshape(-1).view(torch.uint8).numpy()
@@ -282,7 +282,7 @@ class Work:
         on_cpu = target.device.type == "cpu"
         # Already read into place.
         if not (on_cpu and array.nbytes and array.ctypes.data == target.data_ptr()):
-            # A driver never gets mapped pages: it might pin them, or fault them in one by one.
+            # Never pass mapped pages to a driver: it might pin them, or fault them in one by one.
             source = to_torch(array, copy=None if on_cpu else True)
             target.copy_(source.view(part.kind.dtype) if part.kind.octets else source)
         item.missing -= target.numel()
@@ -291,7 +291,7 @@ class Work:
             self._planner.commit_tensor(item.item, whole)
 
     def _target(self, item: _Item, part: _Part | None) -> Any:
-        """Return the tensor of the state dict that a slice belongs to, or the part of it."""
+        """Return the tensor of the state dict, or the part of it, that a slice fills."""
         target = self._planner.resolve_tensor(item.item).detach()
         what = f"tensor {quoted(item.item.dest_index.fqn)} of the state dict"
         if tuple(target.shape) != item.sizes:
@@ -315,11 +315,11 @@ class LoadReport(NamedTuple):
     Attributes
     ----------
     items : int
-        Slices that the rank asked for.
+        Slices that the rank requested.
     tensors : int
         Tensors of the file behind them.
     reads, nbytes, wanted_nbytes : int
-        The plan's; ``nbytes - wanted_nbytes`` are bytes of gaps between slices, read in vain.
+        The plan's; ``nbytes - wanted_nbytes`` are the bytes of gaps between slices, which are read and dropped.
     """
 
     items: int
@@ -337,11 +337,11 @@ class LoadReport(NamedTuple):
 class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
     """Reads a model of any format, in one file or in shards, for ``torch.distributed.checkpoint.load``.
 
-    Each rank makes a plan (`weightmap.plan`) of the slices that it is asked for: neighbours are one read, and no byte
-    is read twice. A rank decodes only its own blocks of a quantised tensor, to float32. The values are converted to
-    the types of the state dict as torch does, but never to another kind (float to integer), and codes not at all. An
-    error of any rank, a damaged or missing file among them, ends the load on all of them with a ``CheckpointException``
-    that has it in ``failures``, by rank.
+    Each rank makes a plan (`weightmap.plan`) of its requested slices: neighbours are one read, and no byte is read
+    twice. A rank decodes only its own blocks of a quantised tensor, to float32. The values are converted to the types
+    of the state dict as torch does, but never to another kind (float to integer), and codes are not converted at all.
+    An error on any rank, such as a damaged or missing file, ends the load on all ranks with a ``CheckpointException``
+    whose ``failures`` have the error by rank.
 
     Parameters
     ----------
@@ -350,16 +350,16 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
     names : mapping of str to str, optional
         The file's names for names of the state dict that it lacks: for tied tensors stored once, or below a prefix.
     how : {"read", "map", "auto"}
-        As for `ReadPlan.run`. Reading takes no more of a disk than the slices and the gaps below `gap` bytes between
-        them, and of a network no more than the slices; a file that shrinks meanwhile is an error. Mappings are faster
-        where the page cache has the file.
+        As for `ReadPlan.run`. "read" reads from a disk only the slices and the gaps below `gap` bytes between them, and
+        from a network only the slices; a file that shrinks meanwhile is an error. "map" is faster if the page cache has
+        the file.
     verify : bool
-        Check the checksums that cover a tensor, where the file has any, before it is used. Those of EMBD cover all
+        Check the checksums that cover a tensor, if the file has any, before using it. EMBD's checksum covers all
         tensors together: every rank then reads everything.
     gap, max_over_read, chunk
         As for `weightmap.plan`. A rank needs about two chunks of memory besides its slices.
     **open_options
-        As for `weightmap.open`, but for `mode`.
+        As for `weightmap.open`, except `mode`.
 
     Attributes
     ----------
@@ -393,7 +393,7 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         self.report: LoadReport | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another load, perhaps of another path."""
+        """Begin another load, perhaps from another path."""
         self._close()
         self._error = self.report = None
         if checkpoint_id is not None:
@@ -405,17 +405,17 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         path = os.fspath(checkpoint_id) if isinstance(checkpoint_id, (str, os.PathLike)) else None
         return isinstance(path, str) and ("://" in path or os.path.exists(path))
 
-    # torch calls a method that takes `kwargs` once more per rank, and then leaves collectives out.
+    # torch would call a method that takes `kwargs` once more per rank, and then leave collectives out.
     def read_metadata(self) -> dcp_metadata.Metadata:
         """Open the model, and return the names, types and shapes of its tensors.
 
-        An error is kept for `set_up_storage_reader`: torch takes an exception of this method for missing metadata, and
-        loses it. Asking the result for tensors raises it, too.
+        An error is kept for `set_up_storage_reader`: torch would take an exception of this method for missing metadata,
+        and lose it. Accessing tensors of the result raises it, too.
         """
         try:
             if self._file is None:
                 self._file = open_model(self.checkpoint_id, **{"mode": "cow", **self._options})
-                if self._how == "read":  # this rank reads just its slices, in large pieces
+                if self._how == "read":  # this rank reads only its slices, in large pieces
                     self._file.advise("random")
             self._tensors = TensorMetadata(self._file, self._names)
         except Exception as error:  # noqa: BLE001 - raised on the next call, on all ranks
@@ -429,15 +429,15 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
             raise self._error
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Return torch's plan as it is."""
+        """Return torch's plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """Return the plans of all ranks as they are: none depends on another."""
+        """Return the plans of all ranks unchanged, because none depends on another."""
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Any:
-        """Read the slices in a plan of torch, and copy them to the places that its planner names."""
+        """Read the slices in torch's plan, and copy them to the destinations of its planner."""
         if self._tensors is None:
             self.read_metadata()
             if self._error is not None:

@@ -1,1 +1,1 @@
-"""Plans: which bytes of a model to read, in which order, and by whom. No framework is known here."""
+"""Plans: which bytes of a model to read, in which order, and by whom; independent of frameworks."""

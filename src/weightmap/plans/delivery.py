@@ -1,4 +1,4 @@
-"""`ReadPlan.run`: yields the wanted tensors, as views of a mapping or read into memory of their own."""
+"""`ReadPlan.run`: yields the wanted tensors, as views of a mapping or in new memory."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Runs:
     ----------
     row : Row
     axes : list of Axis
-        Which elements of `Row.viewed` are in the part.
+        The elements of `Row.viewed` in the part.
     name : str
         Of the tensor, for messages.
 
     Attributes
     ----------
     starts : ndarray of int64
-        Where the runs begin in the file, in order.
+        The offsets of the runs in the file, in order.
     length, nbytes : int
-        Bytes of a run and of all.
+        Bytes of a run, and of all runs.
     """
 
     starts: NDArray[np.int64]
@@ -64,10 +64,10 @@ class Runs:
         ends: NDArray[np.int64],
         chunk: int,
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield each read: its first run and the one behind its last, then its begin and end in the file.
+        """Yield each read: its first run and the run after its last, then its begin and end in the file.
 
-        Runs lie from `starts` to `stops`; joined ranges of runs from `begins` to `ends`. A read of several runs has at
-        most `chunk` bytes, unless nothing lies between them.
+        Runs lie from `starts` to `stops`, joined ranges of runs from `begins` to `ends`. A read of several runs has at
+        most `chunk` bytes, unless they have no gaps.
         """
         lows = np.searchsorted(starts, begins).tolist()
         for low, high, last in zip(lows, [*lows[1:], len(starts)], ends.tolist(), strict=True):
@@ -80,7 +80,7 @@ class Runs:
                 low = stop  # noqa: PLW2901
 
     def arranged(self, octets: NDArray[np.uint8], key: Any, *, writeable: bool) -> Any:
-        """Return what the index selects, over the bytes of all runs in file order."""
+        """Return the selection of the index as an array over the bytes of all runs, in file order."""
         if not writeable:
             octets.flags.writeable = False
         return arranged(octets.view(self._dtype) if len(octets) else np.empty(0, self._dtype), self._axes, key)
@@ -92,7 +92,7 @@ class PartReader:
     Parameters
     ----------
     source : Source or DirectReader
-        What to read; a source from `Source.ahead` fetches in advance.
+        The source to read; one from `Source.ahead` fetches in advance.
     chunk : int
         Bytes read at once.
     gap, max_over_read
@@ -106,10 +106,10 @@ class PartReader:
         self.max_over_read: float = max_over_read
 
     def note(self, at: int, octets: NDArray[np.uint8]) -> None:
-        """Note that a chunk was read, from `at` on; a subclass may use it."""
+        """Note that a chunk was read, from `at` on; for subclasses."""
 
     def note_runs(self, starts: NDArray[np.int64], length: int) -> None:
-        """Note that runs were read, without the bytes between them; a subclass may use it."""
+        """Note that runs were read, without the bytes between them; for subclasses."""
 
     def fill(self, octets: NDArray[np.uint8], at: int) -> None:
         """Read into memory, a chunk at a time."""
@@ -119,7 +119,7 @@ class PartReader:
             self.note(at + start, part)
 
     def gather(self, part: Runs, target: NDArray[np.uint8]) -> None:
-        """Read the runs of a part; runs that lie close are read together with the bytes between them."""
+        """Read the runs of a part; read close runs together with the bytes between them."""
         if len(part.starts) == 1:
             self.fill(target, int(part.starts[0]))
             return
@@ -155,14 +155,14 @@ class PartReader:
             self.note_runs(batch, length)
 
     def quantized(self, row: Row, key: Any, name: str, heads: Heads, number: int) -> Any:
-        """Return a quantised tensor of which only the blocks of a part are read. `number` is its number in `heads`."""
+        """Return a quantised tensor, reading only the blocks of a part. `number` is its number in `heads`."""
         starts, stops = ranges_of(heads.of(number, row), key, name)
         order = np.argsort(starts, kind="stable")
         one_file = np.zeros(len(order), np.uint32)
         _, begins, ends, _ = files.join_ranges(
             one_file, starts[order], stops[order], gap=self.gap, max_over_read=self.max_over_read
         )
-        # Pages of `zeros` take no memory where nothing is read into them.
+        # Pages of `zeros` take no memory until something is read into them.
         allocate = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
         octets = allocate(row.nbytes, np.uint8)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -185,7 +185,7 @@ def check_when(verify: Check) -> None:
 class Sums:
     """The checksums of the wanted tensors of one file, computed while its bytes are read in order.
 
-    Other bytes that they cover, such as the padding between tensors, are read from the file.
+    Other bytes under a checksum, such as the padding between tensors, are read too.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class Sums:
     begins, ends : array_like of int
         The ranges of the wanted tensors.
     last : bool
-        Whether to check before the last tensor that a checksum covers is yielded, not before the first.
+        Whether to check before yielding the last tensor under a checksum, instead of the first.
     consumed : callable, optional
         Called with begin and end of each read.
     """
@@ -215,7 +215,7 @@ class Sums:
         order = np.argsort(begin, kind="stable")
         order = order[begin[order] < end[order]]
         begin, reached = begin[order], np.maximum.accumulate(end[order])
-        # Each checksum, with the position before which it must be checked. The next one is at the end of the list.
+        # Each checksum, with the position before which it must be checked; the next one is last in the list.
         self._due: list[tuple[Sum, int]] = []
         for stored in sorted(sums, reverse=True):
             before = int(np.searchsorted(begin, stored.offset + stored.nbytes))
@@ -225,9 +225,9 @@ class Sums:
 
     @classmethod
     def of(cls, share: FileShare, options: RunOptions, sums: Sequence[Sum], release: PageRelease | None) -> Sums:
-        """Return the checksums of the tensors that a plan wants of a file."""
+        """Return the checksums of the wanted tensors of a file."""
         last = options.verify == "last"
-        # With "last", a checksum reads tensors that are yielded next: their pages stay.
+        # With "last", a checksum reads tensors that are yielded next, so that their pages stay.
         consumed = None if last or release is None else release.consumed
         return cls(share.source, sums, *share.bounds(), last=last, consumed=consumed)
 
@@ -246,13 +246,13 @@ class Sums:
         return stored.offset + stored.nbytes
 
     def join(self, end: int, begin: int) -> bool:
-        """Whether one checksum covers tensors that end at `end` and begin at `begin`: they are due together."""
+        """Whether one checksum covers tensors that end at `end` and begin at `begin`, so that both are due together."""
         return not self._last and any(
             stored.offset < end and begin < stored.offset + stored.nbytes for stored, _ in self._due
         )
 
     def feed(self, starts: Iterable[int], sizes: Iterable[int], crcs: Iterable[int]) -> None:
-        """Take the checksums of runs that were read, in file order."""
+        """Add the checksums of runs that were read, in file order."""
         for start, size, crc in zip(starts, sizes, crcs, strict=True):
             while self._due and self._end() <= start:
                 self._complete()
@@ -295,14 +295,14 @@ class Sums:
         self._begin()
 
 
-# Bytes of a unit in which the system may keep pages: a unit that is partly in use stays whole.
+# Bytes of the largest unit in which the system keeps pages; a unit that is partly in use stays whole.
 _PAGE_UNIT = 2 << 20
 # Decode runs of a quantised tensor one by one if they span more than this many times their elements.
 _MIN_SPREAD = 2
 
 
 class FileShare(NamedTuple):
-    """What a plan wants of one file.
+    """A plan's wants in one file.
 
     Attributes
     ----------
@@ -313,11 +313,11 @@ class FileShare(NamedTuple):
     numbers : ndarray of int64
         The numbers of the wanted tensors.
     indices : mapping of int to index or Indices
-        By the numbers of tensors wanted in part.
+        The indices of partly wanted tensors, by number.
     rows : mapping of int to Row
-        Rows of such tensors that planning made.
+        Rows of partly wanted tensors that planning made.
     heads : Heads or None
-        First bytes of quantised ones, read while planning.
+        First bytes of quantised tensors, read while planning.
     gap : int
         Tensors with less than this many bytes between them are read together.
     within : (int, float)
@@ -335,7 +335,7 @@ class FileShare(NamedTuple):
     within: tuple[int, float]
 
     def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the bytes of the wanted tensors begin and end."""
+        """Return begin and end of the bytes of each wanted tensor."""
         begins = self.spans.begin[self.numbers]
         return begins, begins + self.spans.nbytes[self.numbers]
 
@@ -371,7 +371,7 @@ class PageRelease:
 
     def __init__(self, share: FileShare, options: RunOptions) -> None:
         self._share, self._min_nbytes = share, options.chunk + 2 * _PAGE_UNIT
-        self._begin = self._end = 0  # consumed, and not given back yet
+        self._begin = self._end = 0  # the consumed bytes not yet given back
         self._released: list[Range] = []
 
     def consumed(self, begin: int, end: int) -> None:
@@ -384,7 +384,7 @@ class PageRelease:
         self._end = max(self._end, end)
         if self._end - self._begin >= self._min_nbytes:
             self._give_back([Range(self._begin, self._end)])
-            # The last unit was consumed only in part, which may have kept the one before it, too: begin there again.
+            # Partial use of the last unit may also have kept the unit before it: begin there again.
             self._begin = (self._end // _PAGE_UNIT - 1) * _PAGE_UNIT
             self._released.append(Range(self._begin, self._end))
 
@@ -395,7 +395,7 @@ class PageRelease:
             self._begin = self._end
 
     def finish(self) -> None:
-        """Give back all consumed bytes, again from the first: some may have been in use at the first time."""
+        """Give back all consumed bytes, once more from the first: some may have been in use the first time."""
         self._flush()
         if self._released:
             self._give_back(self._released)
@@ -408,7 +408,7 @@ class PageRelease:
 def mapped(
     share: FileShare, options: RunOptions, sums: Sequence[Sum], release: PageRelease | None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield names and views of the mapping; prefetch the next pages where the system does not."""
+    """Yield names and views of the mapping; prefetch the next pages if the system does not."""
     spans, source, numbers, indices = share.spans, share.source, share.numbers, share.indices
     begins, ends = share.bounds()
     checked = Sums.of(share, options, sums, release) if sums else None
@@ -418,12 +418,12 @@ def mapped(
         if prefetched < len(numbers) and begins[prefetched] <= begin + options.window // 2:
             last = max(int(np.searchsorted(begins, begin + options.window, side="left")), position + 1)
             for n in range(max(prefetched, position), last):
-                if int(numbers[n]) not in indices:  # of a tensor wanted in part, only the part is touched
+                if int(numbers[n]) not in indices:  # of a partly wanted tensor, only the part is touched
                     ask_for(source, Range(int(begins[n]), min(int(ends[n]), begin + options.window)))
             prefetched = last
         if checked is not None:
             if checked.takes:
-                # Read the pages that the mapping shows: where the file shrank, this raises an error, not a fault.
+                # Read the pages of the mapping: if the file has shrunk, this raises an error instead of faulting.
                 checked.read(end)
             checked.finish(end)
         name = spans.name(number)
@@ -440,7 +440,7 @@ def mapped(
 
 
 def _pieces(name: str, key: Any, options: RunOptions) -> Iterable[Any]:
-    """Return the indices by which a partly wanted tensor is yielded."""
+    """Return the indices of the pieces in which a partly wanted tensor is yielded."""
     keys = key if isinstance(key, Indices) else (key,)
     return keys if options.cut is None else (piece for key in keys for piece in options.cut(name, key))
 
@@ -493,7 +493,7 @@ class FileReader(PartReader):
             self._consume(begin, end)
 
     def _batches(self) -> Iterator[tuple[list[int], int, int]]:
-        """Yield tensors that are read together, with begin and end of the read; tensors wanted in part one by one."""
+        """Yield tensors to read together, with begin and end of the read; partly wanted tensors one by one."""
         share = self._share
         batch: list[int] = []
         first = reached = 0
@@ -501,7 +501,7 @@ class FileReader(PartReader):
             share.numbers.tolist(), *(column.tolist() for column in share.bounds()), strict=True
         ):
             joins = batch and begin - reached < max(share.gap, 1) and max(end, reached) - first <= self._options.chunk
-            is_inside = batch and end <= reached  # it shares its bytes with a tensor before
+            is_inside = batch and end <= reached  # an earlier tensor has the same bytes
             if batch and (number in share.indices or not (joins or is_inside)):
                 yield batch, first, reached
                 batch = []
@@ -533,7 +533,7 @@ class FileReader(PartReader):
         return row.over(octets[row.offset - at : row.offset - at + row.nbytes])
 
     def _fetch(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """Return bytes of the file in new memory, aligned as they are in the file."""
+        """Return bytes of the file in new memory, aligned as in the file."""
         source = self._share.source
         source.check_unchanged()
         octets = self._ahead.received(begin, end)
@@ -547,7 +547,7 @@ class FileReader(PartReader):
         return octets
 
     def note(self, at: int, octets: NDArray[np.uint8]) -> None:
-        """Add a chunk to the checksums; it is consumed."""
+        """Add a chunk to the checksums, and note that it is consumed."""
         if self._sums.takes:
             self._sums.feed([at], [len(octets)], [checksums.crc32(octets)])
         self._consume(at, at + len(octets))
@@ -581,19 +581,19 @@ class FileReader(PartReader):
 
 
 def _selected(tensor: Any, key: Any, name: str) -> Any:
-    """Return what an index selects of an array or a quantised tensor; decode no block that the part does not need."""
+    """Return the selection of an index in an array or a quantised tensor; decode only the blocks that it needs."""
     shape: tuple[int, ...] = tensor.shape
     if isinstance(tensor, QuantizedTensor):
         axes = axes_of(key, shape, name)
         starts, length = runs_of(axes, shape, name)
-        # It is faster to decode runs that lie close together with the elements between them.
+        # Close runs decode faster together with the elements between them.
         if len(starts) > 1 and _MIN_SPREAD * len(starts) * length < starts[-1] + length - starts[0]:
             return arranged(decode_runs(tensor, starts, length).reshape(-1), axes, key)
     return tensor[key.of(shape) if isinstance(key, Shard) else key]
 
 
 def _part_of_geometry(row: Row, key: Any, name: str, fetch: Callable[[int, int], NDArray[np.uint8]]) -> Any:
-    """Return what an index selects of a tensor with a geometry; `fetch` returns bytes of the file."""
+    """Return the selection of an index in a tensor with a geometry; `fetch` returns bytes of the file."""
     assert row.geometry is not None  # noqa: S101 - the callers check it
     axes = axes_of(key, row.viewed[1], name)
     return arranged(row.geometry.part(row, axes, fetch(*row.geometry.extent(row, axes))), axes, key)

@@ -1,4 +1,4 @@
-"""Reading past the page cache: O_DIRECT where the file system has it, else pages are given back after each read."""
+"""Reading past the page cache: by O_DIRECT if the file system has it, else by giving pages back after each read."""
 
 from __future__ import annotations
 
@@ -21,49 +21,50 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
 
-# O_DIRECT wants offsets, sizes and addresses that are multiples of the device's block; no device has larger ones.
+# O_DIRECT needs offsets, sizes and addresses that are multiples of the device's block, which is at most this large.
 ALIGN = 4096
-# Bytes read at once where the caller's memory is not aligned.
+# Bytes read at once if the caller's memory is not aligned.
 READ_BYTES = 4 << 20
-# Bytes below which a piece is read through the page cache: there the number of requests decides.
+# Smaller pieces, in bytes, go through the page cache: for them, the number of requests decides.
 _MIN_DIRECT_READ = 64 << 10
 # Runs with fewer bytes than this between them are read together.
 JOIN_GAP_BYTES = 64 << 10
 # IOV_MAX of Linux
 _MAX_IOVECS = 1024
-# What file systems without O_DIRECT answer, and systems without /proc.
+# Errors of file systems without O_DIRECT, and of systems without /proc.
 _LACKING = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT, errno.EACCES, errno.EPERM)
 
 
 def window(begin: int, end: int) -> Range:
-    """Return the whole pages around some bytes: one read of them is faster than three of head, middle and tail."""
+    """Return the whole pages around some bytes: one read of them is faster than reading head, middle and tail."""
     return Range(begin // ALIGN * ALIGN, -(-end // ALIGN) * ALIGN)
 
 
 class DirectReader:
-    """Reads the bytes of a source into memory of the caller, and leaves none of them in the page cache.
+    """Reads the bytes of a source into the caller's memory, and leaves none of them in the page cache.
 
-    It never touches a mapping: a file that was cut off is an error and no fault. Many threads may use it at once.
+    It never touches a mapping, so that a file that was cut off raises an error instead of faulting. Many threads may
+    use it at once.
 
     Parameters
     ----------
     source : Source
     direct : bool
-        Whether to read past the page cache. Sources that are in memory or in a store are read as they are.
+        Whether to read past the page cache. Has no effect on sources in memory or in a store.
     """
 
     def __init__(self, source: Source, *, direct: bool = True) -> None:
         self._source = source
         self._file: Descriptor | None = None
         self._drops = False
-        self._rooms: list[memoryview] = []  # memory for pieces that nobody uses
-        self._unwanted = memoryview(b"")  # memory for what lies between windows
+        self._rooms: list[memoryview] = []  # free memory for pieces
+        self._unwanted = memoryview(b"")  # memory for the bytes between windows
         if not direct or source.in_memory or not source.has_pages or source.store is not None:
             return
         flag = getattr(os, "O_DIRECT", None)
         try:
             if flag is not None:
-                # By its descriptor: another file may have taken the path.
+                # Open it by its descriptor: another file may have taken the path.
                 self._file = take_ownership(os.open, f"/proc/self/fd/{int(source.descriptor)}", os.O_RDONLY | flag)
         except OSError as error:
             if error.errno not in _LACKING:
@@ -74,17 +75,17 @@ class DirectReader:
 
     @property
     def passes_cache(self) -> bool:
-        """Whether the file system has O_DIRECT, as far as is known."""
+        """Whether the file system has O_DIRECT, as far as known."""
         return self._file is not None
 
     def read(self, at: int, end: int, parts: Sequence[memoryview]) -> None:
-        """Read a window, which begins at `at`, of which the bytes before `end` are wanted: at once into several places.
+        """Read a window from `at` on, with wanted bytes up to `end`, at once into several places.
 
         Parameters
         ----------
         at, end : int
         parts : sequence of memoryview
-            Together as large as the window; each aligned like it, and of whole pages.
+            Together as large as the window; each has the window's alignment and whole pages.
 
         Raises
         ------
@@ -107,13 +108,13 @@ class DirectReader:
                 more -= len(pending.pop(0))
             if pending:
                 pending[0] = pending[0][more:]
-            if more == 0 or got % ALIGN:  # the end of the file, or of what its server sent
+            if more == 0 or got % ALIGN:  # the end of the file, or of its server's answer
                 break
         for part in pending:
             if part := part[: max(end - at - got, 0)]:
                 source.read_into(at + got, np.frombuffer(part, np.uint8))
                 got += len(part)
-        # A read at the moment when a file is cut finds zeros in its last page.
+        # A read while a file is being cut finds zeros in its last page.
         source.check_unchanged()
         if self._drops and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(source.descriptor, at, sum(map(len, parts)), os.POSIX_FADV_DONTNEED)
@@ -141,7 +142,7 @@ class DirectReader:
                     break
                 if gap > 0:
                     parts.append(self._unwanted[:gap])
-                elif gap < 0:  # they share a page
+                elif gap < 0:  # neighbours share a page
                     shared.append((last, memory))
                 if part := memory[max(-gap, 0) :]:
                     parts.append(part)
@@ -183,8 +184,8 @@ class DirectReader:
     ) -> tuple[int, int]:
         """Copy pieces of the file to a buffer: see `files.stage`.
 
-        Those of whole blocks, in the file and in memory, go past the page cache; others, such as the head and the tail
-        of a tensor, through it, and so do all once the file system has refused one.
+        Pieces of whole blocks, in the file and in memory, go past the page cache. Others, such as the head and the tail
+        of a tensor, go through it; so do all pieces once the file system has refused one.
         """
         starts, to, sizes = pieces
         file = self._file
@@ -229,7 +230,7 @@ class DirectReader:
         """Fill a contiguous array with runs of `length` bytes: see `Source.read_runs`."""
         rows, place = target.reshape(len(starts), length), 0
         while place < len(starts):
-            # Read close neighbours together: no page cache keeps the bytes between them.
+            # Read close neighbours together, because no page cache keeps the bytes between them.
             low = int(starts[place])
             fits = int(np.searchsorted(starts, low + READ_BYTES - 2 * ALIGN - length, side="right"))
             gaps = np.flatnonzero(np.diff(starts[place:fits]) > length + JOIN_GAP_BYTES)

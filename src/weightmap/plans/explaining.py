@@ -1,4 +1,4 @@
-"""What a plan costs, and what to do about it: `ReadPlan.explain` and the command ``doctor``."""
+"""The cost of a plan, with advice: `ReadPlan.explain` and the command ``doctor``."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
     from weightmap.plans.residency import Spans
 
-# Arrays that begin at multiples of it are taken over by jax without a copy; a line of the cache.
+# jax shares arrays that begin at multiples of this many bytes, a line of the cache.
 _ALIGNMENT = 64
 # The kernel's default fault-around window, in bytes
 _AROUND, _LARGE = 64 << 10, 2 << 20
-# Bytes whose pages are mapped for a sample; fewer tell nothing about how a file was written.
+# Bytes to map for a sample: at most, and at least; fewer would tell nothing about how a file was written.
 _MAX_SAMPLE_BYTES, _MIN_SAMPLE_BYTES = 64 << 20, 8 << 20
-# How files are used, by that or by the kind of file system.
+# Descriptions of the use of files, by `how` or by the kind of file system.
 _USES = {"map": "mapped", "read": "read, since touching it may fail", "store": "fetched by requests"}
-# Less than this part in memory is worth warming; less than this part in large pages is worth writing anew.
+# With less than this part in memory, warming pays; with less than this part in large pages, rewriting pays.
 _WARM_PART, _LARGE_PART = 0.9, 0.5
 
 
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     file_system, kind : str
         Such as "ext4" and "local": see `weightmap.plans.pages`.
     how : str
-        What ``run("auto")`` does with them: "map" or "read".
+        The choice of ``run("auto")`` for them: "map" or "read".
     files, nbytes : int
         Number of files, and bytes read from them.
     """
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 class PlanReport(NamedTuple):
-    """What a plan costs. ``str()`` of it is a text for people, `as_dict` has what JSON needs.
+    """The cost of a plan. ``str()`` makes a readable text, `as_dict` values for JSON.
 
     Attributes
     ----------
@@ -70,22 +70,22 @@ class PlanReport(NamedTuple):
         The plan's.
     places : tuple of Place
     cold : int or None
-        Bytes that are not in memory; None where the system does not tell.
+        Bytes that are not in memory; None if the system does not tell.
     faults : int or None
-        Estimated page faults of touching everything once it is in memory; None if none could be measured.
+        Estimated page faults of touching everything once it is in memory; None if they could not be measured.
     large_pages : float or None
         Fraction of a sample of resident bytes that the system maps by pages of 2 MiB.
     seconds : float or None
         Estimated time to map all pages, from the sample.
     misaligned, misaligned_nbytes : int
         Tensors, and their bytes, that jax copies only because they do not begin at a multiple of 64 bytes. Quantised
-        tensors, and others not stored as arrays, do not count.
+        tensors, and other tensors not stored as arrays, do not count.
     memory : Headroom
         Memory that machine and control groups leave.
     budget : int or None
         Bytes that the plan may fill; None if unknown.
     advice : tuple of str
-        What to do, a sentence or two each; empty where all is well.
+        Advice, of a sentence or two each; empty if all is well.
     """
 
     path: str | None
@@ -105,7 +105,7 @@ class PlanReport(NamedTuple):
     advice: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as values that JSON has."""
+        """Return the report as values for JSON."""
         report = self._asdict()
         report["places"] = [place._asdict() for place in self.places]
         groups = [group._asdict() | {"left": group.available} for group in self.memory.groups]
@@ -205,12 +205,12 @@ def explain(
 
 
 def _is_array(row: Row) -> bool:
-    """Whether the bytes of a tensor in the file are an array as they are."""
+    """Whether the stored bytes of a tensor are an array without conversion."""
     return row.geometry is None and not (row.dtype.declared or row.dtype.packed or row.dtype.swapped)
 
 
 def _places(sources: Sequence[Source], per_file: NDArray[np.int64]) -> Iterator[Place]:
-    """Yield the kinds of file systems that the files with reads lie on."""
+    """Yield the kinds of file systems that hold the files to read."""
     places: dict[tuple[str, str, str], list[int]] = {}
     for number in np.flatnonzero(per_file).tolist():
         system = file_system_of(sources[number])
@@ -226,7 +226,7 @@ def _sampled(
     parts: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]],
     cold: NDArray[np.int64],
 ) -> Sample | None:
-    """Map the largest run of parts that are wholly in memory; None where there is none that is worth it."""
+    """Map the largest run of parts that are wholly in memory; None without one of sufficient size."""
     files, starts, stops = parts
     warm = cold == 0
     if not warm.any():
@@ -274,7 +274,7 @@ def _advice(report: PlanReport, sampled: Sample | None, file: TensorFile) -> Ite
 
 
 def _conversion(file: TensorFile, align: int) -> str | None:
-    """Return a command that rewrites a model with the smallest loss; None if no format holds all tensors."""
+    """Return the command that rewrites a model with the smallest loss; None if no format holds all tensors."""
     target = _holding(file, align)
     if target is None:
         return None
@@ -290,9 +290,9 @@ def _conversion(file: TensorFile, align: int) -> str | None:
 
 
 def _holding(file: TensorFile, align: int) -> Format | None:
-    """Return the format that holds all tensors, aligned like that, with the smallest loss; None if none does."""
+    """Return the format that holds all tensors with this alignment and the smallest loss; None if none does."""
     record = FORMATS.get(file.format)
-    # Its own format loses nothing. A file of words may lack what its format demands of new ones.
+    # The model's own format loses nothing. But a file of words may lack parts that its format requires in new files.
     if record is not None and record.plan is not None and record.embeddings is None and _max_align(record) >= align:
         layout = record.layouts[0]
         if parts_of(file)[1].table.dtypes() <= record.dtypes[layout] | record.schemes.get(layout, frozenset()):
@@ -313,7 +313,7 @@ def _max_align(target: Format) -> int:
 
 
 def _bound(report: PlanReport) -> str:
-    """Return whose limit the budget is, as the end of a sentence."""
+    """Return the owner of the budget's limit, as the end of a sentence."""
     if report.budget != report.memory.limit:
         return "that this plan may fill"
     return "that are available" if report.budget == report.memory.available else "that the control group leaves"

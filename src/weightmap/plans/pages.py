@@ -37,7 +37,7 @@ class FileSystem(NamedTuple):
     Attributes
     ----------
     name : str
-        Such as "ext4" or "nfs"; a number in hexadecimal where it is unknown.
+        Such as "ext4" or "nfs"; a hexadecimal number if unknown.
     kind : str
         "local", "memory" (files are memory), "overlay" (the layers of a container), "network", "fuse", "store" (of
         objects), or "unknown".
@@ -48,7 +48,7 @@ class FileSystem(NamedTuple):
 
     @property
     def is_remote(self) -> bool:
-        """Whether a page of a mapping may come from another machine or process: better read than mapped."""
+        """Whether a page of a mapping may come from another machine or process, so that reading is safer."""
         return self.kind in {"network", "fuse", "store"}
 
 
@@ -97,26 +97,26 @@ _KINDS = {
 _FILE_SYSTEMS = {number: FileSystem(name, kind) for kind, names in _KINDS.items() for number, name in names.items()}
 _IN_MEMORY = FileSystem("memory", "memory")
 
-# Bytes of a look at a place of a file
+# Bytes to check at a place of a file
 _LOOK_BYTES = 64 << 10
 
 
 def numbered(number: int) -> FileSystem:
-    """Return the file system with this number of `statfs`; a negative one means that the system does not tell."""
+    """Return the file system with this number of `statfs`; a negative number means that it is unknown."""
     if number < 0:
         return FileSystem("not told" if number == -errno.ENOSYS else "unknown", "unknown")
     return _FILE_SYSTEMS.get(number) or FileSystem(f"{number:#x}", "unknown")
 
 
 def file_system_of(source: Source) -> FileSystem:
-    """Return the kind of file system that a source lies on; "memory" for bytes and copies."""
+    """Return the kind of file system that holds a source; "memory" for bytes and copies."""
     if source.store is not None:
         return FileSystem(source.store, "store")
     file = source.descriptor
     return _IN_MEMORY if file < 0 else numbered(files.file_system(file))
 
 
-# Up to this many bytes, the system is asked about each page; beyond, about halves whose pages differ.
+# Up to this many bytes, ask the system about each page; beyond, only about halves whose pages differ.
 _WINDOW = 8 << 20
 # Bytes per read into the page cache, and so per request to a device with little read-ahead.
 _READ_BYTES = 1 << 20
@@ -125,12 +125,12 @@ _READ_AHEAD_BYTES = 1 << 20
 
 
 def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many bytes of each range of a source are in memory; ranges may overlap.
+    """Return the bytes in memory of each range of a source; ranges may overlap.
 
     Raises
     ------
     OSError
-        Where the system does not tell: outside Linux, and for files that we neither own nor may write to.
+        If the system does not tell: outside Linux, and for files that we neither own nor can write to.
     """
     if not source.has_pages or not source.size:
         return sizes.copy() if source.in_memory else np.zeros_like(sizes)
@@ -152,7 +152,7 @@ def resident_in(source: Source, starts: NDArray[np.int64], sizes: NDArray[np.int
 
 
 def cached_in(source: Source, begin: int, end: int) -> int | None:
-    """Return how many bytes of a range of a source are in memory; None where the system does not tell.
+    """Return the bytes in memory of a range of a source; None if the system does not tell.
 
     Raises
     ------
@@ -172,16 +172,16 @@ class _Pages:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._file = source.descriptor  # held, so that it stays open
-        # On an overlay the layers hold the pages, not the visible file.
+        self._file = source.descriptor  # keeps it open
+        # On an overlay, the layers hold the pages, not the visible file.
         self._counts = self._file >= 0 and numbered(files.file_system(self._file)).kind != "overlay"
         self._allowed = False
         self._page = files.page_size()
 
     def stretches(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.int64] | int]]:
-        """Yield bytes from `first` to `last` in stretches: begin, end, and how many pages are in memory.
+        """Yield bytes from `first` to `last` in stretches: begin, end, and counts of pages in memory.
 
-        That is 0 or 1 where none or all of them are, else how many there are before each page.
+        The counts are 0 if no page is in memory, 1 if all are, else the number of pages in memory before each page.
         """
         page = self._page
         pages = -(-last // page) - first // page
@@ -204,7 +204,7 @@ class _Pages:
         yield first, last, np.concatenate([[0], np.cumsum(resident, dtype=np.int64)])
 
     def before(self, first: int, counts: NDArray[np.int64] | int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many bytes from the beginning of a stretch to each of these places are in memory."""
+        """Return the bytes in memory from the beginning of a stretch to each of these places."""
         if isinstance(counts, int):
             return (places - first) * counts
         page = self._page
@@ -218,7 +218,7 @@ class _Pages:
         return counted
 
     def _check_allowed(self) -> None:
-        """Raise `PermissionError` where the system calls every page resident because the file is not ours."""
+        """Raise `PermissionError` if the system calls every page resident because the file is not ours."""
         self._allowed = True
         if self._file < 0 or os.geteuid() in (0, os.fstat(self._file).st_uid):
             return
@@ -230,9 +230,9 @@ class _Pages:
 
 
 def bring_in(source: Source, part: Range) -> None:
-    """Read bytes of a file into the page cache, and wait for them. Raises what `Source.chunks` raises.
+    """Read bytes of a file into the page cache, and wait for them. Raises as `Source.chunks` does.
 
-    Plain reads, one after another: the system reads ahead of them, and keeps the file in large pages.
+    Uses plain reads, one after another: the system reads ahead of them, and keeps the file in large pages.
     POSIX_FADV_WILLNEED would bring pages of 4 KiB, which take ten times as long to touch.
     """
     if source.has_pages:
@@ -246,7 +246,7 @@ class Sample(NamedTuple):
     Attributes
     ----------
     mapped, large : int
-        Bytes that were mapped, and how many of them by pages of 2 MiB.
+        Mapped bytes, and the part of them in pages of 2 MiB.
     seconds : float
     """
 
@@ -256,9 +256,9 @@ class Sample(NamedTuple):
 
 
 def sample(source: Source, part: Range) -> Sample | None:
-    """Map resident pages of a file in a new mapping; None where the system does not tell the size of the pages.
+    """Map resident pages of a file in a new mapping; None if the system does not tell the size of the pages.
 
-    This touches no page, so a file that shrinks meanwhile causes no fault.
+    This touches no page, so that a file that shrinks meanwhile causes no fault.
     """
     begin, end = part
     if not source.has_pages or end <= begin:
@@ -277,7 +277,7 @@ def sample(source: Source, part: Range) -> Sample | None:
 
 
 def _smaps(address: int) -> dict[str, int]:
-    """Return the system's figures on the mapping of this process at an address, in bytes."""
+    """Return the system's figures about this process's mapping at an address, in bytes."""
     figures: dict[str, int] = {}
     within = False
     with open("/proc/self/smaps", encoding="utf-8", errors="surrogateescape") as file:
@@ -293,14 +293,14 @@ def _smaps(address: int) -> dict[str, int]:
 
 
 class Ahead:
-    """Asks the system for bytes that are about to be read one range after another, where they are not in memory.
+    """Asks the system for missing bytes of ranges that are about to be read one after another.
 
     Parameters
     ----------
     ranges : sequence of (Source, Range)
         In the order of the reads.
     window : int
-        Bytes asked for beyond the current read.
+        Bytes to ask for beyond the current read.
     """
 
     def __init__(self, ranges: Sequence[tuple[Source, Range]], window: int) -> None:
@@ -310,13 +310,13 @@ class Ahead:
         for source in dict.fromkeys(source for source, _ in ranges):
             numbers = [number for number, one in enumerate(ranges) if one[0] is source]
             starts, stops = np.array([ranges[number][1] for number in numbers], np.int64).T.copy()
-            with contextlib.suppress(OSError):  # the system does not say
+            with contextlib.suppress(OSError):  # the system does not tell
                 there = resident_in(source, starts, stops - starts)
                 for number, some in zip(numbers, (there * 10 < (stops - starts) * 9).tolist(), strict=True):
                     self._cold[number] = some
 
     def reading(self, number: int) -> None:
-        """Ask for what comes after a read, by its number."""
+        """Ask for the bytes after a read, given by its number."""
         until = self._before[number + 1] + self._window
         while self._next < len(self._ranges) and self._before[self._next] < until:
             if self._cold[self._next]:
@@ -327,14 +327,14 @@ class Ahead:
 def ask_for(source: Source, part: Range) -> None:
     """Ask the system to read bytes of a file into the page cache; returns at once."""
     if part.nbytes > 0 and source.has_pages and hasattr(os, "posix_fadvise") and not is_cached(source, part):
-        with contextlib.suppress(OSError):  # another thread may close the file now: its next use says so
+        with contextlib.suppress(OSError):  # another thread may have just closed the file: its next use raises
             os.posix_fadvise(source.descriptor, part.begin, part.nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def is_cached(source: Source, part: Range) -> bool:
-    """Whether a range of a file seems to be in the page cache; False where the system does not tell.
+    """Whether a range of a file seems to be in the page cache; False if the system does not tell.
 
-    It samples large ranges at the beginning, middle and end: counting the pages of a GiB takes 2 ms.
+    Samples large ranges at the beginning, middle and end: counting the pages of a GiB takes 2 ms.
     """
     begin, end = part
     looks = [part]
@@ -355,7 +355,7 @@ def reads_ahead(source: Source) -> bool:
 
 @functools.cache
 def _ahead(device: int) -> int:
-    """Return the read-ahead of files on a device, in bytes; 0 where the system does not tell."""
+    """Return the read-ahead of files on a device, in bytes; 0 if the system does not tell."""
     try:
         path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
         with open(path, encoding="ascii") as file:
@@ -368,8 +368,8 @@ def give_back(source: Source, ranges: Iterable[Range]) -> None:
     """Give the pages of ranges of a file back to the system. Arrays over them stay valid.
 
     Touching such an array reads the file again. Pages that other processes have mapped stay, and so do changed pages in
-    mode "cow" and pages that lie in a range only partly, of whatever size the system keeps them in.
-    Without effect on copies and on file systems in memory.
+    mode "cow", and pages, of whatever size, that lie only partly in a range. No effect on copies and on file systems in
+    memory.
     """
     if not source.has_pages:
         return
@@ -386,10 +386,10 @@ def give_back(source: Source, ranges: Iterable[Range]) -> None:
 #
 # One thread serves the whole process, first come, first served, and ends when its queue is empty: a thousand shards
 # need one thread, and a program that forks later has none. Between two pieces the thread holds no reference to the
-# mapping, so closing the last user of a mapping also cancels its remaining work.
+# mapping, so that closing the last user of a mapping also cancels its remaining work.
 
-# Bytes per call: a few milliseconds from the page cache, so the thread rarely waits for the GIL; a fraction of a
-# second from a disk.
+# Bytes per call: from the page cache some milliseconds, so that the thread rarely waits for the GIL; from a disk a
+# fraction of a second.
 PIECE_BYTES = 32 << 20
 # Closer ranges are merged: reading the pages between them costs less than another call.
 _GAP_BYTES = 1 << 16
@@ -400,7 +400,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
-        # The entry being worked on is the first and stays until it is done, so asking for it again adds nothing.
+        # The first entry is being worked on and stays until done, so that another request for it adds nothing.
         self._queue: dict[Key, weakref.ref[Any]] = {}
         self._busy = False
 
@@ -418,7 +418,7 @@ class _Worker:
         try:
             # The threading module takes milliseconds to import and waits for the thread to begin.
             _thread.start_new_thread(self._work, ())
-        except RuntimeError:  # no thread to be had: give the kernel advice instead, which returns at once
+        except RuntimeError:  # without a thread, give the kernel advice, which returns at once
             with self._lock:
                 self._busy = False
                 self._queue.clear()
@@ -478,7 +478,7 @@ _worker = PerProcess(_Worker)
 def prefetch(memory: Any, ranges: Iterable[Range], *, scattered: bool) -> None:
     """Bring ranges of a mapping into memory in the background; return at once.
 
-    `scattered` means that the mapping is advised as "random": the kernel then reads nothing ahead by itself.
+    `scattered` says that the advice is "random": the kernel then reads nothing ahead.
     """
     merged = _merged(ranges)
     if merged:

@@ -1,7 +1,7 @@
-"""Which bytes of a quantised tensor hold some of its elements: whole blocks, and what decoding needs besides.
+"""Finds the bytes of a quantised tensor that hold some of its elements: whole blocks, and its head.
 
-What decoding needs besides, such as a mask, lies at the beginning of the tensor. Whoever takes many parts of one tensor
-reads it once, through `Heads`.
+The head, such as a mask, lies at the beginning of the tensor and is needed for every part. `Heads` reads it once for
+many parts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
-# Where bytes of tensors begin and end
+# Begins and ends of bytes of tensors
 Ranges: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64]]"
-# Bytes of heads that are kept: a mask is a hundredth of its tensor.
+# Most bytes of heads to keep; a mask is a hundredth of its tensor.
 _MAX_HEAD_BYTES = 16 << 20
 
 
 class _Head:
-    """The source of one tensor, whose first bytes are read once.
+    """The source of a tensor, whose first bytes are read once.
 
     Attributes
     ----------
     head : bytes
-        The bytes of the tensor that were read, from its first one on.
+        The bytes read so far, from the first byte of the tensor on.
     """
 
     def __init__(self, source: Source, begin: int) -> None:
@@ -42,7 +42,7 @@ class _Head:
         self.head = b""
 
     def pread(self, offset: int, count: int) -> bytes:
-        """Do what `Source.pread` does, and keep the bytes if they continue the head."""
+        """Read as `Source.pread` does, and keep the bytes if they continue the head."""
         at, end = offset - self._begin, offset - self._begin + count
         if not 0 <= at <= len(self.head):
             return self._source.pread(offset, count)
@@ -52,16 +52,16 @@ class _Head:
 
 
 class Heads:
-    """The places of tensors by number; the first bytes of a quantised one are read once."""
+    """The places of tensors by number; the first bytes of a quantised tensor are read once."""
 
     def __init__(self) -> None:
         self._refs: dict[int, Row] = {}
-        # Bytes that are kept, but for those of the last tensor, which may still be read.
+        # Kept bytes, without the last tensor, which may still grow.
         self._nbytes = 0
         self._last: tuple[Row, ...] = ()
 
     def of(self, number: int, ref: Row) -> Row:
-        """Return the tensor of this number, which `ref` is."""
+        """Return the tensor `ref`, of this number, over its kept head."""
         if not ref.dtype.quantized:
             return ref
         ref_ = self._refs.get(number)
@@ -76,7 +76,7 @@ class Heads:
         return ref_
 
     def head(self, number: int, begin: int) -> bytes:
-        """Return the bytes of a tensor, from `begin` on in its file, that were read already."""
+        """Return the bytes of a tensor read so far, from byte `begin` of its file on."""
         ref = self._refs.get(number)
         return b"" if ref is None or begin < ref.offset else _head_of(ref)[begin - ref.offset :]
 
@@ -88,25 +88,25 @@ def _head_of(ref: Row) -> bytes:
 
 
 def places_of(row: Row, starts: NDArray[np.int64], length: int) -> Ranges:
-    """Return starts and stops, in the file, of the bytes that decode runs of elements; in no order, some perhaps equal.
+    """Return starts and stops, in the file, of the bytes for decoding runs of elements, in any order, perhaps repeated.
 
     Parameters
     ----------
     row : Row
         Of a quantised tensor.
     starts : ndarray of int64
-        Where runs of elements begin in the flattened tensor.
+        The first element of each run in the flattened tensor.
     length : int
-        Of each run.
+        Elements of each run.
 
     Notes
     -----
-    This reads up to four bytes of the tensor, which say how it is quantised, and the mask of an adaptive one.
+    This reads up to four bytes of the tensor, which describe its quantisation, and the mask of an adaptive tensor.
 
     Raises
     ------
     QuantError
-        When the data is not what its scheme needs.
+        When the data does not fit its scheme.
     """
     scheme, parts = row.dtype.name, row.row_parts()
     if parts is not None:
@@ -136,7 +136,7 @@ def places_of(row: Row, starts: NDArray[np.int64], length: int) -> Ranges:
 
 
 def _in_rows(at: int, parts: list[tuple[int, int]], first: NDArray[np.int64], last: NDArray[np.int64]) -> Ranges:
-    """Return where rows lie in a tensor that has its parts one after another: see `Row.row_parts`."""
+    """Return the places of rows in a tensor whose parts follow one another: see `Row.row_parts`."""
     begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for nbytes, per_row in parts:
         if per_row and nbytes:
@@ -150,14 +150,14 @@ def _in_rows(at: int, parts: list[tuple[int, int]], first: NDArray[np.int64], la
 
 
 def _blocks(starts: NDArray[np.int64], length: int, block_size: int) -> Ranges:
-    """Return the first block of each run, and the block behind its last one."""
+    """Return the first block of each run, and the block after its last one."""
     return starts // block_size, -(-(starts + length) // block_size)
 
 
 def _adaptive(
     row: Row, at: int, block_size: int, scale_type: str, first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> Ranges:
-    """Return the mask, and the scales and codes of blocks, which follow those of all earlier blocks."""
+    """Return the places of the mask, and of the scales and codes of blocks, each after the earlier blocks'."""
     scales, codes = adaptive_edges(row, at, block_size, scale_type)
     begins = np.concatenate([[at], scales[first], codes[first]])
     ends = np.concatenate([scales[:1], scales[last], codes[last]])

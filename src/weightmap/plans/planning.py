@@ -1,4 +1,4 @@
-"""`plan`: from what the caller wants to a `ReadPlan`, the bytes that one reader needs of each file, in order."""
+"""`plan`: turns the caller's wants into a `ReadPlan`, the bytes that one reader needs from each file, in order."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from weightmap.plans.explaining import PlanReport
     from weightmap.plans.wants import Wants
 
-# Bytes of a read per wanted byte, at most, by default.
+# Most bytes of a read per wanted byte, by default.
 _MAX_OVER_READ = 1.1
 _WAYS = ("auto", "map", "read")
-# The only index of a tensor that is wanted whole.
+# The only index of a wholly wanted tensor.
 _WHOLE = (None,)
 # Bytes of a mapping to prefetch at once.
 _WINDOW = 64 << 20
@@ -68,9 +68,9 @@ class PlanOptions:
     Attributes
     ----------
     owned : bool
-        Whether the plan opened its handle, and closes it.
+        Whether the plan opened its handle, and must close it.
     divided : bool
-        Whether whole tensors were divided among the ranks.
+        Whether whole tensors are divided among the ranks.
     """
 
     rank: int
@@ -86,10 +86,10 @@ class PlanOptions:
 
 
 class ReadPlan:
-    """Which bytes of a model's files one reader needs, in the order of the files. `weightmap.plan` makes one.
+    """The bytes of a model's files that one reader needs, in the order of the files. `weightmap.plan` makes a plan.
 
-    Making a plan reads no tensor, but for the first bytes and the mask of a quantised one that is wanted in part.
-    A plan keeps its handle open; as a context manager it closes a handle that `weightmap.plan` opened.
+    Making a plan reads no tensor, except the first bytes and the mask of a partly wanted quantised tensor. A plan keeps
+    its handle open; as a context manager it closes a handle that `weightmap.plan` opened.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class ReadPlan:
         self.local_world_size: int = options.local_world_size
         self.gap: int = options.gap
         self.max_over_read: float = options.max_over_read or _MAX_OVER_READ
-        # Gap and over-read within a tensor: in a store, reading a gap takes less time than another request.
+        # Gap and over-read within a tensor: in a store, reading a gap is faster than another request.
         in_store = options.max_over_read is None and {source.store for source in spans.sources} != {None}
         self._within = (ROUND_TRIP, math.inf) if in_store else (self.gap, self.max_over_read)
         self.chunk: int = options.chunk
@@ -123,26 +123,26 @@ class ReadPlan:
         else:
             self._begins, self._nbytes = spans.begin[numbers], spans.nbytes[numbers]
             self._ends = self._begins + self._nbytes
-        # Rows and ranges of tensors wanted in part, unless `Slices` computes them; heads of quantised ones.
+        # Rows and ranges of partly wanted tensors, unless `Slices` computes them; heads of quantised tensors.
         self._rows: dict[int, Row] = {}
         self._heads: Heads | None = None
         self._ranges = {number: self._ranges_of(number, indices[number]) for number in in_part}
         self._files, self._starts, self._stops, self._needed = self._joined_ranges(in_store=in_store)
 
     def _joined_ranges(self, *, in_store: bool) -> tuple[NDArray[Any], ...]:
-        """Return file, start and stop of each read, and how many of its bytes are wanted."""
+        """Return file, start and stop of each read, and the number of its wanted bytes."""
         spans = self._spans
         owners, begins, ends = self._wanted_ranges()
         reads = self._join(spans.file[owners], begins, ends)
         if in_store and len(owners) > len(self._numbers):
-            # Join the ranges of each tensor, then those of each file. The needed bytes stay those without gaps.
+            # Join the ranges of each tensor, then the ranges of each file. Wanted bytes never count gaps.
             order = np.lexsort((begins, owners))
             columns = owners[order].astype(np.uint32), begins[order], ends[order]
             owners, begins, ends, _ = native_files.join_ranges(*columns, gap=ROUND_TRIP, max_over_read=math.inf)
             files = spans.file[owners]
             order = np.lexsort((begins, files))
             reads = (*self._join(files[order], begins[order], ends[order])[:3], reads[3])
-        # Ranges of files that only decoding reads: they have the last numbers.
+        # Ranges that only decoding reads; their files have the last numbers.
         side = spans.side_ranges(self._numbers)
         if not len(side):
             return reads
@@ -189,7 +189,7 @@ class ReadPlan:
 
     @property
     def reads(self) -> tuple[tuple[str | None, int, int], ...]:
-        """Path, offset and bytes of each read, in file order; they share no byte. The path of a buffer is None."""
+        """Path, offset and bytes of each read, in file order, without overlap. The path of a buffer is None."""
         paths = [source.path for source in self._spans.sources]
         sizes = self._stops - self._starts
         columns = (self._files.tolist(), self._starts.tolist(), sizes.tolist())
@@ -197,12 +197,12 @@ class ReadPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all reads, the gaps that they bridge included."""
+        """Bytes of all reads, including the gaps that they bridge."""
         return int((self._stops - self._starts).sum())
 
     @property
     def wanted_nbytes(self) -> int:
-        """Bytes that hold the wanted elements; bytes that several tensors share count once."""
+        """Bytes of the wanted elements; bytes that several tensors share count once."""
         return int(self._needed.sum())
 
     def _memory_limit(self) -> int | None:
@@ -215,20 +215,20 @@ class ReadPlan:
     def warm(self, threads: int | None = None, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Bring the bytes of all reads into the page cache, and wait for them.
 
-        Local ranks with the same plan divide the reads. (Whole tensors that `rank` and `world_size` chose are such a
-        share already.) A plan larger than its budget is warmed from its beginning; `run` prefetches the rest.
+        Local ranks with the same plan divide the reads. (If `rank` and `world_size` chose whole tensors, these are the
+        rank's share already.) A plan larger than its budget is warmed from its beginning; `run` prefetches the rest.
 
         Parameters
         ----------
         threads : int, optional
-            At most this many read at once; 8 when not given.
+            The most threads that read at once; 8 when not given.
         progress : callable, optional
             Called as ``progress(done, total)``, in bytes.
 
         Returns
         -------
         int
-            Bytes that were cold and are in memory now; all bytes where the system does not tell.
+            Bytes that were cold and are in memory now; all bytes if the system does not tell.
 
         Raises
         ------
@@ -251,7 +251,7 @@ class ReadPlan:
         into: Callable[[str, int], NDArray[np.uint8] | None] | None = None,
         cut: Callable[[str, Any], Iterable[Any]] | None = None,
     ) -> Iterator[tuple[str, Any]]:
-        """Yield name and tensor, or the wanted part of it, in file order: what ``file[name][index]`` gives.
+        """Yield name and tensor, or its wanted part, in file order: the same as ``file[name][index]``.
 
         Memory stays flat: a read takes at most a chunk, or one larger tensor, and prefetching stays within the budget.
         A plan that needs more than the budget gives pages back as with `release`.
@@ -259,34 +259,34 @@ class ReadPlan:
         Parameters
         ----------
         how : {"auto", "map", "read"}
-            "map": arrays are views of the mapping. "read": they are read into memory of their own; tensors that are
-            read together share one piece of it. "auto" reads on network and FUSE file systems, where touching a
-            mapping may fail or crawl, and maps elsewhere.
+            "map": arrays are views of the mapping. "read": arrays are read into new memory; tensors that are read
+            together share a piece of it. "auto" reads on network and FUSE file systems, where touching a mapping may
+            fail or crawl, and maps elsewhere.
         release : bool
-            Give the pages of a tensor back to the system when the next one is asked for. Views stay valid: touching
-            them reads the file again.
+            Give the pages of a tensor back to the system when the caller asks for the next one. Views stay valid:
+            touching them reads the file again.
         direct : bool
-            Read files past the page cache, and leave nothing of them there: arrays are in memory of their own. See
+            Read files past the page cache, and leave nothing of them there: arrays are in new memory. See
             `weightmap.open`.
         verify : bool or "last"
-            Check the checksums that cover a tensor before yielding it, where the file has any. Archives (.npz,
-            checkpoints of PyTorch) have one for each entry. EMBD has one for all tensors, so everything is read before
-            the first one. "last" yields tensors unchecked while it computes their checksum, and checks it before the
-            last one: the file is read once, and a run that ends without an error has yielded what was written. The
-            other bytes that a checksum covers are read too.
+            Before yielding a tensor, check the checksums that cover it, if the file has any. Archives (.npz, PyTorch
+            checkpoints) have a checksum for each entry. EMBD has one for all tensors, so that everything is read before
+            the first tensor. "last" yields tensors unchecked while it computes their checksum, and checks it before the
+            last one: the file is read once, and a run that ends without an error has yielded sound tensors. Other bytes
+            under a checksum are read too.
         into : callable, optional
-            ``into(name, nbytes)`` returns the memory for the next part of a dense tensor that is to be read: a
-            contiguous array of that many bytes, or None.
+            ``into(name, nbytes)`` returns the memory for reading the next part of a dense tensor: a contiguous array of
+            that many bytes, or None.
         cut : callable, optional
-            ``cut(name, index)`` returns the indices of the pieces in which a wanted part of a tensor is yielded, in the
+            ``cut(name, index)`` returns the indices of the pieces in which to yield a wanted part of a tensor, in the
             order of the file. The caller provides the memory for each piece.
 
         Raises
         ------
         PlanError
-            When a tensor that has to be read is larger than the budget.
+            When a tensor that must be read is larger than the budget.
         ChecksumError
-            With `verify`, for bytes that differ from those written.
+            With `verify`, when a checksum does not match.
         TruncatedError, FileChangedError
             When a file changed.
         """
@@ -299,7 +299,7 @@ class ReadPlan:
         if direct and how == "map":
             raise ValueError("direct=True reads: how is 'map', expected 'read' or 'auto'")
         ways = ["read" if direct else self._way(source, how) for source in self._spans.sources]
-        # The system reclaims mapped pages by itself: a plan of one window needs no limit.
+        # The system reclaims mapped pages: a plan of one window needs no limit.
         limit = self.budget if "read" not in ways and self.nbytes <= _WINDOW else self._memory_limit()
         if limit is not None:
             self._check_limit(limit, ways, cut=cut is not None)
@@ -311,7 +311,7 @@ class ReadPlan:
     def parts(self) -> Iterator[tuple[Source, list[tuple[int, Any]], list[Range]]]:
         """Yield for each file its source, the numbers and indices of its wanted tensors, and its reads.
 
-        An index of None wants the whole tensor; a tensor of several parts comes several times.
+        An index of None means the whole tensor; a tensor of several parts comes several times.
         """
         for file, source, numbers in self._by_file():
             parts: list[tuple[int, Any]] = [
@@ -336,11 +336,11 @@ class ReadPlan:
         return self._spans
 
     def explain(self) -> PlanReport:
-        """Return what this plan costs, and what to do about it: ``print(plan.explain())``.
+        """Return the cost of this plan, with advice: ``print(plan.explain())``.
 
-        Where the files lie, how much of them is in memory, what touching them will cost, their alignment, what machine
-        and control groups leave, and what ``run("auto")`` does. No tensor is read; pages that are in memory are mapped
-        for a moment, to see how many page faults that takes.
+        The report names the file systems of the files, their part in memory, the cost of touching them, their
+        alignment, the memory that machine and control groups leave, and the choice of ``run("auto")``. No tensor is
+        read; pages in memory are mapped for a moment, to count the page faults.
 
         Returns
         -------
@@ -354,13 +354,13 @@ class ReadPlan:
         return explain(self.file, *arguments)
 
     def _way(self, source: Source, how: str) -> str:
-        """Return how a file is used: "map" or "read"."""
+        """Return the way to use a file: "map" or "read"."""
         if how != "auto":
             return how
         return "read" if file_system_of(source).is_remote else "map"
 
     def _check_limit(self, limit: int, ways: Sequence[str], *, cut: bool) -> None:
-        """Raise `PlanError` for a tensor that has to be read and is larger than the memory that may be filled."""
+        """Raise `PlanError` if a tensor that must be read is larger than the memory that may be filled."""
         spans, numbers = self._spans, self._numbers
         read = np.array(ways)[spans.file[numbers]] == "read"
         for position in np.flatnonzero((spans.nbytes[numbers] > limit) & read).tolist():
@@ -400,7 +400,7 @@ class ReadPlan:
         return map(Range, self._starts[low:high].tolist(), self._stops[low:high].tolist())
 
     def close(self) -> None:
-        """Close the handle, where `weightmap.plan` opened it. Arrays obtained before remain valid."""
+        """Close the handle, if `weightmap.plan` opened it. Arrays obtained before remain valid."""
         if self._owned:
             self.file.close()
 
@@ -422,7 +422,7 @@ class ReadPlan:
 
 
 def reads_of(plan: ReadPlan) -> int:
-    """Return the number of reads: a slice of columns has one for each row, and `ReadPlan.reads` a tuple for each."""
+    """Return the number of reads without making `ReadPlan.reads`: a slice of columns has a read for each row."""
     return len(plan._starts)  # noqa: SLF001 - a function of this module
 
 
@@ -434,7 +434,7 @@ class _Part:
     name : str
     components : Components
     key : index or None
-        None for all of it.
+        None for the whole parameter.
     shape : tuple of int
     """
 
@@ -450,13 +450,13 @@ class _Part:
             self._rows = coding.around(low, high + 1) if size else (0, 0)
             cut = coding.cut(*self._rows)
             self.indices = {stored: cut[role] for stored, role in self._roles.items() if role in cut}
-        # For tensors that hold components of several parameters: they are read whole.
+        # For stored tensors with components of several parameters, which are read whole.
         self._cuts = {name: cut for name, cut in self.indices.items() if self._roles[name] in components.starts}
         self.indices |= dict.fromkeys(self._cuts)
         self._read: dict[str, tuple[str, NDArray[Any]]] = {}
 
     def take(self, stored: str, array: NDArray[Any]) -> bool:
-        """Take a component; say whether it was the last one."""
+        """Take a component; return whether it was the last one."""
         role = self._roles[stored]
         if stored in self._cuts:
             array = self._components.piece_of(role, array)[self._cuts[stored] or ...]
@@ -464,7 +464,7 @@ class _Part:
         return len(self._read) == len(self.indices)
 
     def result(self) -> Any:
-        """Return the parameter, or the part of it, and forget its components."""
+        """Return the parameter, or its wanted part, and forget its components."""
         read, self._read = self._read, {}
         if self._key is None:
             return self._components.over({role: read[role] for role in self._roles.values()})
@@ -477,7 +477,7 @@ class _Part:
 
 
 class _Names:
-    """The parameters of a model by number, as `resolve_wants` asks for them."""
+    """The parameters of a model by number, for `resolve_wants`."""
 
     def __init__(self, model: TensorFile) -> None:
         self._model, self._table = model, parts_of(model)[1].table
@@ -543,7 +543,7 @@ class ParameterPlan(ReadPlan):
 
 
 def _chosen(spans: Spans, model: TensorFile, wants: Any, options: PlanOptions) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the wanted parameters, in file order, and their indices: None for all of one."""
+    """Yield the names of the wanted parameters, in file order, and their indices; None for a whole parameter."""
     names = list(model)
     rows = parts_of(model)[1].table
     if wants is None:
@@ -585,20 +585,20 @@ def plan(
 
     Parameters
     ----------
-    source : TensorFile, or what `open` takes
+    source : TensorFile, or anything that `open` takes
         A handle stays open; anything else is opened, and closed with the plan. For ``f.weights``, the plan reads only
-        what decodes the wanted rows. An index gives decoded elements, of the model's type; each parameter may have
-        one, and `ReadPlan.run` takes neither `into` nor `cut`.
+        the bytes that decode the wanted rows. An index selects decoded elements, of the model's type; each parameter
+        may have one index, and `ReadPlan.run` takes neither `into` nor `cut`.
     wants : optional
         * None: every tensor, or with `world_size` this rank's share: whole tensors, divided by bytes;
         * names of tensors, or a predicate on `TensorInfo`;
-        * pairs of a name and an index, several for a tensor if need be;
-        * what `shard` returns for a name: that slice of every tensor; tensors without its dimension are whole;
-        * a mapping from names to indices, such as ``{name: np.s_[:, 128:256]}`` or what `shard` returns: only the bytes
-          that hold these elements. Indices are integers, slices and ``...``; None wants the whole tensor. Quantised
-          tensors are read in whole blocks.
+        * pairs of a name and an index, perhaps several for a tensor;
+        * the result of `shard` for a name: this slice of every tensor; tensors without its dimension are whole;
+        * a mapping from names to indices, such as ``{name: np.s_[:, 128:256]}`` or results of `shard`: only the bytes
+          of these elements. Indices are integers, slices and ``...``; None means the whole tensor. Quantised tensors
+          are read in whole blocks.
     rank, world_size : int
-        This reader and the number of readers. `wants` are for *this* rank: with them, nothing is divided.
+        This reader and the number of readers. `wants` apply to *this* rank: with them, nothing is divided.
     local_rank, local_world_size : int
         The same among the readers on this machine, which divide the work of `ReadPlan.warm`.
     gap : int
@@ -606,13 +606,13 @@ def plan(
         as between columns, are read too, up to eight times the wanted bytes.
     max_over_read : float, optional
         Ranges are joined as long as the read has at most this many times its wanted bytes; 1.1 when not given. In a
-        store, ranges of one tensor, such as columns, are then joined wherever they are less than 512 KiB apart: that
-        takes less time than another request.
+        store, ranges of one tensor, such as columns, are then joined whenever they are less than 512 KiB apart: that is
+        faster than another request.
     chunk : int
         Bytes read at once.
     budget : int, optional
-        Bytes of memory that `ReadPlan.warm` and `ReadPlan.run` may fill; by default what memory and control group
-        leave, divided among the local readers.
+        Bytes of memory that `ReadPlan.warm` and `ReadPlan.run` may fill; by default the free memory of machine and
+        control group, divided among the local readers.
 
     Returns
     -------
@@ -647,7 +647,7 @@ def plan(
         local_world_size=local_world_size,
         gap=at_least(0, "gap", gap),
         max_over_read=ratio,
-        chunk=min(at_least(1, "chunk", chunk), INT64_MAX),  # the reads of columns count in 64 bits
+        chunk=min(at_least(1, "chunk", chunk), INT64_MAX),  # reads of columns are counted in 64 bits
         budget=None if budget is None else at_least(1, "budget", budget),
         owned=not isinstance(source, TensorFile),
         divided=wants is None and count > 1,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
-# Bytes of padding between tensors that are released with them.
+# Most bytes of padding between tensors to release with them.
 _MAX_PADDING = 4096
 
 
@@ -44,7 +44,7 @@ class _Columns:
         except TensorFileError as error:
             raise error.located(path=source.name, format=model.format) from None
         self.row: NDArray[np.int64] = np.arange(len(self.begin))
-        # By row of the table, the number of its tensor; None where they are equal.
+        # By row of the table, the number of its tensor; None if they are equal.
         self.number: NDArray[np.int64] | None = None
         backwards, same_file = self.begin[1:] < self.begin[:-1], self.file[1:] == self.file[:-1]
         if bool((self.file[1:] < self.file[:-1]).any()) or bool((backwards & same_file).any()):
@@ -52,7 +52,7 @@ class _Columns:
             self.number = np.empty(len(self.row), np.int64)
             self.number[self.row] = np.arange(len(self.row))
             self.file, self.begin, self.nbytes = self.file[self.row], self.begin[self.row], self.nbytes[self.row]
-        # What `Spans` makes at the first use.
+        # Made by `Spans` at the first use.
         self.dim_layouts: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]] = {}
         self.disjoint: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
 
@@ -83,20 +83,20 @@ class Spans:
     def __init__(self, model: Any, columns: _Columns) -> None:
         self.model: Any = model
         self._columns, self._table = columns, internals.parts_of(model)[1].table
-        self._names: dict[int, str] = {}  # of tensors that were looked up by them
+        self._names: dict[int, str] = {}  # of tensors that were looked up by name
         self.sources: tuple[Source, ...] = internals.sources_of(model)
         self.file, self.row, self.begin, self.nbytes = columns.file, columns.row, columns.begin, columns.nbytes
 
     @property
     def disjoint(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The groups of tensors that share no bytes with other groups: their bounds, and where their middles lie.
+        """The groups of tensors that share no bytes with other groups: their bounds, and their middles.
 
-        Bounds are the number of each group's first tensor, and the number of all tensors. Middles go from 0 to 1, the
-        first and the last of all bytes.
+        Bounds are the number of each group's first tensor, and the number of all tensors. Middles go from 0, the first
+        of all bytes, to 1, the last.
         """
         groups = self._columns.disjoint
         if groups is None:
-            # As if all files lay one behind another.
+            # Treat the files as if they followed one another.
             ends = self.begin + self.nbytes
             sizes = np.zeros(len(self.sources), np.int64)
             np.maximum.at(sizes, self.file, ends)
@@ -155,7 +155,7 @@ class Spans:
     def with_edges(self, file: int, part: Range) -> Range:
         """Return a range of a file, widened to the header or footer if it holds the first or last tensor.
 
-        The system keeps headers and footers in one unit with the neighbouring tensors.
+        The system keeps headers and footers in a unit with the neighbouring tensors.
         """
         low, high = np.searchsorted(self.file, [file, file + 1]).tolist()
         last = int((self.begin[low:high] + self.nbytes[low:high]).max())
@@ -172,7 +172,7 @@ class Spans:
         return number
 
 
-# What many plans of one handle share: 28 bytes for each tensor, and 17 for each dimension that slices divide. Programs
+# Columns shared by the plans of a handle: 28 bytes a tensor, and 17 for each dimension that slices divide. Programs
 # that plan or release tensor by tensor would wait 1 ms for the columns of 100,000 tensors each time.
 _columns_of_models: WeakKeyDictionary[Any, _Columns] = WeakKeyDictionary()
 
@@ -242,7 +242,7 @@ def _numbers(spans: Spans, names: str | Sequence[str] | None) -> NDArray[np.int6
 
 
 def _by_file(spans: Spans, numbers: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-    """Yield each file, and which of these tensors lie in it."""
+    """Yield each file, and the slice of these tensors that lies in it."""
     bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.sources) + 1)).tolist()
     for file, (low, high) in enumerate(pairwise(bounds)):
         if low < high:
@@ -250,7 +250,7 @@ def _by_file(spans: Spans, numbers: NDArray[np.int64]) -> Iterator[tuple[int, sl
 
 
 def _resident_or_none(spans: Spans, numbers: NDArray[np.int64]) -> int | None:
-    """Return the bytes of these tensors that are in memory; None where the system does not say."""
+    """Return the bytes of these tensors that are in memory; None if the system does not tell."""
     try:
         return int(resident_bytes(spans, numbers).sum())
     except TensorFileError:

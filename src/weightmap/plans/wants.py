@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.typing import TensorLike
     from weightmap.plans.residency import Spans
 
-    # Which elements of a tensor, and which tensors: what `weightmap.plan` takes.
+    # Elements of a tensor, and tensors, as in `weightmap.plan`.
     _Step: TypeAlias = int | slice | EllipsisType
     Index: TypeAlias = _Step | tuple[_Step, ...] | "Shard" | None
     _Names: TypeAlias = str | Iterable[str] | Iterable[tuple[str, Index]] | Mapping[str, Index]
@@ -35,7 +35,7 @@ MAX_RUNS = 1 << 24
 
 
 class Axis(NamedTuple):
-    """The part of one axis that an index selects: as of ``range(start, start + step * size, step)``."""
+    """The part of one axis that an index selects: ``range(start, start + step * size, step)``."""
 
     start: int
     step: int
@@ -44,23 +44,23 @@ class Axis(NamedTuple):
 
 
 class Indices(tuple[Any, ...]):
-    """Several indices of one tensor, each a part of its own."""
+    """Several indices of one tensor, each a separate part."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, key: Any) -> Indices:
-        """Return the indices that a key stands for: itself, unless it is several."""
+        """Return the indices in a key, which is one index or several."""
         return key if isinstance(key, cls) else cls((key,))
 
 
 class Shard(NamedTuple):
-    """The slice of one rank, of a tensor whose shape is not known yet: an index for `weightmap.plan`.
+    """One rank's slice of a tensor whose shape is not known yet: an index for `weightmap.plan`.
 
     Attributes
     ----------
     dim, rank, world_size : int
-        As of `shard`.
+        As for `shard`.
     """
 
     dim: int
@@ -68,7 +68,7 @@ class Shard(NamedTuple):
     world_size: int
 
     def of(self, shape: tuple[int, ...], what: str = "the tensor") -> tuple[slice, ...]:
-        """Return the index for a tensor of this shape. Raises `PlanError` when it has no such dimension."""
+        """Return the index for a tensor of this shape. Raises `PlanError` if it lacks the dimension."""
         if not -len(shape) <= self.dim < len(shape):
             raise PlanError(f"dim of a shard of {what}", actual=self.dim, expected=f"one of {len(shape)} dimensions")
         dim = self.dim % len(shape)
@@ -79,19 +79,19 @@ class Shard(NamedTuple):
 
 
 def shard(name_or_info: str | TensorInfo | TensorLike, dim: int, rank: int, world_size: int) -> Any:
-    """Return the index of one rank's slice of a tensor: tensor parallelism, sizes as `torch.chunk` has them.
+    """Return the index of one rank's slice of a tensor, for tensor parallelism, with the sizes of `torch.chunk`.
 
     Along `dim`, each rank gets ``ceil(size / world_size)`` elements; the last ranks get the rest, perhaps nothing.
 
     Parameters
     ----------
     name_or_info : TensorInfo, or anything with a shape, or str
-        The tensor. For a name, the index is one that `weightmap.plan` completes once it knows the shape. Of a type
-        below the byte, such as float4, the bytes that ``f[name]`` has are divided.
+        The tensor. For a name, `weightmap.plan` completes the index once it knows the shape. For a type below the byte,
+        such as float4, the bytes of ``f[name]`` are divided.
     dim : int
-        The dimension that is divided; negative numbers count from the last one.
+        The dimension to divide; negative numbers count from the last one.
     rank, world_size : int
-        This rank, and how many there are.
+        This rank, and the number of ranks.
 
     Returns
     -------
@@ -120,12 +120,12 @@ def shard(name_or_info: str | TensorInfo | TensorLike, dim: int, rank: int, worl
 
 
 def shape_of(info: Any) -> tuple[int, ...]:
-    """Return the shape that indices of a tensor refer to: packed elements are indexed by their bytes."""
+    """Return the shape to which indices of a tensor refer: packed elements are indexed by their bytes."""
     return (info.nbytes,) if isinstance(info, PackedInfo) else tuple(info.shape)
 
 
 def checked_rank(rank: int, world_size: int, words: tuple[str, str] = ("rank", "world_size")) -> tuple[int, int]:
-    """Return a rank and the number of ranks as integers. Raises `PlanError` when there is no such rank."""
+    """Return a rank and the number of ranks as integers. Raises `PlanError` if the rank is out of range."""
     number, count = as_integer(words[0], rank), as_integer(words[1], world_size)
     if count < 1:
         raise PlanError(words[1], field=words[1], actual=count, expected="at least 1")
@@ -176,20 +176,20 @@ def _axis(part: Any, size: int, number: int, name: str, kind: str) -> Axis:
 
 
 def runs_of(axes: list[Axis], shape: tuple[int, ...], name: str) -> tuple[NDArray[np.int64], int]:
-    """Return where the runs of selected elements begin, in the flattened tensor and in order, and the length of each.
+    """Return the starts of runs of selected elements in the flattened tensor, in order, and the length of a run.
 
-    Raises `PlanError` for more runs than anybody would read one by one.
+    Raises `PlanError` for too many runs to read one by one.
     """
     for axis in axes:
         if not axis.size:
             return np.empty(0, np.int64), 0
-    # From the last axis on; `each` is the number of elements from one place on an axis to the next.
+    # Start from the last axis; `each` is the number of elements between neighbours on an axis.
     length, begin, each, outer = 1, 0, 1, len(axes)
     while outer:
         start, step, size, _ = axes[outer - 1]
         if size > 1 and (length != each or abs(step) != 1):
             break
-        # One element of this axis, or neighbours of which everything is selected: they are one run.
+        # One element of this axis, or neighbours selected in full, are one run.
         begin += min(start, start + step * (size - 1)) * each
         length *= size
         outer -= 1
@@ -209,10 +209,10 @@ def runs_of(axes: list[Axis], shape: tuple[int, ...], name: str) -> tuple[NDArra
 
 
 def arranged(elements: NDArray[Any], axes: list[Axis], key: Any) -> Any:
-    """Return the array that an index gives, over the elements of all its runs in the order of the file."""
+    """Return the array that an index selects, over the elements of all its runs in the order of the file."""
     array = elements.reshape(tuple(axis.size for axis in axes))
     index = tuple(slice(None, None, -1 if axis.step < 0 else 1) if axis.stays else 0 for axis in axes)
-    # With an ellipsis, numpy makes an array of a single element, and else a scalar.
+    # For a single element, numpy makes an array if the index has an ellipsis, else a scalar.
     ellipsis = key is Ellipsis or (isinstance(key, tuple) and Ellipsis in key)
     return array[(*index, ...) if ellipsis else index]
 
@@ -223,7 +223,7 @@ def boxes(starts: Sequence[int], sizes: Sequence[int], limit: int) -> Iterator[t
     Parameters
     ----------
     starts, sizes : sequence of int
-        Where the box begins on each axis of the tensor, and how long it is there.
+        Begin and length of the box on each axis of the tensor.
     limit : int
         At least 1.
 
@@ -257,17 +257,17 @@ def at_least(minimum: int, what: str, value: int) -> int:
 
 
 class Slices(Mapping[int, Shard]):
-    """The slice of one rank of every tensor that has its dimension, by number; without an object for each of them.
+    """One rank's slice of every tensor that has the dimension, by number, without an object for each tensor.
 
     Attributes
     ----------
     begins, ends : ndarray of int64
-        The bytes of each tensor that hold its slice, where they lie together; those of all of it for one that is wanted
-        whole, and none for one that `disjoint` or `others` has.
+        The contiguous bytes of each tensor's slice; all bytes of a wholly wanted tensor, and no bytes of a tensor in
+        `disjoint` or `others`.
     nbytes : ndarray of int64
         Bytes of each slice, except the tensors in `others`.
     others : sequence of int
-        Tensors of blocks, of elements below a byte, that do not lie row-major, or in more parts than a plan has.
+        Tensors that consist of blocks, have elements below a byte, are not row-major, or need too many parts.
     """
 
     begins: NDArray[np.int64]
@@ -282,7 +282,7 @@ class Slices(Mapping[int, Shard]):
         step = -(-size // part.world_size)
         low = np.minimum(part.rank * step, size)
         high = np.minimum(low + step, size)
-        # Bytes of an element of the dimension, with all that lies behind it; of an empty tensor, none.
+        # Bytes of an index on the dimension, with all inner axes; 0 for an empty tensor.
         each = spans.nbytes // np.maximum(outer * size, 1)
         countable = self._sliced & plain & (spans.nbytes > 0)
         together = countable & ((outer == 1) | (low == high))
@@ -299,11 +299,11 @@ class Slices(Mapping[int, Shard]):
 
     @property
     def are_disjoint(self) -> bool:
-        """Whether `disjoint` returns any."""
+        """Whether `disjoint` returns any parts."""
         return len(self._disjoint[0]) > 0
 
     def disjoint(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the number of a tensor, begin and end of each part of the slices that lie in several."""
+        """Return the tensor's number, begin and end of each part, for slices of several parts."""
         numbers, outer, skip, nbytes, step = self._disjoint
         numbers, first = np.repeat(numbers, outer), np.repeat(self.begins[numbers] + skip, outer)
         within = np.arange(len(numbers)) - np.repeat(np.cumsum(outer) - outer, outer)
@@ -324,13 +324,13 @@ class Slices(Mapping[int, Shard]):
 
 
 def resolve_wants(spans: Spans, wants: Any) -> tuple[NDArray[np.int64], Mapping[int, Any]]:
-    """Return the numbers of the wanted tensors, in file order, and by number the index of those wanted in part.
+    """Return the numbers of the wanted tensors, in file order, and the indices of partly wanted ones, by number.
 
     Raises
     ------
     TensorNotFoundError
     TypeError
-        When `wants` is nothing that `weightmap.plan` takes.
+        When `weightmap.plan` does not take such `wants`.
     """
     if isinstance(wants, Shard):
         return np.arange(len(spans), dtype=np.int64), Slices(spans, wants)
@@ -363,7 +363,7 @@ def _chosen(spans: Spans, wants: Callable[[TensorInfo], object]) -> Iterable[int
 
 
 def ranges_of(row: Row, key: Any, name: str) -> Ranges:
-    """Return starts and stops, in its file, of the bytes that hold the part of a tensor that an index selects."""
+    """Return starts and stops, in its file, of the bytes that an index selects in a tensor."""
     if isinstance(key, Indices):
         parts = [ranges_of(row, one, name) for one in key]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
@@ -381,9 +381,9 @@ def ranges_of(row: Row, key: Any, name: str) -> Ranges:
 
 
 def divided(spans: Spans, rank: int, world_size: int) -> NDArray[np.int64]:
-    """Return the numbers of the tensors that a rank gets: neighbours, and about as many bytes for each rank.
+    """Return the numbers of a rank's tensors: neighbours, with about the same bytes for each rank.
 
-    Tensors that share bytes stay together. A rank has at most its part of all bytes, and one tensor more.
+    Tensors that share bytes stay together. A rank exceeds its part of all bytes by at most one tensor.
     """
     if not len(spans):
         return np.empty(0, np.int64)

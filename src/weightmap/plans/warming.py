@@ -1,4 +1,4 @@
-"""Bringing the bytes of a plan into the page cache, by several threads, each local rank a share of its own."""
+"""Bringing the bytes of a plan into the page cache, by several threads; each local rank reads its share."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _STRETCH = 64 << 20
 
 
 def share(reads: Columns, rank: int, world_size: int) -> Columns:
-    """Return the part of reads (file, start, stop) of one rank: about as many bytes as of any other, to a page."""
+    """Return one rank's part of reads (file, start, stop): to a page, as many bytes as any other rank's."""
     files, starts, stops = reads
     ends = np.cumsum(stops - starts)
     if world_size == 1 or not len(ends):
         return reads
     total, page = int(ends[-1]), native_files.page_size()
-    # Where the part of each rank begins, among the bytes of all reads, and the read that it lies in.
+    # The begin of each rank's part among the bytes of all reads, and the read that contains it.
     cuts = [total * number // world_size for number in (rank, rank + 1)]
     first, last = np.searchsorted(ends, cuts, side="right").tolist()
 
     def place(read: int, cut: int) -> int:
-        """Return where in its file a rank's part begins: at a page, which no two ranks read."""
+        """Return the begin of a rank's part in its file: at a page, so that no two ranks read the same page."""
         at = int(stops[read] - (ends[read] - cut))
         return max(int(starts[read]), at - at % page)
 
@@ -67,9 +67,9 @@ def pieces(reads: Columns, chunk: int) -> Columns:
 
 
 def cold_in(sources: Sequence[Source], reads: Columns) -> tuple[NDArray[np.int64], bool]:
-    """Return how many bytes of each read are not in memory, and whether that is exact; reads are in file order.
+    """Return the bytes of each read that are not in memory, and whether that is exact; reads are in file order.
 
-    Where the system does not tell, all bytes count.
+    If the system does not tell, all bytes count.
     """
     files, starts, stops = reads
     cold, exact = stops - starts, True
@@ -144,7 +144,7 @@ def _bring_in(
 
     others: list[Thread] = []
     try:
-        with suppress(RuntimeError):  # no more threads to be had: fewer do it all
+        with suppress(RuntimeError):  # without more threads, fewer do the work
             for _ in range(threads - 1):
                 thread = Thread(target=read, name="weightmap-warm")
                 thread.start()
@@ -158,4 +158,4 @@ def _bring_in(
             other.join()
     if errors:
         del errors[1:]
-        raise errors.pop()  # and keep none: an error holds this frame, and with it what was being read
+        raise errors.pop()  # keep none: an error refers to this frame, and so to the memory being read

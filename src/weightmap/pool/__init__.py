@@ -1,1 +1,1 @@
-"""Tensors in memory of their own, for models larger than memory."""
+"""Tensors in a budget of memory, for models larger than memory."""

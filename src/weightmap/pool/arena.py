@@ -1,10 +1,10 @@
 """`Arena`: memory for many arrays of a few sizes, within a limit.
 
 Each size class has a free list of slots, which are cut from segments of address space and never joined or divided. A
-slot is free once nothing refers to its array. Up to the limit it keeps its pages for the next array of that size; above
-it, its pages go back to the system, and it costs only addresses.
+slot is free once nothing refers to its array. Up to the limit, free slots keep their pages for the next array of their
+size; above the limit, pages go back to the system, and a slot costs only addresses.
 
-Which arrays are alive decides all other state, which is computed again after an interruption.
+All other state follows from the live arrays, and is computed again after an interruption.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Bytes of addresses that one mapping takes, and of a huge page.
+# Bytes of addresses of one mapping, and of a huge page.
 _SEGMENT_BYTES = 64 << 20
 _HUGE_PAGE_BYTES = 2 << 20
-# Private memory: by default children would share it.
+# Private memory; by default, child processes would share it.
 _PRIVATE: dict[str, Any] = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-# What Linux is told of memory; other systems lack some or all of it.
+# Advice for Linux about memory; other systems lack some or all of it.
 _DONTNEED, _HUGEPAGE, _NOHUGEPAGE = (
     getattr(mmap, f"MADV_{name}", None) for name in ("DONTNEED", "HUGEPAGE", "NOHUGEPAGE")
 )
 
 
-# A size class is a multiple of a page, and of a 64th of the next power of two: tensors of about one size share slots.
+# A size class is a multiple of a page, and of a 64th of the next power of two, so that similar tensors share slots.
 _STEPS = 64
 
 
@@ -50,11 +50,11 @@ class _Slot:
 
     def __init__(self, memory: mmap.mmap, begin: int, nbytes: int) -> None:
         self.memory, self.begin, self.nbytes = memory, begin, nbytes
-        self.paged = True  # whether it has pages, as far as is known
+        self.paged = True  # whether it has pages, as far as known
 
 
 class _Tenant(weakref.ref[Any]):
-    """A reference to the array in a slot. Its callback is C: a signal's handler cannot end it halfway."""
+    """A reference to the array in a slot. Its callback is in C, so that a signal's handler cannot end it halfway."""
 
     __slots__ = ("slot",)
 
@@ -64,24 +64,24 @@ class _Tenant(weakref.ref[Any]):
 class Arena:
     """Arrays of whole pages. Many threads may use it at once.
 
-    It asks for huge pages: direct reads into them take a fifth of the processor's time, and fewer faults.
+    It asks for huge pages: direct reads into them take a fifth of the processor time, and fewer faults.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # All slots, and the arrays in them.
+        # All slots; their arrays follow.
         self._slots: list[_Slot] = []
         self._tenants: dict[_Slot, _Tenant] = {}
         self._returned: deque[_Tenant] = deque()  # tenants without array whose slot is not counted as free yet
         # Derived from these: see _settle.
         self._settled = True
-        self._used = self._idle = 0  # bytes of slots with an array, and of free ones with pages
+        self._used = self._idle = 0  # bytes of slots with an array, and of free slots with pages
         self._paged: dict[int, list[_Slot]] = {}
         self._bare: dict[int, list[_Slot]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of pages: of arrays, and of free slots that keep theirs."""
+        """Bytes of pages of arrays, and of free slots that keep their pages."""
         with self._lock:
             self._settle()
             return self._used + self._idle
@@ -94,7 +94,7 @@ class Arena:
         nbytes : int
             A multiple of the size of a page; see `slot_size`.
         limit : int
-            Bytes that arrays and free slots with pages may take together: free slots give theirs back above it.
+            Bytes that arrays and free slots with pages may take together; above it, free slots give pages back.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Arena:
         while self._returned:
             self._settled = False
             tenant = self._returned.popleft()
-            if self._tenants.get(tenant.slot) is tenant:  # else it was noticed above
+            if self._tenants.get(tenant.slot) is tenant:  # otherwise noticed above
                 del self._tenants[tenant.slot]
                 self._used -= tenant.slot.nbytes
                 self._free(tenant.slot)
@@ -150,7 +150,7 @@ class Arena:
         self._idle += slot.nbytes if slot.paged else 0
 
     def _take(self, nbytes: int) -> _Slot:
-        """Remove a slot from the free ones: one with pages, if there is one."""
+        """Remove a slot from the free list, one with pages if possible."""
         if slots := self._paged.get(nbytes):
             self._idle -= nbytes
             return slots.pop()
@@ -164,7 +164,7 @@ class Arena:
         return slot
 
     def _cut(self, nbytes: int) -> _Slot:
-        """Return a slot where no other one is: behind the last one, or in a new segment."""
+        """Return a new slot, after the last one or in a new segment."""
         if self._slots:
             last = self._slots[-1]
             end = last.begin + last.nbytes
@@ -177,7 +177,7 @@ class Arena:
         return _Slot(memory, -np.frombuffer(memory, np.uint8).ctypes.data % _HUGE_PAGE_BYTES, nbytes)
 
     def _give_back(self, limit: int) -> None:
-        """Give pages back, largest slots first, until free slots have at most `limit` bytes of them."""
+        """Give pages back, from the largest slots first, until free slots keep at most `limit` bytes."""
         for size in sorted(self._paged, reverse=True):
             slots = self._paged[size]
             while slots and self._idle > max(limit, 0):
@@ -189,11 +189,11 @@ class Arena:
 
 def _drop_pages(memory: mmap.mmap, begin: int, nbytes: int) -> None:
     _advise(memory, _DONTNEED, begin, nbytes)
-    # Or Linux makes huge pages of it again, together with its neighbours in use.
+    # Otherwise Linux would make huge pages of it again, together with its neighbours in use.
     _advise(memory, _NOHUGEPAGE, begin, nbytes)
 
 
 def _advise(memory: mmap.mmap, advice: int | None, begin: int, nbytes: int) -> None:
     if advice is not None and nbytes:
-        with suppress(OSError):  # for locked pages, and of a system without huge ones
+        with suppress(OSError):  # locked pages, or a system without huge pages
             memory.madvise(advice, begin, nbytes)

@@ -1,17 +1,17 @@
-"""`TensorFile.pool`: tensors in memory of their own, within a budget, for models that are larger than memory.
+"""`TensorFile.pool`: tensors in the pool's own memory, within a budget, for models that are larger than memory.
 
 A tensor, or an entry of its first dimension such as an expert, is read when it is held, and stays until others need
 its room. The pool evicts the tensor with the fewest holds. It counts the holds of every tensor it has ever seen, and
-halves the counts after a while, so that old favourites give way. Among equal counts the most recently used goes: a loop
-over a model needs it last.
+halves the counts after a while, so that old favourites give way. Among equal counts it evicts the most recently used
+tensor, which a loop over the model needs last.
 
-An `Arena` has a slot of memory for each tensor; a freed slot serves the next one. `DirectReader` reads, never through a
+An `Arena` has a slot of memory for each tensor; a freed slot serves the next one. `DirectReader` reads without a
 mapping: the whole pages around a tensor at once, straight into its slot, and neighbours of one request in one call.
 
 A signal's handler may raise an exception at any moment. The pool stays sound because only the dictionary of entries
-counts, which changes by single assignments. Sums and the order of eviction follow from it: they are None while they
-change, and are then computed again. A caller that holds or reads an entry has an object, which the entry knows by a
-weak reference, so nothing has to be taken back.
+matters, which changes by single assignments. Sums and the order of eviction follow from it: they are None while they
+change, and are then computed again. A caller that holds or reads an entry keeps an object, to which the entry has only
+a weak reference, so that an interruption leaves nothing to undo.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
 
 # Holds per tensor in the pool after which all counts are halved
 _HOLDS_PER_HALVING = 8
-# Threads that prefetch: from files, and from stores, where each waits for answers
+# Threads that prefetch: from files, and from stores, where they mostly wait
 _FILE_THREADS, _STORE_THREADS = 4, 16
 # Tensors begin at multiples of this many bytes.
 _ALIGN_BYTES = 64
-# A system call for each hold would take as long as its lock.
+# Identifies this process without a system call, which would take as long as the lock of a hold.
 _PROCESS = PerProcess(object)
-# Seconds after which a thread checks whether the read that it waits for still goes on
+# Seconds between a waiting thread's checks that the read still goes on
 _WAIT_SECONDS = 0.05
 
 
@@ -76,18 +76,18 @@ def _is_cold(source: Source) -> bool:
 
 
 class _Reading(NamedTuple):
-    """How a tensor, or an entry of one, is made of bytes of files.
+    """How to make a tensor, or an entry of one, from bytes of files.
 
     Attributes
     ----------
     ranges : sequence of (Source, int, int)
-        What to read: source, begin and end.
+        The ranges to read: source, begin and end.
     build : callable
         Takes an array of bytes for each range, and returns the tensor.
     nbytes : int or None
-        Bytes of the result, if it has its own memory; None for a view of the bytes that were read.
+        Bytes of the result, if it has its own memory; None for a view of the bytes read.
     joined : bool
-        Whether `build` takes one array of the bytes of all ranges instead.
+        Whether `build` instead takes one array with the bytes of all ranges.
     """
 
     ranges: Sequence[tuple[Source, int, int]]
@@ -97,13 +97,13 @@ class _Reading(NamedTuple):
 
 
 class _Pin:
-    """An entry is held while this is alive: whoever holds it has it."""
+    """Keeps an entry held while it is alive; the holder has it."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Reader:
-    """Entries are read, or are to be read, while this is alive: the thread that does it has it, or the queue."""
+    """Marks entries as being read, or queued, while it is alive; the reading thread or the queue has it."""
 
     __slots__ = ("__weakref__", "latch", "queued")
 
@@ -126,13 +126,13 @@ class _Entry:
         self.key: Key = key
         self.cost: int = cost
         self.value_nbytes: int = value_nbytes  # of its value, if that is not in a slot
-        self.count: int = count  # how often it was asked for
-        self.tick: int = 0  # when it was asked for last: negative, and no two have the same
+        self.count: int = count  # of requests for it
+        self.tick: int = 0  # the time of the last request: negative and unique
         self.prefetched: bool = prefetched  # and not held yet
         self.reader = weakref.ref(reader)
         self.pin = None
         self.error: Exception | None = None
-        self.value: Any = None  # while it lives, so does its slot
+        self.value: Any = None  # keeps its slot alive
 
     @property
     def ready(self) -> bool:
@@ -144,7 +144,7 @@ class _Entry:
 
     @property
     def is_read(self) -> bool:
-        """Whether a thread reads it."""
+        """Whether a thread is reading it."""
         reader = self.reader()
         return reader is not None and reader.latch.locked()
 
@@ -156,7 +156,7 @@ class _Entry:
 
 
 class Hold:
-    """A tensor that stays in memory until this is left or released: ``with pool.hold(name) as tensor``."""
+    """A tensor that stays in memory until the hold is left or released: ``with pool.hold(name) as tensor``."""
 
     __slots__ = ("_entry", "_pin")
 
@@ -208,7 +208,7 @@ class Pool:
         self._readers: dict[Source, DirectReader] = {}
         self._lock = threading.RLock()
         self._entries: dict[Key, _Entry] = {}
-        # Bytes that entries cost, and those of values that are not in slots. None while they change: see _totals.
+        # Bytes that entries cost, and bytes of values outside slots. None while they change: see _totals.
         self._sums: tuple[int, int] | None = (0, 0)
         # A heap with at least one element, perhaps outdated, for each entry that may be evicted. None while it changes:
         # see _candidates.
@@ -223,39 +223,39 @@ class Pool:
 
     # ---------------------------------------------------------------------------------------------------- for users
     def hold(self, name: str | tuple[str, ...], index: int | None = None) -> Hold:
-        """Bring a tensor into memory, and keep it there until the result is left or released.
+        """Bring a tensor into memory, and keep it there until the hold is left or released.
 
-        Threads that want one tensor at once share one read.
+        Threads that ask for the same tensor at once share one read.
 
         Parameters
         ----------
         name : str or tuple of str
-            A tensor of the model, or a parameter of `TensorFile.weights`. Several are joined along the first dimension,
-            into one array; quantised ones are decoded.
+            A tensor of the model, or a parameter of `TensorFile.weights`. Several tensors are joined along the first
+            dimension into one array; quantised ones are decoded.
         index : int, optional
-            Only this entry of the first dimension, such as one of stacked experts: no other bytes are read where it
-            lies apart in the file, as in dense tensors and in blocks of GGUF. Other quantised tensors are decoded.
+            Only this entry of the first dimension, such as one of stacked experts. No other bytes are read if the entry
+            is contiguous in the file, as in dense tensors and in blocks of GGUF. Other quantised tensors are decoded.
 
         Returns
         -------
         Hold
-            A context manager that gives the array, which is read-only, or `QuantizedTensor`. It does not move while it
-            is held; afterwards its memory may be read over.
+            A context manager that returns the read-only array, or the `QuantizedTensor`. The tensor does not move while
+            held; afterwards the pool may read other data into its memory.
 
         Raises
         ------
         LimitError
-            When it does not fit beside held tensors.
+            When the tensor does not fit beside held tensors.
         TensorNotFoundError
         PlanError
-            When tensors to be joined differ in their type, or in other dimensions than the first; for an index that is
-            no whole number, or out of range.
+            When tensors to join differ in their type, or in a dimension other than the first; for an index that is not
+            a whole number, or out of range.
         TruncatedError, FileChangedError
             When the file changed.
         ClosedError
             When the pool or the file is closed, and in a child process.
         """
-        # A tensor in memory takes one lock and one look-up. No key in the pool has a negative index.
+        # A tensor in memory takes one lock and one look-up. Keys in the pool have no negative indices.
         if self._process is not _PROCESS.instance:
             self._check()
         plain = type(name) is str and (index is None or type(index) is int)
@@ -269,7 +269,7 @@ class Pool:
         return self._hold(self._key(name, index))
 
     def _hold(self, key: Key) -> Hold:
-        """Hold a tensor that has to be read, or waited for."""
+        """Hold a tensor that must be read, or that another thread is reading."""
         while True:
             reader = _Reader(queued=False)
             with reader.latch:
@@ -284,13 +284,13 @@ class Pool:
                 raise entry.error
             if pin is not None and entry.value is not None:
                 return Hold(entry, pin)
-            # There was no room yet, or an interrupt ended another thread's read.
+            # There was no room yet, or an interrupt has ended another thread's read.
 
     def _begin(self, key: Key, reader: _Reader) -> tuple[_Entry, _Reading | None, _Pin | None]:
-        """Return an entry, how this `reader` is to read it, and what holds it.
+        """Return an entry, the reading for this `reader`, and the pin that holds the entry.
 
-        Nothing is to be read where another thread reads it. Where there is no room until another entry is read, returns
-        that one, not held.
+        The reading is None if another thread reads the entry. If there is no room until another entry is read, return
+        that entry, not held.
         """
         with self._lock:
             self._check()
@@ -316,7 +316,7 @@ class Pool:
             return entry, reading, self._pinned(entry)
 
     def _await(self, entry: _Entry) -> None:
-        """Wait for the thread that reads an entry; not long, since an interrupt may have ended it."""
+        """Wait a short time for the thread that reads an entry, because an interrupt may have ended it."""
         reader = entry.reader()
         if not entry.ready and reader is not None and reader.latch.acquire(timeout=_WAIT_SECONDS):
             reader.latch.release()
@@ -325,12 +325,12 @@ class Pool:
         """Begin to read tensors in the background, as far as the budget allows; return at once.
 
         Neighbours in a file are read together. Tensors that do not fit beside held and prefetched ones are left out.
-        The hold of a tensor raises the error of its read.
+        Holding a tensor raises the error of its read.
 
         Parameters
         ----------
         items : iterable of str or (name, index)
-            What `hold` takes.
+            The arguments of `hold`.
         """
         self._check()
         keys = [self._key_of(one) for one in items]
@@ -356,11 +356,11 @@ class Pool:
             try:
                 # The threading module waits for the thread to begin, and cannot be interrupted safely.
                 _thread.start_new_thread(self._work, ())
-            except RuntimeError:  # no thread to be had: whoever holds a tensor reads it
+            except RuntimeError:  # without a thread, the hold of a tensor reads it
                 break
 
     def _work(self) -> None:
-        """Read what was asked for, in a thread, until nothing is left."""
+        """Read queued entries in a thread until none is left."""
         worker = _thread.get_ident()
         try:
             while (job := self._next_job(worker)) is not None:
@@ -368,7 +368,7 @@ class Pool:
                 with reader.latch:
                     with self._lock:
                         reader.queued = False
-                        # Others were held meanwhile, and so read, or dropped.
+                        # Others were read for a hold meanwhile, or dropped.
                         group = [
                             (entry, reading)
                             for entry, reading in group
@@ -389,7 +389,7 @@ class Pool:
             return None
 
     def _shape_of(self, name: str | tuple[str, ...], index: int | None = None) -> tuple[int, ...]:
-        """Return the shape of what `hold` of the same arguments gives; nothing is read.
+        """Return the shape of the result of `hold` for the same arguments, without reading.
 
         Raises
         ------
@@ -409,7 +409,7 @@ class Pool:
 
     @property
     def stats(self) -> PoolStats:
-        """What the pool did, and what it has now. Raises `ClosedError` in a child process."""
+        """The pool's activity, and its content now. Raises `ClosedError` in a child process."""
         self._check_process()
         with self._lock:
             held_nbytes = sum(entry.cost for entry in self._entries.values() if entry.is_held)
@@ -422,7 +422,7 @@ class Pool:
         Raises
         ------
         ClosedError
-            When something is held: the pool is closed all the same, and held tensors stay valid until released.
+            When a tensor is held: the pool is closed all the same, and held tensors stay valid until released.
         """
         if self._process is not _PROCESS.instance:
             return
@@ -432,7 +432,7 @@ class Pool:
             held_keys = [entry.key for entry in self._entries.values() if entry.is_held]
             self._sums = self._waiting = None
             self._entries = {}
-        while self._workers:  # they end with what they read
+        while self._workers:  # they end after their current reads
             time.sleep(0.001)
         self._arena.trim()
         for reader in self._readers.values():
@@ -452,7 +452,7 @@ class Pool:
         try:
             self.close()
         except ClosedError:
-            if kind is None:  # or it would hide what went wrong
+            if kind is None:  # otherwise it would hide the first error
                 raise
 
     def __repr__(self) -> str:
@@ -469,7 +469,7 @@ class Pool:
         check_open(self._file)
 
     def _check_process(self) -> None:
-        """Raise `ClosedError` in a child process, where a thread that does not exist may hold the lock."""
+        """Raise `ClosedError` in a child process, where a thread that no longer exists may hold the lock."""
         if self._process is not _PROCESS.instance:
             what = "the pool belongs to the parent process: open one in this process"
             raise ClosedError(what, path=name_of(self._file))
@@ -494,7 +494,7 @@ class Pool:
         return entry
 
     def _drop(self, entry: _Entry) -> None:
-        """Forget an entry; its slot is free once nobody uses the array any more."""
+        """Forget an entry; its slot is free once the array is no longer used."""
         cost, value_nbytes = self._totals()
         self._sums = None
         if entry.count:
@@ -502,10 +502,10 @@ class Pool:
         if self._entries.pop(entry.key, None) is not None:
             cost, value_nbytes = cost - entry.cost, value_nbytes - entry.value_nbytes
         self._sums = cost, value_nbytes
-        entry.value = None  # the queue may have the entry still
+        entry.value = None  # the queue may still have the entry
 
     def _pinned(self, entry: _Entry) -> _Pin:
-        """Count a hold of an entry, and return what holds it. Halve all counts once in a while."""
+        """Count a hold of an entry, and return its pin. Halve all counts once in a while."""
         pin = None if entry.pin is None else entry.pin()
         if pin is None:
             pin = _Pin()
@@ -527,7 +527,7 @@ class Pool:
         return pin
 
     def _candidates(self) -> list[Candidate]:
-        """Return the heap of entries that may be evicted; the pool has none until it is put back."""
+        """Return the heap of entries that may be evicted; the caller must put it back."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             waiting = [(entry.count, entry.tick, entry.key) for entry in self._entries.values() if not entry.prefetched]
@@ -535,9 +535,9 @@ class Pool:
         return waiting
 
     def _make_room(self, cost: int, key: Key) -> _Entry | None:
-        """Evict for a hold. Returns an entry to wait for, if there is no room before it is read.
+        """Evict for a hold. Return an entry to wait for, if there is no room before it is read.
 
-        Raises `LimitError` if all that is not held is not enough.
+        Raises `LimitError` if evicting everything that is not held would not suffice.
         """
         while not self._evict_for(cost, prefetched=True):
             entries = [entry for entry in self._entries.values() if not entry.ready]
@@ -546,7 +546,7 @@ class Pool:
                 self._drop(entry)
             if not idle:
                 first = next((entry for entry in entries if not entry.is_held), None)
-                if first is not None:  # it is being prefetched
+                if first is not None:  # a prefetch in progress
                     return first
                 nbytes = sum(entry.cost for entry in self._entries.values() if entry.is_held)
                 expected = f"at most {self.budget - nbytes}: the budget is {self.budget}, and {nbytes} are held"
@@ -554,7 +554,7 @@ class Pool:
         return None
 
     def _evict_for(self, cost: int, *, prefetched: bool) -> bool:
-        """Evict until `cost` bytes fit; with `prefetched` also what was prefetched. Returns whether they fit."""
+        """Evict until `cost` bytes fit, with `prefetched` also prefetched entries. Return whether the bytes fit."""
         if self._totals()[0] + cost <= self.budget:
             return True
         waiting, passed = self._candidates(), []
@@ -563,7 +563,7 @@ class Pool:
             entry = self._entries.get(key)
             if entry is None:
                 continue
-            if (count, tick) != (entry.count, entry.tick):  # it was asked for since
+            if (count, tick) != (entry.count, entry.tick):  # requested again since
                 heapq.heappush(waiting, (entry.count, entry.tick, key))
             elif entry.is_held or not entry.ready:
                 passed.append(candidate)
@@ -573,7 +573,7 @@ class Pool:
         for candidate in passed:
             heapq.heappush(waiting, candidate)
         self._waiting = waiting
-        if prefetched and self._totals()[0] + cost > self.budget:  # the last one that was asked for is needed last
+        if prefetched and self._totals()[0] + cost > self.budget:  # the last requested entry is needed last
             for entry in [entry for entry in self._entries.values() if entry.prefetched and entry.ready][::-1]:
                 self._evictions += 1
                 self._drop(entry)
@@ -583,7 +583,7 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------------ reading
     def _read(self, group: list[tuple[_Entry, _Reading]]) -> None:
-        """Read entries together. An error is kept in the entry that it concerns, and that one forgotten."""
+        """Read entries together. Keep an error in its entry, and forget that entry."""
         try:
             values, nbytes = self._values(group)
         except Exception as error:  # noqa: BLE001 - raised by the hold of that entry
@@ -600,19 +600,19 @@ class Pool:
         with self._lock:
             self._read_nbytes += nbytes
             for (entry, _), value in zip(group, values, strict=True):
-                if entry.value_nbytes:  # and its slot is free again
+                if entry.value_nbytes:  # the slot is free again
                     self._sums = None
                     entry.cost = entry.value_nbytes
                 entry.value = value
 
     def _slot(self, entry: _Entry) -> NDArray[np.uint8]:
-        """Return memory for what an entry is read to."""
+        """Return memory for reading an entry."""
         with self._lock:
             limit = self.budget - self._totals()[1]
         return self._arena.allocate(entry.cost - entry.value_nbytes, limit)
 
     def _values(self, group: list[tuple[_Entry, _Reading]]) -> tuple[list[Any], int]:
-        """Return the tensors of entries, and how many bytes were read for them."""
+        """Return the tensors of entries, and the number of bytes read for them."""
         windows: dict[DirectReader, list[tuple[int, int, memoryview]]] = {}
         slots, moves = [], []
         for entry, reading in group:
@@ -625,7 +625,7 @@ class Pool:
                     windows.setdefault(self._reader(source), []).append((low, end, part))
                 begins = at + begin - low
                 if not runs or not reading.joined:
-                    # Products of matrices that are not aligned differ in the last bit.
+                    # Products of unaligned matrices would differ in the last bit.
                     to = begins // _ALIGN_BYTES * _ALIGN_BYTES
                 runs.append((to, begins, end - begin))
                 at, to = at + high - low, to + end - begin
@@ -657,7 +657,7 @@ class Pool:
 
     # --------------------------------------------------------------------------------------------- what is to be read
     def _reading(self, key: Key) -> tuple[_Reading, int]:
-        """Return how a tensor is read, and the most memory that it takes. Raises errors for names and indices."""
+        """Return the reading of a tensor, and the most memory that it takes. Raises for wrong names and indices."""
         name, index = key
         if isinstance(name, str):
             reading = self._alone(name, index)
@@ -729,7 +729,7 @@ def _called(key: Key) -> str:
 
 
 def _neighbours(entries: list[tuple[_Entry, _Reading]]) -> Iterable[list[tuple[_Entry, _Reading]]]:
-    """Return groups of entries to read together; the group of the one asked for first comes first."""
+    """Return groups of entries to read together; the group with the first requested entry comes first."""
     groups: list[list[int]] = []
     last, end, nbytes = None, 0, 0
     for number in sorted(range(len(entries)), key=lambda number: _place(entries[number][1])):
@@ -751,7 +751,7 @@ def _place(reading: _Reading) -> tuple[str, int]:
 
 
 def _joined(rows: list[Row], readings: list[_Reading], names: tuple[str, ...]) -> _Reading:
-    """Return how tensors are read that become one array."""
+    """Return the reading of tensors that become one array."""
     first = rows[0]
     for row, name in zip(rows, names, strict=True):
         if not row.shape or row.dtype != first.dtype or row.shape[1:] != first.shape[1:]:
@@ -785,19 +785,19 @@ def _joined(rows: list[Row], readings: list[_Reading], names: tuple[str, ...]) -
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an uninitialised array that begins as a slot does."""
+    """Return an uninitialised array with the alignment of a slot."""
     return access.aligned(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
 
 def _copied(values: Any) -> NDArray[Any]:
-    """Return a copy of decoded values, as aligned as what lies in a slot."""
+    """Return a copy of decoded values with the alignment of a slot."""
     copy = _aligned(values.shape, values.dtype)
     copy[...] = values
     return copy
 
 
 def _of_row(row: Row, index: int | None) -> _Reading:
-    """Return how a tensor whose elements follow one another is read."""
+    """Return the reading of a tensor whose elements follow one another."""
     if index is None:
         return _Reading([(row.source, row.offset, row.offset + row.nbytes)], lambda parts: row.over(parts[0]))
     if not row.dtype.quantized:
@@ -814,7 +814,7 @@ def _of_row(row: Row, index: int | None) -> _Reading:
 
 
 def _of_geometry(row: Row, index: int | None) -> _Reading:
-    """Return how a tensor with a geometry is read: strided, deflated or decoded."""
+    """Return the reading of a tensor with a geometry: strided, deflated or decoded."""
     geometry = row.geometry
     assert geometry is not None  # noqa: S101 - that is which tensors these are
     dtype, shape = row.viewed
@@ -832,7 +832,7 @@ def _of_geometry(row: Row, index: int | None) -> _Reading:
 
 
 def _of_pieces(row: Row, pieces: Components, index: int | None) -> _Reading:
-    """Return how a parameter of several tensors is read; an entry of the first dimension is decoded."""
+    """Return the reading of a parameter of several tensors; an entry of the first dimension is decoded."""
     rows = pieces.rows
     if any(piece.geometry is not None for _, piece in rows.values()):
         raise PlanError(f"parameter of {quoted(next(iter(rows.values()))[0])}", expected="pieces that are not deflated")

@@ -1,14 +1,14 @@
-"""PyTorch tensors that share memory with arrays and files, and the way back; the first call imports ``torch``.
+"""PyTorch tensors that share memory with arrays and files, and the reverse; the first call imports ``torch``.
 
 PyTorch has no read-only tensors: `torch.from_numpy` over a read-only mapping warns, and the first write into the tensor
-ends the process. These functions never make such a tensor: they copy or raise an error. Open the file with
+kills the process. These functions never make such a tensor: they copy or raise an error. Open the file with
 ``mode="cow"`` to get writable tensors that share the mapped pages and never change the file::
 
     with weightmap.open("model.safetensors", mode="cow") as f:
         weight = weightmap.torch.to_torch(f["weight"])
 
-`load_file` returns all tensors of a file in this way, and `load_into` fills a module. To devices other than the CPU
-files are copied by `weightmap.device`, which touches no mapping of them.
+`load_file` returns all tensors of a file in this way, and `load_into` fills a module. For devices other than the CPU,
+`weightmap.device` copies files without touching a mapping.
 
 NumPy lacks bfloat16 and float8; arrays with the types of ml_dtypes become tensors of these types.
 """

@@ -1,4 +1,4 @@
-"""PyTorch's devices as `weightmap.device` sees them: CUDA with pinned slots and a stream; others by plain copies."""
+"""PyTorch's devices for `weightmap.device`: CUDA with pinned slots and a stream, other devices by plain copies."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class TorchBackend(Backend):
     """A device of PyTorch.
 
-    Copies to a CUDA device run on a stream of its own, from memory that CUDA has registered. Tensors of any other
-    device are filled at once, through small buffers: a driver never sees pages of a file.
+    Copies to a CUDA device run on a separate stream, from memory that CUDA has registered. Tensors of other devices are
+    filled at once, through small buffers, so that a driver never sees pages of a file.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class TorchBackend(Backend):
     Raises
     ------
     UnsupportedError
-        torch knows no such device.
+        torch does not know the device.
     MissingDependencyError
         torch is not installed.
     """
@@ -67,7 +67,7 @@ class TorchBackend(Backend):
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device=self.device)
 
     def free(self, buffer: Any) -> None:
-        """Free the memory, though the error at hand may refer to it."""
+        """Free the memory, even if the current error refers to it."""
         buffer.untyped_storage().resize_(0)
 
     def pin(self, memory: NDArray[np.uint8]) -> None:
@@ -76,28 +76,28 @@ class TorchBackend(Backend):
             self._check(self._torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
 
     def unpin(self, memory: NDArray[np.uint8]) -> None:
-        """Undo that."""
+        """Undo `pin`."""
         with self._torch.cuda.device(self.device):
             self._check(self._torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data))
 
     def _check(self, error: Any) -> None:
         if not int(error):
             return
-        # CUDA keeps the error, and torch would raise it for the next kernel: let it do so for one that nobody needs.
+        # CUDA keeps the error, which torch would raise for the next kernel: run an unneeded kernel to clear it.
         with contextlib.suppress(RuntimeError):
             self._torch.empty(1, device=self.device).fill_(0)
         raise self._torch.cuda.CudaError(int(error))
 
     # ---------------------------------------------------------------------------------------------------------- copies
     def begin(self) -> None:
-        """Let copies wait for the current stream's work so far. Raises `UnsupportedError` while a graph is captured."""
+        """Make copies wait for the current stream's work so far. Raises `UnsupportedError` during graph capture."""
         if self._stream is not None:
             if self._torch.cuda.is_current_stream_capturing():
                 raise UnsupportedError("loading while a CUDA graph is being captured: load before that, or after it")
             self._stream.wait_stream(self._torch.cuda.current_stream(self.device))
 
     def end(self) -> None:
-        """Let the current stream wait for copies."""
+        """Make the current stream wait for copies."""
         if self._stream is not None:
             self._torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
@@ -154,7 +154,7 @@ class TorchBackend(Backend):
             raise no_dtype(dtype)
 
     def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return a view of the buffer."""
+        """Return a tensor as a view of the buffer."""
         kind = getattr(self._torch, dtype)
         return buffer[at : at + kind.itemsize * math.prod(shape)].view(kind).view(shape)
 
@@ -166,7 +166,7 @@ class TorchBackend(Backend):
 
 
 class TorchExchange(Exchange):
-    """The ranks of a process group of `torch.distributed`, which load the same plan: each reads a part of the bytes.
+    """The ranks of a `torch.distributed` process group that load the same plan: each rank reads a part of the bytes.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class TorchExchange(Exchange):
         return gathered
 
     def share(self, buffer: Any, bounds: Sequence[int]) -> None:
-        """Let each rank send its part; the current stream waits for that."""
+        """Make each rank send its part; the current stream waits for it."""
         for rank, (begin, end) in enumerate(pairwise(bounds)):
             if begin < end:
                 source = self._distributed.get_global_rank(self._group, rank)
@@ -201,7 +201,7 @@ class TorchExchange(Exchange):
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Raise `PlanError` where another rank has ended, or does not answer within the timeout of the process group."""
+    """Raise `PlanError` if another rank has ended, or does not answer within the timeout of the process group."""
     try:
         yield
     except RuntimeError as error:
@@ -209,7 +209,7 @@ def _answering() -> Iterator[None]:
 
 
 class _Done:
-    """An event of a device whose calls return when they are done."""
+    """An event of a device with synchronous calls."""
 
     def wait(self) -> None:
         """Return."""
@@ -232,9 +232,9 @@ _PROBE = bytes([0x00, 0x3C, *range(32)])
 
 @functools.cache
 def _launches(device: Any) -> bool:
-    """Whether a kernel runs on a device and decodes a block: tried once, as Triton compiles only when it launches.
+    """Whether a kernel runs on a device and decodes a block. Tried once, because Triton compiles only at a launch.
 
-    It needs a C compiler, an assembler and a folder to write to, which an image may lack.
+    Compiling needs a C compiler, an assembler and a writable folder, which an image may lack.
     """
     torch, change = imported_torch(), Change("q8_0", quantized=True, dtype="float32", elements=32)
     try:
@@ -255,7 +255,7 @@ def _launches(device: Any) -> bool:
 
 @functools.cache
 def _kernels() -> Any:
-    """Return the module of Triton's kernels; None where Triton is missing or does not load."""
+    """Return the module of Triton's kernels; None if Triton is missing or does not load."""
     try:
         from weightmap.torch import _triton
     except (ImportError, RuntimeError, AttributeError):
@@ -264,7 +264,7 @@ def _kernels() -> Any:
 
 
 def _node_of(index: int) -> int | None:
-    """Return the NUMA node of a GPU, by its place on the PCI bus; None where the system does not say."""
+    """Return the NUMA node of a GPU, from its place on the PCI bus; None if the system does not tell."""
     properties = imported_torch().cuda.get_device_properties(index)
     try:
         place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
@@ -289,14 +289,14 @@ def load_plan(
     options: dict[str, Any] = {"verify": verify, "group": group, "staging": staging, "exchange": exchange}
     tensors = load(plan, TorchBackend(device), dtype=dtype_name, **options)
     for name, tensor in tensors:
-        parameters = isinstance(plan, ParameterPlan)  # whose names are not those of the file
+        parameters = isinstance(plan, ParameterPlan)  # whose names the file does not have
         yield name, tensor if parameters else in_pairs(tensor, dense_row(plan.file, name))
 
 
 def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any:
     """Return a new tensor on a device with the values of `array`.
 
-    They go over through a small buffer: a driver that gets mapped pages may fault them in, pin or migrate them.
+    Values are copied through a small buffer: a driver that gets mapped pages may fault them in, pin or migrate them.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
     Raises
     ------
     UnsupportedError
-        torch has no such dtype, or knows no such device.
+        torch lacks the dtype, or does not know the device.
     MissingDependencyError
         torch is not installed.
     """
@@ -328,7 +328,7 @@ def pour(loader: Loader, cargo: Transfer | ArrayTransfer, target: Any) -> None:
     Parameters
     ----------
     loader : Loader
-        A loader for the tensor's device, by a `TorchBackend`.
+        A loader for the tensor's device, with a `TorchBackend`.
     cargo : Transfer or ArrayTransfer
         As many elements as `target`; torch converts them if the types differ.
     target : torch.Tensor

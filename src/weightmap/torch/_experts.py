@@ -1,4 +1,4 @@
-"""Mixtures of experts on the CPU: experts come from a pool one by one, as tokens are routed to them."""
+"""Mixtures of experts on the CPU, whose experts come from a pool one by one, as tokens are routed to them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
     Key = tuple[str | tuple[str, ...], int | None]
 
-# Names in checkpoints of the matrices that transformers 5 stacks, expert by expert.
+# Checkpoints' names, expert by expert, for the matrices that transformers 5 stacks.
 _SEPARATE = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
-# Names of a block: in transformers 5, in the checkpoint.
+# The name of a block in transformers 5, and in the checkpoint.
 _RENAMED = (".mlp.", ".block_sparse_moe.")
 
 
 def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] | None = None) -> None:
-    """Let the experts of a transformers model on the CPU come from a pool, each while it multiplies.
+    """Make a transformers model on the CPU take each expert from a pool while it multiplies.
 
     Every module called ``experts`` loses its parameters, which may be on the device "meta", and takes them from the
     pool as it computes. The experts to which tokens are routed are read ahead. The logits equal the resident model's to
-    the bit; in transformers 5, with ``experts_implementation="eager"``. It serves inference: no gradient reaches an
-    expert. `load_into` fills the other parameters.
+    the bit; in transformers 5, with ``experts_implementation="eager"``. This is for inference: experts get no
+    gradients. `load_into` fills the other parameters.
 
     Parameters
     ----------
@@ -44,21 +44,21 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
         Its experts are stacked in parameters such as ``experts.gate_up_proj``, as in transformers 5, or a
         ``torch.nn.ModuleList`` of modules of ``torch.nn.Linear``, as in transformers 4.
     pool : Pool
-        The pool of the model's files, or of ``f.weights``: see `TensorFile.pool`. Experts may be stacked there, or lie
-        apart under the names of Mixtral or Qwen; then matrices that the model wants as one are joined in the pool.
-        Quantised ones are decoded at each use. Values take the type of the parameter that they replace.
+        The pool of the model's files, or of ``f.weights``: see `TensorFile.pool`. Experts may be stacked there, or be
+        separate under the names of Mixtral or Qwen; the pool then joins matrices that the model needs as one. Quantised
+        experts are decoded at each use. Values take the type of the parameter that they replace.
     name : callable, optional
-        Takes the name of a parameter, and returns what the files call it.
+        Maps the name of a parameter to its name in the files.
 
     Raises
     ------
     TensorNotFoundError
         The files have no tensor for a parameter.
     StateError
-        A tensor has another shape than the parameter. As for the others, the module is unchanged.
+        A tensor has another shape than the parameter. After any error, the module is unchanged.
     UnsupportedError
-        There are no experts, or they have parameters of other modules than these; the pool has codes under the name of
-        a parameter, as in FP8: ``f.weights.pool`` has the parameter.
+        The module has no experts, or experts of other kinds than above; or the pool has codes under the name of a
+        parameter, as in FP8: ``f.weights.pool`` has the parameter.
     """
     check_module("module", module)
     if not isinstance(pool, Pool):
@@ -104,7 +104,7 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
 
 
 class _Served:
-    """Stands in for a parameter. A thread holds the entry that it got last, until it gets another."""
+    """Stands in for a parameter. A thread holds its last entry until it takes another."""
 
     def __init__(self, pool: Pool, keys: list[Key], like: Any) -> None:
         self._pool, self.keys, self._dtype = pool, keys, like.dtype
@@ -128,10 +128,10 @@ class _Served:
 
 
 def _stacked(module: Any, pool: Pool, served: dict[str, _Served]) -> Callable[..., Any]:
-    """Return a ``forward`` for a module of stacked experts, which goes from expert to expert."""
+    """Return a ``forward`` for a module of stacked experts that visits them one by one."""
     torch = imported_torch()
     forward = type(module).forward
-    forward = getattr(forward, "__wrapped__", forward)  # of transformers 5: whatever the configuration chooses
+    forward = getattr(forward, "__wrapped__", forward)  # in transformers 5, whatever the configuration chooses
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
@@ -163,7 +163,7 @@ def _linear(served: dict[str, _Served]) -> Callable[[Any], Any]:
 
 
 def _keys(pool: Pool, parameter: str, value: Any, name_of: Callable[[str], str], *, stacked: bool) -> list[Key]:
-    """Return the keys of the pool that replace a parameter: one for each expert if these are stacked."""
+    """Return the keys of the pool that replace a parameter, one for each expert if experts are stacked."""
     if not stacked:
         return [_key(pool, [(name_of(parameter), None)], parameter, tuple(value.shape))]
     prefix, _, matrix = parameter.rpartition(".")
@@ -196,7 +196,7 @@ def _key(pool: Pool, candidates: list[Key], parameter: str, shape: tuple[int, ..
 
 
 class _Writable:
-    """Gives the same bytes as an array that is not read-only: torch has no other tensors, and experts are only read."""
+    """Presents the bytes as a writable array: torch has no read-only tensors, and experts are only read."""
 
     def __init__(self, octets: np.ndarray[Any, Any]) -> None:
         self._octets = octets

@@ -1,4 +1,4 @@
-"""One file: its tensors on the CPU, where they share its pages, or on another device."""
+"""The tensors of one file on the CPU, where they share its pages, or on another device."""
 
 from __future__ import annotations
 
@@ -40,20 +40,19 @@ def load_file(
     Parameters
     ----------
     path : TensorFile, or anything that `weightmap.open` takes
-        A handle stays open; of ``f.weights``, parameters are decoded to the model's own type.
+        A handle stays open; the parameters of ``f.weights`` are decoded to the model's own type.
     device : str, int or torch.device
-        On the CPU, tensors share the pages of the file and are writable, but never change it; of a handle in mode
-        "mmap" or "sealed", which are read-only, they are copies. To any other device
-        `weightmap.device` copies them: the tensors of a file share one piece of memory there, and quantised ones are
-        decoded there, if Triton is installed.
+        On the CPU, tensors share the pages of the file and are writable, but never change it; from a handle in the
+        read-only modes "mmap" and "sealed", they are copies. `weightmap.device` copies them to any other device: there,
+        the tensors of a file share one piece of memory, and quantised tensors are decoded if Triton is installed.
     plan : ReadPlan, optional
-        What to read, and how: a plan of `weightmap.plan` for this file, such as the slices of one rank. Its tensors
-        come in its order; on the CPU they are copies.
+        What to read: a plan of `weightmap.plan` for this file, such as the slices of one rank. Tensors come in the
+        plan's order; on the CPU they are copies.
     verify : bool
-        Check the checksums of the file, where it has any, before returning a tensor.
+        Check the checksums of the file, if it has any, before returning a tensor.
     dtype : torch.dtype, optional
-        The type of floating-point and quantised tensors; values of parameters are rounded once, to it. Default: the
-        file's type, and float32 for quantised ones. Devices other than the CPU do the conversion.
+        The type of floating-point and quantised tensors; values of parameters are only rounded once, to this type.
+        Default: the file's type, and float32 for quantised tensors. Other devices convert the values themselves.
 
     Returns
     -------
@@ -65,8 +64,8 @@ def load_file(
     FormatError, OSError
         As `weightmap.open`. On devices also for a file that is truncated or written to meanwhile.
     UnsupportedError
-        torch has no such device, or lacks the type of a tensor; with `dtype`, for a quantised checkpoint whose codes
-        would be converted without their scales: ``f.weights`` has its parameters.
+        torch lacks the device, or the type of a tensor; with `dtype`, for a quantised checkpoint whose codes would be
+        converted without their scales: ``f.weights`` has its parameters.
     MissingDependencyError
         torch is not installed.
     """
@@ -85,7 +84,7 @@ def load_file(
             if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
                 check_copied(plan.file, name, array.nbytes)
             tensor = to_torch(array)
-            # The names of parameters are not those of the file.
+            # The file does not have the names of parameters.
             tensors[name] = tensor if isinstance(plan, ParameterPlan) else in_pairs(tensor, row_of(plan.file, name))
         return tensors if dtype is None else {name: _cast(plan.file, name, t, dtype) for name, t in tensors.items()}
     mode = writable_mode() if where.type == "cpu" else None
@@ -117,7 +116,7 @@ def _decoded(model: TensorFile, device: Any, dtype: str | None, *, verify: bool)
 
 
 def _for_type(array: Any, dtype: str | None) -> Any:
-    """Return a parameter that becomes another type in float32, its computed type, so that it is rounded once."""
+    """Return a parameter in float32, its computed type, if it becomes another type, so that it is rounded only once."""
     if dtype is None or not isinstance(array, QuantizedTensor) or array.dtype == dtype:
         return array
     return array.dequantize(np.float32)
@@ -133,9 +132,9 @@ def _cast(file: TensorFile, name: str, tensor: Any, dtype: Any) -> Any:
 
 
 def shared(file: TensorFile, names: Iterable[str] | None = None, dtype: str | None = None) -> dict[str, Any]:
-    """Return tensors, by default all, of a file opened in `writable_mode`, on the CPU, as `read_tensor` returns one.
+    """Return tensors, by default all, of a file opened in `writable_mode`, on the CPU, as `read_tensor` does for one.
 
-    Where they will be converted to `dtype`, the parameters of a quantised checkpoint are float32.
+    Parameters of a quantised checkpoint that will be converted to `dtype` are float32.
     """
     tensors, remote = {}, is_remote(file)
     for name, array in file.items() if names is None else ((name, file[name]) for name in names):

@@ -1,4 +1,4 @@
-"""Modules: their parameters and buffers filled with the tensors of a file."""
+"""Fills the parameters and buffers of modules with the tensors of a file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
 
 
-# Bytes of a file asked for ahead.
+# Bytes of a file to request ahead.
 _AHEAD = 64 << 20
-# Names in one error.
+# Most names in one error.
 _SHOWN = 10
 
 
@@ -51,8 +51,8 @@ def load_into(
 ) -> Any:
     """Fill the parameters and buffers of a module with the tensors of a file.
 
-    `torch.nn.Module.load_state_dict` itself checks all names, shapes and types before anything is changed: a module's
-    hooks and methods take effect, and run once more than in a plain load.
+    `torch.nn.Module.load_state_dict` itself checks all names, shapes and types before any change: a module's hooks and
+    methods take effect, and run once more than in a plain load.
 
     Parameters
     ----------
@@ -62,18 +62,18 @@ def load_into(
         A handle stays open; ``f.weights`` fills from the parameters of a quantised checkpoint.
         Tied parameters need only one tensor in the file.
     prefix : str
-        Read only tensors whose name begins so, and take this off: a checkpoint of training has the module's tensors
-        below a key, ``prefix="model."``.
+        Read only tensors whose name has this prefix, and remove it: a checkpoint of training may have the module's
+        tensors below a key, ``prefix="model."``.
     include : glob or sequence of globs, optional
         Read only tensors whose name in the file matches one of these.
     rename : mapping of str to str, or callable, optional
-        The module's names by the names without `prefix`, or a function that maps one to the other.
+        Maps names without `prefix` to the module's names; or a function that does so.
     strict : bool
-        Whether missing and unexpected names are errors, as in torch, and tied parameters with different values.
+        Whether missing and unexpected names are errors, as in torch, and so are tied parameters with different values.
     assign : bool
-        Put tensors into the module instead of copying their values: in place of tensors on the CPU and the device
-        "meta", tensors share the file's pages and are writable, but never change it. They keep the file's types, and
-        tied ones stay tied. From a handle in mode "mmap" or "sealed" they are copies.
+        Put tensors into the module instead of copying their values. Tensors that replace ones on the CPU or the device
+        "meta" share the file's pages and are writable, but never change it. They keep the file's types, and tied ones
+        stay tied. From a handle in mode "mmap" or "sealed" they are copies.
 
     Returns
     -------
@@ -83,10 +83,10 @@ def load_into(
     Raises
     ------
     StateError
-        Names, shapes or types do not fit: a value would lose its kind (complex to real, float to integer), or a
-        parameter is on the device "meta" and ``assign=False``; a glob matches no tensor, or no name begins with
-        `prefix`. It is a RuntimeError; the module is unchanged. Models of transformers whose names differ from their
-        file's, as fused experts do, load by ``from_pretrained`` within `weightmap.compat.patched`.
+        Names, shapes or types do not fit; a value would lose its kind (complex to real, float to integer); a parameter
+        is on the device "meta" and ``assign=False``; a glob matches no tensor; or no name begins with `prefix`. It is a
+        RuntimeError; the module is unchanged. If names of a transformers model differ from the file's, as for fused
+        experts, load it by ``from_pretrained`` within `weightmap.compat.patched`.
     FormatError, OSError
         As `weightmap.open`.
     """
@@ -121,7 +121,7 @@ def load_into(
     if weights or not any(map(_is_away, targets.values())):
         finish(module, state, names, targets, None)
     else:
-        with as_handle(path, private=False) as file:  # and no mapping of it is touched
+        with as_handle(path, private=False) as file:  # touches no mapping
             finish(module, state, names, targets, file)
     return result
 
@@ -151,7 +151,7 @@ def _module_names(
         return chosen
     if not callable(rename):
         raise mistyped("rename", rename, "a mapping of names or a function of a name")
-    renamed: dict[str, str] = {}  # names in the file by those of the module
+    renamed: dict[str, str] = {}  # maps names of the module to names in the file
     for stored, old in chosen.items():
         new = rename(old)
         if not isinstance(new, str):
@@ -163,14 +163,14 @@ def _module_names(
 
 
 def _root_of(targets: Collection[str], stored: Collection[str]) -> str:
-    """Return what stands before all names of a module in a file, such as "model."; "" if nothing does."""
+    """Return the prefix that all names of a module have in a file, such as "model."; "" without one."""
     first = next(iter(targets), "")
     roots = [name.removesuffix(first) for name in stored if first and name.endswith(f".{first}")]
     return next((root for root in roots if all(f"{root}{name}" in stored for name in targets)), "")
 
 
 def _names_of(state: Mapping[str, Any]) -> dict[int, str]:
-    """Return the name of each tensor, by its identity; of one under several names, the first."""
+    """Return the name of each tensor by its identity; the first name if it has several."""
     return {id(tensor): name for name, tensor in reversed(list(state.items()))}
 
 
@@ -182,7 +182,7 @@ def load_state(
     Parameters
     ----------
     duplicates : collection of str
-        Parameters stored under another name: these are not missing, and unexpected if present.
+        Parameters stored under another name: they are not missing if absent, but unexpected if present.
     """
     stored_names = _names_of(state)
     result = _rehearse(module, state, stored_names, strict=False, assign=False)
@@ -224,7 +224,7 @@ def _same(a: Any, b: Any) -> bool:
 def _rehearse(
     module: Any, state: Mapping[str, Any], stored_names: Mapping[int, str], *, strict: bool, assign: bool
 ) -> Any:
-    """Let torch load a state without copying any value, and return its result. Raises `StateError` if that fails."""
+    """Make torch load a state without copying values, and return its result. Raises `StateError` if that fails."""
     torch = imported_torch()
     copies: list[tuple[Any, Any]] = []
 
@@ -250,7 +250,7 @@ def _rehearse(
 
 
 def _shortened(message: str) -> str:
-    """Return torch's message in one line, with the first names of a long list, and how many others it has."""
+    """Return torch's message in one line, with the first names of a long list, and the number of the others."""
     title, *problems = message.split("\n\t")
     problems = [_first(problem.split(', "'), ', "') for problem in problems]
     return " ".join(f"{title} {_first(problems, ' ')}".split()).removesuffix(".")
@@ -301,7 +301,7 @@ def _fill(
     file: TensorFile | None,
 ) -> None:
     """Copy the values of a rehearsed state; for devices other than the CPU, from `file` and never from its mapping."""
-    names_to_read: dict[str, None] = {}  # tensors to be read for other devices, in the order of the module
+    names_to_read: dict[str, None] = {}  # tensors to read for other devices, in the order of the module
     if file is not None:
         there = [name for name, old in targets.items() if name in state and _is_away(old)]
         names = (stored_names.get(id(state[name])) for name in there)
@@ -309,7 +309,7 @@ def _fill(
         rows = [row_of(file, name) for name in names_to_read]
         ahead = Ahead([(row.source, Range(row.offset, row.offset + row.nbytes)) for row in rows], _AHEAD)
     places = {name: number for number, name in enumerate(names_to_read)}
-    done: dict[tuple[int, int], tuple[Any, Any]] = {}  # which keeps both alive, and so their numbers
+    done: dict[tuple[int, int], tuple[Any, Any]] = {}  # keeps both alive, so that their ids stay unique
     loaders: dict[Any, Loader] = {}
 
     def fill(copy: Any, target: Any, source: Any) -> None:
@@ -358,6 +358,6 @@ def _copying() -> Any:
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # or torch imports its compiler here, which takes a second
+            return False  # otherwise torch would import its compiler here, which takes a second
 
     return Copying

@@ -1,4 +1,4 @@
-"""One tensor: an array becomes a tensor of the CPU, shared or copied."""
+"""Makes a CPU tensor from an array, shared or copied."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row
     from weightmap.typing import Mode
 
-# `np.dtype.isbuiltin` of types registered by other packages, such as ml_dtypes; asking for their name takes 1 us.
+# `np.dtype.isbuiltin` of types registered by other packages, such as ml_dtypes; getting their name takes 1 us.
 _REGISTERED = 2
 
 
@@ -28,11 +28,11 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     Parameters
     ----------
     array : np.ndarray or QuantizedTensor
-        Any shape; any numeric dtype that torch has, bfloat16 and float8 of ml_dtypes included. A quantised tensor is
+        Any shape; any numeric dtype that torch has, also bfloat16 and float8 of ml_dtypes. A quantised tensor is
         decoded to its `dtype`.
     copy : bool, optional
-        None shares the memory where that is safe and copies otherwise: read-only, misaligned, byte-swapped and
-        negatively strided arrays cannot be shared. True always copies. False never does.
+        None shares the memory if that is safe, and copies otherwise: read-only, misaligned, byte-swapped and negatively
+        strided arrays cannot be shared. True always copies. False never copies.
 
     Returns
     -------
@@ -42,9 +42,9 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     Raises
     ------
     UnsupportedError
-        torch has no such dtype.
+        torch lacks the dtype.
     ValueError
-        ``copy=False`` and the memory cannot be shared. Arrays of files opened with ``mode="cow"`` can be.
+        ``copy=False`` and the memory cannot be shared. Arrays of files opened with ``mode="cow"`` can be shared.
     MissingDependencyError
         torch is not installed.
     """
@@ -56,7 +56,7 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
     if not hasattr(array, "flags"):
         raise mistyped("array", array, "a numpy array or a QuantizedTensor")
     flags = array.flags
-    # A contiguous array may have a negative stride, too, on an axis of one element.
+    # Even a contiguous array may have a negative stride, on an axis of one element.
     shareable = flags.writeable and flags.aligned and array.dtype.isnative and all(step >= 0 for step in array.strides)
     if copy is False and not flags.writeable:
         what = "a read-only array cannot be shared with torch: the first write would end the process"
@@ -86,7 +86,7 @@ def in_pairs(tensor: Any, row: Row) -> Any:
 
 
 class DeviceError(UnsupportedError, RuntimeError):
-    """A device that is not here; PyTorch and safetensors raise RuntimeError for one."""
+    """A device is missing on this machine; PyTorch and safetensors raise RuntimeError."""
 
 
 def torch_device(device: str | int, *, here: bool = True) -> Any:
@@ -95,7 +95,7 @@ def torch_device(device: str | int, *, here: bool = True) -> Any:
     Raises
     ------
     UnsupportedError
-        torch knows no such device, or has none here.
+        torch does not know the device, or this machine lacks it.
     MissingDependencyError
         torch is not installed.
     """
@@ -119,7 +119,7 @@ def no_dtype(name: str) -> UnsupportedError:
 
 
 def imported_torch() -> Any:
-    """Return the module ``torch``. Raises `MissingDependencyError` where it is not installed."""
+    """Return the module ``torch``. Raises `MissingDependencyError` if it is not installed."""
     try:
         import torch  # the statement takes a tenth of the time of import_module
     except ImportError:
@@ -128,7 +128,7 @@ def imported_torch() -> Any:
 
 
 def writable_mode() -> Mode:
-    """Return the mode for tensors of the CPU: "cow", or "copy" where WEIGHTMAP_MODE asks for private memory."""
+    """Return the mode for tensors of the CPU: "cow", or "copy" if WEIGHTMAP_MODE asks for private memory."""
     return "cow" if mode_of(None) in {"mmap", "cow"} else "copy"
 
 
@@ -140,7 +140,7 @@ def read_tensor(file: TensorFile, name: str, array: np.ndarray[Any, Any] | None 
     file : TensorFile
     name : str
     array : np.ndarray, optional
-        Its values, if they were read already.
+        Its values, if already read.
 
     Returns
     -------

@@ -1,17 +1,17 @@
-"""Quantised blocks decoded on a GPU, by kernels of Triton: bit for bit what the CPU decodes.
+"""Decodes quantised blocks on a GPU, by kernels of Triton, with the same bits as on the CPU.
 
-Each program decodes `_BLOCK` elements; an element finds its block, the block's scale and its own code by bytes, since
-blocks begin at any address. The values of neighbours come out of the same lines of the cache.
+Each program decodes `_BLOCK` elements; an element finds its block, the block's scale and its own code by bytes, because
+blocks begin at any address. Neighbours come from the same lines of the cache.
 
-Three things keep the bits those of csrc/quant/intblock.c and csrc/quant/ggml_blocks.h:
+Three rules keep the bits equal to csrc/quant/intblock.c and csrc/quant/ggml_blocks.h:
 
-* A product and the sum after it are rounded separately. Compilers for GPUs fuse them into one instruction that rounds
-  once; launches with ``enable_fp_fusion=False`` forbid that.
+* A product and the sum after it are rounded separately. Compilers for GPUs would fuse them into one instruction that
+  rounds once; launches with ``enable_fp_fusion=False`` forbid that.
 * A NaN from a decoded code is 0x7FC00000; GPUs make 0x7FFFFFFF. A stored half keeps its sign and fraction.
 * bfloat16 is rounded from the bits of float32, to nearest, ties to even. A NaN keeps its sign and the upper bits of its
-  fraction, there and in float16, of which GPUs make 0x7FFF.
+  fraction, there and in float16, where GPUs would make it 0x7FFF.
 
-Places are counted in 32 bits: a piece has at most `weightmap.device`'s 64 MiB, whose codes have fewer bits than that.
+Places are counted in 32 bits: a piece has at most `weightmap.device`'s 64 MiB, and so fewer bits of codes than that.
 """
 # Triton compiles these functions: arguments have no Python types, and constants are upper case.
 # ruff: noqa: ANN001, ANN202, N803, FBT003
@@ -59,7 +59,7 @@ def _half_bits(data, at, mask):
 
 @triton.jit
 def _widened(half):
-    """Make float32 of the 16 bits of a half; a NaN keeps its sign and fraction, and becomes quiet."""
+    """Make float32 from the 16 bits of a half; a NaN keeps its sign and fraction, and becomes quiet."""
     value = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     quiet = ((half & 0x8000) << 16) | 0x7FC00000 | ((half & 0x3FF) << 13)
     is_nan = (half & 0x7FFF) > 0x7C00
@@ -106,7 +106,7 @@ def _code(data, codes, k, mask, BITS: tl.constexpr):
         bit = k * BITS
         at, shift = codes + (bit >> 3), bit & 7
         q = _byte(data, at, mask) >> shift
-        if BITS == 5:  # a code may span two bytes; the second is read only then
+        if BITS == 5:  # a code may span two bytes; read the second only then
             two = mask & (shift > 3)
             q = q | (_byte(data, at + 1, two) << (8 - shift))
         q = q & ((1 << BITS) - 1)
@@ -125,7 +125,7 @@ def _blocks(data, out, n, block_size, stride, BITS: tl.constexpr, WIDE: tl.const
 
 @triton.jit
 def _adaptive(data, out, n, block_size, kinds, scales, codes, WIDE: tl.constexpr, KIND: tl.constexpr):
-    """Decode blocks of different kinds; two tables tell where their scales and codes lie."""
+    """Decode blocks of different kinds; two tables have the places of their scales and codes."""
     i = tl.program_id(0) * _BLOCK + tl.arange(0, _BLOCK)
     mask = i < n
     block, k = i // block_size, i % block_size
