@@ -1,11 +1,11 @@
-"""Load format "weightmap" of vLLM, and the same loader for SGLang; vllm and sglang are imported in functions only.
+"""Load format "weightmap" of vLLM, and the same loader for SGLang; only functions import vllm and sglang.
 
 vLLM finds `register` by the entry-point group ``vllm.general_plugins`` in each of its processes::
 
     python -m vllm.entrypoints.openai.api_server --model ./model --load-format weightmap
 
-The model is a directory with ``config.json`` and files of safetensors, EMBD, BinTensors, AMB or GGUF, with the names
-that Hugging Face gives to tensors.
+The model is a directory with ``config.json`` and files of safetensors, EMBD, BinTensors, AMB or GGUF, whose tensors
+have Hugging Face's names.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ __all__ = [
 
 _FORMATS = ("safetensors", "embd", "bintensors", "amb", "gguf")
 _USUAL_INDEX = "model.safetensors.index.json"
-# A setting of the stock loader that concerns no file: whether every parameter has to come from the checkpoint.
+# A setting of the stock loader that does not concern files: whether every parameter must come from the checkpoint.
 _STOCK = ("enable_weights_track",)
 _CHOICES = {"mode": ("mmap", "cow", "copy", "sealed", "direct"), "verify": ("header", "full", "none")}
-# Bytes of tensors that share a piece of a GPU's memory. Beside the model there are three: the one that vLLM copies
-# from, the next one, and the one with the tensor that its loop still holds.
+# Bytes of tensors that share a piece of a GPU's memory. Three pieces exist besides the model: the one from which vLLM
+# copies, the next one, and the one with the tensor that its loop still holds.
 _GROUP = (512 << 20) // 3
-# What llama.cpp calls the tensors of layers.
+# llama.cpp's names for the tensors of layers.
 _LLAMA_CPP = re.compile(r"blk\.\d+\.")
 
 
 class ExtraConfig(NamedTuple):
-    """What ``model_loader_extra_config`` sets."""
+    """The settings in ``model_loader_extra_config``."""
 
     mode: Mode | None = None
     verify: Verify = "full"
@@ -74,22 +74,22 @@ class ExtraConfig(NamedTuple):
 
     @classmethod
     def of(cls, config: Any) -> tuple[ExtraConfig, dict[str, Any]]:
-        """Return the settings, and what the stock loader gets; the configuration itself stays as it is.
+        """Return the settings, and the configuration for the stock loader; `config` itself stays unchanged.
 
         Parameters
         ----------
         config : dict
-            ``mode`` as for `weightmap.open`, by default what suits the device; ``verify``, "full" by default: checksums
-            of tensors, where the file has any, are computed as the tensors are handed out, and a wrong one is an error
-            before the last of them; "header" and "none" as for `weightmap.open`; ``threads``, how many bring a file
-            into memory before its tensors are used, 8 by default and 0 for none; ``upload``, whether tensors for a
-            model on a GPU go there by `weightmap.device` before the model takes its parts of them, which is the
-            default; ``exchange``, whether ranks of a tensor-parallel model read a part of the bytes each then, and get
-            the others from the other devices, which is the default; ``deltas``, a directory of published versions (see
-            `weightmap.deltas`): the model is loaded as the newest one, or as the one that the path names,
-            ``DIR/weight_vNNNNNN``, which several ranks need; ``trust``, as for `weightmap.open` ("recorded", the path
-            of a list, or a mapping of digests): each file is then read into memory, unless ``mode`` says otherwise, and
-            its tensors are made of the bytes that were hashed, while the next file is being read and hashed.
+            ``mode`` as for `weightmap.open`, by default the mode that suits the device. ``verify``, "full" by default:
+            checksums of tensors, if the file has any, are computed as the tensors are handed out, and a wrong one
+            raises an error before the last of them; "header" and "none" as for `weightmap.open`. ``threads``: the
+            number that bring a file into memory before its tensors are used, 8 by default, 0 for none. ``upload``
+            (default: true): whether tensors for a model on a GPU go there by `weightmap.device` before the model takes
+            its parts of them. ``exchange`` (default: true): whether each rank of a tensor-parallel model then reads a
+            part of the bytes, and gets the rest from the other devices. ``deltas``: a directory of published versions
+            (see `weightmap.deltas`); the newest is loaded, or the version in the path, ``DIR/weight_vNNNNNN``, which
+            several ranks need. ``trust`` as for `weightmap.open` ("recorded", the path of a list, or a mapping of
+            digests): each file is then read into memory, unless ``mode`` is given, and its tensors consist of the bytes
+            that were hashed, while the next file is being read and hashed.
 
         Raises
         ------
@@ -121,18 +121,18 @@ class ExtraConfig(NamedTuple):
 
 
 def model_files(folder: str) -> tuple[list[str], str]:
-    """Return the paths of a model's files, and the name of its index of shards: the usual name if it has none.
+    """Return the paths of a model's files, and the name of its index of shards, or the usual name without an index.
 
-    `folder` may be an address; of a server that lists nothing, the index or file of a usual name is found.
+    `folder` may be an address; if a server cannot list, the index or file of a usual name is found.
 
-    Files that an index does not name are left out, as in the stock loader: they hold the same weights again.
+    Files that an index does not name are left out, as in the stock loader: they repeat the same weights.
 
     Raises
     ------
     NotRegularFileError
-        When the directory has no such files.
+        When the directory has no model files.
     UnknownFormatError
-        When it has several indices and none of the usual name, or, without an index, files of several formats.
+        When it has several indices and none has the usual name, or, without an index, files of several formats.
     FormatError
         When the index or a shard is damaged, or a shard is missing; or when each file holds parts of tensors.
     """
@@ -164,14 +164,14 @@ def model_files(folder: str) -> tuple[list[str], str]:
 
 
 def under_deltas(folder: str, settings: ExtraConfig) -> tuple[list[str], list[str]]:
-    """Return the files and the deltas of the version that the settings ask for.
+    """Return the files and the deltas of the requested version.
 
-    A model of several files is opened by its index then.
+    A model of several files is then opened by its index.
 
     Raises
     ------
     DeltaError
-        When the way to the version is broken.
+        When deltas do not lead to the version.
     UnsupportedError
         When the model has several files and no index.
     """
@@ -189,7 +189,7 @@ def under_deltas(folder: str, settings: ExtraConfig) -> tuple[list[str], list[st
 
 
 def _is_folder(path: str) -> bool:
-    """Whether a path is a directory here, or an address."""
+    """Whether a path is a local directory, or an address."""
     return "://" in path or os.path.isdir(path)
 
 
@@ -199,7 +199,7 @@ def _natural(name: str) -> list[Any]:
 
 
 def has_head(paths: Iterable[str]) -> bool:
-    """Return whether a checkpoint has an ``lm_head`` of its own."""
+    """Whether a checkpoint has its own ``lm_head``."""
     for path in paths:
         with open_model(path) as file:
             if any(name.endswith("lm_head.weight") for name in file):
@@ -225,28 +225,27 @@ def tensors(
     paths : iterable of str
     settings : ExtraConfig
     shared : bool
-        Whether tensors may share the pages of files, copy-on-write, where the settings name no mode. Otherwise each is
-        a copy of its own, for a driver that gets mapped pages may pin or migrate them.
+        Whether tensors may share the pages of files, copy-on-write, if the settings name no mode. Otherwise each tensor
+        is a copy, because a driver that gets mapped pages may pin or migrate them.
     skip : callable
-        Tells by its name whether a tensor is left out; its bytes are read only where a checksum to be checked covers
-        them.
+        ``skip(name)``: whether to leave a tensor out; its bytes are read only under a checksum that is checked.
     local : (int, int)
-        Number of this process among those on this machine that load the same model, and how many these are: each
+        The number of this process among the processes on this machine that load the same model, and their count: each
         brings a part of every file into memory.
     device : torch.device, optional
-        Where tensors go, some at a time, if the settings allow it; by default they stay on the CPU.
+        The device for tensors, some at a time, if the settings allow it; by default they stay on the CPU.
     deltas : sequence of str
         Directories of the deltas over the one file, or index, in `paths`.
     exchange : Exchange, optional
-        Ranks that load the same model to devices of their own. Ranks that want other tensors read them alone.
+        Ranks that load the same model to their own devices. If ranks want different tensors, each reads its own.
     """
     trusted = settings.trust is not None
     mode = settings.mode or ("copy" if trusted else writable_mode() if shared else "mmap")
     away = device is not None and settings.upload
-    # In the pass that loads: whoever stops before the last tensor, as servers do not, gets some unchecked.
+    # Check during the loading pass: a caller that stops before the last tensor, unlike servers, gets some unchecked.
     check: Check = "last" if settings.verify == "full" else False
     opened: Verify = "header" if check else settings.verify
-    done: set[str] = set()  # the first file of a split model opens all
+    done: set[str] = set()  # the first file of a split model opens all files
     paths = list(paths)
     if not away or (exchange is not None and not _agree(exchange, [os.path.basename(path) for path in paths])):
         exchange = None
@@ -265,7 +264,7 @@ def tensors(
                 raise UnsupportedError("naming of tensors", path=path, actual="llama.cpp's", expected=expected)
             reads = plan(file, names, local_rank=local[0], local_world_size=local[1])
             together = exchange if exchange is not None and _agree(exchange, _outline(reads)) else None
-            # Reading for a device uses many threads already: only with other local ranks is warming worth its turns.
+            # Reading for a device already uses many threads: warming only pays with other local ranks.
             if together is None and settings.threads != 0 and mode in {"mmap", "cow"} and (local[1] > 1 or not away):
                 reads.warm(settings.threads)
             if away:
@@ -282,7 +281,7 @@ def _agree(exchange: Exchange, value: Any) -> bool:
 
 
 def _outline(reads: ReadPlan) -> str:
-    """Return a digest of what a plan loads."""
+    """Return a digest of a plan's reads."""
     infos = map(reads.file.info, reads.names)
     described = repr([(info.name, info.offset, info.nbytes) for info in infos])
     return hashlib.sha256(described.encode("utf-8", "surrogatepass")).hexdigest()
@@ -291,8 +290,8 @@ def _outline(reads: ReadPlan) -> str:
 def _in_turn(
     paths: list[str], open_one: Callable[[str], TensorFile], done: set[str], *, ahead: bool
 ) -> Iterator[tuple[str, TensorFile]]:
-    """Yield the paths that are not `done` with their open files; `ahead` opens each while the one before is used."""
-    # The first file of a split GGUF model opens the others too.
+    """Yield paths that are not `done`, with their open files; `ahead` opens each while the previous one is used."""
+    # The first file of a split GGUF model also opens the others.
     if not ahead or any(path.endswith(".gguf") for path in paths):
         for path in paths:
             if path not in done:
@@ -313,7 +312,7 @@ def _in_turn(
 def _stock_config(load_config: Any) -> tuple[ExtraConfig, Any]:
     """Return the settings, and a copy of a load configuration that the stock loader takes."""
     settings, stock_settings = ExtraConfig.of(load_config.model_loader_extra_config or {})
-    stock = copy.copy(load_config)  # other loaders get the same object
+    stock = copy.copy(load_config)  # other loaders share the object
     stock.model_loader_extra_config = stock_settings
     return settings, stock
 
@@ -323,13 +322,13 @@ def _on_cpu(model: Any) -> bool:
 
 
 def _gpu_of(model: Any) -> Any:
-    """Return the CUDA device that all parameters of a model are on; None if there is none."""
+    """Return the CUDA device of all parameters of a model; None if they have no such common device."""
     devices = [parameter.device for parameter in model.parameters()]
     return devices[0] if devices and devices[0].type == "cuda" and devices.count(devices[0]) == len(devices) else None
 
 
 def _files_used(paths: list[str], unused: Callable[[str], bool]) -> list[str]:
-    """Return the files with a tensor that is used; all files if there is none, as the stock loader does."""
+    """Return the files with a used tensor; all files if no tensor is used, as in the stock loader."""
 
     def used(path: str) -> bool:
         with open_model(path) as file:
@@ -362,12 +361,12 @@ def loader_class() -> Any:
 
         def __init__(self, load_config: Any) -> None:
             self._settings, stock = _stock_config(load_config)
-            stock.load_format = "safetensors"  # what the stock loader downloads
+            stock.load_format = "safetensors"  # the files that the stock loader downloads
             super().__init__(stock)
             self._shared, self._gpu = False, None
 
         def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
-            # vLLM looks for this tensor in safetensors only, and would drop it. If both are equal, it ties them again.
+            # vLLM looks for this tensor only in safetensors, and would drop it. If both are equal, it ties them again.
             config = model_config.hf_config
             if getattr(config, "tie_word_embeddings", False) and has_head(self._files_of(model_config)):
                 config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
@@ -417,7 +416,7 @@ def loader_class() -> Any:
                 )
             over: list[str] = []
             if self._settings.deltas is not None:
-                # One handle has all: the filters of files spare reading, and the model leaves out what it does not use.
+                # One handle has all files, so a filter of files saves no reading. The model leaves out unused tensors.
                 files, over = under_deltas(folder, self._settings)
             elif source.is_unused_weight is not None:
                 files = _files_used(files, source.is_unused_weight)
@@ -439,7 +438,7 @@ def loader_class() -> Any:
 
 
 def _local_ranks() -> tuple[int, int]:
-    """Return the number of this process of vLLM on its machine and how many there are; (0, 1) if nobody knows."""
+    """Return the number of this vLLM process on its machine, and their count; (0, 1) if unknown."""
     from vllm.distributed import parallel_state
 
     try:
@@ -451,7 +450,7 @@ def _local_ranks() -> tuple[int, int]:
 
 
 def _tensor_parallel() -> Exchange | None:
-    """Return the ranks of vLLM that hold parts of the same layers, this one among them; None if it is alone."""
+    """Return the vLLM ranks that hold parts of the same layers, including this one; None if it is alone."""
     from vllm.distributed import parallel_state
 
     try:
@@ -466,14 +465,14 @@ def _tensor_parallel() -> Exchange | None:
 
 @functools.cache
 def register_sglang() -> None:
-    """Make SGLang use this loader where ``model_loader_extra_config`` has the key "weightmap", the settings."""
+    """Make SGLang use this loader if ``model_loader_extra_config`` has the key "weightmap", with the settings."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register("sglang.srt.model_loader.loader.get_model_loader", choose_sglang_loader, HookType.AROUND)
 
 
 def choose_sglang_loader(stock: Callable[..., Any], load_config: Any, *args: Any, **named: Any) -> Any:
-    """Return this loader if the configuration asks for it, and what `stock` returns otherwise."""
+    """Return this loader if the configuration asks for it, otherwise the result of `stock`."""
     config: Mapping[str, Any] = load_config.model_loader_extra_config or {}
     if "weightmap" not in config:
         return stock(load_config, *args, **named)

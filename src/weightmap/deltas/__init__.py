@@ -1,6 +1,6 @@
-"""What changed between two versions of a model: published, pulled, applied, and opened as one (see docs/deltas.md).
+"""Deltas, the changes between versions of a model: published, pulled, applied, and opened (see docs/deltas.md).
 
-`open` opens a model under deltas. They need the extra ``[deltas]``.
+`open` opens a model under deltas. Deltas need the extra ``[deltas]``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,12 +1,13 @@
-"""Frames of a delta: what changed in one tensor, decoded and encoded in blocks.
+"""Frames of a delta: the changes of one tensor, decoded and encoded in blocks.
 
-A frame of zstd holds one payload, all numbers little-endian:
+A zstd frame holds one payload, with little-endian numbers:
 
 * "xor": new ^ old, exactly as long as the tensor;
 * "overwrite": ``u32 count | count x u32 position | count x u8 value``, positions in bytes, ascending.
 
-Sizes that a frame declares are compared with the tensor's and never allocated. Memory is some blocks a frame, and its
-window: at most 128 MiB, 512 KiB at the level that trainers use. Frames may lack their size and have any level.
+Sizes that a frame declares are compared with the tensor's size and never allocated. A frame takes the memory of some
+blocks, and of its window: at most 128 MiB, and 512 KiB at the level that trainers use. Frames may lack their size and
+have any level.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
     Blocks = Callable[[], Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]]
 
 ENCODINGS = ("xor", "overwrite")
-# Bytes of a tensor between decoding and writing: they stay in the L2 cache.
+# Bytes of a tensor between decoding and writing, which stay in the L2 cache.
 BLOCK = 1 << 19
-# Bytes of a frame that are read at once, and the most that its header has.
+# Bytes of a frame to read at once, and the most bytes of its header.
 _READ, _HEAD = 1 << 17, 18
 _WINDOW = 1 << 27
 # Frames that are decoded side by side in all threads: each takes 1.7 MiB at the level that trainers use.
@@ -43,7 +44,7 @@ MAX_POSITIONS = 1 << 32
 
 
 class Frame(NamedTuple):
-    """What a delta holds of one tensor.
+    """A delta's changes of one tensor.
 
     Attributes
     ----------
@@ -80,15 +81,16 @@ def patched(
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the new bytes of a tensor in blocks, each valid until the next one.
 
-    The frames, one for each version, are decoded side by side, so the tensor is read once. Each result is compared with
-    its checksum once all bytes were taken.
+    The frames, one for each version, are decoded side by side, so that the tensor is read once. Each result is compared
+    with its checksum after its last byte.
 
     Parameters
     ----------
     frames : iterable of Frame
         In the order of versions.
     old : iterable of ndarray of uint8, shape (bytes,)
-        The bytes of the tensor before the first frame, in blocks of at most `BLOCK` bytes, which become the new ones.
+        The bytes of the tensor before the first frame, in blocks of at most `BLOCK` bytes, which are overwritten with
+        the new bytes.
     nbytes : int
     before : ndarray of uint8, shape (BLOCK,), optional
         Gets the old bytes of each block.
@@ -174,7 +176,7 @@ class _Patch:
         self._sum = new_sum(frame.checksum)
 
     def apply(self, block: NDArray[np.uint8], at: int) -> None:
-        """Make the old bytes of the tensor from byte `at` on the new ones."""
+        """Turn old bytes of the tensor, from byte `at` on, into new ones."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -203,7 +205,7 @@ class _Xor(_Patch):
 
 
 class _Overwrite(_Patch):
-    """Positions and values, which lie one behind the other: the frame is decoded twice, at two places."""
+    """Positions, followed by values: the frame is decoded twice at once, at two places."""
 
     def __init__(self, frame: Frame, nbytes: int) -> None:
         super().__init__(frame)
@@ -252,7 +254,7 @@ class _Overwrite(_Patch):
         self._positions, self._pending = positions, self._pending - count
 
     def finish(self) -> None:
-        if self._pending or len(self._positions):  # of a tensor without bytes
+        if self._pending or len(self._positions):  # for a tensor without bytes
             raise self._frame.error("a position lies outside of the tensor", field="positions")
         self._values.finish()
         super().finish()
@@ -265,7 +267,7 @@ def encoded(blocks: Blocks, nbytes: int, encoding: str, level: int) -> Iterator[
     Parameters
     ----------
     blocks : callable
-        Returns an iterator of pairs of blocks, old and new, of at most `BLOCK` bytes; called once for "xor", three
+        Returns an iterator over pairs of old and new blocks of at most `BLOCK` bytes; called once for "xor", three
         times for "overwrite".
     nbytes : int
         Bytes of the tensor.

@@ -1,12 +1,12 @@
-"""A local model that follows versions: its lock, its record, and the one step that goes from a version to the next.
+"""A local model that follows versions: its lock, its record, and the single step from a version to the next.
 
 A directory of a model has ``.weight_sync/`` beside its files. ``lock`` (flock) and ``state.json``
 (``{"version": "000003"}``) are SGLang's; the others are ours::
 
     next/           files of the version to come, written, flushed and verified here before anything else changes
     next/changes    for a step in place: the changed words of files, to be written into them
-    journal.json    what is left to do, once all of that is done
-    spare/          files of the version before, to be written over
+    journal.json    the remaining work, once all of ``next/`` is done
+    spare/          files of the version before, for overwriting
 
 The step
 --------
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 
 _SYNC, _NEXT, _OLD_FILES = ".weight_sync", "next", "spare"
 _STATE, _JOURNAL, _LOCK = "state.json", "journal.json", "lock"
-# Errors of a file system without room, and of a process whose files may not grow.
+# Errors of a full file system, and of a process whose files may not grow.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Digits of a version, and the largest number of a journal: times are in nanoseconds.
 _DIGITS, _MAX_NUMBER = 18, (1 << 63) - 1

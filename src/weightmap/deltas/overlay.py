@@ -1,7 +1,7 @@
-"""A model under deltas: one handle, whose unchanged tensors are views of the base, and whose changed ones are decoded.
+"""A model under deltas: a handle whose unchanged tensors are views of the base, and whose changed tensors are decoded.
 
-A changed tensor is a row like any other: it has the place of its old bytes, and a `Patched` geometry, which decodes the
-frames of all deltas over them. The files of the deltas are sources of the handle.
+The row of a changed tensor has the place of its old bytes, and a `Patched` geometry, which decodes the frames of all
+deltas over them. The files of the deltas are sources of the handle.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Patched(DecodedOnUse):
-    """A tensor that deltas changed: its old bytes lie in the file, the frames of the deltas in others.
+    """A tensor that deltas changed: its old bytes lie in the base's file, the frames in the files of the deltas.
 
     Parameters
     ----------
@@ -56,28 +56,28 @@ class Patched(DecodedOnUse):
         self.frames: Sequence[Frame] = frames
 
     def pieces(self, row: Row, before: NDArray[np.uint8] | None = None) -> Iterator[memoryview]:
-        """Yield the new bytes, compared with their checksums once the last piece was taken.
+        """Yield the new bytes in pieces of at most `BLOCK` bytes; compare their checksums after the last piece.
 
-        They are at most `BLOCK` each; `before`, of as many, gets the old bytes of each piece.
+        `before`, an array of `BLOCK` bytes, gets the old bytes of each piece.
         """
         return map(memoryview, patched(self.frames, self._old(row), row.nbytes, before))
 
     def stages(
         self, row: Row, at_once: int, back: Callable[[], Iterator[NDArray[np.uint8]]]
     ) -> Iterator[Iterator[memoryview]]:
-        """Yield iterators as `pieces` is one, each of the bytes after some more versions; the last has the new bytes.
+        """Yield iterators like `pieces`, each over the bytes after some more versions; the last yields the new bytes.
 
-        Each frame that is decoded takes some memory: long chains go over the bytes again, from where the caller has put
-        them meanwhile, block by block.
+        Decoding a frame takes some memory: long chains pass over the bytes several times, block by block; the caller
+        stores them in between.
 
         Parameters
         ----------
         row : Row
         at_once : int
-            Most frames that are decoded side by side.
+            Most frames to decode side by side.
         back : callable
-            Returns the bytes that the iterator before yielded, in blocks of at most `BLOCK` bytes, which may be written
-            to. A block may be used again once it was taken.
+            Returns the bytes of the previous iterator, in writable blocks of at most `BLOCK` bytes. A block may be
+            reused once the next one is taken.
         """
         for start in range(0, len(self.frames), at_once):
             old = back() if start else self._old(row)
@@ -111,19 +111,19 @@ class Patched(DecodedOnUse):
 
 
 class _PatchedSource(DecodedSource):
-    """The bytes of a `Patched` tensor: all of them without memory for them."""
+    """The bytes of a `Patched` tensor, read as a whole without memory for all of them."""
 
     _how: Patched
 
     def _pieces(self, start: int, stop: int) -> Iterator[NDArray[np.uint8]]:
         if (start, stop) == (0, self._row.nbytes):
             yield from (np.frombuffer(piece, np.uint8) for piece in self._how.pieces(self._row))
-        else:  # a part is used only if the whole has its checksum
+        else:  # a part may only be used if the checksum of the whole is right
             yield from super()._pieces(start, stop)
 
 
 class OverlaidTable(JoinedTable):
-    """The table of a base, some of whose rows deltas changed: `changed` has their geometries by number."""
+    """The table of a base with changed rows: `changed` has their geometries by number."""
 
     def __init__(self, base: Table, changed: Mapping[int, Patched]) -> None:
         super().__init__([base], np.arange(len(base)), base.names)
@@ -169,7 +169,7 @@ class OverlaidTable(JoinedTable):
         self.base.check()
 
     def disorder(self) -> None:
-        """Do nothing: verifying the base reports its own."""
+        """Do nothing: verifying the base reports its disorder."""
 
 
 class OverlaidContent(Content):
@@ -260,13 +260,13 @@ def overlay(base: TensorFile, directories: Sequence[str], options: Options) -> T
 def overlaid(base: TensorFile, deltas: Sequence[Delta], options: Options) -> TensorFile:
     """Return a handle on a model under deltas that are open.
 
-    It closes the files of both. If this fails, the base is closed, and the caller closes the deltas.
+    Closing the handle closes the files of both. If this fails, the base is closed, and the caller closes the deltas.
     """
     source, _, _ = parts_of(base)
     try:
         content = OverlaidContent(base, deltas, options)
         content.table.belongs_to(source, base.format)
-        # Not the handles of its shards, which would show the base.
+        # Leave out the handles of the shards, which would show the base.
         file = TensorFile(source, base.format, content, options)
         if options.verify == "full":
             file.verify()
@@ -287,9 +287,9 @@ def open(
 
     Parameters
     ----------
-    base : str, os.PathLike, or whatever else `weightmap.open` takes
-        The model before the first delta. Tensors that did not change are views of it; a changed one is decoded at each
-        look-up, within the limits, and compared with its checksum.
+    base : str, os.PathLike, or anything else that `weightmap.open` takes
+        The model before the first delta. Unchanged tensors are views of it; each look-up of a changed tensor decodes
+        it, within the limits, and compares its checksum.
     directories : sequence of str or os.PathLike
         The directories of the deltas, or their addresses, in order.
     **open_options
@@ -298,10 +298,10 @@ def open(
     Raises
     ------
     DeltaError
-        For a delta that is damaged, or not built on the one before: for the first, the version that a record beside the
-        base states.
+        When a delta is damaged, or does not continue the delta before it. The first one must continue the version in
+        the record beside the base.
     UnsupportedError
-        With ``trust=``: nobody recorded a digest of a model under deltas.
+        With ``trust=``: no digest is recorded for a model under deltas.
     MissingDependencyError
         When the extra ``[deltas]`` is not installed.
 

@@ -1,4 +1,4 @@
-"""`publish`: what changed between two models, as a version in a source directory."""
+"""`publish`: writes the changes between two models as a version in a source directory."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class DeltaReport(NamedTuple):
     changed_nbytes : int
         Bytes of these tensors.
     stored_nbytes : int
-        Bytes of the files of the deltas and full versions that were written or read.
+        Bytes of the files of deltas and full versions that were written or read.
     total_nbytes : int
         Bytes of all tensors of the model.
     seconds : float
-        Time that it took.
+        Duration.
     full : bool
         Whether `publish` wrote a full version.
     reason : str
-        Why it did, where nobody asked for one: what a delta cannot express, with the name of a tensor.
+        The reason for an unrequested full version: a change that a delta cannot express, with the name of a tensor.
     """
 
     version: int
@@ -76,7 +76,7 @@ class DeltaReport(NamedTuple):
     reason: str = ""
 
 
-# Bytes to write at once: a sparse frame comes in many small pieces.
+# Bytes to write at once, because a sparse frame comes in many small pieces.
 _SPOOL_BYTES = 1 << 18
 # Levels of zstd.
 _LEVELS = range(1, 23)
@@ -98,14 +98,14 @@ def publish(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DeltaReport:
-    """Publish what changed from one model to the next as ``weight_vNNNNNN/`` in a directory.
+    """Publish the changes from one model to the next as ``weight_vNNNNNN/`` in a directory.
 
     slime, SGLang's ``/pull_weights`` and NVIDIA's ModelExpress use this layout. The version appears complete, in one
-    step: its files are written and flushed in a hidden directory, the index last, which is then renamed.
+    step: its files, with the index last, are written and flushed in a hidden directory, which is then renamed.
 
     Parameters
     ----------
-    base, new : TensorFile, or whatever else `weightmap.open` takes
+    base, new : TensorFile, or anything else that `weightmap.open` takes
         The model before, which receivers have as `base_version`, and the model after. Their shards may differ. Tensors
         are compared byte by byte. Handles stay open.
     directory : str or os.PathLike
@@ -113,25 +113,25 @@ def publish(
         ``gs://``, ``az://``): the version is then made in the system's directory for temporary files, and the file that
         completes it is uploaded last.
     version : int
-        From 1 on, in at most 18 digits: seconds of a clock, but no nanoseconds.
+        From 1 on, of at most 18 digits: seconds of a clock fit, nanoseconds do not.
     base_version : int, optional
-        By default the one before, which must be in the directory unless it is 0 or this version is full.
+        By default the version before, which must be in the directory unless it is 0 or this version is full.
     encoding : {"xor", "overwrite"}
-        "xor" stores the differing bits of every byte, "overwrite" positions and values of the bytes that changed, for
+        "xor" stores the differing bits of every byte, "overwrite" the positions and values of changed bytes, for
         tensors of up to 4 GiB.
     checksum : {"xxh3-128", "blake3", "adler32"}
-        ModelExpress reads only "adler32", which is weak, with "xor". No checksum shows who wrote the delta: it lies in
-        the file that it protects.
+        ModelExpress reads only "adler32", which is weak, with "xor". A checksum does not show who wrote the delta,
+        because it lies in the file that it protects.
     level : int
         Level of zstd, from 1 to 22.
     max_shard_size : int or str
-        Most bytes per file, such as ``"5GB"``. A larger tensor gets its own file.
+        The most bytes per file, such as ``"5GB"``. A larger tensor gets its own file.
     full : bool, optional
         True publishes a full version: all of `new`, as a checkpoint in safetensors with the files beside it. A delta
-        cannot express that tensors appeared, vanished or changed shape or dtype: None publishes a full version then,
-        and the report says why; False raises an error.
+        cannot express new or missing tensors, or a changed shape or dtype: None then publishes a full version, and the
+        report says why; False raises an error.
     threads : int, optional
-        At most this many share the work, tensor by tensor; by default one for each CPU of this process.
+        The most threads that share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of tensors.
 
@@ -142,7 +142,7 @@ def publish(
     Raises
     ------
     TargetError
-        When the version exists, or another run is writing it; or the one before is not there.
+        When the version exists, or another run is writing it; or when the version before is missing.
     DeltaError
         When a delta cannot express the difference, and `full` is False.
     EncodeError
@@ -240,7 +240,7 @@ def _new_folder(folder: str, name: str) -> Iterator[None]:
     """Make a folder, and remove it at the end, even if the removal is interrupted once."""
     tree = Tree.of(folder)
     try:
-        tree.clear(name)  # of a run that was killed
+        tree.clear(name)  # left by a killed run
         tree.make(name)
         yield
     except OSError as error:
@@ -270,7 +270,7 @@ def _check_needed(job: _Job) -> None:
 
 
 def _publish_to_store(job: _Job, address: Any) -> DeltaReport:
-    """Publish at an address. A store has no locks, so there must be only one publisher at a time."""
+    """Publish at an address. A store has no locks: only one publisher may run at a time."""
     final = inside(address, version_name(job.version))
     if _is_version(final):
         raise _exists(final)
@@ -291,7 +291,7 @@ def _reveal(hidden: str, final: str, folder: str) -> None:
     """Flush a complete version, and give it its final name."""
     for path, _, _ in os.walk(hidden):
         flush_folder(path)
-    opened = Folder(folder)  # before: an error leaves no version
+    opened = Folder(folder)  # first, so that an error leaves no version
     try:
         os.rename(hidden, final)
     except OSError:
@@ -306,7 +306,7 @@ def _exists(final: str) -> TargetError:
 
 
 class _Encoding(NamedTuple):
-    """The checked arguments that say how to write a delta."""
+    """The checked arguments for the form of a delta."""
 
     encoding: str
     checksum: str
@@ -363,7 +363,7 @@ class _Frame(NamedTuple):
 class _Encoder:
     """Encodes the tensors that changed, by threads, and writes them to the files of a delta.
 
-    Frames go to a nameless spool file first, since the headers of the files have their sizes.
+    Frames first go to a nameless spool file, because the headers of the files need their sizes.
     """
 
     def __init__(
@@ -426,7 +426,7 @@ class _Encoder:
         digest = new_sum(self._how.checksum)
         summed = 0
 
-        # An encoding may walk the blocks more than once; the digest takes each block at the first time.
+        # An encoding may walk the blocks more than once; the digest takes each block the first time.
         def blocks() -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
             nonlocal summed
             at = 0

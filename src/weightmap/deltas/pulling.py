@@ -1,4 +1,4 @@
-"""`apply` and `pull`: a local model goes to another version, verified as a whole before any of it changes."""
+"""`apply` and `pull`: bring a local model to another version, which is verified as a whole before any change."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def apply(
 ) -> DeltaReport:
     """Bring a local model from the base version of a delta to its version.
 
-    Every tensor is decoded and compared with its checksum before anything changes; then the model is the new one in a
-    single step, and readers of the old files keep the old bytes: see `pull`.
+    Every tensor is decoded and compared with its checksum before any change; then a single step makes the model the new
+    one. Readers of the old files keep the old bytes: see `pull`.
 
     Parameters
     ----------
     model : str or os.PathLike
-        A file of safetensors, or a directory or index of a model in such files. A directory gets the record of its
-        version, ``.weight_sync/``; one without a record is taken at its word, and the checksums decide: of this delta,
-        and of the one before, if that lies beside it.
+        A safetensors file, or the directory or index of a model in such files. A directory gets the record of its
+        version, ``.weight_sync/``. A directory without a record counts as the base; the checksums of this delta, and of
+        the delta before if it lies beside, confirm that.
     delta : str or os.PathLike
         The directory of the delta, or its address in a store.
     in_place : bool
         For a directory, as in `pull`.
     threads : int, optional
-        At most this many share the work, tensor by tensor; by default one for each CPU of this process.
+        The most threads that share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the files that are written.
 
@@ -133,31 +133,31 @@ def pull(
 ) -> DeltaReport:
     """Bring a local model to a published version, by deltas where possible.
 
-    It begins at the newest full version up to the wanted one, at `base`, or at the local version, whichever needs the
-    fewest deltas. It writes all files beside the old ones, compares all checksums and flushes everything; then one step
-    switches files and version. Stopped at any moment, the directory is wholly one version or the other, and the next
-    pull goes on. Arrays over the old files keep the old bytes.
+    The pull begins at the newest full version up to the wanted one, at `base`, or at the local version, whichever needs
+    the fewest deltas. It writes all files beside the old ones, compares all checksums and flushes everything; then one
+    step switches files and version. If it is stopped at any moment, the directory holds wholly one version or the
+    other, and the next pull goes on. Arrays over the old files keep the old bytes.
 
     Parameters
     ----------
     local : str or os.PathLike
         The directory; made if it does not exist. It keeps its version in ``.weight_sync/state.json``, as SGLang's
-        ``/pull_weights`` does, and the two can take turns. One that holds a model without a record is taken for the
-        base, and the checksums decide.
+        ``/pull_weights`` does, and the two can take turns. A model without a record counts as the base; the checksums
+        confirm that.
     source : str or os.PathLike
         The directory with ``weight_vNNNNNN/``, or its address.
-    base : str, os.PathLike or whatever else `weightmap.open` takes, optional
-        The model that is version 0. Its configuration and tokenizer are copied too, like those of full versions.
+    base : str, os.PathLike or anything else that `weightmap.open` takes, optional
+        The model that is version 0. Its configuration and tokenizer are copied too, as for full versions.
     version : int, optional
-        By default the newest that is finished; nothing happens when a newer one is there already. An older one is
+        By default the newest finished version; then a newer local model stays as it is. A given older version is
         rebuilt.
     in_place : bool
-        Change the files themselves, by a journal, if the pull begins at the local version and nobody has them open: the
-        disk needs room only for the changes, which are written first. Meanwhile `weightmap.open` says that the model is
-        being changed, and, after a stop, to pull again: nobody gets a mixture. Files that somebody may have open (also
-        on network file systems, which do not tell) are written beside.
+        Change the files themselves, by a journal, if the pull begins at the local version and no process has them open:
+        the disk then needs room only for the changes, which are written first. Meanwhile `weightmap.open` raises an
+        error that the model is being changed, and that a stopped pull must be repeated, so that readers never see a
+        mixture. Files that may be open (also on network file systems, which do not tell) are written beside instead.
     threads : int, optional
-        At most this many share the work, tensor by tensor; by default one for each CPU of this process.
+        The most threads that share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the files that are written.
 
@@ -168,7 +168,7 @@ def pull(
     Raises
     ------
     DeltaError
-        When a version is missing, unfinished, damaged, or not built on the one before. Nothing has changed then.
+        When a version is missing, unfinished, damaged, or not built on the one before. The directory is unchanged.
     TargetError
         When the disk lacks the room.
     MissingDependencyError
@@ -207,14 +207,14 @@ def pull(
 
 
 def chain_to(model: str, source: str) -> tuple[str, list[str]]:
-    """Return the model at which the way to a published version begins, and the directories of its deltas.
+    """Return the model from which deltas lead to a published version, and the directories of these deltas.
 
     Parameters
     ----------
     model : str
         A directory: the model that is version 0, or the version in its record.
     source : str
-        A directory of versions, for the newest that is finished, or one of its ``weight_vNNNNNN``.
+        A directory of versions, for the newest finished one, or one of its ``weight_vNNNNNN``.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def chain_to(model: str, source: str) -> tuple[str, list[str]]:
 
 
 class _Work:
-    """How the work is done and reported."""
+    """Threads and progress of the work."""
 
     def __init__(self, threads: int | None, progress: Callable[[int, int], None] | None, *, in_place: bool) -> None:
         check_progress(progress)
@@ -255,7 +255,7 @@ class _Work:
 
 
 class UpgradePath(NamedTuple):
-    """How to get to a version: a model to begin with, its version, and the deltas from there."""
+    """The way to a version: the model to begin with, its version, and the deltas from there."""
 
     begin: Any
     version: int
@@ -282,7 +282,7 @@ def _address(name: str, value: Any) -> str:
 
 
 def _find_path(place: Local, source: str, target: int, at: int | None, base: Any) -> UpgradePath:
-    """Return the path to a version with the fewest deltas. Raises `DeltaError` where there is none."""
+    """Return the path to a version with the fewest deltas. Raises `DeltaError` if no path exists."""
     deltas: list[versions.Delta] = []
     try:
         begin, number = _walk_back(place, source, target, at, base, deltas)
@@ -382,7 +382,7 @@ def _opened(path: UpgradePath) -> Iterator[tuple[TensorFile, TensorFile]]:
 
 
 def _is_there(row: Row) -> bool:
-    """Whether the bytes of a tensor before deltas are those after them."""
+    """Whether a tensor has the same bytes before and after the deltas."""
     assert isinstance(row.geometry, Patched)  # noqa: S101 - that is what changed rows have
     frame, plain = row.geometry.frames[-1], row._replace(geometry=None)
     digest = new_sum(frame.checksum)

@@ -7,7 +7,7 @@ that changed, perhaps none. In its files each tensor is U8 of one dimension, a f
 ``__metadata__`` has the checksum of each whole new tensor. slime writes it, SGLang's ``/pull_weights`` and NVIDIA's
 ModelExpress read it.
 
-Everything that can be seen without decoding is checked here, before anything else of a version is used.
+Everything that can be checked without decoding is checked here, before a version is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
 
 INDEX, SINGLE = USUAL_NAMES[:2]
-# Versions are below this: `_NAME` and `_DIGITS` match them.
+# Versions are below this number: `_NAME` and `_DIGITS` match them.
 MAX_VERSION = 10**18
 _NAME = re.compile(r"weight_v(\d{6,18})/?")
 _DIGITS = re.compile(r"\d{1,18}", re.ASCII)
@@ -48,19 +48,19 @@ def version_name(version: int) -> str:
 
 
 def split_version(path: str) -> tuple[str, int | None]:
-    """Return a source directory and the number of one of its versions, for the path of either."""
+    """Return a source directory and the number of a version in it, from the path of either."""
     folder, _, name = path.rstrip("/").rpartition("/")
     match = _NAME.fullmatch(name)
     return (path, None) if match is None else (folder or path[:1], int(match[1]))
 
 
 def folder_at(path: str) -> str:
-    """Return a path, or an address that says that it is a folder: not all stores tell."""
+    """Return a path, or an address that ends in a slash, because not all stores recognise folders."""
     return path if type(path) is str else inside(path, "")
 
 
 class Delta:
-    """A delta: the frames of its tensors. `close` it.
+    """A delta: the frames of its tensors. The caller must `close` it.
 
     Attributes
     ----------
@@ -92,12 +92,12 @@ class Delta:
 
 
 def newest_in(source: str) -> int:
-    """Return the newest version in a source directory that is finished; one without its index is being written.
+    """Return the newest finished version in a source directory; a version without its index is still being written.
 
     Raises
     ------
     DeltaError
-        When there is none.
+        When no version is finished.
     """
     source = folder_at(source)
     numbers = [int(match[1]) for name in names_in(source, ()) if (match := _NAME.fullmatch(name))]
@@ -112,12 +112,12 @@ def newest_in(source: str) -> int:
 def read_version(directory: str, options: Options, before: Sequence[Delta] = ()) -> Delta | None:
     """Read and check a version, without decoding: a delta, or None for a full version.
 
-    Its files stay open; but with many of them, and those of the deltas read `before`, each is opened again for a read.
+    Its files stay open. If there are many, counting the deltas read `before`, each file is opened again for a read.
 
     Raises
     ------
     DeltaError
-        For one that is damaged or unfinished.
+        For a damaged or unfinished version.
     """
     directory = folder_at(directory)
     path = inside(directory, INDEX)
@@ -153,7 +153,7 @@ def _read(directory: str, path: str, options: Options, opened: int) -> Delta | N
 
 
 def _check_plain(index: Mapping[str, Any]) -> None:
-    """Refuse the index of a delta in which the words that say so are damaged, and one without tensors."""
+    """Refuse an index without tensors, and the index of a delta whose marking keys are damaged."""
     if not index.get("weight_map"):
         raise DeltaError("the index names no tensors: it is damaged, publish this version again", field="weight_map")
     for key, value in index.items():
@@ -164,7 +164,7 @@ def _check_plain(index: Mapping[str, Any]) -> None:
 
 
 def check_values(file: TensorFile) -> None:
-    """Refuse a full version whose files are of a delta, whatever its index says: their tensors are frames."""
+    """Refuse a full version whose files belong to a delta, whatever its index says: their tensors are frames."""
     for part in file.shards.values() or [file]:
         frames = all((row.dtype.name, len(row.shape)) == _FRAME for row in rows_of(part))
         if frames and len(part) and part.keys() <= part.metadata.keys():
@@ -173,7 +173,7 @@ def check_values(file: TensorFile) -> None:
 
 
 def _read_index(path: str, options: Options) -> dict[str, Any] | None:
-    """Return the content of the index of a version; None where it has none."""
+    """Return the content of a version's index; None without an index."""
     try:
         source = from_path(path, "copy")
     except OSError as error:
@@ -253,7 +253,7 @@ def _file_name(tensor: str, name: Any) -> str:
 def _read_file(delta: Delta, name: str, tensors: set[str], encoding: str, checksum: str, options: Options) -> Source:
     """Open a file of a delta, and add its frames."""
     path = sibling_path(inside(delta.path, INDEX), name)
-    # Only read by pread: nobody gets an array of it.
+    # Only read by pread: no array of it is handed out.
     reading = Options(options.limits, mode=options.mode, format="safetensors", private=True)
     try:
         file = open_file(path, path, reading)

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 _LINKED = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 # The identity of a missing file
 MISSING = -1, -1
-# The file of the changes in place, whose place `weightmap.core.model.sharded` knows; what errors call other new files
+# The file of changes in place, whose place `weightmap.core.model.sharded` knows; the name of other new files in errors
 CHANGES, _NEW = "changes", "the new version"
-# Neither follow a link, nor wait for a FIFO.
+# Do not follow a link, nor wait for a FIFO.
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def _is_impossible(error: OSError) -> bool:
-    """Whether no file can have a name: its path leads through a link, or it is too long."""
+    """Whether the error means an impossible file name: the path leads through a link, or the name is too long."""
     return isinstance(error, TargetError) or error.errno == errno.ENAMETOOLONG
 
 
@@ -68,7 +68,7 @@ class Tree:
         return cls(Folder(path), path)
 
     def _parent(self, name: str, *, make: bool = False) -> tuple[Folder, str]:
-        """Return the folder that a file lies in, and its name there."""
+        """Return the folder of a file, and its name there."""
         folder = self._folder
         *folders, last = name.split("/")
         for part in folders:
@@ -133,7 +133,7 @@ class Tree:
     def _lstat(self, name: str) -> os.stat_result | None:
         """Return the status of a file, folder or link; None if there is none, or no file can have the name.
 
-        Another OSError says that the system cannot tell: taken for a file that is missing, a model would be removed.
+        Another OSError means that the system cannot tell: taken for a missing file, it would cost a model its files.
         """
         try:
             return self._call(os.stat, name, follow_symlinks=False)  # type: ignore[no-any-return]
@@ -157,7 +157,7 @@ class Tree:
         return MISSING if status is None or stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
 
     def takes(self, name: str) -> bool:
-        """Whether a file can get a name: no folder has it, and its path leads through no link."""
+        """Whether a file can get a name: the name is not a folder's, and its path leads through no link."""
         try:
             return not stat.S_ISDIR(self._call(os.stat, name, follow_symlinks=False).st_mode)
         except FileNotFoundError:  # its folder will be made
@@ -172,7 +172,7 @@ class Tree:
         return sorted(os.listdir(self._folder.path if self._folder.fd is None else self._folder.fd))
 
     def move(self, name: str, to: Tree, new: str) -> None:
-        """Move a file to a name in another tree, and replace what has it. Do nothing if the file was moved before."""
+        """Move a file to a name in another tree, replacing a file there. Do nothing if it was moved before."""
         path, folder = to._where(new, make=True)
         try:
             self._call(os.replace, name, path, at="src_dir_fd", dst_dir_fd=folder)
@@ -205,7 +205,7 @@ class Tree:
         self._rmdir(name)
 
     def flatten(self, name: str) -> None:
-        """Remove a file, or a folder with its files; move its folders into this one, so that no depth is too large."""
+        """Remove a file, or a folder with its files; move subfolders up into this folder, to cope with any depth."""
         if not self.is_folder(name):
             self.remove(name)
             return
@@ -233,7 +233,7 @@ class Tree:
         self._folder.flush()
 
     def flush(self, name: str = "") -> None:
-        """Flush the entries of the directory, or of the folder that a file lies in, to the disk."""
+        """Flush the entries of the directory, or of a file's folder, to the disk."""
         (self._parent(name)[0] if name else self._folder).flush()
 
     def is_at(self, path: str) -> bool:
@@ -243,13 +243,13 @@ class Tree:
 
 
 def _write_small(temporary: Temporary, folder: Folder, name: str, data: bytes) -> None:
-    """Write a small file in one piece, and move it to its place."""
+    """Write a small file as a whole, and move it to its place."""
     hidden = folder.create(temporary, name)
     write_all(temporary.fileno(), memoryview(data), 0)
     place(temporary, hidden, folder, name, durable=True, overwrite=True)
 
 
-# Bytes of unchanged data that are copied at once, and that a thread copies before it takes other work
+# Bytes of unchanged data to copy at once, and to copy before a thread takes other work
 _COPY_BYTES, _SHARE_BYTES = 1 << 20, 64 << 20
 # Written bytes after which their flush begins, instead of at the end
 _FLUSH_BYTES = 8 << 20
@@ -257,18 +257,18 @@ _FLUSH_BYTES = 8 << 20
 
 # Threads that work on the tensors of a version. The first error, or an interrupt, ends all work.
 #
-# A signal's handler raises in the main thread, perhaps within a condition or while a thread is started or joined, which
-# loses a lock or the thread. So the main thread does none of these: one thread starts the others and waits for them.
+# A signal's handler raises in the main thread, perhaps within a condition or while starting or joining a thread, which
+# loses a lock or the thread. The main thread therefore does none of these: one thread starts the others and waits.
 
 # Seconds between checks whether a thread has ended, and whether all work has
 _THREAD_POLL_S, _WORK_POLL_S = 0.001, 0.1
 
 
 def exhaust(work: Sequence[Iterator[int]], threads: int, progress: Callable[[int], None]) -> None:
-    """Exhaust iterators, each in a thread; `progress` is called with what they yield, by one thread at a time.
+    """Exhaust iterators, each in a thread; call `progress` with the values they yield, from one thread at a time.
 
-    They begin in order. After an error or an interrupt none begins, and running ones stop at their next ``yield``. All
-    threads have ended when this returns or raises.
+    Iterators start in order. After an error or an interrupt no more start, and running ones stop at their next
+    ``yield``. All threads have ended when this returns or raises.
     """
     crew = _Crew(work, min(threads, len(work)), progress)
     try:
@@ -336,7 +336,7 @@ class _Crew:
             self._wakeup.acquire(timeout=_WORK_POLL_S)
 
     def end(self) -> None:
-        """Let no work begin, and wait for the end of what has begun."""
+        """Start no more work, and wait for the end of running work."""
         with self._lock:
             self._stopped, begun = True, self._begun
             self._pending.clear()  # a supervisor that begins later must not hold the files
@@ -354,7 +354,7 @@ class _Crew:
             return self._pending.pop() if self._pending and not self._stopped else None
 
     def work(self) -> None:
-        """Take work until there is none."""
+        """Take work until none is left."""
         try:
             while (steps := self._next()) is not None:
                 for done in steps:
@@ -393,8 +393,8 @@ def write_files(
 ) -> None:
     """Write files, each from its source and its changed rows, and flush them to the disk.
 
-    The last entry says whether a file shares the bytes of its source: it gets only its changed rows. `progress` is
-    called with the bytes that were written since its last call. The first error ends the work.
+    The last entry says whether a file shares the bytes of its source: then only changed rows are written. `progress` is
+    called with the bytes written since its last call. The first error ends the work.
     """
 
     def write(fd: Descriptor, source: Source, segment: tuple[int, int, Row | None]) -> Iterator[int]:
@@ -416,7 +416,7 @@ def write_files(
 
     listed = list(files)
     work = list(_to_write(listed, progress))
-    # The largest first, so that the last thread does not begin one at the end.
+    # Start with the largest, so that no thread begins a large one at the end.
     work.sort(key=lambda entry: -entry[2][1])
     exhaust([write(*entry) for entry in work], threads, progress)
     for _, _, fd, _ in listed:
@@ -463,7 +463,7 @@ def write_planned(plan: WritePlan, fd: Descriptor, progress: Callable[[int], Non
     os.fsync(fd)
 
 
-# A log of changes has the new bytes of files, so applying it twice, or twice in part, does no harm, unlike XOR. A
+# A log of changes has the new bytes of files, so that applying it twice, or twice in part, does no harm, unlike XOR. A
 # record is, in the byte order of this machine::
 #
 #     u32 number of the file | u32 count | u64 offset | u32 bytes | count x u32: position << 8 | new byte
@@ -480,7 +480,7 @@ def write_changes(
 ) -> int:
     """Write the log of the changes to files, and flush it. New tensors are compared with their checksums.
 
-    Returns the size of the log. `progress` is called with the bytes of tensors that were compared since its last call.
+    Returns the size of the log. `progress` is called with the bytes of tensors compared since its last call.
     """
     lock, end = threading.Lock(), 0
 

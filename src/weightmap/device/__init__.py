@@ -1,11 +1,11 @@
-"""Load files into the memory of a device: pinned slots, copies that overlap with reading, types changed on the device.
+"""Load files into the memory of a device: pinned slots, copies that overlap with reading, conversion on the device.
 
-`load` goes through a plan of `weightmap.plan`. The tensors of a file become views of one piece of device memory. Many
+`load` follows a plan of `weightmap.plan`. The tensors of a file become views of one piece of device memory. Many
 threads read bytes without the GIL into a few pinned slots, which the process keeps; from there the device copies them
-on a stream of its own while the next slot is filled. Quantised blocks are copied packed; the device decodes them where
-it can. No mapping is touched: a truncated file raises an error.
+on a separate stream while the next slot is filled. Quantised blocks are copied packed; the device decodes them if it
+can. No mapping is touched: a truncated file raises an error.
 
-A `Backend` is all that is particular to a device; `weightmap.torch` has PyTorch's.
+A `Backend` has all the code for a kind of device; `weightmap.torch` has PyTorch's.
 """
 
 from weightmap.device._loader import Loader, load

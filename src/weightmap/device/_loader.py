@@ -1,4 +1,4 @@
-"""`load` and `Loader`: from files through slots to a device, reading and copying at the same time."""
+"""`load` and `Loader`: send files through slots to a device, reading and copying at the same time."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 _MAX_RUN_BYTES = 1 << 20
 # Threads that copy from memory, and that wait for a disk
 _COPYING_THREADS, _WAITING_THREADS = 16, 32
-# Longest piece that the device changes, in bytes: kernels count its bits in 31 bits.
+# Most bytes of a piece to convert on the device: kernels count its bits in 31 bits.
 _MAX_CHANGE_BYTES = 64 << 20
 # Bytes of small tensors in one batch
 _BATCH_BYTES = 4 << 20
-# A slot with less room than this, in bytes, is sent before a tensor begins.
+# A slot with less room than this, in bytes, is sent before another tensor begins.
 _MIN_ROOM_BYTES = 1 << 16
 _NOWHERE = np.empty(0, np.uint64)
 
@@ -53,7 +53,7 @@ _NOWHERE = np.empty(0, np.uint64)
 class Loader:
     """Sends tensors to a device, through the slots of one load; a context manager.
 
-    After the block, however it ends, no copy is under way and the slots are back in the pool.
+    After the block, however it ends, no copy is running and the slots are back in the pool.
 
     Parameters
     ----------
@@ -75,14 +75,14 @@ class Loader:
         self._slot: Slot | None = None
         self._used = 0  # bytes of the slot
         self._names: list[str] = []  # of the tensors that have bytes in the slot
-        # Pending reads into it, all from one source: offsets in the file, offsets in the slot, sizes, and the tensor of
-        # all, or of each.
+        # Pending reads into the slot, all from one source: offsets in the file, offsets in the slot, sizes, and the
+        # tensor of all, or of each.
         self._runs: list[tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64], Sequence[str] | str]] = []
         self._source: Source | None = None
         self._sums: Sums | None = None
         self._end = 0  # end of the bytes covered by them
-        self._cold: Range | None = None  # announced bytes that were not prefetched yet
-        self._direct: DirectReader | None = None  # of bytes that are not in memory
+        self._cold: Range | None = None  # announced bytes not prefetched yet
+        self._direct: DirectReader | None = None  # for bytes that are not in memory
         self._readers: dict[Source, DirectReader] = {}
         # The device's copies and conversions out of the slot: begin and end there, and the destination.
         self._moves: list[tuple[int, int, Any, int]] = []
@@ -120,7 +120,7 @@ class Loader:
             raise interrupt
 
     def _settle(self) -> BaseException | None:
-        """Wait for the device, interrupted or not: copies out of slots may be under way. Return the interrupt."""
+        """Wait for copies out of the slots to end, in spite of interrupts. Return the interrupt."""
         interrupt = None
         while True:
             try:
@@ -133,7 +133,7 @@ class Loader:
                 return interrupt
 
     def stop(self) -> None:
-        """Let a call of `send` in another thread end, with an error, at the next slot."""
+        """Make a call of `send` in another thread end with an error at the next slot."""
         self._stopped = True
 
     def give_up(self, buffers: Sequence[Any]) -> None:
@@ -153,7 +153,7 @@ class Loader:
         """Announce the next bytes of a source, in order, and their checksums."""
         self._fill()
         self._sums, self._end, self._cold, self._direct = sums, part.end, None, None
-        # An entry of an archive may be larger than what it is stored in.
+        # An entry of an archive may be larger than its stored bytes.
         begin, end = part.begin, min(part.end, source.size)
         if not source.has_pages or end <= begin:
             return
@@ -176,7 +176,7 @@ class Loader:
         source: Source | None = None,
         part: Range | None = None,
     ) -> None:
-        """Send a tensor to device memory, from byte `at` on; `finish` tells when it is there.
+        """Send a tensor to device memory, from byte `at` on; the event of `finish` tells when it has arrived.
 
         With `part`, a range of bytes, only that part of a divisible one is sent.
         """
@@ -203,7 +203,7 @@ class Loader:
                 done += room
 
     def flush(self) -> None:
-        """Send the rest of the slot; the caller's later work on the device comes after it."""
+        """Send the rest of the slot, before the caller's later work on the device."""
         self._ship()
         self.backend.end()
 
@@ -248,7 +248,7 @@ class Loader:
         if self._moves:
             begin, end, other, before = self._moves[-1]
             gap = at - (before + end - begin)
-            # The gap between two tensors is copied with them: one copy instead of two.
+            # Copy the gap between two tensors too: one copy instead of two.
             skipped = gap if other is buffer and end == self._used and 0 <= gap < ALIGN else skipped
         size = len(slot.memory)
         room = size - self._used - skipped
@@ -338,7 +338,7 @@ class Loader:
         return _WAITING_THREADS if self._cold is not None else min(access.cpus(), _COPYING_THREADS)
 
     def _ask(self, source: Source, reached: int) -> None:
-        """Let the system prefetch the next bytes, so that the disk is busy while the device copies."""
+        """Make the system prefetch the next bytes, so that the disk is busy while the device copies."""
         if self._cold is None or (self._direct is not None and self._direct.passes_cache):
             return
         begin, end = self._cold
@@ -349,7 +349,7 @@ class Loader:
 
     # ---------------------------------------------------------------------------------------------- to the device
     def _ship(self) -> None:
-        """Fill the slot, and let the device copy from it."""
+        """Fill the slot, and make the device copy from it."""
         slot = self._slot
         if slot is None:
             return
@@ -373,7 +373,7 @@ class Loader:
 
 
 def _joined(changes: Sequence[tuple[int, int, Any, Any, int]], scratch: Any) -> Iterator[tuple[int, int, Any, int]]:
-    """Yield copies to scratch memory, as few as possible: its layout is the slot's."""
+    """Yield as few copies as possible to scratch memory, which has the layout of the slot."""
     first = last = -1
     for begin, end, _, _, _ in changes:
         if first >= 0 and begin - last < ALIGN:
@@ -389,7 +389,7 @@ def _joined(changes: Sequence[tuple[int, int, Any, Any, int]], scratch: Any) -> 
 def _within(
     starts: NDArray[np.uint64], sizes: NDArray[np.uint64], begin: int, end: int, block: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return bytes `begin` to `end` of the joined runs, as runs; none of them is long.
+    """Return bytes `begin` to `end` of the joined runs, as short runs.
 
     One run is divided at multiples of `block`, into its head, whole blocks, and its tail.
     """
@@ -417,11 +417,11 @@ class ExchangedCrcs:
         self.runs: list[tuple[int, int, int]] = []
 
     def feed(self, starts: Iterable[int], sizes: Iterable[int], crcs: Iterable[int]) -> None:
-        """As of `Sums`."""
+        """Implement `Sums.feed`."""
         self.runs += zip(starts, sizes, crcs, strict=True)
 
     def finish(self, end: int) -> None:
-        """As of `Sums`, which learns it when all ranks have told what they read."""
+        """Implement `Sums.finish` by doing nothing: the check follows the exchange of all ranks' CRCs."""
 
 
 class Group:
@@ -452,8 +452,8 @@ class Group:
     def reserve(self, backend: Backend, *, divide: bool) -> list[Group]:
         """Allocate memory: one piece, or with `divide` several smaller ones where there is no room for it.
 
-        Returns the rest of the group, if it may be handed out later: in smaller groups, for a caller holds the last
-        tensor of one while the next is allocated.
+        Returns the rest of the group for later, in smaller groups, because a caller still holds the last tensor of one
+        group while the next is allocated.
         """
         waiting = [self._transfers]
         while waiting:
@@ -473,7 +473,7 @@ class Group:
                 )
                 raise
             if waiting and self._cuts:
-                # So much there is room for, and half of it beside as much that a caller still holds.
+                # There is room for this much, and for half of it beside an equal half that a caller still holds.
                 backend.free(buffer)
                 self._transfers, *others = _divided(self._transfers, total // 2, None)
                 self.reserve(backend, divide=False)
@@ -483,7 +483,7 @@ class Group:
         return []
 
     def fill(self, loader: Loader) -> None:
-        """Read the tensors, or the part of this rank, and let the device copy them."""
+        """Read the tensors, or this rank's part, and make the device copy them."""
         exchange = self._exchange
         first, last = 0, np.inf
         if exchange is not None:
@@ -508,7 +508,7 @@ class Group:
             raise error.located(path=self._source.name, format=self._source.format) from None
 
     def _bounds(self, ranks: int) -> list[int]:
-        """Return where the parts of the ranks begin and end in the memory: about equal, within divisible tensors."""
+        """Return the bounds of the ranks' parts of the memory: about equal, within divisible tensors."""
         ends = [place + transfer.nbytes + -transfer.nbytes % ALIGN for transfer, _, place in self._places]
         bounds = [0]
         for rank in range(1, ranks):
@@ -535,7 +535,7 @@ class Group:
             exchange.share(buffer, self._bounds(exchange.world_size))
 
     def tensors(self, backend: Backend) -> Iterator[tuple[str, Any]]:
-        """Yield the tensors, once the device has all of them; what was handed out is not held here."""
+        """Yield the tensors, once the device has all of them; do not hold tensors that were handed out."""
         if self._event is not None:
             self._event.wait()
         tensors = self._delivered(backend)
@@ -569,7 +569,7 @@ def groups_of(
             ahead = source.ahead(reads)
         except TensorFileError as error:
             raise error.located(path=source.name, format=source.format) from None
-        # Divided before anything is read: checksums that were checked are forgotten.
+        # Divide before reading, because the checksums forget the ones that were checked.
         for together in list(_divided(transfers, limit, sums)):
             yield Group(source, ahead, together, sums, exchange, cuts=verify is not True)
 
@@ -598,7 +598,7 @@ def groups_of_parameters(
 def _transfers(
     plan: ReadPlan, backend: Backend, numbers: Iterable[tuple[int, Any]], dtype: str | None, limit: int
 ) -> Iterator[Transfer | BatchTransfer]:
-    """Yield the tensors that are wanted of a file; small ones in batches of about `limit` bytes."""
+    """Yield the wanted tensors of a file, small ones in batches of about `limit` bytes."""
     small: list[tuple[str, Row]] = []
     spans, nbytes, checked = plan.spans, 0, set()
     for number, key in numbers:
@@ -652,37 +652,37 @@ def load(
 
     Parameters
     ----------
-    plan : ReadPlan, or a model: a handle or whatever else `weightmap.open` takes
-        What to load; parts of tensors are read alone. Parameters (``f.weights``) are decoded by the CPU, and every rank
-        reads its own.
+    plan : ReadPlan, or a model: a handle or anything else that `weightmap.open` takes
+        The tensors to load; of partly wanted tensors, only the parts are read. Parameters (``f.weights``) are decoded
+        by the CPU, and every rank reads its own.
     backend : Backend
     dtype : str, optional
-        The type of floating-point and quantised tensors. By default the file's, and float32 for quantised ones. The
-        device converts them, with its own rounding.
+        The type of floating-point and quantised tensors. By default the file's type, and float32 for quantised tensors.
+        The device converts them, with its own rounding.
     verify : bool or "last"
         Check the checksums that cover a tensor, on the bytes sent to the device, before yielding it. With "last", each
         checksum is checked before its last tensor: earlier tensors are yielded unchecked.
     group : int, optional
         Bytes of tensors that share one piece of device memory; by default one piece per file, or per parameter. With
-        ``verify=True``, all tensors of one checksum stay together. While you use one group, the next one is read; if a
-        loop still holds the previous group's last tensor, three pieces are alive.
+        ``verify=True``, all tensors under one checksum stay together. While you use one group, the next one is read; if
+        a loop still holds the previous group's last tensor, three pieces are alive.
     staging : Staging, optional
     exchange : Exchange, optional
-        Ranks that load the same plan: each reads a part of the bytes of each group, and gets the others from the other
-        devices. An error of one is an error of all. Where one ends otherwise, or hangs, the others get an error when
-        their exchange raises it: `torch.distributed` does so at once, or after the timeout of the process group.
+        Ranks that load the same plan: each reads a part of the bytes of each group, and gets the rest from the other
+        devices. An error on one rank is raised on all. If a rank ends otherwise, or hangs, the exchange raises an error
+        on the others: `torch.distributed` does so at once, or after the timeout of the process group.
 
     Notes
     -----
-    A piece of memory lives as long as one of its tensors: copy the few that you keep. If the device has no room for a
-    piece, the load waits for earlier tensors to be freed, and divides the tensors among smaller pieces.
+    A piece of memory lives as long as one of its tensors: copy a few tensors that you want to keep. If the device has
+    no room for a piece, the load waits for earlier tensors to be freed, and divides the tensors among smaller pieces.
 
     Raises
     ------
     ChecksumError
-        With `verify`, for bytes other than those written.
+        With `verify`, when a checksum does not match.
     TruncatedError, FileChangedError
-        When a file changes before its last tensor was yielded.
+        When a file changes before its last tensor is yielded.
     PlanError, UnsupportedError, QuantError
         As from `ReadPlan.run` and `Staging.checked`, and for types that the device lacks.
     """
@@ -705,7 +705,7 @@ def load(
 
 
 def send_array(loader: Loader, transfer: ArrayTransfer) -> Any:
-    """Send an array to memory of its own on the device; return the tensor."""
+    """Send an array to new memory on the device; return the tensor."""
     backend = loader.backend
     backend.check(transfer.dtype)
     buffer = backend.allocate(transfer.nbytes)
@@ -725,7 +725,7 @@ class _Turns:
     def __init__(self, loader: Loader, groups: Iterable[Group], exchange: Exchange | None) -> None:
         self._loader, self._groups, self._exchange = loader, iter(groups), exchange
         self._worker = Worker()
-        self._alive: list[Group] = []  # with memory that nobody has yet
+        self._alive: list[Group] = []  # with memory not handed out yet
         self._postponed = False
         self._failed: BaseException | None = None  # raised when its turn comes
 
@@ -756,7 +756,7 @@ class _Turns:
     def _reserve(self, group: Group, *, divide: bool) -> None:
         if group not in self._alive:
             self._alive.append(group)
-        # Ranks have the same groups.
+        # With ranks, do not divide: all must have the same groups.
         others = group.reserve(self._loader.backend, divide=divide and self._exchange is None)
         self._groups = chain(others, self._groups)
 
@@ -774,7 +774,7 @@ class _Turns:
         return group
 
     def _begun(self) -> Group | None:
-        """Begin to fill the next group; postpone it where there is no memory yet."""
+        """Begin to fill the next group; postpone it if memory is missing."""
         group = None
         try:
             group = next(self._groups, None)
@@ -788,11 +788,11 @@ class _Turns:
         return group
 
     def _finish(self, group: Group | None) -> None:
-        """Return when the next group is filled, or cannot be."""
+        """Return when the next group is filled, or has failed."""
         if group is None:
             return
         try:
-            if self._postponed:  # what was handed out may be free by now
+            if self._postponed:  # tensors handed out may be freed by now
                 self._failed, self._postponed = None, False
                 self._reserve(group, divide=True)
                 group.fill(self._loader)
@@ -803,20 +803,20 @@ class _Turns:
 
 
 def _raise_together(exchange: Exchange | None, failed: BaseException | None) -> None:
-    """Raise the error of this rank, or of another one, once all know of it."""
+    """Raise the error of this or another rank, once all ranks know of it."""
     errors = [] if exchange is None else exchange.tell(None if failed is None else repr(failed))
     try:
         if failed is not None:
             raise failed
     finally:
-        failed = None  # its traceback has this frame: together they would keep files open
+        failed = None  # its traceback refers to this frame: the cycle would keep files open
     for rank, error in enumerate(errors):
         if error is not None:
             raise PlanError(f"rank {rank} could not read its part: {error}")
 
 
 def _close(loader: Loader, alive: list[Group], failed: BaseException | None) -> None:
-    """Free the memory that nobody has, and give the slots back."""
+    """Free the memory that was not handed out, and give the slots back."""
     buffers = [buffer for group in alive for buffer in group.buffers]
     try:
         if buffers:

@@ -1,4 +1,4 @@
-"""A device and its host memory: the interface `Backend`, and pinned slots, of which the process keeps a few."""
+"""A device and its host memory: the interface `Backend`, and pinned slots, some of which the process keeps."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Change(NamedTuple):
     dtype : str
         The type of the result.
     elements : int
-        Their number. The bytes of a scheme form a whole tensor of one dimension, as `QuantizedTensor` and `GgmlTensor`
-        take them.
+        Number of elements. The bytes of a scheme form a whole tensor of one dimension, as `QuantizedTensor` and
+        `GgmlTensor` take them.
     block_size, scale_type
-        As of `QuantizedTensor`; 0 and "" for other types.
+        As for `QuantizedTensor`; 0 and "" for other types.
     """
 
     stored: str
@@ -57,12 +57,12 @@ class Event(Protocol):
 
 
 class Exchange(Protocol):
-    """The ranks that load the same plan at the same time, each to its own device; all of them make the same calls.
+    """The ranks that load the same plan at the same time, each to its own device; all make the same calls.
 
     Attributes
     ----------
     rank, world_size : int
-        The number of this one, and how many there are.
+        The number of this rank, and of all ranks.
     """
 
     rank: int
@@ -72,14 +72,14 @@ class Exchange(Protocol):
         """Return the values of all ranks, in their order."""
 
     def share(self, buffer: Any, bounds: Sequence[int]) -> None:
-        """Send the bytes from ``bounds[rank]`` to ``bounds[rank + 1]`` of device memory to all, and get their parts."""
+        """Send bytes ``bounds[rank]`` to ``bounds[rank + 1]`` of device memory to all ranks. Receive theirs."""
 
 
 class Backend(ABC):
     """A device: memory, copies, and changes of types.
 
-    `copy` and `change` may return before the work is done. The device does them one after another, in the order of the
-    calls. Any method may raise the error of its library.
+    `copy` and `change` may return before the work is done. The device works in the order of the calls. Any method may
+    raise errors of its library.
 
     Attributes
     ----------
@@ -97,15 +97,15 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Any:
-        """Return device memory, aligned to 256 bytes, its contents undefined."""
+        """Return device memory, aligned to 256 bytes, with undefined contents."""
 
     @abstractmethod
     def free(self, buffer: Any) -> None:
-        """Free memory from `allocate` that no caller has, at once, even if an object still refers to it."""
+        """Free memory from `allocate` that was not handed out, at once, even if an object still refers to it."""
 
     @abstractmethod
     def pin(self, memory: NDArray[np.uint8]) -> None:
-        """Let the device copy from host memory directly."""
+        """Register host memory, so that the device copies from it directly."""
 
     @abstractmethod
     def unpin(self, memory: NDArray[np.uint8]) -> None:
@@ -113,11 +113,11 @@ class Backend(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Let later copies wait for the caller's earlier work on the device."""
+        """Make later copies wait for the caller's earlier work on the device."""
 
     @abstractmethod
     def end(self) -> None:
-        """Let the caller's later work on the device wait for the copies so far."""
+        """Make the caller's later work on the device wait for the copies so far."""
 
     @abstractmethod
     def copy(self, memory: NDArray[np.uint8], buffer: Any, at: int) -> None:
@@ -137,7 +137,7 @@ class Backend(ABC):
 
     @abstractmethod
     def change(self, source: Any, begin: int, end: int, change: Change, buffer: Any, at: int) -> None:
-        """Make elements of the bytes `begin` to `end` of a buffer, and write them to another one from byte `at` on."""
+        """Convert bytes `begin` to `end` of a buffer to elements, and write them to another from byte `at` on."""
 
     @abstractmethod
     def check(self, dtype: str) -> None:
@@ -145,7 +145,7 @@ class Backend(ABC):
 
     @abstractmethod
     def tensor(self, buffer: Any, at: int, dtype: str, shape: tuple[int, ...]) -> Any:
-        """Return a tensor over `buffer` from byte `at` on; one of bytes for types packed below the byte."""
+        """Return a tensor over `buffer` from byte `at` on; a tensor of bytes for types packed below the byte."""
 
     @abstractmethod
     def flip(self, tensor: Any, axes: tuple[int, ...]) -> Any:
@@ -158,11 +158,11 @@ class Staging(NamedTuple):
     Attributes
     ----------
     slots : int
-        2 to 1,024: one is filled while the device copies from another.
+        2 to 1,024: a slot is filled while the device copies from another.
     slot_bytes : int
         256 to 2**36. Quantised tensors whose blocks are longer than a quarter of a slot are decoded by the CPU.
     threads : int, optional
-        At most this many read at once, 1 or more. By default one for each CPU, up to 16; more when waiting for a disk.
+        The most threads that read at once. By default one for each CPU, up to 16; more when waiting for a disk.
     """
 
     slots: int = 3
@@ -193,25 +193,25 @@ def _between(low: int, high: int, what: str, value: int) -> int:
 
 
 class Slot:
-    """Host memory that a device copies from; unpinned when nothing refers to it any more.
+    """Host memory from which a device copies; unpinned once nothing refers to it.
 
     Attributes
     ----------
     memory : ndarray of uint8
     event : Event or None
-        It occurs when the requested copies from the memory have ended; None if there are none.
+        Occurs when all requested copies from the memory have ended; None without copies.
     """
 
     def __init__(self, backend: Backend, nbytes: int, *, pinned: bool) -> None:
         self.event: Event | None = None
-        self._backend: Backend | None = None  # the one that pinned it, or is about to
+        self._backend: Backend | None = None  # pinned the memory, or is about to
         self._owner = os.getpid()
         self.memory: NDArray[np.uint8] = _new_memory(nbytes)
         if backend.node is not None:
-            files.prefer_node(self.memory, backend.node)  # memory of another node works, but slower
+            files.prefer_node(self.memory, backend.node)  # memory of another node would be slower
         if not pinned:
             return
-        self._backend = backend  # now: an interrupt may come when the memory is pinned and before `pin` returns
+        self._backend = backend  # set it first: an interrupt may come after pinning, before `pin` returns
         try:
             backend.pin(self.memory)
         except Exception:
@@ -226,15 +226,15 @@ class Slot:
 
     def __del__(self) -> None:
         if self._backend is not None:
-            with contextlib.suppress(Exception):  # of memory that was not pinned yet, or is unpinned already
+            with contextlib.suppress(Exception):  # the memory was not pinned yet, or is already unpinned
                 self.release()
 
 
 def _new_memory(nbytes: int) -> NDArray[np.uint8]:
-    """Return memory of its own pages, which a child process finds empty.
+    """Return memory with separate pages, which a child process finds empty.
 
-    A page that parent and child share is copied when one of them writes to it, and the device goes on reading the old
-    page. Pages that the child lacks altogether would be a hole, where something else may lie when it is unmapped.
+    A page that parent and child share is copied when one of them writes to it, while the device goes on reading the old
+    page. If the child lacked the pages, other memory could take their place, and would be hit when they are unmapped.
     """
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     unit = _HUGE_PAGE_BYTES if nbytes >= _HUGE_PAGE_BYTES else mmap.PAGESIZE
@@ -252,23 +252,23 @@ def _new_memory(nbytes: int) -> NDArray[np.uint8]:
 _HUGE_PAGE_BYTES = 2 << 20
 # Of <linux/mman.h>
 _WIPE_ON_FORK = 18
-# Slots that cannot be pinned become smaller, down to this many bytes.
+# Slots that cannot be pinned shrink, down to this many bytes.
 _MIN_SLOT_BYTES = 1 << 20
-# Slots that are not pinned are small: nothing overlaps with filling them.
+# Slots that are not pinned are small, because nothing overlaps with filling them.
 UNPINNED = Staging(2, 4 << 20)
 # Unused slots, by the key of the backend and their size.
 _idle: dict[tuple[Hashable, int], list[Slot]] = {}
-# Slots from which lost devices may still copy: kept for good.
+# Slots from which lost devices may still copy, kept for good.
 _lost: list[Slot] = []
-# Bytes of the slots that the system does pin, or 0, where it refused to pin a size, by the backend's key and that size.
+# The bytes of slots that the system pins instead, or 0, by the backend's key and a size that it refused to pin.
 _pinnable: dict[tuple[Hashable, int], int] = {}
 _lock = allocate_lock()
 
 
 class Slots:
-    """The slots of one load: taken from the pool, and given back when no copy from them is under way.
+    """The slots of one load: taken from the pool, and given back when no copy from them is running.
 
-    If the system refuses to pin as much as requested, slots are smaller; if it pins none, they are not pinned.
+    If the system refuses to pin the requested size, slots are smaller; if it refuses all sizes, they are not pinned.
 
     Attributes
     ----------
@@ -321,7 +321,7 @@ class Slots:
         return slot
 
     def give_back(self) -> None:
-        """Give the slots back to the pool, after `Backend.synchronize`; it keeps at most as many as one load needs."""
+        """Give the slots back to the pool, after `Backend.synchronize`; it keeps at most the slots of one load."""
         slots, self._slots = self._slots, []
         for slot in slots:
             slot.event = None
@@ -348,8 +348,8 @@ def release_slots() -> None:
         slot.release()
 
 
-# Seconds between looks at the flags of a `Worker`. Flags decide, since an interrupt can lose the release of a lock;
-# locks only make the waits shorter.
+# Seconds between checks of a `Worker`'s flags. Flags decide, because an interrupt can lose the release of a lock; locks
+# only shorten the waits.
 _POLL_S = 1.0
 
 
@@ -368,12 +368,12 @@ class Worker:
         self._started = self._is_answered = self._ending = self._ended = False
 
     def begin(self, call: Callable[[], object]) -> None:
-        """Let the thread make a call; `wait` before the next one."""
+        """Make the thread do a call; `wait` before the next one."""
         self._call, self._is_answered = call, False
         if not self._started:
             try:
                 start_new_thread(self._work, ())
-            except RuntimeError:  # the system has no more threads: `wait` makes the call
+            except RuntimeError:  # without a thread, `wait` makes the call
                 return
             self._started = True
         _release(self._requested)
@@ -389,13 +389,13 @@ class Worker:
             if error is not None:
                 raise error
         finally:
-            error = None  # its traceback has this frame: together they would keep files open
+            error = None  # its traceback refers to this frame: the cycle would keep files open
 
     def end(self, then: Callable[[], object]) -> BaseException | None:
-        """End the thread, then call `then`, however often this is interrupted; return the last interrupt.
+        """End the thread, then call `then`, in spite of interrupts; return the last interrupt.
 
-        A call under way is finished first. In the thread itself, where garbage is collected, this returns at once, and
-        the thread calls `then` when it ends.
+        A running call is finished first. In the thread itself, which may collect garbage, this returns at once, and the
+        thread calls `then` when it ends.
         """
         self._ending = True
         if self._ident == get_ident():
@@ -435,6 +435,6 @@ class Worker:
 
 
 def _release(lock: LockType) -> None:
-    """Release a lock that may be free already."""
+    """Release a lock that may already be free."""
     with contextlib.suppress(RuntimeError):
         lock.release()

@@ -45,13 +45,13 @@ class Piece(NamedTuple):
     data : ndarray of uint8, optional
         Bytes made on the host.
     places : ndarray of uint64, optional
-        Where the runs lie in the slot, from the first byte of the piece on, which is sent as a whole.
+        The offsets of the runs in the slot, from the first byte of the piece on; the piece is sent as a whole.
     names : sequence of str
-        The tensor of each run, of a piece with places.
+        The tensor of each run, for a piece with places.
     at : int
-        Where the result begins in the memory of the tensor.
+        Offset of the result in the memory of the tensor.
     change : Change, optional
-        The conversion on the device; a piece without one may be divided anywhere.
+        The conversion on the device; a piece without conversion may be divided anywhere.
     """
 
     nbytes: int
@@ -73,9 +73,9 @@ class Transfer:
     name : str
     ref : Row
     key : index, optional
-        None for all of it.
+        None for the whole tensor.
     dtype : str, optional
-        The type on the device of quantised and floating-point tensors; by default float32 and the file's type.
+        The type of quantised and floating-point tensors on the device; by default float32 and the file's type.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Transfer:
     source : Source
         The file.
     begin, end : int
-        Where the bytes lie in the file.
+        The range of the bytes in the file.
     dtype : str
         On the device; "uint8" for types packed below the byte.
     shape : tuple of int
@@ -97,7 +97,7 @@ class Transfer:
     PlanError
         When the index does not fit.
     LimitError
-        When the file has too few bytes for that: see `check_expansion`.
+        When the tensor is too large for its file: see `check_expansion`.
     UnsupportedError
         When the device lacks the type.
     """
@@ -116,7 +116,7 @@ class Transfer:
         self.shape: tuple[int, ...] = sizes
         self.count: int = math.prod(sizes)
         self.nbytes: int = self.count * DTYPES[self.dtype].bits // 8
-        self._width = DTYPES[self.dtype].bits // 8  # of an element that is converted
+        self._width = DTYPES[self.dtype].bits // 8  # of a converted element
         ref.source.check_size(f"tensor {quoted(name)}", self.nbytes)
         self._whole = whole
         self.begin: int = row.offset
@@ -130,7 +130,7 @@ class Transfer:
 
     @property
     def divisible(self) -> bool:
-        """Whether the bytes go to the device as they are stored: any range of them may be sent."""
+        """Whether the stored bytes go to the device unchanged, so that any range of them may be sent."""
         row = self.ref
         changed = row.dtype.quantized or row.dtype.swapped or row.geometry is not None
         return not changed and self.dtype == self._stored
@@ -169,7 +169,7 @@ class Transfer:
         yield from self._converted(begins, length, itemsize, limit)
 
     def _runs(self) -> tuple[NDArray[np.int64], int]:
-        """Return where the runs of elements begin, and the length of each."""
+        """Return the starts of the runs of elements, and the length of a run."""
         if self._axes is None:
             return np.zeros(1, np.int64), self.count
         return runs_of(self._axes, self._whole, self.name)
@@ -206,7 +206,7 @@ class Transfer:
         if layout is None:
             return None
         begin, block_size, scale_type = layout
-        if scheme == "adaptive":  # at least four blocks, of which a byte of the mask tells; the longest are of float16
+        if scheme == "adaptive":  # at least four blocks, for a byte of the mask; float16 blocks are the longest
             long = 4 * 2 * block_size + 1 > limit
             return None if self._axes is not None or long else self._adaptive(begin, block_size, scale_type, limit)
         if block_size:
@@ -241,7 +241,7 @@ class Transfer:
             done += count
 
     def _codes(self, scale_type: str, begin: int, limit: int) -> Iterator[Piece] | None:
-        """Return pieces of codes that share one scale, which goes over with each of them."""
+        """Return pieces of codes that share one scale, which is sent with each piece."""
         starts, length = self._runs()
         bits, total = BITS[self.ref.dtype.name], math.prod(self._whole)
         last = int(starts[-1]) + length == total
@@ -270,7 +270,7 @@ class Transfer:
         before = scales + codes + (np.arange(blocks + 1) + 3) // 4
         first = 0
         while first < blocks:
-            # Whole bytes of the mask: at least four blocks, and otherwise as many as fit.
+            # Whole bytes of the mask: at least four blocks, else as many as fit.
             last = max(int(np.searchsorted(before, before[first] + limit, "right")) - 1, first + 4)
             last = blocks if last >= blocks else last - last % 4
             places = [at + first // 4, int(scales[first]), int(codes[first])]
@@ -283,7 +283,7 @@ class Transfer:
 
     # ----------------------------------------------------------------------------------------------- made on the host
     def _on_host(self, limit: int) -> Iterator[Piece]:
-        """Yield elements decoded, inflated or reordered on the host; the device converts them at need."""
+        """Yield elements decoded, inflated or reordered on the host; the device converts them if necessary."""
         done = 0
         for array in self._arrays():
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -318,7 +318,7 @@ class Transfer:
 
 
 class BatchTransfer:
-    """Many small tensors, one after another in the file, each of them whole and as it is stored.
+    """Many small tensors, one after another in the file, each whole and as stored.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ class BatchTransfer:
     name : str
         The first tensor's.
     begin, end, nbytes
-        As of `Transfer`; on the device, each tensor begins at a multiple of `ALIGN`.
+        As for `Transfer`; on the device, each tensor begins at a multiple of `ALIGN`.
     """
 
     cut = divisible = False
@@ -363,7 +363,7 @@ class BatchTransfer:
         return dtype is None or dtype == kind.name or kind.name not in FLOATING
 
     def pieces(self, limit: int) -> Iterator[Piece]:
-        """Yield the tensors as often together as they fit."""
+        """Yield the tensors in pieces of as many as fit."""
         first = 0
         while first < len(self._names):
             at = int(self._places[first])
@@ -381,7 +381,7 @@ class BatchTransfer:
 
 
 class ArrayTransfer:
-    """An array, or a quantised tensor decoded on the host, to be sent to a device.
+    """An array, or a quantised tensor decoded on the host, to send to a device.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ class ArrayTransfer:
     Attributes
     ----------
     name, dtype, shape, nbytes
-        As of `Transfer`.
+        As for `Transfer`.
     """
 
     source = None

@@ -1,11 +1,12 @@
 """`trust=`: verify files by SHA-256 digests that were recorded elsewhere, or by a signature.
 
-A file's digest is listed under its name relative to the model's folder: the opened directory, or the file's own.
-Every opened file must be listed, and two entries for one file must agree. What the specifications leave open:
+A file's digest is listed under its name relative to the model's folder: the opened directory, or the folder of the
+file. Every opened file must be listed, and two entries for one file must agree. Our choices where specifications are
+silent:
 
 * Names are separated by ``/``. A leading ``./`` is ignored; ``..``, absolute names and NUL are refused.
 * A list that is a Git LFS pointer, or a bare digest, applies to the single opened file.
-* "recorded" consults every place that it knows, and a file must agree with all of them.
+* "recorded" consults all known places, and a file must agree with each of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def signature(
     certificate: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     identity: str | None = None,
 ) -> Signature:
-    """Return a value of `trust` of `weightmap.open`: a bundle of OpenSSF model-signing.
+    """Return a value for the argument `trust` of `weightmap.open`: a bundle of OpenSSF model-signing.
 
     Each opening reads the bundle and checks its signature, without a network.
 
@@ -41,15 +42,15 @@ def signature(
     key : str or os.PathLike, optional
         PEM file with the public key of the signer, on one of the elliptic curves P-256, P-384 and P-521.
     certificate : str, os.PathLike or a sequence of these, optional
-        PEM files with the certificates that are trusted to vouch for the signer's. Instead of `key`.
+        Instead of `key`: PEM files with the certificates that are trusted to vouch for the signer's certificate.
     identity : str, optional
         With `certificate`: a name (CN), e-mail address, URI or host that the signer's certificate must have. Without
-        it, anybody whom these certificates vouch for may have signed.
+        it, any signer whom these certificates vouch for is accepted.
 
     Raises
     ------
     TypeError
-        Unless one of `key` and `certificate` is given; for `identity` with a key.
+        Unless exactly one of `key` and `certificate` is given; for `identity` with a key.
     """
     from weightmap.trust.signing import Signature as Bundle  # noqa: PLC0415 - few models are signed
 
@@ -79,15 +80,15 @@ def sign(
     model : str or os.PathLike
         A file, or a directory, whose files are all signed.
     path : str or os.PathLike, optional
-        Where to write the bundle; by default ``model.sig`` in the directory, or the file's name and ``.sig``.
+        The bundle to write; by default ``model.sig`` in the directory, or the file's name and ``.sig``.
     key : str or os.PathLike
         PEM file with the private key, without a password.
     certificate : str or os.PathLike, optional
         PEM file with the certificate of that key.
     chain : sequence of str or os.PathLike
-        PEM files with the certificates between that one and a trusted one.
+        PEM files with the certificates between this certificate and a trusted one.
     allow_symlinks : bool
-        Sign what symbolic links lead to, as in a snapshot in a cache; by default they are refused.
+        Sign the files that symbolic links lead to, as in a snapshot in a cache; by default links are refused.
 
     Raises
     ------
@@ -95,7 +96,7 @@ def sign(
         Without model-signing and pyOpenSSL, the extra ``[trust]``.
     OSError
     TrustError
-        For a key, a certificate or a model that cannot be signed with or signed.
+        When the key or certificate cannot sign, or the model cannot be signed.
     """
     from weightmap.trust.signing import sign as sign_model  # noqa: PLC0415 - few models are signed
 
@@ -106,7 +107,7 @@ def sign(
     if not allow_symlinks and (link := _link_in(absolute)) is not None:
         remedy = Remedy("{} signs the files that links lead to", "allow_symlinks", switch=True)
         raise TrustError("this is a symbolic link, and cannot be signed", path=link, remedy=remedy)
-    os.stat(absolute)  # a model that is not there
+    os.stat(absolute)  # raises for a missing model
     try:
         sign_model(
             absolute,
@@ -116,13 +117,13 @@ def sign(
             tuple(map(_absolute, chain)),
             allow_symlinks=allow_symlinks,
         )
-    except ValueError as error:  # of the library
+    except ValueError as error:  # from the library
         raise TrustError(f"this cannot be signed: {error}", path=absolute) from None
     return name
 
 
 def _link_in(model: str) -> str | None:
-    """Return the path of a symbolic link in a model, if there is one."""
+    """Return the path of a symbolic link in a model, or None."""
     if os.path.islink(model):
         return model
     for folder, folders, names in os.walk(model):

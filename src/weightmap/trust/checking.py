@@ -1,4 +1,4 @@
-"""`Trust` compares whole files with their digests, as they are opened; `check_all` every file of a model."""
+"""`Trust` compares whole files with their digests when they are opened; `check_all` compares every file of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALGORITHMS: dict[str, Callable[[], Any]] = {
 _TITLES = {"sha256": "SHA-256", "git": "git's SHA-1", "blake3": "BLAKE3"}
 _RECORDED = "recorded"
 _NOT_BY_PATH = "digests are compared for files that are opened by path: download it, and open that"
-# Bytes to read at a time. Hashing threads wait for the GIL at each call, so pieces are large.
+# Bytes to read at once. Pieces are large, because hashing threads wait for the GIL at each call.
 _PIECE = 1 << 20
 # Folders and files of git and of downloads, which lists leave out.
 _UNLISTED = (".git", ".gitattributes", ".gitignore", ".cache")
@@ -44,15 +44,15 @@ class Trust:
     root : str
         The folder of the model.
     digests : dict
-        By file names relative to `root`; `ONLY` stands for the file that is opened.
+        By file names relative to `root`; `ONLY` stands for the opened file.
     siblings : bool
         Whether to look for recorded digests beside each file, too.
     ignored : tuple of str
         Names of files and folders that need no digest, as long as they are not opened.
     how : str
-        Where the digests are from, for reports, such as "as recorded".
+        The origin of the digests, for reports, such as "as recorded".
     signed : bool
-        Whether a signature has the digests: it names every file.
+        Whether the digests come from a signature, which names every file.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Trust:
         self._ignored = ignored
         self.how = how
         self.signed = signed
-        # State and digests of files that this object hashed: converting checks a whole model and then opens it.
+        # State and digests of files that were hashed already: converting checks a whole model and then opens it.
         self._hashed: set[tuple[tuple[int, ...], str]] = set()
 
     def name_of(self, path: str) -> str:
@@ -89,7 +89,7 @@ class Trust:
         return any(name == other or name.startswith(f"{other}/") for other in self._ignored)
 
     def expected(self, path: str) -> tuple[lists.Digest, ...]:
-        """Return the digests that a file must have. Raises `TrustError` if there is none."""
+        """Return the digests that a file must have. Raises `TrustError` if none is known."""
         name = self.name_of(path)
         digests: lists.Digests = {name: self.digests.get(name) or self.digests.get(lists.ONLY, ())}
         if self._siblings:
@@ -104,7 +104,7 @@ class Trust:
     def admit(self, source: Source, limits: Limits = DEFAULT_LIMITS) -> None:
         """Hash an opened file, and raise `TrustError` unless it has the expected digests.
 
-        Modes that copy hash the copy while it is made; others read the file and then map it.
+        Modes that copy hash the copy while making it; others read the file and then map it.
         """
         path = source.absolute
         if path is None or source.store is not None:
@@ -124,7 +124,7 @@ class Trust:
             raise error.located(path=source.name) from None
 
     def _copy(self, source: Source, sums: Sequence[_Sum], limits: Limits) -> None:
-        """Let the source copy its file, and hash the copy."""
+        """Make the source copy its file, and hash the copy."""
         hashed = 0
 
         def watch(piece: memoryview) -> None:
@@ -136,7 +136,7 @@ class Trust:
         source.watch = watch
         source.prepare(explicit=True, limits=limits)
         source.watch = None
-        if hashed != source.size:  # the file is sealed memory already: nothing was copied
+        if hashed != source.size:  # the file is already sealed memory, so that nothing was copied
             for sum_ in sums:
                 sum_.update(memoryview(source.octets))
 
@@ -162,7 +162,7 @@ class Trust:
 
 
 def _state_of(file: int) -> tuple[int, ...]:
-    """Return device, inode, size, and the times of modification and change in ns: a changed file has others."""
+    """Return device, inode, size, and the times of modification and change in ns, which differ for a changed file."""
     status = os.fstat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -186,7 +186,7 @@ class _Sum:
 
 
 def resolve_trust(trust: Any, source: Any, deltas: Sequence[str] = ()) -> Trust:
-    """Return the digests that a model's files must have, by the argument `trust` of `weightmap.open`."""
+    """Return the digests that a model's files must have, from the argument `trust` of `weightmap.open`."""
     resolved = _resolve(trust, source, deltas)
     resolved.opened = os.path.abspath(os.fspath(source))
     return resolved
@@ -223,14 +223,14 @@ def _resolve(trust: Any, source: Any, deltas: Sequence[str]) -> Trust:
             raise TrustError("trust", path="trust", actual=quoted(list_path), expected=expected)
         raise FileNotFoundError(2, os.strerror(2), list_path)
     digests = lists.of_file(raw, list_path)
-    if lists.ONLY in digests:  # the list is a bare digest, of the file that is opened
+    if lists.ONLY in digests:  # the list is a bare digest of the opened file
         digests = _of_one(absolute, root, digests[lists.ONLY])
     ignored = (*_UNLISTED, relative(os.path.abspath(list_path), root))
     return Trust(root, digests, ignored=ignored, how=f"as in {quoted(list_path)}")
 
 
 def _of_one(path: str, root: str, digests: tuple[lists.Digest, ...]) -> lists.Digests:
-    """Return the digests of the one file that is opened. Raises `TrustError` for a directory."""
+    """Return the digests of the opened file. Raises `TrustError` for a directory."""
     if os.path.isdir(path):
         what = "this is a directory, and the digest is of one file: give a list of digests"
         raise TrustError(what, path=path)
@@ -238,16 +238,15 @@ def _of_one(path: str, root: str, digests: tuple[lists.Digest, ...]) -> lists.Di
 
 
 def relative(path: str, root: str) -> str:
-    """Return the name of a file relative to a folder, as lists have it."""
+    """Return the name of a file relative to a folder, in the form of lists."""
     return os.path.relpath(path, root).replace(os.sep, "/")
 
 
 def check_all(trust: Trust, path: str, *, threads: int | None = None) -> list[str]:
     """Hash every file of a model, several at a time, and return their names.
 
-    A model of one file has only that one. A directory has all that are listed, and all others but lists of digests,
-    signatures, the files of git and of downloads, and files that a signature leaves out. A link stands for the file
-    that it leads to.
+    A model of one file has only that file. A directory has all listed files, and all others except lists of digests,
+    signatures, the files of git and of downloads, and files that a signature leaves out. A link stands for its target.
 
     Raises
     ------
@@ -285,7 +284,7 @@ def check_all(trust: Trust, path: str, *, threads: int | None = None) -> list[st
 
 
 def compared(trust: Trust, names: Sequence[str]) -> str:
-    """Say what `check_all` has compared, such as "SHA-256 of 2 files as recorded"."""
+    """Return a line about the comparison of `check_all`, such as "SHA-256 of 2 files as recorded"."""
     kinds: Counter[str] = Counter()
     for name in names:
         digests = trust.expected(os.path.join(trust.root, name))
@@ -295,7 +294,7 @@ def compared(trust: Trust, names: Sequence[str]) -> str:
 
 
 def _files(trust: Trust, folder: str, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the files in a folder and its subfolders, each behind `prefix`."""
+    """Yield the names of the files in a folder and its subfolders, each after `prefix`."""
     with os.scandir(os.path.join(folder, prefix)) as entries:
         for entry in entries:
             name = f"{prefix}{entry.name}"

@@ -6,10 +6,10 @@ backslash, a line feed and a carriage return. ``SHA256 (NAME) = DIGEST`` is the 
 with ``#`` are comments. Git LFS pointers: its docs/spec.md. Hubs call a small file by git's object hash, the SHA-1 of
 ``blob``, its size and its content.
 
-``trust="recorded"`` asks ``SHA256SUMS`` in the model's folder; ``NAME.sha256`` and Git LFS pointers, called ``NAME``
-and any suffix, in the file's folder; the name of the blob that a hub cache links a file to
-(``models--o--n/snapshots/REVISION/NAME`` to ``models--o--n/blobs/DIGEST``); and the ETag that huggingface_hub keeps of
-a file that it downloaded to a folder (``FOLDER/.cache/huggingface/download/NAME.metadata``, whose second line it is).
+``trust="recorded"`` reads ``SHA256SUMS`` in the model's folder; ``NAME.sha256`` and Git LFS pointers, called ``NAME``
+and any suffix, in the file's folder; the name of the blob to which a hub cache links a file
+(``models--o--n/snapshots/REVISION/NAME`` to ``models--o--n/blobs/DIGEST``); and the ETag that huggingface_hub keeps for
+a file downloaded to a folder (the second line of ``FOLDER/.cache/huggingface/download/NAME.metadata``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_NBYTES = 1 << 28
 SUMS = "SHA256SUMS"
 SUFFIX = ".sha256"
 _DOWNLOADS = os.path.join(".cache", "huggingface", "download")
-# Folders above a model's that may be the one that it was downloaded to.
+# How many folders, from the model's own upwards, may hold the notes of a download.
 _ABOVE = 4
 _SMALL = 1 << 16
 _INDEX = ".index.json"
@@ -56,16 +56,16 @@ _OF_LFS = re.compile(rb"(?:[a-z0-9.-]+ [^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize
 
 
 class Digest(NamedTuple):
-    """What a file should be.
+    """The expected digest of a file.
 
     Attributes
     ----------
     algorithm : str
         "sha256", "git" (git's object hash of a file, by SHA-1) or "blake3".
     value : str
-        In hexadecimal digits, of lower case.
+        In hexadecimal digits, in lower case.
     origin : str
-        Where it stands, for messages.
+        The source of the digest, for messages.
     """
 
     algorithm: str
@@ -81,14 +81,14 @@ _LENGTHS = {64: "sha256", 40: "git"}
 
 
 def of_etag(text: str, origin: str) -> Digest | None:
-    """Return the digest that a blob's name or an ETag is; None if it is another tag."""
+    """Return the digest in a blob's name or an ETag; None for another kind of tag."""
     etag = text.strip().removeprefix("W/").strip('"').lower()
     algorithm = _LENGTHS.get(len(etag))
     return None if algorithm is None or not re.fullmatch("[0-9a-f]+", etag) else Digest(algorithm, etag, origin)
 
 
 def plain(name: str, origin: str) -> str:
-    """Return a name relative to the folder of a model. Raises `TrustError` for one that leads out of it."""
+    """Return a name relative to the folder of a model. Raises `TrustError` if it leads out of the folder."""
     path = name.replace("\\", "/") if os.name == "nt" else name
     parts = [part for part in path.split("/") if part not in {"", "."}]
     if path.startswith("/") or ".." in parts or "\0" in path or not parts or (os.name == "nt" and ":" in path):
@@ -97,7 +97,7 @@ def plain(name: str, origin: str) -> str:
 
 
 def add(digests: Digests, name: str, digest: Digest) -> None:
-    """Add a digest of a file. Raises `TrustError` if there is another one of the same kind."""
+    """Add a digest of a file. Raises `TrustError` if the file has a different digest of the same kind."""
     for digest_ in digests.get(name, ()):
         if digest_.algorithm == digest.algorithm:
             if digest_.value == digest.value:
@@ -119,7 +119,7 @@ def of_mapping(mapping: Mapping[Any, Any]) -> Digests:
 
 
 def of_text(text: str, what: str) -> Digest:
-    """Return the SHA-256 in ``sha256:`` and digits, or in digits alone. Raises `TrustError` for another text."""
+    """Return the SHA-256 in ``sha256:`` and digits, or in bare digits. Raises `TrustError` for another text."""
     digits = text.removeprefix(SHA256)
     if not re.fullmatch("[0-9a-fA-F]{64}", digits):
         raise TrustError(what, path="trust", actual=quoted(text), expected="sha256: and 64 hexadecimal digits")
@@ -127,7 +127,7 @@ def of_text(text: str, what: str) -> Digest:
 
 
 def of_sums(raw: bytes, origin: str) -> Digests:
-    """Return the digests of a file that sha256sum wrote. Raises `TrustError` for one that it would not write."""
+    """Return the digests in the output of sha256sum. Raises `TrustError` for a file that it would not write."""
     digests: Digests = {}
     for number, line in enumerate(os.fsdecode(raw).split("\n"), 1):
         text = line.removesuffix("\r")
@@ -158,7 +158,7 @@ def of_pointer(raw: bytes, origin: str) -> Digest | None:
 
 
 def of_file(raw: bytes, origin: str) -> Digests:
-    """Return the digests in a file: by name, or of one file under the name `ONLY`."""
+    """Return the digests in a file, by name; a digest without a name has the name `ONLY`."""
     pointer = of_pointer(raw, origin)
     if pointer is not None:
         return {ONLY: (pointer,)}
@@ -175,7 +175,7 @@ def of_file(raw: bytes, origin: str) -> Digests:
 
 
 def is_list(path: str) -> bool:
-    """Whether a file holds digests of others, perhaps signed: it needs none itself."""
+    """Whether a file holds digests of others, perhaps signed, so that it needs no digest itself."""
     if os.path.basename(path) == SUMS or path.endswith((SUFFIX, ".sig")):
         return True
     raw = read_list(path, _SMALL) if os.path.isfile(path) and os.stat(path).st_size <= _SMALL else None
@@ -183,7 +183,7 @@ def is_list(path: str) -> bool:
 
 
 def read_list(path: str, max_nbytes: int = MAX_NBYTES) -> bytes | None:
-    """Return the content of a file of digests; None if there is none. Raises `TrustError` for one that is too large."""
+    """Return the content of a file of digests; None if it is missing. Raises `TrustError` if it is too large."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
@@ -240,13 +240,13 @@ def _neighbours(path: str) -> list[Digest]:
 
 
 def _blob(path: str) -> Digest | None:
-    """Return the digest that a hub cache calls a file by."""
+    """Return the digest that is a file's name in a hub cache."""
     blob = blob_of(path)
     return None if blob is None else of_etag(os.path.basename(blob), blob)
 
 
 def _download(folder: str, name: str) -> Digest | None:
-    """Return the digest that huggingface_hub noted of a file that it downloaded to a folder."""
+    """Return the digest that huggingface_hub noted for a file downloaded to a folder."""
     for _ in range(_ABOVE):
         path = os.path.join(folder, _DOWNLOADS, *name.split("/")) + ".metadata"
         raw = read_list(path, _SMALL)
@@ -268,8 +268,8 @@ def _download(folder: str, name: str) -> Digest | None:
 def write_sums(path: str) -> None:
     """Write the digests of a model: of all files in a directory, of a file, or of an index and its shards.
 
-    The list lies in the folder of the model. One that is there already keeps its lines about other files. Files whose
-    names begin with a dot, and other lists, are left out.
+    The list lies in the folder of the model. An existing list keeps its lines about other files. Files whose names
+    begin with a dot, and other lists, are left out.
     """
     absolute = os.path.abspath(path)
     folder, filename = (absolute, "") if os.path.isdir(absolute) else os.path.split(absolute)

@@ -1,12 +1,12 @@
-"""Bundles of OpenSSF model-signing, read and written by its library ``model-signing``; it asks no network for them.
+"""Bundles of OpenSSF model-signing, which its library ``model-signing`` reads and writes without a network.
 
-A bundle holds a signed manifest: names of files relative to the model, each with a digest; which names were left out;
-and whether symbolic links counted as files. The library says whether the signature is good. Hashing the files is ours,
-by the rules of the library: a file that the manifest lacks is refused, unless it is left out there or is one of git's
-(``.git``, ``.github``, ``.gitattributes``, ``.gitignore``).
-Ours: manifests over pieces of files ("shards") are refused, for a whole file has no digest there. A link stands for the
-file that it leads to, whose bytes are hashed, also where the signature says that links were not allowed when it was
-made: caches of hubs link every file. A link to a folder is refused.
+A bundle holds a signed manifest: names of files relative to the model, each with a digest; the names left out; and
+whether symbolic links counted as files. The library decides whether the signature is good. Hashing the files is ours,
+by the rules of the library: a file that the manifest lacks is refused, unless the manifest leaves it out or it belongs
+to git (``.git``, ``.github``, ``.gitattributes``, ``.gitignore``).
+Ours: manifests over pieces of files ("shards") are refused, because they have no digest of a whole file. A link stands
+for its target, whose bytes are hashed, even if the signature was made without allowing links: caches of hubs link every
+file. A link to a folder is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ALONE = "."  # the name of a model that is one file
 
 
 class Signature(NamedTuple):
-    """A bundle, and what its signature is checked with: see `weightmap.trust.signature`."""
+    """A bundle, and the key or certificates that check its signature: see `weightmap.trust.signature`."""
 
     path: str
     key: str | None
@@ -47,7 +47,7 @@ class Signature(NamedTuple):
         if raw is None:
             raise FileNotFoundError(2, os.strerror(2), self.path)
         for needed in filter(None, (self.key, *self.certificates)):
-            open_descriptor(needed)  # a missing file is an OSError, and no bad signature
+            open_descriptor(needed)  # a missing file raises OSError; it is not a bad signature
         try:
             return self._trust_for(raw, path, root)
         except (TensorFileError, MemoryError):
@@ -65,7 +65,7 @@ class Signature(NamedTuple):
             config.use_certificate_verifier(certificate_chain=self.certificates)
         manifest = _Manifest()
         config.set_hashing_config(manifest)
-        # The bytes that were read, whatever happens to the bundle; what the library prints is for its own commands.
+        # Check the bytes that were read, in case the bundle changes; drop the library's prints, meant for its commands.
         with scratch_folder() as room, contextlib.redirect_stdout(io.StringIO()):
             bundle = Path(room, "model.sig")
             bundle.write_bytes(raw)
@@ -76,18 +76,18 @@ class Signature(NamedTuple):
 
 
 class _Manifest:
-    """Stands for the library's hashing: keeps the manifest that was signed, and leaves hashing to us."""
+    """Replaces the library's hashing: keeps the signed manifest, and leaves hashing to us."""
 
     def __init__(self) -> None:
         self._signed: Any = None
         self._ignored: list[PurePosixPath] = []
 
     def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:  # noqa: ARG002 - the library's interface
-        """Note what was not signed."""
+        """Note the paths left out of the signature."""
         self._ignored += [PurePosixPath(path) for path in paths]
 
     def hash(self, model_path: Any, *, files_to_hash: Any = None) -> _Manifest:  # noqa: ARG002 - as above
-        """Return this: comparing it takes the manifest."""
+        """Return this object, which takes the manifest when it is compared."""
         return self
 
     def __ne__(self, signed: object) -> bool:
@@ -142,7 +142,7 @@ def sign(
 
 
 def _check_identity(raw: bytes, identity: str, path: str) -> None:
-    """Raise `TrustError` unless the signing certificate is of this name, e-mail address, URI or host."""
+    """Raise `TrustError` unless the signing certificate has this name, e-mail address, URI or host."""
     from cryptography import x509  # noqa: PLC0415 - model-signing needs it
 
     material = json.loads(raw)["verificationMaterial"]["x509CertificateChain"]["certificates"][0]["rawBytes"]
