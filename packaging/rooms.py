@@ -28,7 +28,7 @@ BUDGETS = {
     "llama": 1_282,
     "onnxruntime": 50,
     "plans": 2_136,
-    "pool": 750,
+    "pool": 745,
     "remote": 1_870,
     "report": 1_340,
     "torch": 967,

@@ -23,6 +23,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
@@ -112,27 +113,20 @@ class _Reader:
         self.latch: _thread.LockType = _thread.allocate_lock()  # locked while a thread reads
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
     """A tensor in the pool, or on its way there."""
 
-    __slots__ = ("cost", "count", "error", "key", "pin", "prefetched", "reader", "tick", "value", "value_nbytes")
-
-    pin: weakref.ref[_Pin] | None
+    key: Key
+    cost: int
+    value_nbytes: int  # of its value, if that is not in a slot
+    count: int  # of requests for it
+    tick: int  # the time of the last request: negative and unique
     reader: weakref.ref[_Reader]
-
-    def __init__(
-        self, key: Key, cost: int, value_nbytes: int, count: int, reader: _Reader, *, prefetched: bool
-    ) -> None:
-        self.key: Key = key
-        self.cost: int = cost
-        self.value_nbytes: int = value_nbytes  # of its value, if that is not in a slot
-        self.count: int = count  # of requests for it
-        self.tick: int = 0  # the time of the last request: negative and unique
-        self.prefetched: bool = prefetched  # and not held yet
-        self.reader = weakref.ref(reader)
-        self.pin = None
-        self.error: Exception | None = None
-        self.value: Any = None  # keeps its slot alive
+    prefetched: bool  # and not held yet
+    pin: weakref.ref[_Pin] | None = None
+    error: Exception | None = None
+    value: Any = None  # keeps its slot alive
 
     @property
     def ready(self) -> bool:
@@ -303,9 +297,7 @@ class Pool:
                 first = self._make_room(cost, key)
                 if first is not None:
                     return first, None, None
-                entry = self._add(
-                    _Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, prefetched=False)
-                )
+                entry = self._add(key, cost, reading.nbytes or 0, reader, prefetched=False)
                 self._misses += 1
                 return entry, reading, self._pinned(entry)
             self._hits += 1
@@ -344,8 +336,7 @@ class Pool:
                 reading, cost = self._reading(key)
                 if not self._evict_for(cost, prefetched=False):
                     continue
-                entry = _Entry(key, cost, reading.nbytes or 0, self._counts.get(key, 0), reader, prefetched=True)
-                queued.append((self._add(entry), reading))
+                queued.append((self._add(key, cost, reading.nbytes or 0, reader, prefetched=True), reading))
             for group in _neighbours(queued):
                 reader = _Reader(queued=True)
                 for entry, _ in group:
@@ -481,16 +472,17 @@ class Pool:
             self._sums = sum(entry.cost for entry in entries), sum(entry.value_nbytes for entry in entries)
         return self._sums
 
-    def _add(self, entry: _Entry) -> _Entry:
-        cost, value_nbytes = self._totals()
+    def _add(self, key: Key, cost: int, value_nbytes: int, reader: _Reader, *, prefetched: bool) -> _Entry:
+        total, total_of_values = self._totals()
         self._sums = None
         self._ticks += 1
-        entry.tick = -self._ticks
-        if self._waiting is not None and not entry.prefetched:
-            heapq.heappush(self._waiting, (entry.count, entry.tick, entry.key))
-        self._entries[entry.key] = entry
-        self._counts.pop(entry.key, None)
-        self._sums = cost + entry.cost, value_nbytes + entry.value_nbytes
+        count = self._counts.get(key, 0)
+        entry = _Entry(key, cost, value_nbytes, count, -self._ticks, weakref.ref(reader), prefetched)
+        if self._waiting is not None and not prefetched:
+            heapq.heappush(self._waiting, (count, entry.tick, key))
+        self._entries[key] = entry
+        self._counts.pop(key, None)
+        self._sums = total + cost, total_of_values + value_nbytes
         return entry
 
     def _drop(self, entry: _Entry) -> None:

@@ -384,7 +384,7 @@ class WebStore:
             _close(connection, response)
             return
         response.read()
-        self._keeper(host)(connection)
+        self._keep(host, connection)
 
     def _followed(self, address: str, target: str | None) -> str:
         """Return the target of a redirect that may be followed, without the query."""
@@ -448,33 +448,30 @@ class WebStore:
         tag = response.getheader("ETag")
         if tag is not None and _TAG.fullmatch(tag) is None:
             raise StoreError("refused", "the ETag of the answer has control characters")
-        meta = {"e_tag": tag, "last_modified": _date(response.getheader("Last-Modified"))}
+        modified = _date(response.getheader("Last-Modified"))
+        length = _LENGTH.fullmatch(response.getheader("Content-Length") or "")
         if span is None:
-            text = response.getheader("Content-Length") or ""
-            if _LENGTH.fullmatch(text) is None:
+            if length is None:
                 raise StoreError("refused", "the answer does not state the length of the object")
-            return _Answer({**meta, "size": int(text)}, Range(0, 0), connection, response, self._keeper(host))
-        if response.status == _OK and self._private is not None and not span.begin:
-            length = _LENGTH.fullmatch(response.getheader("Content-Length") or "")
-            size = None if length is None else int(length[0])
-            if size is not None and size <= span.end:  # the Hub may send a small file whole
-                return _Answer({**meta, "size": size}, Range(0, size), connection, response, self._keeper(host))
-        if response.status == _OK:
+            size, part = int(length[0]), Range(0, 0)
+        elif response.status == _PARTIAL:
+            match = _RANGE.fullmatch(response.getheader("Content-Range") or "")
+            if match is None:
+                raise StoreError("refused", "the answer does not state its range of bytes")
+            first, last, size = map(int, match.groups())
+            part = Range(first, last + 1)
+        elif self._private is not None and not span.begin and length is not None and int(length[0]) <= span.end:
+            size = int(length[0])  # the Hub may send a small file whole
+            part = Range(0, size)
+        else:
             raise StoreError("refused", "the server ignores ranges: download the object, and open that")
-        match = _RANGE.fullmatch(response.getheader("Content-Range") or "")
-        if match is None:
-            raise StoreError("refused", "the answer does not state its range of bytes")
-        first, last, size = map(int, match.groups())
-        return _Answer({**meta, "size": size}, Range(first, last + 1), connection, response, self._keeper(host))
+        meta = {"e_tag": tag, "last_modified": modified, "size": size}
+        return _Answer(meta, part, connection, response, partial(self._keep, host))
 
-    def _keeper(self, host: _Host) -> Callable[[http.client.HTTPConnection], None]:
-        """Return the function that keeps a connection for the next request."""
-
-        def keep(connection: http.client.HTTPConnection) -> None:
-            with self._lock:
-                self._idle.setdefault(host, []).append(connection)
-
-        return keep
+    def _keep(self, host: _Host, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request."""
+        with self._lock:
+            self._idle.setdefault(host, []).append(connection)
 
 
 def _close(connection: http.client.HTTPConnection, response: _Response) -> None:
