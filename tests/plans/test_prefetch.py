@@ -12,6 +12,7 @@ from tests.builders import Tensor, embd
 from tests.support import address, mappings, run_child, until
 
 import weightmap as wm
+from weightmap.core.bytes import Range
 from weightmap.core.native import access
 from weightmap.plans import pages as prefetching
 
@@ -181,3 +182,15 @@ print("alive")
 """
     paths = [model(tmp_path / f"{i}.weights", 16) for i in range(4)]
     assert run_child(code, *paths).stdout == "alive\n"
+
+
+def test_reads_one_after_another_are_asked_for_a_window_ahead(monkeypatch):
+    asked = []
+    monkeypatch.setattr(prefetching, "ask_for", lambda _, part: asked.append(part))
+    ranges = [Range(at, at + 10) for at in (0, 100, 40, 60)]
+    ahead = prefetching.Ahead([(None, part) for part in ranges], window=15)
+    ahead.reading(0)
+    assert asked == ranges[:3]  # the third begins within the window behind the first
+    ahead.reading(1)
+    ahead.reading(3)
+    assert asked == ranges

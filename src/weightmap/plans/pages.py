@@ -306,21 +306,12 @@ class Ahead:
     def __init__(self, ranges: Sequence[tuple[Source, Range]], window: int) -> None:
         self._ranges, self._window, self._next = ranges, window, 0
         self._before = [0, *np.cumsum([part.nbytes for _, part in ranges], dtype=np.int64).tolist()]
-        self._cold = [False] * len(ranges)
-        for source in dict.fromkeys(source for source, _ in ranges):
-            numbers = [number for number, one in enumerate(ranges) if one[0] is source]
-            starts, stops = np.array([ranges[number][1] for number in numbers], np.int64).T.copy()
-            with contextlib.suppress(OSError):  # the system does not tell
-                there = resident_in(source, starts, stops - starts)
-                for number, some in zip(numbers, (there * 10 < (stops - starts) * 9).tolist(), strict=True):
-                    self._cold[number] = some
 
     def reading(self, number: int) -> None:
         """Ask for the bytes after a read, given by its number."""
         until = self._before[number + 1] + self._window
         while self._next < len(self._ranges) and self._before[self._next] < until:
-            if self._cold[self._next]:
-                ask_for(*self._ranges[self._next])
+            ask_for(*self._ranges[self._next])
             self._next += 1
 
 
