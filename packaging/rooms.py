@@ -30,7 +30,7 @@ BUDGETS = {
     "plans": 2_136,
     "pool": 745,
     "remote": 1_870,
-    "report": 1_340,
+    "report": 1_318,
     "torch": 967,
     "trust": 628,
     "vllm": 340,

@@ -162,7 +162,7 @@ class CompanionFiles:
         self._config: bytes | None = None  # what the new one says, where that is something else
         for name, target, source in self._sources():
             if name == "config.json":
-                self._config = _said(source, dtype, decoded=decoded)
+                self._config = _changed_config(source, dtype, decoded=decoded)
             _lies_at(target, self._new(name, source), replace=replace)
 
     def _sources(self) -> Iterator[tuple[str, str, Source]]:
@@ -262,7 +262,7 @@ def _folders(folder: str, trust: Any) -> list[str]:
     return [name for name in folders if name and open_source.is_directory(open_source.inside(folder, f"{name}/"))]
 
 
-def _said(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
+def _changed_config(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
     """Return a configuration that says this type, of a model that was perhaps decoded; None where it does already."""
     if dtype not in _DTYPES and not decoded:
         return None

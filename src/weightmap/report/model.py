@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from weightmap._messages import counted
@@ -57,19 +58,15 @@ def _about(name: str, survey: Survey) -> page.Section:
     for tensor in survey.tensors:
         kinds.setdefault(tensor.info.dtype, []).append(tensor.info.nbytes)
     elements = sum(math.prod(tensor.info.shape) for tensor in survey.tensors)
+    layout = "" if survey.layout in {None, survey.format} else f", {survey.layout}"
+    types = (f"{page.text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in kinds.items())
     rows = [
         ("file", page.text(name)),
-        (
-            "format",
-            page.text(survey.format if survey.layout in {None, survey.format} else f"{survey.format}, {survey.layout}"),
-        ),
+        ("format", page.text(f"{survey.format}{layout}")),
         ("size", sizes(survey.nbytes)),
         ("tensors", f"{len(survey.tensors):,}, of {counted(elements, 'element')}"),
         *([("parameters", str(survey.weight))] if survey.weight is not None else []),
-        (
-            "types",
-            ", ".join(f"{page.text(dtype)}: {brief(sum(each))} in {len(each):,}" for dtype, each in kinds.items()),
-        ),
+        ("types", ", ".join(types)),
     ]
     if len(survey.files) > 1:
         rows.append(("files", f"{len(survey.files):,}"))
@@ -77,9 +74,8 @@ def _about(name: str, survey: Survey) -> page.Section:
         rows.append(("vocabulary", counted(survey.tokens, "token")))
     content = page.pairs(rows)
     if survey.metadata:
-        metadata = page.pairs(
-            (page.short(key), page.text(value)) for key, value in list(survey.metadata.items())[:_MAX_LINES]
-        )
+        shown = list(survey.metadata.items())[:_MAX_LINES]
+        metadata = page.pairs((page.short(key), page.text(value)) for key, value in shown)
         cut = f", the first {_MAX_LINES} of them" if len(survey.metadata) > _MAX_LINES else ""
         content += f"<details><summary>{entries(len(survey.metadata))}{cut}</summary>{metadata}</details>"
     return "summary", "What it is", content
@@ -176,18 +172,11 @@ def _map(survey: Survey, figures: page.Figures) -> page.Section:
     for file in survey.files:
         for gap in file.gaps:
             totals[gap.kind].append(gap.end - gap.begin)
-    alignments: dict[int, int] = {}
-    for tensor in survey.stored:
-        at = alignment(tensor.info.offset)
-        alignments[at] = alignments.get(at, 0) + 1
+    alignments = Counter(alignment(tensor.info.offset) for tensor in survey.stored)
     resident = [tensor.resident for tensor in survey.stored if tensor.resident is not None]
     lines = [(kind, f"{brief(sum(each))} in {len(each):,}") for kind, each in totals.items() if each]
-    lines.append(
-        (
-            "tensors begin at multiples of",
-            ", ".join(f"{at} ({count:,})" for at, count in sorted(alignments.items(), reverse=True)),
-        )
-    )
+    multiples = (f"{at} ({count:,})" for at, count in sorted(alignments.items(), reverse=True))
+    lines.append(("tensors begin at multiples of", ", ".join(multiples)))
     if resident:
         lines.append(("in memory", f"{brief(sum(resident))} before this report read the file"))
     chart = figures.add("bytes-map", charts.bytes_map(len(survey.files), longest), "places", pooled_bars(rows, longest))
@@ -247,7 +236,8 @@ def _values(survey: Survey, drawable: Sequence[Tensor], figures: page.Figures) -
                 page.number(numbers.sampled / max(math.prod(info.shape), 1), ".1%"),
             ]
         )
-    imaginary = any(tensor.info.dtype.startswith("complex") for tensor in survey.tensors)
+    kinds = dict.fromkeys(tensor.info.dtype for tensor in survey.tensors)
+    imaginary = any(kind.startswith("complex") for kind in kinds)
     columns = [("tensor", False), ("type", False), ("shape", False), ("smallest", True), ("largest", True)]
     columns += [("mean", True), ("deviation", True), ("zeros", True), ("NaN, infinite", True), ("histogram", False)]
     columns += [("looked at", True)]
@@ -258,13 +248,7 @@ def _values(survey: Survey, drawable: Sequence[Tensor], figures: page.Figures) -
         + '<h3 class="script" id="histogram-title" aria-live="polite">Histogram of <span id="histogram-of"></span></h3>'
         + '<p class="script faint">The names in the table choose the tensor.</p>'
         + figures.add("histogram", charts.histogram(), "values")
-        + page.table(
-            "values",
-            "Values of each tensor",
-            columns,
-            rows,
-            kinds=dict.fromkeys(tensor.info.dtype for tensor in survey.tensors),
-        )
+        + page.table("values", "Values of each tensor", columns, rows, kinds=kinds)
     )
     return "tensors", "Values", content
 
@@ -309,17 +293,11 @@ def _quantising(survey: Survey, figures: page.Figures) -> page.Section:
         measures = {scheme: scheme for scheme in reversed(schemes)}
         spec = charts.heat("cost-heat", "Relative error by layer and tensor.", measures, len(layers), zero=False)
         content += "<h3>By layer</h3>" + figures.add("cost-heat", spec, "each", heat)
-    rows = [
-        [
-            page.Cell(page.named(tensor.info.name)),
-            page.Cell(page.text(tensor.info.dtype)),
-            *(
-                page.number(tensor.costs[scheme].relative if scheme in tensor.costs else None, ".3%")
-                for scheme in schemes
-            ),
-        ]
-        for tensor in able
-    ]
+    rows = []
+    for tensor in able:
+        errors = [tensor.costs[scheme].relative if scheme in tensor.costs else None for scheme in schemes]
+        name, dtype = page.Cell(page.named(tensor.info.name)), page.Cell(page.text(tensor.info.dtype))
+        rows.append([name, dtype, *(page.number(error, ".3%") for error in errors)])
     columns = [("tensor", False), ("type", False), *((scheme, True) for scheme in schemes)]
     content += page.table("each", "Relative RMS error of each tensor by scheme", columns, rows)
     return "quantising", "What quantising would cost", content

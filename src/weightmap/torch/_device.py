@@ -322,14 +322,14 @@ def to_device(array: np.ndarray[Any, Any] | QuantizedTensor, device: Any) -> Any
         return send_array(loader, ArrayTransfer("an array", array))
 
 
-def pour(loader: Loader, cargo: Transfer | ArrayTransfer, target: Any) -> None:
+def pour(loader: Loader, transfer: Transfer | ArrayTransfer, target: Any) -> None:
     """Send elements to a tensor of any strides, in the order of the current stream.
 
     Parameters
     ----------
     loader : Loader
         A loader for the tensor's device, with a `TorchBackend`.
-    cargo : Transfer or ArrayTransfer
+    transfer : Transfer or ArrayTransfer
         As many elements as `target`; torch converts them if the types differ.
     target : torch.Tensor
     """
@@ -337,10 +337,10 @@ def pour(loader: Loader, cargo: Transfer | ArrayTransfer, target: Any) -> None:
     loader.backend.begin()
     flat = target.detach()
     raw = flat.view(torch.uint8) if str(flat.dtype) == f"torch.{PAIRS}" else flat
-    kind = getattr(torch, cargo.dtype)
+    kind = getattr(torch, transfer.dtype)
     ready = raw.dtype == kind and raw.is_contiguous()
     plain = raw if ready else torch.empty(raw.shape, dtype=kind, device=flat.device)
-    loader.send(cargo, plain.reshape(-1).view(torch.uint8), 0)
+    loader.send(transfer, plain.reshape(-1).view(torch.uint8), 0)
     loader.flush()
     if not ready:
         raw.copy_(plain)
