@@ -128,9 +128,8 @@ class Spec:
             whole = _whole_names(names, rename)
             if names and rename and not any(name in whole for name in names):
                 some = ", ".join(map(quoted, list(rename)[:3]))
-                raise EncodeError(
-                    f"rename has {some}, the name of none of {counted(len(names), 'tensor')}", path=source
-                )
+                what = f"rename has {some}, the name of none of {counted(len(names), 'tensor')}"
+                raise EncodeError(what, path=source)
             rename = lambda name: whole.get(name, name)  # noqa: E731 - a mapping becomes a function
         if not callable(rename):
             raise mistyped("rename", rename, "a mapping of names or a function of a name")

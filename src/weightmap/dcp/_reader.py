@@ -299,10 +299,9 @@ class Work:
         if part is not None and not torch.can_cast(part.kind.dtype, target.dtype):
             raise StateError(f"{what} is {target.dtype}, which cannot hold {part.kind.dtype} of the file")
         if part is not None and target.dtype != part.kind.dtype:
+            row, dtype = row_of(self._file, part.name), str(target.dtype).removeprefix("torch.")
             try:
-                check_cast(
-                    self._file, part.name, row_of(self._file, part.name), str(target.dtype).removeprefix("torch.")
-                )
+                check_cast(self._file, part.name, row, dtype)
             except UnsupportedError as error:
                 error.remedy = Remedy("{} writes the parameters", "weights", python="wm.convert(f.weights, path)")
                 raise
@@ -446,9 +445,8 @@ class WeightmapStorageReader(StorageReader):  # type: ignore[misc]
         try:
             work = Work(self._tensors, planner, plan.items, self._rules["chunk"])
             with make_plan(self._tensors.file, work.wants, **self._rules) as reads:
-                self.report = LoadReport(
-                    len(plan.items), len(work.parts), reads_of(reads), reads.nbytes, reads.wanted_nbytes
-                )
+                sizes = reads_of(reads), reads.nbytes, reads.wanted_nbytes
+                self.report = LoadReport(len(plan.items), len(work.parts), *sizes)
                 work.run(reads, self._how, verify=self._verify)
         finally:
             self._close()

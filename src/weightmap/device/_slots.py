@@ -180,9 +180,8 @@ class Staging(NamedTuple):
             For anything but integers.
         """
         threads = None if self.threads is None else at_least(1, "threads", self.threads)
-        return Staging(
-            _between(2, 1 << 10, "slots", self.slots), _between(256, 1 << 36, "slot_bytes", self.slot_bytes), threads
-        )
+        slots = _between(2, 1 << 10, "slots", self.slots)
+        return Staging(slots, _between(256, 1 << 36, "slot_bytes", self.slot_bytes), threads)
 
 
 def _between(low: int, high: int, what: str, value: int) -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.core.bytes.source import Source
     from weightmap.core.formats._verification import Sum
     from weightmap.core.table.table import Row
-    from weightmap.plans.places import Heads
+    from weightmap.plans.places import Heads, Ranges
     from weightmap.plans.residency import Spans
 
 
@@ -124,8 +124,7 @@ class PartReader:
             self.fill(target, int(part.starts[0]))
             return
         starts, stops = part.starts, part.starts + part.length
-        one_file = np.zeros(len(starts), np.uint32)
-        _, begins, ends, _ = files.join_ranges(one_file, starts, stops, gap=self.gap, max_over_read=self.max_over_read)
+        begins, ends = self._joined(starts, stops)
         if len(begins) == len(starts) and part.length <= self.chunk:  # nothing is joined
             self._gather_runs(starts, part.length, target)
             return
@@ -144,6 +143,12 @@ class PartReader:
             for row, start in zip(rows, places.tolist(), strict=True):
                 row[:] = octets[start : start + part.length]
 
+    def _joined(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Ranges:
+        """Return where the reads of ranges in ascending order begin and end."""
+        one_file = np.zeros(len(starts), np.uint32)
+        _, begins, ends, _ = files.join_ranges(one_file, starts, stops, gap=self.gap, max_over_read=self.max_over_read)
+        return begins, ends
+
     def _gather_runs(self, starts: NDArray[np.int64], length: int, target: NDArray[np.uint8]) -> None:
         """Read runs that lie apart, about a chunk at a time; over a network, without the bytes between them."""
         reader = self._reader
@@ -158,10 +163,7 @@ class PartReader:
         """Return a quantised tensor, reading only the blocks of a part. `number` is its number in `heads`."""
         starts, stops = ranges_of(heads.of(number, row), key, name)
         order = np.argsort(starts, kind="stable")
-        one_file = np.zeros(len(order), np.uint32)
-        _, begins, ends, _ = files.join_ranges(
-            one_file, starts[order], stops[order], gap=self.gap, max_over_read=self.max_over_read
-        )
+        begins, ends = self._joined(starts[order], stops[order])
         # Pages of `zeros` take no memory until something is read into them.
         allocate = np.zeros if int((ends - begins).sum()) < row.nbytes else np.empty
         octets = allocate(row.nbytes, np.uint8)
@@ -334,7 +336,7 @@ class FileShare(NamedTuple):
     gap: int
     within: tuple[int, float]
 
-    def bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def bounds(self) -> Ranges:
         """Return begin and end of the bytes of each wanted tensor."""
         begins = self.spans.begin[self.numbers]
         return begins, begins + self.spans.nbytes[self.numbers]

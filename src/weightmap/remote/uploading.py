@@ -88,10 +88,9 @@ def _filled(address: Location, source: Any, *, overwrite: bool) -> Iterator[str]
         else:
             _check_source(source, folder.inside(written[0]))
         last = next((name for name in written if name.endswith(INDEX_SUFFIX)), written[0])
+        in_order = [*(name for name in written if name != last), last]
         try:
-            upload(
-                folder, at, [*(name for name in written if name != last), last], new=len(written) > 1 or not overwrite
-            )
+            upload(folder, at, in_order, new=len(written) > 1 or not overwrite)
         except FileExistsError as error:
             raise TargetError(_WRITTEN, path=error.filename) from None
         # A list that is shared with other models comes behind them all: a failure leaves it as it was.

@@ -104,19 +104,13 @@ def sign(
     name = os.path.join(absolute, "model.sig") if os.path.isdir(absolute) else f"{absolute}.sig"
     name = name if path is None else os.fsdecode(path)
     certificate_path = None if certificate is None else _absolute(certificate)
+    others = tuple(map(_absolute, chain))
     if not allow_symlinks and (link := _link_in(absolute)) is not None:
         remedy = Remedy("{} signs the files that links lead to", "allow_symlinks", switch=True)
         raise TrustError("this is a symbolic link, and cannot be signed", path=link, remedy=remedy)
     os.stat(absolute)  # raises for a missing model
     try:
-        sign_model(
-            absolute,
-            name,
-            _absolute(key),
-            certificate_path,
-            tuple(map(_absolute, chain)),
-            allow_symlinks=allow_symlinks,
-        )
+        sign_model(absolute, name, _absolute(key), certificate_path, others, allow_symlinks=allow_symlinks)
     except ValueError as error:  # from the library
         raise TrustError(f"this cannot be signed: {error}", path=absolute) from None
     return name

@@ -102,10 +102,8 @@ class _Manifest:
             raise TrustError("the signature was not checked", path=origin)
         how = self._signed.serialization_type
         if how["method"] != "files" or how["hash_type"] not in {"sha256", "blake3"}:
-            method = f"{how['method']}, {how['hash_type']}"
-            raise UnsupportedError(
-                "manifest of the signature", path=origin, actual=quoted(method), expected="digests of files by sha256"
-            )
+            what, actual = "manifest of the signature", quoted(f"{how['method']}, {how['hash_type']}")
+            raise UnsupportedError(what, path=origin, actual=actual, expected="digests of files by sha256")
         digests: Digests = {}
         for item in self._signed.resource_descriptors():
             if item.digest.algorithm != how["hash_type"]:
