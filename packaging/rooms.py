@@ -28,12 +28,12 @@ BUDGETS = {
     "llama": 1_282,
     "onnxruntime": 50,
     "plans": 2_127,
-    "pool": 745,
+    "pool": 744,
     "remote": 1_870,
     "report": 1_318,
     "torch": 967,
     "trust": 619,
-    "vllm": 340,
+    "vllm": 332,
     "words": 2_095,
 }
 

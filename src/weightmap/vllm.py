@@ -163,8 +163,8 @@ def model_files(folder: str) -> tuple[list[str], str]:
     return [inside(where, name) for name in files], _USUAL_INDEX
 
 
-def under_deltas(folder: str, settings: ExtraConfig) -> tuple[list[str], list[str]]:
-    """Return the files and the deltas of the requested version.
+def under_deltas(folder: str, published: str) -> tuple[list[str], list[str]]:
+    """Return the files and the deltas of the version that the setting `deltas` requests.
 
     A model of several files is then opened by its index.
 
@@ -175,16 +175,14 @@ def under_deltas(folder: str, settings: ExtraConfig) -> tuple[list[str], list[st
     UnsupportedError
         When the model has several files and no index.
     """
-    assert settings.deltas is not None  # noqa: S101 - for the type checker
-    folder, deltas = chain_to(folder, settings.deltas)
+    folder, deltas = chain_to(folder, published)
     files, index = model_files(folder)
     if not deltas or len(files) == 1:
         return files, deltas
     path = os.path.join(folder, index)
     if not os.path.exists(path):
-        raise UnsupportedError(
-            "deltas go over a model of one file or with an index: this one has several files", path=folder
-        )
+        what = "deltas go over a model of one file or with an index: this one has several files"
+        raise UnsupportedError(what, path=folder)
     return [path], deltas
 
 
@@ -417,7 +415,7 @@ def loader_class() -> Any:
             over: list[str] = []
             if self._settings.deltas is not None:
                 # One handle has all files, so a filter of files saves no reading. The model leaves out unused tensors.
-                files, over = under_deltas(folder, self._settings)
+                files, over = under_deltas(folder, self._settings.deltas)
             elif source.is_unused_weight is not None:
                 files = _files_used(files, source.is_unused_weight)
             if self.counter_before_loading_weights == 0.0:
@@ -508,7 +506,7 @@ def sglang_loader_class() -> Any:
             files = self._prepare_weights(source.model_or_path)[1] if chosen is None else chosen.weight_files
             over: list[str] = []
             if self._settings.deltas is not None:
-                files, over = under_deltas(os.path.dirname(files[0]), self._settings)
+                files, over = under_deltas(os.path.dirname(files[0]), self._settings.deltas)
             every = tensors(files, self._settings, shared=False, deltas=over)
             layer = self.load_config.draft_model_idx
             if layer is not None:

@@ -225,15 +225,15 @@ def _with_shape(spec: Spec, file: TensorFile, why: str) -> Spec:
 
     `why` tells why the model did not get llama.cpp's names, or how to get them.
     """
-    mixture = None if spec.quantize is None else spec.quantize.mixture
+    how = spec.quantize
+    mixture = None if how is None else how.mixture
     if not (mixture or spec.translated):
         return spec
     shape = shape_of(file.metadata, file)
-    if mixture and (shape is None or spec.target_format.program != PROGRAM):
-        assert spec.quantize is not None  # noqa: S101 - it has the mixture
+    if how is not None and mixture and (shape is None or spec.target_format.program != PROGRAM):
         raise EncodeError(
             f"{mixture} is a mixture of {PROGRAM}: it needs {PROGRAM}'s names, which this model does not get"
-            f"{f' ({why})' if why else ''}; other programs may read {spec.quantize.usual}, {PROGRAM} would not"
+            f"{f' ({why})' if why else ''}; other programs may read {how.usual}, {PROGRAM} would not"
         ).located(path=name_of(file))
     return replace(spec, shape=shape)
 

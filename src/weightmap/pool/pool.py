@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightmap.core.bytes.geometry import Geometry
     from weightmap.core.bytes.source import Source
     from weightmap.core.table.table import Row
 
@@ -701,7 +702,7 @@ class Pool:
             index %= count
         if isinstance(row.geometry, Components):
             return _of_pieces(row, row.geometry, index)
-        return _of_row(row, index) if row.geometry is None else _of_geometry(row, index)
+        return _of_row(row, index) if row.geometry is None else _of_geometry(row, row.geometry, index)
 
     def _row(self, name: str) -> Row:
         try:
@@ -805,10 +806,8 @@ def _of_row(row: Row, index: int | None) -> _Reading:
     return _Reading([(row.source, begin, begin + each)], lambda parts: one.over(parts[0]))
 
 
-def _of_geometry(row: Row, index: int | None) -> _Reading:
+def _of_geometry(row: Row, geometry: Geometry, index: int | None) -> _Reading:
     """Return the reading of a tensor with a geometry: strided, deflated or decoded."""
-    geometry = row.geometry
-    assert geometry is not None  # noqa: S101 - that is which tensors these are
     dtype, shape = row.viewed
     axes: list[Any] = [(0, 1, size, True) for size in shape]
     if index is not None:
