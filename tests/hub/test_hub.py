@@ -192,6 +192,17 @@ def test_a_cached_model_is_converted_offline(target, hub, tmp_path, monkeypatch)
     assert not hub.asked
 
 
+def test_two_revisions_share_the_headers_of_equal_files(hub):
+    """A diff asks for a file of the second revision only where its digest differs."""
+    changed = sharded(3, TENSORS | {"layers.0.w": TENSORS["layers.0.w"] + 1})
+    hub.repositories[NAME]["v1"] = changed
+    with wm.open(f"hf://{NAME}") as file:
+        opened = len(hub.asked)
+        assert [one.name for one in wm.diff(file, f"hf://{NAME}@v1").changed] == ["layers.0.w"]
+    asked = {one.path.rpartition("/")[2] for one in hub.asked[opened:] if one.what == "resolve"}
+    assert asked == {"model.safetensors.index.json", "model-00001-of-00003.safetensors"}
+
+
 def test_what_the_cache_holds_is_mapped(hub, monkeypatch):
     """Cached files need no request, others are fetched and not written; offline, the cache must have them."""
     from huggingface_hub import constants

@@ -37,7 +37,7 @@ _WALK_WINDOW, _WALK_HEADERS, _PADDING = 64 << 10, 64, 64
 _MIN_ARRAY_BYTES = 64 << 10
 
 
-# Open objects of stores that tell digests.
+# Open objects of stores that tell digests: `diff` of two revisions opens the files that both have without a request.
 _by_digest: WeakValueDictionary[str, RemoteSource] = WeakValueDictionary()
 
 
