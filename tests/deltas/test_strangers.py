@@ -246,7 +246,7 @@ def test_a_full_version_does_not_write_through_a_link(world, tmp_path):
     (full / "1_Pooling" / "config.json").write_text("{}")
     (folder / "1_Pooling").symlink_to(victim)
     before = contents(tmp_path / "victim"), contents(folder)
-    with pytest.raises(wm.TargetError, match=r"1_Pooling/config.json: this name .* remove it"):
+    with pytest.raises(wm.TargetError, match=r"1_Pooling/config.json: this path .* remove it"):
         deltas.pull(folder, source, base=folder)
     assert (contents(victim), {n: b for n, b in contents(folder).items() if n[-4:] != "lock"}) == before
     (folder / "1_Pooling").unlink()
