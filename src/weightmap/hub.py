@@ -1,8 +1,8 @@
-"""Downloads from the Hugging Face Hub to the cache of huggingface_hub; to open a model there, see ``hf://``.
+"""Downloads from the Hugging Face Hub to the cache of huggingface_hub. To open a model without a download: ``hf://``.
 
-The cache has huggingface_hub's layout: in ``models--owner--name``, ``blobs`` are named by their digests, ``snapshots``
-of commits link to blobs, and ``refs`` name the commits of branches. One folder is ours: ``incomplete`` holds a file
-until its digest agrees, so that ``blobs`` has only good files. A download takes the lock that huggingface_hub takes.
+The cache has huggingface_hub's layout: in ``models--owner--name``, digests name the ``blobs``, ``snapshots`` of commits
+link to blobs, and ``refs`` name the commits of branches. We add one folder: ``incomplete`` holds a file until its
+digest agrees, so that ``blobs`` has only good files. A download takes huggingface_hub's lock.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def download(
 ) -> str:
     """Download the files of a repository to the cache of huggingface_hub.
 
-    Each file takes its place once its digest agrees: SHA-256, or git's for a small file. A second call resumes an
-    interrupted download. Simultaneous processes share the work.
+    A file appears in the cache only after its digest agrees: SHA-256, or git's digest for a small file. A second call
+    resumes an interrupted download. Simultaneous processes share the work.
 
     Parameters
     ----------
     address : str
         ``hf://owner/name[@revision][/folder]``, or the address of one file.
     include : glob or sequence of globs, optional
-        Only files whose path in the repository matches one.
+        Download only files whose path in the repository matches a glob.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes.
     deadline : float, optional
-        Time limit of a request in seconds, plus one second for each MiB; 60 when not given.
+        Time limit of a request in seconds, 60 by default; each MiB adds one second.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def download(
     AddressError
         When the address has another form.
     FileNotFoundError, PermissionError, RemoteError
-        As for `weightmap.open`; FileNotFoundError also where no file matches.
+        As for `weightmap.open`; FileNotFoundError also when no file matches.
     OSError
         When the cache cannot be written to; the next call resumes from the bytes that have arrived.
     MissingDependencyError
@@ -126,7 +126,7 @@ class _Download:
                 for _ in in_threads(pool, lambda _: self._work(), range(min(_FILES, len(self._pending)))):
                     pass
             except BaseException:
-                self._failed = True  # also of an interrupt, which no worker sees
+                self._failed = True  # after an interrupt too, which workers do not see
                 self._location.access.cancel()
                 raise
 
@@ -137,7 +137,7 @@ class _Download:
                     if not self._pending:
                         return
                     name, entry = self._pending.popleft()
-                if not self._take(name, entry):  # another process downloads it: perhaps another file is pending
+                if not self._take(name, entry):  # another process downloads this file: try another
                     time.sleep(_LOOK)
                     with self._lock:
                         self._pending.append((name, entry))
@@ -146,7 +146,7 @@ class _Download:
             raise
 
     def _take(self, name: str, entry: Entry) -> bool:
-        """Download a file, if the cache lacks it; False while another process does."""
+        """Download a file that the cache lacks; False while another process downloads it."""
         digest, folder = entry.digest, self._store.folder
         if digest is None:
             raise RemoteError(f"the Hub states no digest of {quoted(name)}", path=str(self._location))
@@ -180,7 +180,7 @@ class _Download:
                 self._progress(self._done, self._total)
 
     def _fetch(self, name: str, entry: Entry, blob: str, partial: str) -> None:
-        """Download a file to its blob, from where an earlier download ended."""
+        """Download a file to its blob, and continue an earlier download."""
         for path in (blob, partial):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         resumed, digest = self._filled(name, entry, partial)
@@ -197,7 +197,7 @@ class _Download:
         os.replace(partial, blob)
 
     def _filled(self, name: str, entry: Entry, partial: str) -> tuple[int, str | None]:
-        """Fetch the rest of a partial file; return its earlier size and its digest: None if another file has failed."""
+        """Fetch the rest of a partial file; return its earlier size, and its digest or None if another file failed."""
         digest, resumed = _digest_of(entry), 0
         with _opened(partial) as file:
             if file.tell() > entry.size:
@@ -221,7 +221,7 @@ class _Download:
 
 
 def _opened(partial: str) -> IO[bytes]:
-    """Open a partial file to append to it; refuse a link, which would lead to another file."""
+    """Open a partial file for appending; refuse a link, which would lead to another file."""
     no_link = getattr(os, "O_NOFOLLOW", 0)
     try:
         return open(partial, "a+b", opener=lambda path, flags: os.open(path, flags | no_link, 0o666))
@@ -232,14 +232,14 @@ def _opened(partial: str) -> IO[bytes]:
 
 
 def _digest_of(entry: Entry) -> Any:
-    """Return a new digest object for a file: SHA-256, or git's for a small file."""
+    """Return a new hash object for a file: SHA-256, or git's SHA-1 for a small file."""
     if len(entry.digest or "") == _SHA256:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
 
 
 def _link(blob: str, path: str) -> None:
-    """Link a snapshot's file to its blob; copy it where the system has no links."""
+    """Link a snapshot's file to its blob, or copy the blob if the system has no links."""
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     if os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""Pages about models, to look at rather than to read: one file of HTML that needs no network.
+"""Pages with charts and tables about models, each a single HTML file that needs no network.
 
 >>> import numpy as np, weightmap as wm
 >>> from weightmap.report import write_report

@@ -1,6 +1,6 @@
-"""The charts of a report, as specifications of Vega-Lite; the page draws them, and has the same numbers in tables.
+"""The charts of a report, as Vega-Lite specifications; the page draws them, and has the same numbers in tables.
 
-No specification holds text of a file: these texts are data, in fields named here.
+Specifications hold no text from files: such texts are data, in fields named here.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from weightmap.report.page import short
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Most marks side by side in a chart: a screen has hardly more columns of pixels.
+# Most marks side by side in a chart: few screens have more columns of pixels.
 _MARKS = 1000
-# Fields by which bars of a map look different
+# Fields that decide how the bars of a map look.
 _LOOKS = ("file", "type", "align", "resident")
 
 
 def runs(count: int, max_size: int) -> Iterator[slice]:
-    """Yield runs of neighbours: `max_size` of them at most, of equal length but for the last."""
+    """Yield at most `max_size` runs of neighbours, of equal length except for the last."""
     step = max(-(-count // max_size), 1)
     return (slice(at, at + step) for at in range(0, count, step))
 
 
 def span(names: Sequence[str]) -> str:
-    """Return the label of neighbours sharing a mark."""
+    """Return the label of neighbours that share a mark."""
     return names[0] if names[0] == names[-1] else f"{names[0]} … {names[-1]}"
 
 
@@ -45,8 +45,8 @@ def pooled_ranges(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def pooled_bars(rows: Sequence[dict[str, Any]], longest: int) -> list[dict[str, Any]]:
     """Pool rows of a map of files until a chart has room for them; the longest file has `longest` bytes.
 
-    Bars that begin in one column of pixels become one, which looks like the longest of them; then neighbours that look
-    the same become one, since edges between bars dilute their colours.
+    First, bars that begin in one column of pixels become a single bar, which looks like the longest of them. Then
+    neighbours that look the same become one bar, because edges between bars dilute the colours.
     """
     if len(rows) <= _MARKS:
         return list(rows)
@@ -70,16 +70,16 @@ def _joined(bars: Sequence[dict[str, Any]]) -> dict[str, Any]:
 _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")
 # The number at the end of a layer's name, short enough for an integer.
 _DIGITS = re.compile(r"\d{1,18}$", re.ASCII)
-# Largest value that JSON and a colour scale take
+# The largest value that JSON and a colour scale take.
 HUGE = 1e300
 # Name of the row for tensors outside layers
 OUTSIDE = "outside layers"
-# Rows and columns of a heat map: beyond these, neighbours share one. Tensors outside layers have columns of their own.
+# Most rows and columns of a heat map: neighbours share the rest. Tensors outside layers have their own columns.
 _ROWS, _COLUMNS, _OUTSIDE_COLUMNS = 200, 60, 30
 
 
 def _place_of(name: str) -> tuple[str, str]:
-    """Return a tensor's layer, and its place there: further numbers become a star."""
+    """Return a tensor's layer, and its place in the layer, where a star replaces further numbers."""
     match = _NUMBER.search(name)
     if match is None:
         return "", name
@@ -88,10 +88,10 @@ def _place_of(name: str) -> tuple[str, str]:
 
 
 def by_layer(rows: Iterable[tuple[str, dict[str, float | None]]]) -> list[dict[str, Any]]:
-    """Return one row per layer and place in it: with several tensors there, the largest value of each measure.
+    """Return one row per layer and place, with the largest value of each measure if several tensors share a place.
 
-    An infinite or NaN measure is a word, and counts as larger than any number. Tensors outside all layers come
-    first; layers in the order of their numbers, 2 before 10, wherever they lie in the file.
+    An infinite or NaN measure becomes a word, and counts as larger than any number. Tensors outside all layers come
+    first, then layers in the order of their numbers, 2 before 10, wherever they lie in the file.
     """
     totals: dict[tuple[str, str], dict[str, float]] = {}
     for name, measures in rows:
@@ -184,7 +184,7 @@ def bytes_map(files: int, longest: int) -> dict[str, Any]:
             "title": {"text": title, "anchor": "start", "fontSize": 11},
             "width": 600,
             "height": {"step": step},
-            # Headers and padding have a type, and nothing else.
+            # Headers and padding have a type only.
             "transform": [{"filter": "true" if at == 0 else "datum.align !== null"}],
             "mark": {"type": "bar", "clip": True, "height": {"band": 0.9}},
             "encoding": {
@@ -202,7 +202,7 @@ def bytes_map(files: int, longest: int) -> dict[str, Any]:
         }
         for at, (title, colour) in enumerate(colours.items())
     ]
-    # Vega-Lite follows the page's width for single charts only: here the page sets it.
+    # Vega-Lite follows the page's width only for single charts: the page's script sets it here.
     return {
         "$schema": _SCHEMA,
         "data": {"name": "map"},
@@ -214,7 +214,7 @@ def bytes_map(files: int, longest: int) -> dict[str, Any]:
 
 
 def histogram() -> dict[str, Any]:
-    """Return the histogram of the tensor chosen by the reader."""
+    """Return the histogram of the tensor that the reader chooses."""
     return _chart(
         "bins",
         "Histogram of the elements of one tensor.",
@@ -269,7 +269,7 @@ def ranges() -> dict[str, Any]:
                 "mark": {"type": "rule", "strokeWidth": 3},
                 "encoding": {"x": x, "y": low, "y2": up, "tooltip": tooltip},
             },
-            # A range without length has no line. (A filter that leaves nothing makes Vega warn of an empty scale.)
+            # A range without length has no line. (If a filter left no row, Vega would warn of an empty scale.)
             {
                 "mark": {"type": "point", "filled": True, "size": 30},
                 "encoding": {
@@ -284,7 +284,7 @@ def ranges() -> dict[str, Any]:
 
 
 def costs() -> dict[str, Any]:
-    """Return error against size of the whole model, by scheme."""
+    """Return a chart of the whole model's error against its size, by scheme."""
     x = {"field": "nbytes", "type": "quantitative", "title": "bytes of the model", "axis": {"format": ".3~s"}}
     y = {
         "field": "relative",
@@ -306,7 +306,7 @@ def costs() -> dict[str, Any]:
         encoding={"x": {**x, "scale": {"zero": False, "padding": 70}}, "y": y, "tooltip": tooltip},
         layer=[
             {"mark": {"type": "point", "filled": True, "size": 90}},
-            # Schemes of equal size lie one above another: names to the left of the points and to the right.
+            # Schemes of equal size lie one above another, so names alternate between left and right.
             *(
                 {
                     "transform": [{"filter": test}],
@@ -323,17 +323,17 @@ def costs() -> dict[str, Any]:
 
 
 def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: bool) -> dict[str, Any]:
-    """Return a heat map of layers by the tensors within them, of a measure chosen by the reader.
+    """Return a heat map of a measure that the reader chooses: layers by the tensors within them.
 
-    Zero is blank, so that every other value shows; infinity and NaN have a colour of their own.
+    Zero is blank, so that every other value shows; infinity and NaN have their own colour.
 
     Parameters
     ----------
     data : str
-        Its data set: rows with "layer", "slot", and a field for each measure.
+        The name of its data set: rows with "layer", "slot", and a field for each measure.
     title : str
     measures : dict of str to str
-        Fields, and what to call them.
+        Fields, and their labels.
     layers : int
     zero : bool
         Whether the colours begin at 0, or at the smallest value.
@@ -368,7 +368,7 @@ def heat(data: str, title: str, measures: dict[str, str], layers: int, *, zero: 
             }
         ],
         transform=[{"calculate": "isNumber(datum[measure]) ? datum[measure] : null", "as": "shown"}, *words],
-        mark={"type": "rect", "invalid": None},  # which takes no cell away
+        mark={"type": "rect", "invalid": None},  # which removes no cell
         encoding={
             "x": {"field": "slot", "type": "nominal", "title": None, "sort": None, "axis": x_axis},
             "y": {"field": "layer", "type": "nominal", "title": "layer", "sort": None, "axis": {"labelOverlap": True}},

@@ -1,4 +1,4 @@
-"""The content of a report on two models: how far apart the values of each tensor are."""
+"""The content of a report on two models: the differences between the values of each tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
     from weightmap.core.table.table import Row
 
-# The measures of the map, with their names on the page.
+# The measures of the map, with their labels on the page.
 _MEASURES = {
     "relative": "RMS difference by RMS of A",
     "rms": "RMS difference",
@@ -33,7 +33,7 @@ _MEASURES = {
 
 
 def pair_page(names: Sequence[str], sizes: Sequence[int], result: Comparison) -> bytes:
-    """Return the page that compares two models of these names and sizes."""
+    """Return the page that compares two models with these names and sizes."""
     figures = Figures()
     same = sum(pair.equal for pair in result.pairs)
     rows = [(side, f"{text(name)}, {brief(nbytes)}") for side, name, nbytes in zip("AB", names, sizes, strict=True)]
@@ -81,7 +81,7 @@ def _differences(compared: Sequence[Pair], figures: Figures) -> Section:
 
 
 def _measured(pair: Pair) -> dict[str, float | None]:
-    """Return what the map shows of a tensor: NaN, which it shows as red, where there is no measure."""
+    """Return a tensor's measures for the map; NaN, which the map paints red, stands for a missing measure."""
     if pair.problem is not None:
         return dict.fromkeys(_MEASURES, math.nan)
     if pair.odd_apart:
@@ -91,7 +91,7 @@ def _measured(pair: Pair) -> dict[str, float | None]:
 
 
 def _difference(pair: Pair) -> tuple[bool, float, float]:
-    """Return what tensors are sorted by: those without a measure, then the relative difference."""
+    """Return the key that sorts tensors: first whether measures are missing, then the relative difference."""
     has_measure = pair.problem is None and not pair.odd_apart
     return not has_measure, pair.relative or 0.0, pair.largest or 0.0
 
@@ -119,17 +119,17 @@ class Pair(NamedTuple):
     ----------
     name : str
     a, b : str
-        Dtype and shape in each.
+        Dtype and shape in each model.
     nbytes : int
-        In the first.
+        Bytes in the first model.
     largest, rms, relative, cosine : float or None
-        Largest absolute difference, root mean square of the differences, the same relative to the first tensor's root
-        mean square, and the cosine of the two as vectors; over elements finite in both. None where shapes differ or
-        there are no numbers.
+        Largest absolute difference, root mean square of the differences, the same divided by the first tensor's root
+        mean square, and the cosine between the two as vectors; all over elements that are finite in both. None if
+        shapes differ or there are no numbers.
     odd : int
-        Elements that are NaN or infinite in either.
+        The number of elements that are NaN or infinite in either.
     odd_apart : int
-        Those of them that differ between the two: 0 where both have the same NaN and infinities.
+        The number of such elements that differ: 0 if both have the same NaN and infinities.
     problem : str or None
     """
 
@@ -147,7 +147,7 @@ class Pair(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        """Whether every element has the same value in both, NaN for NaN."""
+        """Whether every element has the same value in both; NaN equals NaN."""
         return self.largest == 0 and not self.odd_apart
 
 
@@ -160,7 +160,7 @@ class Comparison(NamedTuple):
 
 
 def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None] | None) -> Comparison:
-    """Compare all tensors that two models share, by value, with flat memory."""
+    """Compare the values of all tensors that two models share, in flat memory."""
     for file in (a, b):
         check_unchanged(file)
         detach_index(file)
@@ -216,6 +216,6 @@ def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:
     relative = math.sqrt(error_2 / a_2) if a_2 else (0.0 if not error_2 else math.inf)
     norms = math.sqrt(a_2) * math.sqrt(b_2)
     cosine = min(max(product / norms, -1.0), 1.0) if norms else (1.0 if a_2 == b_2 else 0.0)
-    if not largest:  # equal tensors, whatever rounding gives
+    if not largest:  # equal tensors, whatever rounding says
         cosine = 1.0
     return largest, rms, relative, cosine, odd, odd_apart

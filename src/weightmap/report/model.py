@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-# Most lines of a module in the tree, and most entries of metadata
+# Most lines of a module in the tree, and most entries of metadata.
 _MAX_LINES = 400
 
 
@@ -119,7 +119,7 @@ def _modules(survey: Survey) -> page.Section:
 
 
 def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
-    """Yield the tree as nested elements that open and close; the first level is open."""
+    """Yield the tree as nested elements that the reader can open and close; the first level is open."""
     depth = 0
     for line, following in itertools.zip_longest(lines, lines[1:]):
         while depth > line.depth:
@@ -127,7 +127,7 @@ def _tree(lines: Sequence[Line], whole: int) -> Iterator[str]:
             depth -= 1
         share = line.nbytes / whole if whole else 0.0
         said = page.named(line.label or "(itself)")
-        # Browsers draw <meter> so that no style makes its bar fill it.
+        # The style of a page cannot make the bar of a <meter> fill its box.
         meter = f'<span class="meter" role="img" aria-label="{share:.1%}" style="--share:{share:.2%}"></span>'
         about = brief(line.nbytes)
         if line.tensor is not None:

@@ -1,4 +1,4 @@
-"""The tree of modules in the names of tensors, with modules of equal structure folded into one."""
+"""The tree of modules in the names of tensors; modules of equal structure are folded into one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from weightmap.core.table.table import TensorInfo
 
-# A name of more parts than this is cut there; nobody nests modules deeper, but a file may say so.
+# Names are cut after this many parts: models are not nested deeper, but a file may claim it.
 _DEEPEST = 32
 
 
@@ -20,9 +20,9 @@ class Line(NamedTuple):
     ----------
     depth : int
     label : str
-        Name within the module around it; of alike modules their common name, with the numbers in braces.
+        Name within the parent module; for alike modules their common name, with the numbers in braces.
     modules : int
-        Number of alike modules in this line; 1 for others and for a tensor.
+        Number of alike modules in this line; 1 for a single module or a tensor.
     tensors, nbytes : int
         Totals of this line.
     tensor : TensorInfo or None
@@ -66,15 +66,15 @@ class Module:
         Parameters
         ----------
         mark : str
-            What separates the parts of names: see `separator`.
+            The separator of the parts of names: see `separator`.
         max_lines : int, optional
-            Lines per module; the last one, with the label "…", stands for all others.
+            Most lines per module; the last line, with the label "…", stands for all others.
         """
         yield from _lines(self, 0, mark, max_lines, 1)
 
 
 def separator(names: Iterable[str]) -> str:
-    """Return the separator of the parts of names: a dot, or a slash where no name has a dot."""
+    """Return the separator of the parts of names: a dot, or a slash if no name has a dot."""
     slash = False
     for name in names:
         if "." in name:
@@ -84,20 +84,20 @@ def separator(names: Iterable[str]) -> str:
 
 
 def module_tree(infos: Iterable[TensorInfo], mark: str) -> Module:
-    """Return the root of the tree that these tensors make.
+    """Return the root of the tree of modules that hold these tensors.
 
     Parameters
     ----------
     infos : iterable of TensorInfo
     mark : str
-        What separates the parts of names.
+        The separator of the parts of names.
     """
     root = Module()
     for info in infos:
         node = root
         for part in info.name.split(mark, _DEEPEST):
             node = node.children.setdefault(part, Module())
-        # A name that repeats, possible in an unchecked file, counts its bytes in one place.
+        # An unchecked file may repeat a name: its bytes count in one place.
         node.tensor = node.tensor or info
         node.tensors += 1
         node.nbytes += info.nbytes
@@ -121,7 +121,7 @@ def _lines(node: Module, depth: int, mark: str, max_lines: int | None, times: in
     for names, child in shown:
         label, count, inner = label_of(names), len(names), child
         while inner.tensor is None and len(below := list(_groups(inner))) == 1:
-            [(inner_names, inner)] = below  # a module of one thing is not worth a line
+            [(inner_names, inner)] = below  # a module with a single child gets no line
             label += mark + label_of(inner_names)
             count *= len(inner_names)
         totals = times * count * inner.tensors, times * count * inner.nbytes
@@ -139,7 +139,7 @@ def _lines(node: Module, depth: int, mark: str, max_lines: int | None, times: in
 
 
 def _groups(node: Module) -> Iterator[tuple[list[str], Module]]:
-    """Yield the children; numbered ones of equal structure come together."""
+    """Yield the children; numbered children of equal structure come together."""
     groups: dict[tuple[bool, object], tuple[list[str], Module]] = {}
     for name, child in node.children.items():
         numbered = name.isascii() and name.isdigit()

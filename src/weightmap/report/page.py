@@ -1,7 +1,7 @@
 """The page of a report: one HTML file with its tables, its charts and the library that draws them.
 
-Everything from a file is text: control characters spelt out, then escaped for HTML, or for the JSON of the charts.
-The page's own policy lets it run these scripts and no others, and fetch nothing.
+Everything from a file becomes text: control characters are spelt out, and the rest escaped for HTML, or for the JSON
+of the charts. The page's security policy lets it run its own scripts only, and fetch nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from weightmap.errors import MissingDependencyError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Most bytes of a bundle: today it has 0.9 million.
+# Most bytes of the bundled script, which has 0.9 million today.
 _MAX_LIBRARY_NBYTES = 1 << 26
 
 
 def library() -> str:
     """Return Vega-Lite, Vega and Vega-Embed as one script.
 
-    Bundling takes seconds of processor time, so the script is kept in the user's cache. Without a trusted, writable
-    cache it is bundled at each run.
+    Bundling takes seconds of processor time, so the user's cache keeps the script. Without a trusted, writable cache,
+    each run bundles it.
 
     Raises
     ------
     MissingDependencyError
-        Without vl-convert-python.
+        When vl-convert-python is not installed.
     """
     try:
         name = f"vega-{metadata.version('vl-convert-python')}.js"
@@ -48,13 +48,13 @@ def library() -> str:
                 _store(os.path.join(folder, name), script)
     except ImportError:  # or no such distribution
         raise MissingDependencyError("reports need Vega-Lite: pip install '.[report]' in a checkout") from None
-    # The end tag of a script can only occur in string literals of the bundle.
+    # In the bundle, the end tag of a script can only occur in string literals.
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _cache() -> str | None:
-    """Create our folder in the user's cache, and return it; None unless it is closed to all other users."""
-    # By the XDG specification, a variable without an absolute path is ignored.
+    """Create our folder in the user's cache, and return it; None unless it is ours alone."""
+    # The XDG specification ignores variables without an absolute path.
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser(os.path.join("~", ".cache"))
@@ -69,7 +69,7 @@ def _cache() -> str | None:
 
 
 def _stored(path: str) -> str | None:
-    """Return the script that an earlier run stored; None unless it is whole and nobody else can have written it."""
+    """Return the script that an earlier run stored; None if it is not whole, or others may have written it."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path, "rb", opener=_opened) as file:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
@@ -87,22 +87,22 @@ def _store(path: str, script: str) -> None:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a file of the cache: no link, without waiting for the other end of a pipe."""
+    """Open a file of the cache; refuse links, and do not wait for the other end of a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _cache_digest(octets: bytes) -> bytes:
-    """Return the first line of a stored script, its digest: another run may be writing the rest, or a disk lost it."""
+    """Return the first line of a stored script: its digest shows whether all of the script is there."""
     return b"//" + hashlib.sha256(octets).hexdigest().encode()
 
 
-# A section of the page: its id, heading and HTML.
+# A section of the page: id, heading and HTML.
 Section = tuple[str, str, str]
 
-# Characters shown of a name
+# Most characters of a name on the page.
 _LONGEST = 200
 _LEVELS = "▁▂▃▄▅▆▇█"
-# Characters per histogram
+# Characters per histogram.
 _SPARK = 16
 
 
@@ -114,18 +114,18 @@ class Cell(NamedTuple):
 
 
 def short(item: object) -> str:
-    """Return a text of a file with control characters spelt out, shortened if it is long."""
+    """Return text from a file with control characters spelt out, shortened if it is long."""
     shown = escape(str(item)[: _LONGEST + 1])
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
 
 def text(item: object) -> str:
-    """Return a text of a file as HTML."""
+    """Return text from a file as HTML."""
     return html.escape(short(item))
 
 
 def titles(names: Sequence[str]) -> list[str]:
-    """Return what a heading calls models of these paths: as much of their ends as tells them apart."""
+    """Return names of models for a heading: the ends of their paths, long enough to tell them apart."""
     parts = [os.path.abspath(name).split(os.sep) for name in names]
     for depth in range(1, max(map(len, parts)) + 1):
         ends = [os.sep.join(part[-depth:]) for part in parts]
@@ -135,19 +135,19 @@ def titles(names: Sequence[str]) -> list[str]:
 
 
 def message(said: object) -> str:
-    """Return a message as HTML, unshortened: the texts of files in it are spelt out and cut already."""
+    """Return a message as HTML, unshortened: its texts from files are already spelt out and cut."""
     whole = str(said)[:2000]
     return " ".join(text(whole[at : at + _LONGEST]) for at in range(0, len(whole), _LONGEST))
 
 
 def named(name: str) -> str:
-    """Return the name of a tensor as HTML that breaks behind dots and underscores, elsewhere only if it must."""
+    """Return the name of a tensor as HTML that breaks lines behind dots and underscores if possible."""
     shown = html.escape(short(name)).replace(".", ".<wbr>").replace("_", "_<wbr>")
     return shown or '<span class="faint">(no name)</span>'
 
 
 def number(value: float | None, form: str = ".4g") -> Cell:
-    """Return a number as a cell, an infinity or NaN in words; an empty cell for None."""
+    """Return a number as a cell, with infinity and NaN in words; an empty cell for None."""
     if value is None:
         return Cell("")
     if math.isnan(value):
@@ -157,7 +157,7 @@ def number(value: float | None, form: str = ".4g") -> Cell:
 
 def spark(bins: Sequence[int]) -> str:
     """Return a histogram as a line of text, which needs no script."""
-    if len(bins) < 2:  # of a constant
+    if len(bins) < 2:  # the tensor is constant
         return _LEVELS[-1].center(_SPARK) if bins else ""
     halves = [a + b for a, b in zip(bins[::2], bins[1::2], strict=True)]
     highest = max(halves)
@@ -165,7 +165,7 @@ def spark(bins: Sequence[int]) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Return a list of terms and HTML."""
+    """Return a list of terms and HTML as HTML."""
     return "<dl>" + "".join(f"<dt>{html.escape(term)}</dt><dd>{value}</dd>" for term, value in rows) + "</dl>"
 
 
@@ -177,22 +177,22 @@ def table(
     *,
     kinds: Iterable[str] = (),
 ) -> str:
-    """Return a table with its tools; the script sorts and filters it, and without scripts it is complete.
+    """Return a table with tools: a script sorts and filters it; without scripts the table is complete.
 
-    Where scripts run, the table is text to the browser, a line per row, and the script makes elements for visible rows
-    only: rows of 40,000 tensors take a browser a minute.
+    With scripts, the browser gets the table as text, a line per row, and the script makes elements only for visible
+    rows: a browser takes a minute for the rows of 40,000 tensors.
 
     Parameters
     ----------
     name : str
-        Its id.
+        The table's id.
     caption : str
     columns : sequence of (str, bool)
         Headings, and whether the column holds numbers.
     rows : iterable of sequence of Cell
-        The first cell of each is its heading.
+        The first cell of each row is its heading.
     kinds : iterable of str
-        Texts of the second column to choose from.
+        Texts of the second column that the reader can choose from.
     """
     choices = "".join(f"<option>{html.escape(kind)}</option>" for kind in kinds)
     select = f'<label>type <select><option value="">all</option>{choices}</select></label>' if choices else ""
@@ -224,9 +224,9 @@ class Figures:
     Attributes
     ----------
     specs : dict
-        The specifications, by the id of their place.
+        The specifications, by the id of their element.
     sets : dict
-        The rows that they draw, by the name of their data set.
+        The rows that they draw, by the name of the data set.
     """
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class Figures:
         self.sets: dict[str, Sequence[Any]] = {}
 
     def add(self, name: str, spec: dict[str, Any], table_name: str, rows: Sequence[Any] | None = None) -> str:
-        """Add a chart and its rows, which for some the script makes; return its place, described for screen readers."""
+        """Add a chart and its rows, unless the script makes them; return its element, with text for screen readers."""
         self.specs[name] = spec
         if rows is not None:
             self.sets[spec["data"]["name"]] = rows
@@ -254,23 +254,23 @@ def document(
     Parameters
     ----------
     title : str
-        Shown as text.
+        A text, not HTML.
     sections : sequence of (id, heading, HTML)
     figures : Figures
     tensors : sequence of dict
-        The tensors among which the reader chooses one for the histogram.
+        The tensors from which the reader chooses one for the histogram.
     first : int
-        The one that is shown first.
+        The tensor to show first.
 
     Raises
     ------
     MissingDependencyError
-        Without vl-convert-python, which contains the charting library.
+        When vl-convert-python, which contains the charting library, is not installed.
     """
     drawing, script_source, style = library(), _asset("page.js"), _asset("page.css")
     marker = 'document.documentElement.classList.add("js");'
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in (marker, drawing, script_source))
-    # Vega compiles the expressions of specifications, which are all ours: hence unsafe-eval.
+    # Vega needs unsafe-eval to compile the expressions of specifications, which are all ours.
     policy = f"default-src 'none'; script-src {hashes} 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
     links = "".join(f'<li><a href="#{name}">{html.escape(heading)}</a></li>' for name, heading, _ in sections)
     body = "\n".join(

@@ -1,4 +1,4 @@
-"""The content of a report on one model, as plain values: its tensors, the map of its files, costs, warnings."""
+"""The content of a report on one model, as plain values: tensors, the map of the files, costs, warnings."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 # Samples of a tensor's elements: range, moments, a histogram, and the estimated cost of quantising.
 #
-# A bounded number of elements is read by pread, never through a mapping, in runs that lie evenly over the tensor. So
-# memory stays flat, and a file of 500 GB takes as long as one of 5.
+# A bounded number of elements is read by pread, never through a mapping, in runs spread evenly over the tensor. So
+# memory stays flat, and a file of 500 GB takes as long as a file of 5 GB.
 
 # Elements sampled per tensor, at most and at least, and per model.
 _MAX_SAMPLE, _MIN_SAMPLE, _MAX_SAMPLED = 1 << 16, 1 << 11, 1 << 25
 # Runs per sample, and their unit: whole blocks of every scheme.
 _RUNS, _BLOCK = 16, 256
 _BINS = 32
-# Elements per tensor quantised for an estimate
+# Elements per tensor to quantise for an estimate.
 _MAX_TRIED = 1 << 14
-# The estimated schemes, from the most bits to the fewest
+# The estimated schemes, from the most bits to the fewest.
 SCHEMES = ("q8_0", "int8", "q6_k", "q5_0", "int5_block", "q4_k", "q4_0", "int4_block")
 
 
@@ -55,12 +55,12 @@ class Numbers(NamedTuple):
     Attributes
     ----------
     sampled : int
-        Elements looked at.
+        Number of sampled elements.
     low, high, mean, deviation : float or None
         Over the finite elements; None without any.
     zeros, nans, infinities : int
     bins : tuple of int
-        A histogram of the finite ones, in equal steps from `low` to `high`.
+        A histogram of the finite elements, in equal steps from `low` to `high`.
     """
 
     sampled: int
@@ -80,7 +80,7 @@ class Cost(NamedTuple):
     Attributes
     ----------
     nbytes : int
-        Bytes of the whole tensor then.
+        Bytes of the whole quantised tensor.
     error, square : float
         Sums of squared errors and of squares, estimated for the whole tensor.
     """
@@ -96,7 +96,7 @@ class Cost(NamedTuple):
 
 
 def budget(tensors: int) -> int:
-    """Return the number of elements to sample per tensor of a model with this many tensors."""
+    """Return the number of elements to sample per tensor, for a model with this many tensors."""
     return min(_MAX_SAMPLE, max(_MIN_SAMPLE, _MAX_SAMPLED // max(tensors, 1) // (_RUNS * _BLOCK) * _RUNS * _BLOCK))
 
 
@@ -109,7 +109,7 @@ def sample(row: Row, max_elements: int) -> NDArray[Any] | None:
 
 
 def _starts(size: int, max_elements: int) -> Iterator[tuple[int, int]]:
-    """Yield begin, a multiple of a block, and length of each run."""
+    """Yield the beginning, a multiple of a block, and the length of each run."""
     if size <= max_elements:
         if size:
             yield 0, size
@@ -132,7 +132,7 @@ def _runs(row: Row, size: int, max_elements: int) -> Iterator[NDArray[Any]]:
         return
     scheme, layout = row.dtype.name, row.layout()
     if layout is None or (scheme not in BITS and scheme not in GGML_SCHEMES):
-        remaining = max_elements  # schemes whose blocks differ in size: the first elements
+        remaining = max_elements  # blocks differ in size: take the first elements
         for values in decode_chunks(row.decoder(), min(max_elements, 1 << 14)):
             yield values[:remaining]
             remaining -= len(values)
@@ -174,7 +174,7 @@ def numbers_of(values: NDArray[Any]) -> Numbers:
         if not len(finite):
             return Numbers(len(wide), None, None, None, None, zeros, nans, infinities, ())
         low, high = float(finite.min()), float(finite.max())
-        # Within -1 and 1, squares and the span do not overflow; a power of two rounds nothing.
+        # Scale to -1 and 1, so that squares and the span do not overflow; a power of two does not round.
         exponent = math.frexp(max(-low, high))[1]
         scaled = np.ldexp(finite, -exponent)
         lowest, highest = float(scaled.min()), float(scaled.max())
@@ -183,24 +183,24 @@ def numbers_of(values: NDArray[Any]) -> Numbers:
             bins = tuple(np.bincount(where, minlength=_BINS).tolist())
         else:
             bins = (len(finite),)
-        # Rounding may carry both past the elements, and those near the largest float64 past it.
+        # Rounding may carry both beyond the elements, even beyond the largest float64.
         mean = math.ldexp(min(max(float(scaled.mean()), lowest), highest), exponent)
         deviation = math.ldexp(min(float(scaled.std()), (highest - lowest) / 2), exponent)
         return Numbers(len(wide), low, high, mean, deviation, zeros, nans, infinities, bins)
 
 
 def costs_of(quantizers: dict[str, Quantizer], name: str, place: Row, values: NDArray[Any]) -> dict[str, Cost]:
-    """Return the cost of quantising a tensor, by scheme; nothing for one that `convert` leaves dense.
+    """Return the costs of quantising a tensor, by scheme; none for a tensor that `convert` leaves dense.
 
-    Estimated from a sample of its elements, which also gives the scale of schemes with one per tensor, such as "int8".
-    Where rows are not whole blocks of a scheme, the costs are of the scheme that `convert` takes instead.
+    A sample of its elements gives the estimate, and the scale of schemes with one per tensor, such as "int8". If rows
+    are not whole blocks of a scheme, the cost is for the scheme that `convert` takes instead.
     """
     wanting = {scheme: quantizer for scheme, quantizer in quantizers.items() if quantizer.wants(name, place)}
     if not wanting:
         return {}
     by_scheme: dict[str, Cost] = {}
     sampled = values
-    if len(values) > _MAX_TRIED:  # whole blocks, from all of the runs
+    if len(values) > _MAX_TRIED:  # take whole blocks from all runs
         sampled = values[: len(values) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)[:: len(values) // _MAX_TRIED].reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         sampled = sampled.astype(np.float32)
@@ -231,7 +231,7 @@ def _cost(values: NDArray[np.float32], scheme: str, size: int) -> Cost:
 
 
 class Stored(NamedTuple):
-    """A tensor as it lies in a file: its entry, its file, and how much of it is in memory."""
+    """A tensor stored in a file: its entry, its file, and its share in memory."""
 
     info: TensorInfo
     file: str
@@ -239,7 +239,7 @@ class Stored(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor of the report: its entry, its sample, the costs of quantising it."""
+    """A tensor of the report: its entry, its sample, and the costs of quantising it."""
 
     info: TensorInfo
     quantized: bool
@@ -278,13 +278,13 @@ class Survey(NamedTuple):
     stored : tuple of Stored
         The tensors of the files.
     tensors : tuple of Tensor
-        The same, or the parameters that they make.
+        The stored tensors, or the parameters made of them.
     weight : Weight or None
-        For the parameters; None where the configuration beside the file cannot be used.
+        For the parameters; None if the configuration beside the file cannot be used.
     verified : VerifyReport or None
-        None where verification failed or was not asked for.
+        None if verification failed or was not requested.
     damage : str or None
-        Why verification failed.
+        The reason why verification failed.
     per_tensor : int
         Most elements sampled per tensor.
     """
@@ -304,9 +304,9 @@ class Survey(NamedTuple):
 
 
 def survey(model: TensorFile, *, verify: bool, progress: Callable[[int, int], None] | None) -> Survey:
-    """Survey a model; `progress` gets bytes read and bytes in all, first of the verification.
+    """Survey a model; `progress` gets bytes read and bytes in all, first for the verification.
 
-    Of ``f.weights``, its parameters. Raises `FormatError` if then pieces make none.
+    For ``f.weights``, survey its parameters. Raises `FormatError` if its pieces make none.
     """
     file = stored_model(model)
     entries = [(info, row.dense) for info, row in stored_rows(model)]
@@ -372,7 +372,7 @@ def _resident(resident: dict[str, Residency] | None, name: str) -> int | None:
 
 
 def _residency(file: TensorFile) -> dict[str, Residency] | None:
-    """Return how much of each tensor is in memory; None where the system does not say."""
+    """Return the residency of each tensor in memory; None if the system does not tell."""
     with contextlib.suppress(OSError):
         return file.residency()
     return None
@@ -383,7 +383,7 @@ def _files(sources: dict[Source, str], tensors: list[Stored]) -> Iterator[File]:
     for tensor in tensors:
         places[tensor.file].append(Range(tensor.info.offset, tensor.info.offset + tensor.info.nbytes))
     for source, name in sources.items():
-        if not source.size:  # a sharded model: a name without bytes
+        if not source.size:  # the source of a sharded model is a name without bytes
             continue
         yield File(name, source.size, tuple(_gaps(sorted(places[name]), source.size)))
 
@@ -399,5 +399,5 @@ def _gaps(places: list[Range], size: int) -> Iterator[Gap]:
 
 
 def alignment(offset: int) -> int:
-    """Return the largest power of two up to 4096 that an offset is a multiple of."""
+    """Return the largest power of two, up to 4096, that divides an offset."""
     return math.gcd(offset, 4096)

@@ -1,4 +1,4 @@
-"""`write_report`: looks at one model or two, and writes the page."""
+"""`write_report`: examines one model or two, and writes the page."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def write_report(
     verify: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> bool:
-    """Write a page about a model, or about how two models differ.
+    """Write a page about a model, or about the differences between two models.
 
-    The page is one file of HTML with tables, charts and the library that draws them. It fetches nothing, and without
-    JavaScript it has all its tables. Memory stays flat: elements are read by pread, of each tensor a sample of at most
-    65,536. Two models are compared element by element.
+    The page is a single HTML file with tables, charts and the library that draws them. It fetches nothing, and shows
+    all its tables without JavaScript. Memory stays flat: pread reads a sample of at most 65,536 elements per tensor.
+    Two models are compared element by element.
 
     Parameters
     ----------
     out : path
-        The page; replaced in one step.
+        The file of the page, replaced in one step.
     a, b : TensorFile or anything that `weightmap.open` takes
-        With `b`, the page compares both. Of ``f.weights`` it shows or compares parameters; the map of the file has the
-        stored tensors. A handle stays open.
+        With `b`, the page compares both. For ``f.weights``, it shows or compares parameters, and the map of the file
+        has the stored tensors. A handle stays open.
     verify : bool
-        Read the whole file and check it, as `TensorFile.verify` does; not for two models.
+        Read and check the whole file like `TensorFile.verify`; has no effect on two models.
     progress : callable, optional
         ``progress(done, total)``, in bytes.
 
@@ -57,9 +57,9 @@ def write_report(
     Raises
     ------
     TargetError
-        When `out` is a file of a reported model.
+        When `out` is a file of a model in the report.
     MissingDependencyError
-        Without the package vl-convert-python, in the extra ``[report]``.
+        When vl-convert-python, of the extra ``[report]``, is not installed.
     """
     return write_page(out, a, b, verify=verify, progress=progress) is None
 
@@ -67,7 +67,7 @@ def write_report(
 def write_page(
     out: Any, a: Model, b: Model | None, *, verify: bool, progress: Callable[[int, int], None] | None
 ) -> str | None:
-    """Write a page as `write_report` does; return why verification failed, or None."""
+    """Write a page like `write_report`; return the reason why verification failed, or None."""
     target = os.fsdecode(os.fspath(out))
     with contextlib.ExitStack() as stack:
         sources = (a,) if b is None else (a, b)
@@ -87,5 +87,5 @@ def write_page(
 
 
 def _name(file: TensorFile) -> str:
-    """Return what a page calls a model: a directory by its own path, not its index's."""
+    """Return the name of a model on a page; a directory has its own path, not its index's."""
     return folder_opened(file) or name_of(file)

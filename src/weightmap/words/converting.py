@@ -44,7 +44,7 @@ _FLOAT32 = DTYPES["float32"]
 
 
 def _rows(row: Row) -> Iterator[NDArray[np.float32]]:
-    """Yield the rows of a tensor in blocks: decoded, or read by pread, so that mapped pages do not pile up."""
+    """Yield the rows of a tensor in blocks, decoded or read by pread, because mapped pages would pile up."""
     height, dims = row.shape
     step = rows_in_block(dims)
     if row.dtype.quantized:
@@ -79,36 +79,37 @@ def convert(
 ) -> ConvertReport:
     r"""Write words and their vectors to a file of another program, or to a format of `weightmap.open`.
 
-    `weightmap.convert` does the same with the defaults of these arguments.
+    `weightmap.convert` does the same, with the default values of these arguments.
 
     Parameters
     ----------
-    src : str, os.PathLike, or whatever else `weightmap.open` takes
+    src : str, os.PathLike, or anything else that `weightmap.open` takes
         A file of words, or a model with a vocabulary and one matrix with a row per token.
     dst : str, bytes or os.PathLike
         As for `weightmap.convert`; always a file.
     format : str, optional
-        "word2vec", "text", "textdims" or "fasttext", or one of those of `weightmap.convert`; by default the suffix of
-        `dst` decides among the latter.
+        "word2vec", "text", "textdims" or "fasttext", or a format of `weightmap.convert`; by default the suffix of `dst`
+        chooses one of `weightmap.convert`.
     normalize : bool, optional
-        True divides rows of words by their norms and stores these; False multiplies rows by stored norms. By default
-        rows are divided on the way from other programs to finalfusion, multiplied on the way back, and else unchanged.
+        True divides rows of words by their norms and stores the norms; False multiplies rows by stored norms. By
+        default, rows are divided on the way from other programs to finalfusion, multiplied on the way back, and
+        otherwise left unchanged.
     subwords : str, optional
         "explicit": list the n-grams of the words of a bucket or fastText vocabulary.
     lossy : bool
-        In words of other programs' files, replace bytes that are not UTF-8, and of repeated words keep the first row
-        alone, as gensim does; the report's warnings count the others.
+        In other programs' files, replace bytes of words that are not UTF-8, and keep only the first row of a repeated
+        word, as gensim does; a warning in the report counts the other rows.
     pq : Pq, optional
         Store the rows by product quantisation, in finalfusion.
     threads : int, optional
-        At most this many threads. So far one does all the work.
+        At most this many threads. So far one thread does all the work.
     progress : callable, optional
         Called as ``progress(done, total)``, in bytes of the target.
     limits
         As for `weightmap.open`.
     strict : bool
-        As for `weightmap.open`. In other programs' files, False takes the words that are there where the first line
-        declares another number of them; the report's warnings name both numbers.
+        As for `weightmap.open`. In other programs' files, False takes the words that are there even if the first line
+        declares another number; a warning in the report names both numbers.
 
     Returns
     -------
@@ -117,7 +118,7 @@ def convert(
     Raises
     ------
     EncodeError
-        When there is no vocabulary, or not exactly one such matrix; and as from `weightmap.convert`.
+        When there is no vocabulary, or not exactly one matrix with a row per token; and as from `weightmap.convert`.
     QuantError
         When `pq` does not fit the rows.
     FormatError, MissingDependencyError, TargetError, OSError
@@ -192,7 +193,7 @@ def from_file(
     *,
     remedy: Remedy | None = None,
 ) -> Words:
-    """Return the words of a file's vocabulary with its one matrix that has a row for each.
+    """Return the words of a file's vocabulary, with the only matrix that has a row for each.
 
     Raises
     ------
@@ -236,7 +237,7 @@ def from_file(
     table = strings_of(vocab) if isinstance(vocab, Vocabulary) else StringTable.of(vocab, "word")
     metadata: dict[str, Any] = file.metadata.copy()  # type: ignore[attr-defined]  # a TOML document with its text
     record = FORMATS.get(file.format)
-    if record is not None and record.vocab_keys:  # they hold the vocabulary and the special ids
+    if record is not None and record.vocab_keys:  # these keys hold the vocabulary and the special ids
         metadata = {key: plain(value) for key, value in metadata.items() if key not in record.vocab_keys}
     make = functools.partial(_rows, place)
     ids = ", ".join(getattr(vocab, "special_ids", ()))
@@ -280,7 +281,7 @@ def convert_words(
                 words = explicit(words, limits)
             except TensorFileError as error:
                 raise error.located(path=target, format=target_record.name) from None
-        # Files of other programs hold unscaled rows, formats of embeddings unit vectors.
+        # Files of other programs hold unscaled rows; formats of embeddings hold unit vectors.
         if normalize is None and target_record.embeddings is not None and words.format in IMPORTERS:
             normalize = True
         norms = words.norms
@@ -302,7 +303,7 @@ def convert_words(
 def _to_format(
     words: Words, norms: Any, target: str, target_record: Format, trainer: Trainer | None, layout: str, output: Output
 ) -> tuple[WritePlan, list[str]]:
-    """Return the plan of a file of `weightmap.open`, and warnings; `norms` are filled in while the rows are written."""
+    """Return warnings, and the plan of a file for `weightmap.open`; writing the rows fills in `norms`."""
     payloads = [
         Payload("embeddings", _FLOAT32, (words.rows, words.dims), words.nbytes, _bytes_of, words)
         if trainer is None
@@ -333,7 +334,7 @@ def _to_format(
 
 
 def _trainer(words: Words, target: str, target_record: Format, layout: str, pq: Pq) -> Trainer:
-    """Return the product quantiser of the rows, trained."""
+    """Return a trained product quantiser of the rows."""
     if "pq" not in target_record.schemes.get(layout, frozenset()):
         titles = ", ".join(f.title for f in FORMATS.values() if any("pq" in schemes for schemes in f.schemes.values()))
         msg = f"{target_record.title} holds no tensors of scheme pq; formats that do: {titles}"

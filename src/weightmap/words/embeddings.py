@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 _FLOAT32 = np.dtype(np.float32)
 # Types of a matrix of word vectors.
 _KINDS = frozenset({"float16", "bfloat16", "float32", "float64", *SCHEMES})
-# Elements of a block in a search: 4 MiB of float32; 64 MiB of a view, since each product may wait for BLAS threads.
+# Elements of a block in a search: 4 MiB of float32. A view takes 64 MiB: each product may wait for BLAS threads.
 _BLOCK_ELEMENTS, _VIEW_ELEMENTS = 1 << 20, 1 << 24
-# The range of norms whose squares float32 holds well; others are computed again in double precision.
+# The range of norms whose squares fit float32 well; other norms are computed again in double precision.
 _MIN_NORM, _MAX_NORM = 1e-15, 1e15
 # Rows to decode at once for sums.
 _ROWS_AT_ONCE = 8192
-# Words to split into n-grams at once: they have a few hundred thousand rows.
+# Words to split into n-grams at once; together these have a few hundred thousand rows.
 _WORDS_AT_ONCE = 4096
 # Elements of a quantised matrix that `items` decodes at once.
 _ELEMENTS_AT_ONCE = 1 << 18
-# Longest vectors of a matrix without rows: it takes no bytes, so nothing else bounds their length.
+# Longest vectors of a matrix without rows, which takes no bytes: nothing else bounds their length.
 _MAX_DIMS_WITHOUT_ROWS = 1 << 16
 
 
 def unit(vector: NDArray[Any]) -> NDArray[np.float32]:
-    """Return a vector divided by its L2 norm, in double precision, as float32; zeros stay zeros.
+    """Divide a vector by its L2 norm in double precision, and return it as float32; zeros stay zeros.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def unit(vector: NDArray[Any]) -> NDArray[np.float32]:
 class Search:
     """An exact search by cosine among the first `count` rows of a matrix of shape (m, d).
 
-    It walks the matrix in blocks, so that memory stays flat: a float32 matrix is read in place, others are converted or
-    decoded block by block, and product quantisation is not decoded at all. The first search computes the norms of the
-    rows and keeps them, four bytes a row.
+    Memory stays flat, because the search takes blocks: it reads a float32 matrix in place, converts or decodes others
+    block by block, and does not decode product quantisation at all. The first search computes and keeps the norms of
+    the rows, four bytes a row.
     """
 
     __slots__ = ("_count", "_matrix", "_norms", "_step")
@@ -74,7 +74,7 @@ class Search:
         self._step = max(1, (_VIEW_ELEMENTS if view else _BLOCK_ELEMENTS) // max(1, matrix.shape[1]))
 
     def _block(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return rows as float32: a view if they are contiguous, aligned float32 already."""
+        """Return rows as float32: a view of contiguous, aligned float32, otherwise a copy."""
         return np.require(self._matrix[start:stop], np.float32, ("A", "C"))
 
     def _row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -101,7 +101,7 @@ class Search:
         return norms
 
     def _cosines(self, query: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
-        """Return the cosines of rows with a unit vector; 0 for rows of zeros, NaN for rows with NaN or infinity."""
+        """Return the cosines between rows and a unit vector; 0 for rows of zeros, NaN for rows with NaN or infinity."""
         norms = self.norms[start:stop]
         is_pq = isinstance(self._matrix, ProductQuantized)
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
@@ -127,7 +127,7 @@ class Search:
         Returns
         -------
         list of (int, float)
-            Row and cosine, the largest first; of equal ones the earlier row.
+            Row and cosine, the largest cosine first; among equal cosines, the earlier row first.
         """
         rows, best = np.empty(0, np.int64), np.empty(0, np.float32)
         left_out = np.array(sorted(skip), np.int64)
@@ -136,9 +136,9 @@ class Search:
             cosines = self._cosines(query, start, stop)
             cosines[np.isnan(cosines)] = -np.inf
             cosines[left_out[(left_out >= start) & (left_out < stop)] - start] = -np.inf
-            # Only cosines above the threshold can be among the best: of equal ones, the earlier row is.
+            # Only cosines above the threshold can be among the best: among equal ones, earlier rows win.
             threshold = best[-1] if len(best) == k else -np.inf
-            if len(cosines) > k:  # the k best of this block, and those equal to the last of them
+            if len(cosines) > k:  # the k best of this block, and any equal to the worst of these
                 threshold = max(threshold, np.nextafter(np.partition(cosines, -k)[-k], np.float32(-np.inf)))
             hits = np.flatnonzero(cosines > threshold)
             rows, best = np.append(rows, hits + start), np.append(best, cosines[hits])
@@ -148,7 +148,7 @@ class Search:
 
 
 def _rows_at(matrix: NDArray[Any] | QuantizedTensor, rows: NDArray[np.int64], threads: int) -> NDArray[Any]:
-    """Return rows of a matrix by their numbers; of a quantised one, only these are decoded."""
+    """Return rows of a matrix by their numbers; decode only these of a quantised matrix."""
     if isinstance(matrix, ProductQuantized):
         return matrix.gather(rows, threads=threads)
     return matrix[rows]
@@ -203,7 +203,7 @@ def unit_sums(
     if isinstance(matrix, np.ndarray) and matrix.dtype == _FLOAT32 and matrix.flags.c_contiguous:
         checksums.unit_sums(matrix, rows, bounds, out, places=places, norms=norms, threads=threads)
         return
-    # Blocks of rows, each of whole sums.
+    # Take blocks of rows that make whole sums.
     first, last = 0, len(bounds) - 1
     while first < last:
         start = int(bounds[first])
@@ -224,7 +224,7 @@ def unit_sums(
 def no_vector(word: object, vocab: Vocabulary, *, suggest: bool = True) -> UnknownWordError:
     """Return the error for a word without a vector; `suggest` similar words, which takes some milliseconds.
 
-    Its text is composed when it is read: a program that catches the errors of many unknown words does not wait for it.
+    The message is composed when it is read, so that a program that catches many such errors does not wait.
     """
     error = UnknownWordError(_MissText(word, vocab, suggest), path=vocab.path)
     error.word = word
@@ -233,7 +233,7 @@ def no_vector(word: object, vocab: Vocabulary, *, suggest: bool = True) -> Unkno
 
 
 class _MissText(NamedTuple):
-    """The text of the error, composed when somebody reads it."""
+    """The message of the error, composed when it is read."""
 
     word: object
     vocab: Vocabulary
@@ -257,7 +257,7 @@ def _similar(word: str, vocab: Vocabulary) -> list[str]:
 
 
 def _words_in(name: str, words: Iterable[str]) -> list[str]:
-    """Return words as a list; raises TypeError for a single one, whose letters would count as words."""
+    """Return words as a list; raise TypeError for a single word, whose letters would count as words."""
     if isinstance(words, str):
         raise TypeError(f"{name} is a str, expected an iterable of them")
     return list(words)
@@ -279,9 +279,9 @@ class _File(Protocol):
 class Embeddings:
     """Vectors by word.
 
-    `TensorFile.embeddings` returns one. The vector of a word in the vocabulary is its row. With subwords, the vector of
-    another word is the sum of the rows of its character n-grams, divided by the L2 norm of that sum. A word without
-    known n-grams has no vector.
+    `TensorFile.embeddings` returns an instance. The vector of a word in the vocabulary is its row. With subwords, the
+    vector of another word is the sum of the rows of its character n-grams, divided by the L2 norm of the sum. A word
+    without known n-grams has no vector.
 
     Parameters
     ----------
@@ -290,16 +290,16 @@ class Embeddings:
     matrix : ndarray or QuantizedTensor, shape (m, d)
         A view of the file, m >= n: the rows of words, then the rows of n-grams.
     norms : ndarray of float32, shape (n,), optional
-        Norms of the words' vectors before these were made unit vectors.
+        Norms of the words' vectors before they were scaled to unit vectors.
 
     Notes
     -----
-    The sum is made in float32, element by element in the order of `Vocabulary.ngram_indices`. Its norm is the root of
-    the sum of the squares in double precision, rounded to float32. A sum of zeros stays one.
+    Sums are made in float32, element by element in the order of `Vocabulary.ngram_indices`. The norm is the root of the
+    sum of the squares in double precision, rounded to float32. A sum of zeros stays zero.
 
     ``word in e`` is true only for words in the vocabulary, as in finalfusion; ``e.get(word)`` tells whether a word has
-    a vector. ``len(e)`` counts the words of the vocabulary, iteration yields them in its order, and `items` yields them
-    with their vectors.
+    a vector. ``len(e)`` counts the words of the vocabulary, iteration yields the words in order, and `items` yields the
+    words with their vectors.
 
     Examples
     --------
@@ -325,9 +325,9 @@ class Embeddings:
         """Return the embeddings of a file, or None if it has none.
 
         A format of embeddings, such as finalfusion's, has `names` for its matrix and norms. In another file, the matrix
-        is the only one, of floats or quantised, that has a row for each token of the vocabulary. A matrix without rows
-        counts only up to vectors of 65,536 elements: a file of a few bytes can declare longer ones, and `batch` would
-        have to return them.
+        must be the only matrix, of floats or quantised, with a row for each token of the vocabulary. A matrix without
+        rows counts only if its vectors have at most 65,536 elements: a tiny file can declare longer vectors, and
+        `batch` would have to return them.
         """
         vocab = file.vocab
         if vocab is None:
@@ -358,7 +358,7 @@ class Embeddings:
 
     @property
     def matrix(self) -> NDArray[Any] | QuantizedTensor:
-        """The rows, of words first, then of n-grams."""
+        """The rows: of words first, then of n-grams."""
         return self._matrix
 
     @property
@@ -378,7 +378,7 @@ class Embeddings:
         return iter(self._vocab)
 
     def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield each word of the vocabulary and its vector: a view of the matrix, or decoded some rows at a time."""
+        """Yield each word of the vocabulary and its vector: a view of the matrix, or a decoded row."""
         step = max(1, _ELEMENTS_AT_ONCE // max(1, self.dims))
         for start in range(0, len(self._vocab), step):
             rows = self._matrix[start : min(start + step, len(self._vocab))]
@@ -400,8 +400,8 @@ class Embeddings:
     def get(self, word: str, default: Any = None) -> Any:
         """Return the vector of `word`, shape (d,), or `default` if it has none.
 
-        For a word in the vocabulary it is a view of the matrix, or decoded from a quantised one; for another word it is
-        a new array of float32.
+        A word in the vocabulary gets a view of the matrix, or a decoded row of a quantised matrix; another word gets a
+        new array of float32.
         """
         row = self._vocab.get(word)
         if row is not None:
@@ -416,8 +416,8 @@ class Embeddings:
         ----------
         word : str
         out : ndarray, shape (d,), optional
-            Filled with the vector, or with `default`, and returned. Unchanged if there is neither; the result is None
-            then.
+            Filled with the vector, or with `default`, and returned. Without either, it stays unchanged and the result
+            is None.
         default : array_like, optional
             Stands for a missing vector.
 
@@ -441,8 +441,8 @@ class Embeddings:
         vector : ndarray, shape (d,)
             As `get` returns it.
         norm : float
-            For a word in the vocabulary, the norm from the file, or without one the L2 norm of the vector. For another
-            word, the norm of the sum of the rows.
+            For a word in the vocabulary: the norm from the file or, if it has none, the L2 norm of the vector. For
+            another word: the norm of the sum of the rows.
         """
         row = self._vocab.get(word)
         if row is None:
@@ -453,7 +453,7 @@ class Embeddings:
         return vector, float(np.linalg.norm(vector.astype(np.float32)))
 
     def _summed(self, word: str) -> tuple[NDArray[np.float32], float] | None:
-        """Return the vector of a word outside of the vocabulary, and the norm of the sum; None without n-grams."""
+        """Return the vector and the norm for a word outside of the vocabulary; None without n-grams."""
         subwords = self._vocab.subwords
         if subwords is None or not isinstance(word, str):
             return None
@@ -465,7 +465,7 @@ class Embeddings:
         return out[0], float(norms[0])
 
     def batch(self, words: Sequence[str], *, threads: int = 1) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return the vectors of many words: looked up, hashed, gathered and summed in C.
+        """Return the vectors of many words; C code looks up, hashes, gathers and sums.
 
         Parameters
         ----------
@@ -476,8 +476,8 @@ class Embeddings:
         Returns
         -------
         matrix : ndarray, shape (k, d)
-            Zeros for a word without a vector. Its dtype is the matrix's, or float32 for a quantised one; with subwords,
-            a common type of that and float32.
+            Zeros for a word without a vector. The dtype is the matrix's, or float32 for a quantised matrix; with
+            subwords, the common type of this dtype and float32.
         found : ndarray of bool, shape (k,)
         """
         if isinstance(words, str) or not isinstance(words, Iterable):
@@ -494,7 +494,7 @@ class Embeddings:
         if subwords is None:
             return out, present
         missing = np.flatnonzero(~present)
-        # Sums are float32: if `out` is, too, they need no copy.
+        # Sums are float32, and need no copy if `out` is float32, too.
         direct = dtype == _FLOAT32
         for first in range(0, len(missing), _WORDS_AT_ONCE):
             numbers = missing[first : first + _WORDS_AT_ONCE]
@@ -511,10 +511,10 @@ class Embeddings:
     def most_similar(
         self, query: str | NDArray[Any] | Sequence[float], k: int = 10, *, skip: Iterable[str] = ()
     ) -> list[tuple[str, float]]:
-        """Return the words with the largest cosine to a vector, or to the vector of a word.
+        """Return the words whose vectors have the largest cosine to a vector, or to the vector of a word.
 
-        The search is exact and walks the whole matrix in blocks, in flat memory. The first one computes and keeps the
-        norms of the rows. A matrix of scheme "pq" is not decoded: see `ProductQuantized.dots`.
+        The search is exact and reads the whole matrix in blocks, so that memory stays flat. The first search computes
+        and keeps the norms of the rows. A matrix of scheme "pq" is not decoded: see `ProductQuantized.dots`.
 
         Parameters
         ----------
@@ -528,15 +528,15 @@ class Embeddings:
         Returns
         -------
         list of (str, float)
-            Word and cosine, the largest first; of equal ones the earlier word.
+            Word and cosine, the largest cosine first; among equal cosines, the earlier word first.
 
         Raises
         ------
         UnknownWordError
             When the word has no vector.
         ValueError
-            When the vector has another shape, or an element that is NaN or infinite; for a word's own vector,
-            `FormatError`.
+            When the vector has another shape, or an element that is NaN or infinite. For a word's stored vector,
+            `FormatError` is raised instead.
         """
         left_out = self._rows_of(*_words_in("skip", skip))
         if isinstance(query, str):
@@ -569,10 +569,10 @@ class Embeddings:
         k : int
             At most this many words.
         positive, negative : iterable of str
-            Further words, whose unit vectors are added and subtracted, as `most_similar` of gensim does:
+            Further words, whose unit vectors are added and subtracted, as in gensim's `most_similar`:
             ``analogy("man", "king", "woman")`` is ``analogy(positive=["king", "woman"], negative=["man"])``.
         skip : iterable of str
-            Words that the result leaves out, beside those asked about.
+            Words that the result leaves out, in addition to the words of the question.
 
         Returns
         -------

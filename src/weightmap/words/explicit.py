@@ -1,4 +1,4 @@
-"""Explicit n-grams in place of buckets: a list of all n-grams of a vocabulary's words."""
+"""Explicit n-grams instead of buckets: a list of all n-grams of a vocabulary's words."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ENTRY = 12
 
 
 def explicit(words: Words, limits: Limits) -> Words:
-    """Return the words with a list of their n-grams, and rows for these alone.
+    """Return the words with a list of their n-grams, and only the rows of these.
 
-    n-grams of one bucket share a row. As in finalfusion, rows are numbered by the first of their n-grams, in the order
-    of words and of n-grams within a word. n-grams of no word become unknown. Each n-gram takes some 40 bytes of memory
+    N-grams of one bucket share a row. As in finalfusion, rows are ordered by their first n-gram, in the order of words
+    and of n-grams within a word. N-grams that no word has become unknown. Each n-gram takes about 40 bytes of memory
     and its text.
 
     Raises
@@ -37,8 +37,8 @@ def explicit(words: Words, limits: Limits) -> Words:
     EncodeError
         When the vocabulary has no buckets.
     LimitError
-        When the n-grams, or those of one word with repetitions, would take more than ``Limits.max_header_bytes`` in the
-        file.
+        When the n-grams, or the n-grams of one word counted with repetitions, would take more than
+        ``Limits.max_header_bytes`` in the file.
     """
     subwords, gather = words.subwords, words.gather
     if subwords is None or gather is None or subwords.kind == "explicit":
@@ -66,12 +66,12 @@ class _Distinct:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._nbytes = 0
-        # Each is less than half as long as the one before: there are few, and each n-gram is copied a few times.
+        # Each has less than half the length of the one before: tables stay few, and n-grams are copied rarely.
         self._tables: list[StringTable] = []
         self._rows: list[NDArray[np.uint64]] = []
 
     def add(self, ngrams: list[str], rows: NDArray[np.uint64]) -> None:
-        """Add new ones."""
+        """Add the n-grams that are new, with their rows."""
         some = StringTable.of(ngrams, "n-gram")
         new = some.find_many(ngrams) == np.arange(len(ngrams))
         for table in self._tables:
@@ -79,7 +79,7 @@ class _Distinct:
         chosen = np.flatnonzero(new)
         fresh = StringTable.of([ngrams[i] for i in chosen.tolist()], "n-gram")
         self._nbytes += fresh.nbytes + _ENTRY * len(fresh)
-        # Checked before they are kept: here memory grows with the length of words, not with their number.
+        # Check before keeping them: here memory grows with the length of words, not with their number.
         self._limits.check("max_header_bytes", self._nbytes, "size of the n-grams of the words (or more)")
         self._rows.append(rows[chosen])
         self._tables.append(fresh)
@@ -87,7 +87,7 @@ class _Distinct:
             self._tables[-2:] = [StringTable.joined(self._tables[-2:], "n-gram")]
 
     def result(self) -> tuple[StringTable, NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the n-grams, the index of each, by first appearance of its row, and the old row of each index."""
+        """Return the n-grams, their indices, in order of the rows' first appearance, and the old row of each index."""
         table = StringTable.joined(self._tables, "n-gram")
         if not len(table):
             return table, np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -101,7 +101,7 @@ class _Distinct:
 def _listed(
     words: Words, subwords: Subwords, limits: Limits
 ) -> tuple[StringTable, NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the n-grams, the index of each, and the old row of each index."""
+    """Return the n-grams, their indices, and the old row of each index."""
     distinct = _Distinct(limits)
     for first in range(0, len(words.table), _WORDS):
         some = [words.table[i] for i in range(first, min(first + _WORDS, len(words.table)))]
@@ -113,7 +113,7 @@ def _listed(
             for ngrams in _some(some[at : at + len(bounds) - 1], subwords):
                 some_rows = rows[done : done + len(ngrams)]
                 done += len(ngrams)
-                if subwords.kind == "fasttext" and subwords.min_n == 1:  # it has no bracket alone
+                if subwords.kind == "fasttext" and subwords.min_n == 1:  # fastText has no n-gram of a bracket alone
                     listed = [i for i, text in enumerate(ngrams) if text not in {"<", ">"}]
                     distinct.add([ngrams[i] for i in listed], some_rows[listed])
                 else:
@@ -123,13 +123,13 @@ def _listed(
 
 
 def _size_of(word: str, subwords: Subwords) -> int:
-    """Return the characters of all n-grams of a word: a lower bound of their bytes."""
+    """Return the number of characters in all n-grams of a word, a lower bound for their bytes."""
     length = len(word) + 2
     longest = min(subwords.max_n, length)
     if longest < subwords.min_n:
         return 0
     below = subwords.min_n - 1
-    # There are length + 1 - n of n characters, from n = min_n to the longest: sums of n and of its square.
+    # Each n from min_n to `longest` has length + 1 - n n-grams: the result needs the sums of n and of its square.
     lengths = longest * (longest + 1) // 2 - below * (below + 1) // 2
     squares = (longest * (longest + 1) * (2 * longest + 1) - below * (below + 1) * (2 * below + 1)) // 6
     return (length + 1) * lengths - squares

@@ -1,11 +1,11 @@
 """Product quantisation of a matrix: training, and encoding block by block.
 
-A row is cut into pieces of equal width; for the pieces of each place, k-means finds the vectors of a codebook, and a
-piece is stored as the number of the nearest one (Jégou, Douze and Schmid, "Product quantization for nearest neighbor
-search", 2011). With `projection` the rows are rotated first, so that each place has about the same share of the
-variance: along the eigenvectors of their covariance, each given to the place whose product of eigenvalues is least
-(Ge, He, Ke and Sun, "Optimized product quantization", 2013, the parametric solution). With `norms` the rows are made
-unit vectors first, and each row's norm is stored.
+Each row is cut into pieces of equal width. For the pieces at each place, k-means finds the vectors of a codebook; a
+piece is stored as the number of the nearest vector (Jégou, Douze and Schmid, "Product quantization for nearest neighbor
+search", 2011). With `projection`, rows are first rotated to the eigenvectors of their covariance, so that each place
+has about the same share of the variance: each eigenvector goes to the place whose product of eigenvalues is smallest
+(Ge, He, Ke and Sun, "Optimized product quantization", 2013, the parametric solution). With `norms`, rows are first
+scaled to unit vectors, and each row's norm is stored.
 
 The k-means is scipy's (the extra ``[pq]``).
 """
@@ -39,22 +39,23 @@ if TYPE_CHECKING:
 # Rows to train on: 64 for each of 256 centroids.
 SAMPLE = 1 << 14
 _ITERATIONS = 20
-# The largest element with sums of squares within float32
+# The largest element whose sums of squares fit float32.
 _LARGEST = 1e15
-# Rows encoded at once.
+# Rows to encode at once.
 _ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Pq:
-    """How `convert` quantises the rows of words by product quantisation.
+    """Options for `convert` to store the rows of words by product quantisation.
 
     Parameters
     ----------
     n_subquantizers : int, optional
-        Codes per row, a divisor of its length. By default the largest one up to half of it: pieces of two numbers.
+        Codes per row, a divisor of the row's length. By default the largest divisor up to half the length, so that
+        pieces have two numbers if possible.
     n_bits : int
-        Bits per code, 1 to 8. A codebook has ``2 ** n_bits`` centroids, or as many as the sample has rows.
+        Bits per code, 1 to 8. A codebook has ``2 ** n_bits`` centroids, or one for each row of a smaller sample.
     projection : bool
         Rotate the rows first.
     norms : bool
@@ -62,7 +63,7 @@ class Pq:
     seed : int
         The same seed gives the same result on the same machine.
     include : glob or sequence of globs, optional
-        The name of the matrix, if several have a row per word.
+        The name of the matrix, if several matrices have a row per word.
 
     Raises
     ------
@@ -129,7 +130,7 @@ def train_pq(
     Raises
     ------
     QuantError
-        For options that do not fit the matrix, and for elements that are not finite.
+        When options do not fit the matrix, or an element is not finite.
     MissingDependencyError
         When scipy is not installed.
 
@@ -159,12 +160,12 @@ def _pieces(dense: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
 
 
 class Trainer:
-    """Codebooks trained on a sample of a matrix that is read in blocks, and the codes of its rows.
+    """Trains codebooks on a sample of a matrix that is read in blocks, and encodes its rows.
 
     Parameters
     ----------
     name : str
-        Of the tensor.
+        Name of the tensor.
     rows, dims : int
     blocks : callable
         Returns an iterator over the rows in order; called twice, for training and for encoding.
@@ -178,7 +179,7 @@ class Trainer:
     projection : ndarray of float32, shape (d, d), or None
     norms : ndarray of float32, shape (rows,), or None
     info : QuantizedInfo or None
-        Size and error, once all codes are made.
+        Size and error, set after the last code.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class Trainer:
         self._subquantizers = count
 
     def _sample(self) -> NDArray[np.float32]:
-        """Read all rows once: return some of them, as they will be encoded, and note the norms of all."""
+        """Read all rows once: return a sample, in the form to be encoded, and note the norms of all."""
         rows, dims = self.shape
         random = np.random.default_rng(self._pq.seed)
         count = min(rows, self._sample_size)
@@ -258,7 +259,7 @@ class Trainer:
             points = np.ascontiguousarray(sample[:, j * width : (j + 1) * width])
             start = points[np.sort(random.choice(len(points), centroids, replace=False))]
             with warnings.catch_warnings():
-                # kmeans2 warns of clusters without points. They keep their place, and no code names them.
+                # kmeans2 warns of clusters without points. These keep their place, but no code names them.
                 warnings.simplefilter("ignore")
                 book[:] = cluster.kmeans2(points, start, iter=self._iterations, minit="matrix")[0]
         return books
@@ -319,7 +320,7 @@ def _rotation(sample: NDArray[np.float32], places: int) -> NDArray[np.float32]:
     wide -= wide.mean(axis=0)
     values, vectors = np.linalg.eigh(wide.T @ wide / len(wide))
     room = sample.shape[1] // places
-    # Logarithms must be positive: with negative ones, the place with the most would have the smallest sum.
+    # Negative logarithms would give the place with the most of them the smallest sum.
     logs = np.log(np.maximum(values, max(float(values[-1]), 1e-300) * 1e-12))
     logs -= logs.min()
     assigned: list[list[int]] = [[] for _ in range(places)]

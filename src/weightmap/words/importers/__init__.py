@@ -1,7 +1,8 @@
 """The importers: files that `weightmap.convert` reads once and `weightmap.open` cannot open in place.
 
-Every module here (or folder) that does not begin with an underscore defines one record called ``IMPORTER``. To add an
-importer, add a file: `open` then says what such a file is, `convert` reads it, and writes it where it has a `plan`.
+Every module or folder here whose name does not begin with an underscore defines one record called ``IMPORTER``. To add
+an importer, add a file: `open` then recognises its format in an error, `convert` reads it, and writes it if the record
+has a `plan`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words and their rows, a block at a time: every importer reads them, and every writer takes them."""
+"""Words and their rows in blocks: every importer returns them, and every writer takes them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def declared(head: bytes) -> tuple[int, int, int] | None:
 
 
 def whole_fields(head: bytes, size: int) -> bytes:
-    """Return the beginning of a file of `size` bytes without the field cut off by the end of `head`."""
+    """Return `head`, the beginning of a file of `size` bytes, without a last field that it cuts off."""
     return head if size == len(head) else (head.rsplit(None, 1) or [head])[0]
 
 
 def is_row(line: bytes, most_wrong: float) -> bool:
-    """Whether numbers follow the first word of a line, with at most the share `most_wrong` of other fields."""
+    """Whether numbers follow the first word of a line; the share `most_wrong` of the fields may be wrong."""
     fields = line.split()[1:]
     return bool(fields) and sum(not _is_number(field) for field in fields) <= most_wrong * len(fields)
 
@@ -60,8 +60,8 @@ def _is_number(field: bytes) -> bool:
 def in_text(head: bytes, size: int, dims: int, start: int) -> bool:
     """Whether the first vector, behind a line that ends at `start`, is text and not binary.
 
-    It is text if numbers follow the word. It is faulty text if all bytes of a binary vector's size, up to 256, are
-    printable; with fewer than four numbers, bytes are printable too often to tell.
+    Numbers behind the word make it text. As many printable bytes as a binary vector has, up to 256, make it faulty
+    text; with fewer than four numbers, binary bytes are printable too often to tell.
     """
     if is_row(whole_fields(head, size)[start:].partition(b"\n")[0], 0):
         return True
@@ -71,7 +71,7 @@ def in_text(head: bytes, size: int, dims: int, start: int) -> bool:
 
 # Approximate bytes of rows per block
 BLOCK = 4 << 20
-# Longest word of a binary file, in bytes: a file without spaces is refused before it is read as one word.
+# Longest word of a binary file, in bytes, so that a file without spaces is not read as a single word.
 LONGEST = 1 << 16
 _MAX_WORDS = (1 << 32) - 1
 _MAX_DIMS = (1 << 31) - 1
@@ -92,21 +92,21 @@ class Words(NamedTuple):
     sources : tuple of Source
         The files read: the given one first, the one with the rows last.
     format : str
-        Its format, or importer.
+        Format or importer of the given file.
     table : StringTable
-        The words, checked: UTF-8, each one once.
+        The words, checked to be UTF-8 and unique.
     rows, dims : int
         Shape of the matrix; the words have its first rows.
     make : callable
         Returns an iterator over all rows in order, as arrays of float32, shape (some, dims), finite and writable.
     gather : callable or None
-        ``gather(rows)`` returns rows by number. Only those with subwords have it.
+        ``gather(rows)`` returns rows by number. None without subwords.
     norms : ndarray of float32, shape (words,), or None
         Divisors already applied to the rows of the words.
     subwords : Subwords or None
     metadata : mapping
     warnings : tuple of str
-        Signs that the file is incomplete, for the report.
+        Signs of an incomplete file, for the report.
     """
 
     sources: tuple[Source, ...]
@@ -123,7 +123,7 @@ class Words(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Name of the file for messages."""
+        """The file's name for messages."""
         return self.sources[0].name
 
     @property
@@ -144,7 +144,7 @@ class Words(NamedTuple):
             raise error.located(path=self.path, format=self.format) from None
 
     def word_blocks(self) -> Iterator[NDArray[np.float32]]:
-        """Yield the rows of the words alone."""
+        """Yield only the rows of the words."""
         remaining = len(self.table)
         for block in self.blocks():
             if not remaining:
@@ -164,7 +164,7 @@ def shape_of(head: bytes) -> tuple[int, int, int]:
 
 
 def counted_otherwise(declared: int, actual: int) -> tuple[str, ...]:
-    """Return the warnings about a first line that declares another number of words than there are."""
+    """Return a warning if the first line declares a wrong number of words."""
     return (
         () if declared == actual else (f"the first line declares {counted(declared, 'word')}, the file has {actual:,}",)
     )
@@ -176,9 +176,9 @@ def rows_in_block(dims: int) -> int:
 
 
 def firsts(raws: Sequence[bytes], *, lossy: bool) -> NDArray[np.intp] | None:
-    """Return the numbers of first occurrences, for `lossy` to drop repeated words; None for all.
+    """With `lossy`, return the numbers of the words that repeat no earlier word; None to keep all.
 
-    Words that are equal once `table_of` has replaced their bytes are repeated, too.
+    Words count as repeated, too, if they are equal after `table_of` has replaced their bytes.
     """
     row_of: dict[str, int] = {}
     for i, raw in enumerate(raws if lossy else ()):
@@ -187,7 +187,7 @@ def firsts(raws: Sequence[bytes], *, lossy: bool) -> NDArray[np.intp] | None:
 
 
 def only(words: Words, rows: NDArray[np.intp] | None) -> Words:
-    """Return words with only the rows `rows`, in rising order, which are those of the table; None keeps all."""
+    """Return words with only the rows `rows`, which rise and belong to the words of the table; None keeps all."""
     if rows is None:
         return words
 
@@ -219,12 +219,12 @@ def table_of(
     offsets : sequence of int
         The position of each word in the file.
     lossy : bool
-        Replace bytes that are not UTF-8 by U+FFFD; where no row can be left out and that makes words equal, by their
-        numbers, as in ``\\xe4``.
+        Replace bytes that are not UTF-8 by U+FFFD, or by their numbers, as in ``\\xe4``, if U+FFFD would make words
+        equal.
     what, first : str, int
-        "word" or "the word of line", to which messages append a number; and the number of the first one.
+        "word" or "the word of line", to which messages append a number; and the number of the first word.
     fixed : bool
-        No row can be left out.
+        Whether no row can be left out.
     """
     table = _packed(raws)
     bad = table.not_utf8()
@@ -266,7 +266,7 @@ def _packed(raws: Sequence[bytes]) -> StringTable:
 
 
 def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int], int] | None = None) -> None:
-    """Refuse numbers that are not finite. `first` numbers the first row of the block, `offset` finds a row's byte."""
+    """Refuse numbers that are not finite. `first` is the number of the first row; `offset` finds a row's byte."""
     finite = np.isfinite(block)
     if not finite.all():
         row, column = (int(i) for i in np.argwhere(~finite)[0])
@@ -277,7 +277,7 @@ def check_finite(block: NDArray[np.float32], first: int, offset: Callable[[int],
 
 
 def normalised(words: Words) -> tuple[Words, NDArray[np.float32]]:
-    """Return the words with unit vectors as rows, and the norms, filled in while the rows are read."""
+    """Return the words with rows scaled to unit vectors, and the norms, which reading the rows fills in."""
     count = len(words.table)
     norms = np.zeros(count, np.float32)
 
@@ -306,7 +306,7 @@ def l2_norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def unnormalised(words: Words) -> Words:
-    """Return the words with rows multiplied by their norms again."""
+    """Return the words with rows multiplied by their norms."""
     norms = words.norms
     if norms is None:
         return words

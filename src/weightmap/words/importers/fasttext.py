@@ -39,18 +39,18 @@ _AT = {
     "labels": 72,
     "pruned": 84,
 }
-# Words summed at once, with some dozens of n-grams each; blocks of their rows gathered at once.
+# Words to sum at once, with some dozens of n-grams each; blocks of their rows to gather at once.
 WORDS = 256
 _BLOCKS = 4
 
 
 def read(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
-    """Read a model. The rows of words are averaged when `Words.blocks` is iterated.
+    """Read a model. Iterating `Words.blocks` averages the rows of words.
 
     Raises
     ------
     UnsupportedError
-        For another version, supervised models (with labels), pruned and quantised ones.
+        For another version, and for supervised models (with labels), pruned models and quantised models.
     FormatError
         For a damaged file, and for more words than the limits allow.
     """
@@ -133,7 +133,7 @@ def _dictionary(source: Source, words: int, labels: int, limits: Limits) -> tupl
         if at < 0 or len(window) - at - 1 < ENTRY.size:
             base += position
             position = 0
-            # A sparse file can hold endless entries at no cost to its author.
+            # A sparse file can hold endless entries, at no cost for its author.
             limits.check("max_header_bytes", base - HEAD.size, "size of the dictionary (or more)", offset=HEAD.size)
             window = source.pread(base, min(_words.BLOCK, source.size - base))
             at = window.find(b"\0")
@@ -154,7 +154,7 @@ def _dictionary(source: Source, words: int, labels: int, limits: Limits) -> tupl
 
 
 def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
-    """Return the number of rows of the input matrix, and where they begin."""
+    """Return the number of rows of the input matrix, and their position."""
     if source.size - at < MATRIX.size:
         raise cut_off("the fields of its matrix", source.size, at + MATRIX.size, field="rows")
     quantised, rows, cols = MATRIX.unpack(source.pread(at, MATRIX.size))
@@ -172,9 +172,9 @@ def _matrix(source: Source, at: int, dims: int) -> tuple[int, int]:
 
 
 def _output(source: Source, at: int) -> tuple[str, ...]:
-    """Check that the output matrix, which begins at byte `at`, is whole; return a warning if there is none.
+    """Check that the output matrix, which begins at byte `at`, is whole; return a warning if it is missing.
 
-    Nothing else of it is read; a quantised one has an unknown size.
+    Only its size is read. A quantised matrix has an unknown size.
     """
     if source.size == at:
         return ("the file ends before its output matrix: was the download complete?",)
@@ -188,7 +188,7 @@ def _output(source: Source, at: int) -> tuple[str, ...]:
 
 
 class _Model:
-    """The rows of a model: as they are stored, and averaged over n-grams."""
+    """The rows of a model, stored or averaged over n-grams."""
 
     def __init__(self, source: Source, table: StringTable, dims: int, data: int, subwords: Subwords | None) -> None:
         self._source = source
@@ -202,7 +202,7 @@ class _Model:
         return self._data + 4 * self._dims * row
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return rows as they are stored. The matrix is mapped, since n-grams lie all over it."""
+        """Return stored rows. The matrix is mapped, because n-grams lie all over it."""
         mapped = self._mapped
         if mapped is None:
             subwords = self._subwords
@@ -241,14 +241,14 @@ class _Model:
 def ngram_sums(
     words: list[str], subwords: Subwords, gather: Any, dims: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the sum of the rows of the n-grams of each word, shape (words, dims), and how many there are."""
+    """Return for each word the sum of the rows of its n-grams, shape (words, dims), and their number."""
     sums = np.zeros((len(words), dims), np.float32)
     counts = np.zeros(len(words), np.float32)
     for first, rows, bounds in subwords.parts(words):
         last = first + len(bounds) - 1
         inner, ends = _without_brackets(rows.astype(np.int64), bounds.astype(np.int64), words[first:last], subwords)
         counts[first:last] = np.diff(ends)
-        with np.errstate(over="ignore", invalid="ignore"):  # the check for finite numbers that follows finds them
+        with np.errstate(over="ignore", invalid="ignore"):  # a later check finds numbers that are not finite
             _add_up(inner, ends, gather, sums[first:last])
     return sums, counts
 
@@ -256,10 +256,10 @@ def ngram_sums(
 def _without_brackets(
     rows: NDArray[np.int64], bounds: NDArray[np.int64], words: list[str], subwords: Subwords
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows and bounds of n-grams without those of one character at both ends of a word.
+    """Return rows and bounds of n-grams without the n-grams of a single bracket, at both ends of a word.
 
-    fastText has none of them (Dictionary::computeSubwords). They are the last n-gram at the first character of a word,
-    and its last one.
+    fastText does not make these (Dictionary::computeSubwords). They are the last n-gram that begins at the first
+    character of a word, and the last one of the word.
     """
     if subwords.min_n > 1:
         return rows, bounds
@@ -270,17 +270,15 @@ def _without_brackets(
 
 
 def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sums: NDArray[np.float32]) -> None:
-    """Fill `sums` with the sums of rows from each bound to the next, a few blocks of rows at a time."""
+    """Fill `sums` with the sums of the rows between bounds, a few blocks of rows at a time."""
     max_rows = _BLOCKS * _words.rows_in_block(sums.shape[1])
     for begin in range(0, len(rows), max_rows):
         end = min(begin + max_rows, len(rows))
         starts = np.maximum(bounds[:-1], begin)
-        # Words without n-grams begin no sum, so each sum ends where the next begins.
+        # Words without n-grams begin no sum, so that each sum ends where the next begins.
         some = np.flatnonzero(starts < np.minimum(bounds[1:], end))
         block = gather(rows[begin:end])
-        if (
-            starts[some[0]] > bounds[some[0]]
-        ):  # it goes on from the block before, in the order that one block would have
+        if starts[some[0]] > bounds[some[0]]:  # continues a sum of the block before, in the order of a single block
             block[0] += sums[some[0]]
         sums[some] = np.add.reduceat(block, starts[some] - begin, axis=0)
 
@@ -292,7 +290,7 @@ def _add_up(rows: NDArray[np.int64], bounds: NDArray[np.int64], gather: Any, sum
 def plan(words: _words.Words) -> WritePlan:
     """Lay out a model without an output matrix. Raises `EncodeError` except for simple and fastText vocabularies.
 
-    The count of each word is unknown, and written as 1.
+    The counts of words are unknown, and written as 1.
     """
     subwords = words.subwords
     if subwords is not None and subwords.kind != "fasttext":
@@ -343,7 +341,7 @@ def _code(names: tuple[str, ...], name: object, default: int) -> int:
 
 
 def _undo(words: _words.Words, subwords: Subwords, block: NDArray[np.float32], at: int) -> None:
-    """Replace the means of words, in a block of rows from `at` on, by their own rows."""
+    """Replace the means of words, in a block of rows from `at` on, by the words' own rows."""
     count = min(len(block), len(words.table) - at)
     assert words.gather is not None  # noqa: S101 - words with subwords have it
     for first in range(0, max(count, 0), WORDS):
@@ -361,16 +359,15 @@ def _undo(words: _words.Words, subwords: Subwords, block: NDArray[np.float32], a
 #
 # Little-endian. ``i32 793712314 | i32 11 or 12 | 12 x i32 options | f64 sampling threshold | i32 entries | i32 words |
 # i32 labels | i64 tokens | i64 pruned``, then the entries: ``bytes, 0 | i64 count | i8 type``, then ``u8 quantised |
-# i64 rows | i64 cols | f32 x rows x cols``: the rows of the words, and those of the buckets of n-grams. The output
-# matrix behind them, with the same fields, serves training: only its size is read, which tells whether the file is
-# whole.
+# i64 rows | i64 cols | f32 x rows x cols``: the rows of the words, then the rows of the buckets of n-grams. The output
+# matrix behind them has the same fields and serves training: only its size is read, to check that the file is whole.
 #
-# Entries of type 0 are words, those of type 1 behind them labels: words that begin with ``__label__``, which have no
-# row. Supervised models, whose rows serve labels, are refused.
+# Entries of type 0 are words. Entries of type 1, behind them, are labels: words that begin with ``__label__`` and have
+# no row. Supervised models, whose rows serve labels, are refused.
 
 MAGIC = 793712314
 VERSION = 12
-# Version 11 differs from 12 in supervised models alone.
+# Versions 11 and 12 differ only in supervised models.
 VERSIONS = (11, 12)
 HEAD = struct.Struct("<2i12id3i2q")
 ENTRY = struct.Struct("<qb")
@@ -396,7 +393,7 @@ MODELS = ("CBOW", "SkipGram", "Supervised")
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Whether this begins with the magic number."""
+    """Whether the file begins with the magic number."""
     return size >= 4 and head[:4] == MAGIC.to_bytes(4, "little")
 
 

@@ -1,8 +1,8 @@
-"""gensim's native files of word vectors, ``.kv``, as ``KeyedVectors.save`` writes them.
+"""gensim's native files of word vectors, ``.kv``, written by ``KeyedVectors.save``.
 
-A pickle of protocol 3 or 4 with one object, whose attributes are "index_to_key", a list of the words, and "vectors", an
-array with a row for each. An array of ten million elements or more lies beside the file, in ``FILE.vectors.npy``.
-Nothing of the pickle is executed: see `weightmap.words.importers.gensim`.
+A pickle of protocol 3 or 4 holds one object, with the attributes "index_to_key", a list of the words, and "vectors", an
+array with a row for each word. An array of ten million elements or more lies beside the file, in ``FILE.vectors.npy``.
+Nothing in the pickle is executed: see `Machine`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # A machine for pickles of word vectors, which knows a few names and calls nothing.
 #
-# It makes texts (as their bytes), numbers, lists and lists of pairs; objects stay a name with arguments and a state.
-# Bytes, which may be gigabytes of vectors, stay in the file. Its memory is bounded by the bytes that it reads.
+# It makes texts (as bytes), numbers, lists and lists of pairs; an object becomes a name, its arguments and its state.
+# Bytes, which may be gigabytes of vectors, stay in the file. The bytes that it reads bound its memory.
 
 _WINDOW = 1 << 20
 # Most containers and objects per file; gensim writes some dozens.
@@ -62,7 +62,7 @@ class Bytes(NamedTuple):
 
 
 class Name:
-    """A class or function, by its name."""
+    """The name of a class or function."""
 
     def __init__(self, module: bytes, name: bytes) -> None:
         self.module: bytes = module
@@ -79,17 +79,17 @@ class Object:
 
 
 class Pairs(list[Any]):
-    """The items of a dictionary: key, value, key, value. No key is hashed."""
+    """The items of a dictionary: key, value, key, value. Keys are not hashed."""
 
     def get(self, name: bytes) -> Any:
-        """Return the last value of a text."""
+        """Return the last value of a key."""
         return next(
             (self[i + 1] for i in range(len(self) - 2, -1, -2) if type(self[i]) is bytes and self[i] == name), None
         )
 
 
 class Machine:
-    """Runs a pickle: texts become their bytes, see the module."""
+    """Runs a pickle, whose texts become bytes: see the comment above."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -97,7 +97,7 @@ class Machine:
         self.stack: list[Any] = []
         self._memo: list[Any] = []
         self._created = 0
-        # Where the longest list began.
+        # The position of the longest list.
         self.words_at = 0
 
     @property
@@ -195,7 +195,7 @@ class Machine:
         self._make(Object(kind, args))
 
     def run(self) -> Any:
-        """Return the value that the pickle ends with."""
+        """Return the value of the pickle."""
         table, stack = self._table(), self.stack
         while True:
             if self._at + 1 > len(self._window):
@@ -335,7 +335,7 @@ _ORDERS = {b"<": "<", b">": ">", b"=": "<", b"|": "<"}
 
 
 def read(source: Source, head: bytes, options: ImportOptions) -> Words:
-    """Find the words of a file. The vectors are read when `Words.blocks` is iterated."""
+    """Find the words of a file. Iterating `Words.blocks` reads the vectors."""
     del head
     machine = Machine(source)
     root = machine.run()
@@ -373,7 +373,7 @@ class _Everywhere(list[int]):
 
 
 def _vectors(source: Source, state: Pairs) -> tuple[Source, np.dtype[Any], tuple[int, ...], int]:
-    """Return the place of the vectors: file, type, shape and byte."""
+    """Return the place of the vectors: file, dtype, shape and offset."""
     vectors, external = state.get(b"vectors"), state.get(b"__numpys")
     if vectors is None and isinstance(external, list) and b"vectors" in external:
         return _open_sibling(source)
@@ -391,7 +391,7 @@ def _vectors(source: Source, state: Pairs) -> tuple[Source, np.dtype[Any], tuple
 
 
 def _array(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, Bytes]:
-    """Return type, shape, order and bytes of an array; raises one of several errors for anything else."""
+    """Return dtype, shape, order and bytes of an array; raise one of several errors for anything else."""
     if value.kind.name != b"_reconstruct":
         raise ValueError
     _, shape, kind, fortran, data = value.state
@@ -404,7 +404,7 @@ def _array(value: Any) -> tuple[np.dtype[Any], tuple[int, ...], bool, Bytes]:
 
 
 def _open_sibling(source: Source) -> tuple[Source, np.dtype[Any], tuple[int, ...], int]:
-    """Return the same for the array in the file beside this one."""
+    """Return the place of the vectors in the file beside this one, like `_vectors`."""
     model = source.absolute
     if model is None:
         what = "the vectors lie in a file beside this one, and this source has no path"
@@ -441,7 +441,7 @@ def _blocks(source: Source, dtype: np.dtype[Any], shape: tuple[int, int], offset
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Whether this begins a pickle that soon names gensim."""
+    """Whether the file begins like a pickle that soon names gensim."""
     return size > 2 and head[:1] == b"\x80" and head[1] in range(2, 6) and b"gensim.models" in head[:256]
 
 

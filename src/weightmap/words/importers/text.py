@@ -1,7 +1,7 @@
 """Text: a line for each word, with its numbers (GloVe), perhaps after a first line of counts (`textdims`).
 
-Lines are read in blocks, and numpy parses all numbers of a block at once. Where that fails, they are parsed one by one
-to find the wrong one.
+Lines are read in blocks, and numpy parses all numbers of a block at once. If it fails, lines are parsed one by one to
+find the wrong number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPACE = b" \t\n\r\x0b\x0c"
 _OTHER_SPACE = b"\t\r\x0b\x0c"
 # The longest line, in bytes.
 LONGEST = 1 << 28
-# Estimate for progress of the bytes of a number: sign, digits, point, exponent and a space.
+# The estimated bytes of a number, for progress: sign, digits, point, exponent and a space.
 _NUMBER = 12
 
 
@@ -40,13 +40,13 @@ def read_plain(source: Source, _head: bytes, options: ImportOptions) -> _words.W
 
 
 def read_declared(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
-    """Find the words of a file whose first line has the number of rows and dims."""
+    """Find the words of a file whose first line declares rows and dims."""
     rows, dims, start = _words.shape_of(head)
     return _read(source, (rows, dims), start, options)
 
 
 def _read(source: Source, shape: tuple[int, int] | None, start: int, options: ImportOptions) -> _words.Words:
-    """Find the words from `start` on, and check how many numbers each line has."""
+    """Find the words from `start` on, and check the count of numbers in each line."""
     number = 1 if shape is None else 2
     raws: list[bytes] = []
     offsets = array("q")
@@ -70,7 +70,7 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, options: Im
     chosen = raws if first_rows is None else [raws[i] for i in first_rows]
     table = _words.table_of(chosen, offsets, lossy=options.lossy, what="the word of line", first=number)
     make = functools.partial(_vectors, source, start, number, len(raws), dims)
-    # Some programs leave the last line open; in a truncated file, its last number may be wrong.
+    # Some programs do not end the last line; in a truncated file, its last number may be wrong.
     ended = source.pread(source.size - 1, 1) == b"\n"
     warnings: tuple[str, ...] = () if ended else ("the last line has no end: was the download complete?",)
     if shape is not None:
@@ -79,7 +79,7 @@ def _read(source: Source, shape: tuple[int, int] | None, start: int, options: Im
 
 
 def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield where some lines begin, and these lines without their line feeds, some MiB at a time."""
+    """Yield some MiB of lines at a time: the offset of the first, and the lines without line feeds."""
     position = begin = start
     carried: list[bytes] = []
     while position < source.size:
@@ -99,13 +99,13 @@ def _blocks_of_lines(source: Source, start: int) -> Iterator[tuple[int, list[byt
 
 
 def _dims_of(line: bytes) -> int:
-    """Count the numbers behind the word, which may have spaces, in the first line."""
+    """Count the numbers in the first line, behind the word, which may have spaces."""
     fields = line.split()[line[:1] not in _SPACE :]
     return len(fields) - next((i for i, field in enumerate(fields) if _is_number(field)), 0)
 
 
 def _split(line: bytes, dims: int, number: int, offset: int) -> tuple[bytes, bytes]:
-    """Return the word of a line, and its `dims` numbers. Raises `FormatError` for any other number of fields."""
+    """Return the word of a line, and its `dims` numbers. Raises `FormatError` for another number of fields."""
     line = line.rstrip(_SPACE)
     if line.count(b" ") == dims and len(line.translate(None, _OTHER_SPACE)) == len(line) and b"  " not in line:
         word, _, tail = line.partition(b" ")
@@ -115,7 +115,7 @@ def _split(line: bytes, dims: int, number: int, offset: int) -> tuple[bytes, byt
     head = b"" if line[:1] in _SPACE else line.split(None, 1)[0]
     fields = line[len(head) :].split()
     extra = len(fields) - dims
-    # Words with spaces: GloVe has some.
+    # Some words of GloVe have spaces.
     if extra < 0 or any(map(_is_number, fields[:extra])):
         what = f"number of numbers in line {number}"
         raise LayoutError(what, field="vector", offset=offset, actual=len(fields), expected=dims)
@@ -129,7 +129,7 @@ def _is_number(field: bytes) -> bool:
         float(field)
     except ValueError:
         return False
-    return b"_" not in field  # Python's own
+    return b"_" not in field  # float() allows underscores
 
 
 def _vectors(source: Source, start: int, number: int, count: int, dims: int) -> Iterator[NDArray[np.float32]]:
@@ -180,12 +180,12 @@ def plan_plain(words: _words.Words) -> WritePlan:
 
 
 def plan_declared(words: _words.Words) -> WritePlan:
-    """Lay out a file with the number of rows and dims in its first line."""
+    """Lay out a file whose first line declares rows and dims."""
     return _plan(words, "textdims", f"{len(words.table)} {words.dims}\n".encode())
 
 
 def _plan(words: _words.Words, name: str, head: bytes) -> WritePlan:
-    """Lay out a text file; its size is known once it is written. Raises `EncodeError` for white space or NUL in words.
+    """Lay out a text file, of unknown size until it is written. Raises `EncodeError` for white space or NUL in words.
 
     Each number is the shortest text that reads back as the same float32.
     """
@@ -209,10 +209,10 @@ def _plan(words: _words.Words, name: str, head: bytes) -> WritePlan:
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Whether this begins with a word and numbers.
+    """Whether the file begins with a word and numbers.
 
-    A first line with one number, or with other fields among its numbers, must be followed by a second line like it: a
-    file with a wrong number is still text.
+    If the first line has a single number, or other fields among its numbers, a second line like it must follow: a file
+    with a wrong number is still text.
     """
     if b"\0" in head or _words.declared(head) is not None:
         return False

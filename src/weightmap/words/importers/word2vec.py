@@ -1,7 +1,7 @@
 """word2vec's binary files.
 
 A line ``rows dims`` in ASCII, then for each word its bytes, a space, and `dims` little-endian float32. Some programs
-write a line feed behind each vector, some do not: one in front of a word is not part of it.
+write a line feed behind each vector: a line feed in front of a word is not part of the word.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def read(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
-    """Find the words of a file. The vectors are read when `Words.blocks` is iterated."""
+    """Find the words of a file. Iterating `Words.blocks` reads the vectors."""
     rows, dims, start = _words.shape_of(head)
     max_words = (source.size - start) // (1 + 4 * dims)
     if rows > max_words and options.strict:
@@ -55,9 +55,9 @@ def read(source: Source, head: bytes, options: ImportOptions) -> _words.Words:
 
 
 def _scan(source: Source, start: int, rows: int | None, width: int) -> tuple[list[bytes], array[int], int]:
-    """Return the words, where the vector of each begins, and where the last one ends.
+    """Return the words, the start of each vector, and the end of the last one.
 
-    Without `rows`, all whole words.
+    Without `rows`, return all whole words.
     """
     raws: list[bytes] = []
     starts = array("q")
@@ -94,7 +94,7 @@ def _scan(source: Source, start: int, rows: int | None, width: int) -> tuple[lis
 
 
 def _with_remedy(error: FormatError) -> FormatError:
-    """Let the error of a wrong count say how to read the words all the same."""
+    """Add to the error about a wrong count how to read the words anyway."""
     error.remedy = _words.LENIENT
     return error
 
@@ -115,7 +115,7 @@ def _vectors(source: Source, starts: array[int], dims: int) -> Iterator[NDArray[
 
 
 def plan(words: _words.Words) -> WritePlan:
-    """Lay out a file. Raises `EncodeError` for words that it cannot hold."""
+    """Lay out a file. Raises `EncodeError` for words that the format cannot hold."""
     raws = [words.table.raw(i) for i in range(len(words.table))]
     _words.refuse_words("word2vec", raws, b" \n\r")
     head = f"{len(raws)} {words.dims}\n".encode()
@@ -134,7 +134,7 @@ def plan(words: _words.Words) -> WritePlan:
 
 
 def claims(head: bytes, size: int) -> bool:
-    """Whether anything but text follows a line of two numbers."""
+    """Whether binary data follows a line of two numbers."""
     shape = _words.declared(head)
     return shape is not None and not _words.in_text(head, size, *shape[1:])
 
