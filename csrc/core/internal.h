@@ -348,13 +348,11 @@ wm_crc32_fn crc32_x86_pclmulqdq, crc32_x86_vpclmulqdq_avx2, crc32_x86_vpclmulqdq
 wm_fnv1a32_fn fnv1a32_x86_avx2;
 wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
-wm_half_fn f16_to_f32_x86_avx512, bf16_to_f32_x86_avx512;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
 wm_mixed_fn mixed_x86_avx2, mixed_x86_avx512;
-wm_ggml_fn ggml_x86_avx2, ggml_x86_avx512;
-wm_ggml_fn ggml_x86_avx2_streamed;
+wm_ggml_fn ggml_x86_avx2, ggml_x86_avx2_streamed;
 wm_ggml_quantize_fn ggml_quantize_x86_avx2, ggml_quantize_x86_avx512;
-wm_stream_fn stream_x86_avx2, stream_x86_avx512;
+wm_stream_fn stream_x86_avx2;
 wm_narrow_fn narrow_x86_avx2;
 wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
 wm_differ_fn differ_x86_avx2, differ_x86_avx512;

@@ -811,15 +811,12 @@ static void test_variants(void) {
     if (cpu & WM_AVX512) VARIANT(test_fnv, fnv1a32_x86_avx512);
     if (cpu & WM_AVX2) VARIANT(test_half, f16_to_f32_x86_avx2, f16_by_definition);
     if (cpu & WM_AVX2) VARIANT(test_half, bf16_to_f32_x86_avx2, bf16_by_definition);
-    if (cpu & WM_AVX512) VARIANT(test_half, f16_to_f32_x86_avx512, f16_by_definition);
-    if (cpu & WM_AVX512) VARIANT(test_half, bf16_to_f32_x86_avx512, bf16_by_definition);
     if (cpu & WM_AVX2) VARIANT(test_intblock, intblock_x86_avx2);
     if (cpu & WM_AVX2) VARIANT(test_mixed, mixed_x86_avx2);
     if (cpu & WM_AVX512) VARIANT(test_mixed, mixed_x86_avx512);
     if (cpu & WM_AVX2) VARIANT(test_narrow, narrow_x86_avx2);
     if (cpu & WM_AVX512) VARIANT(test_intblock, intblock_x86_avx512);
     if (cpu & WM_AVX2) VARIANT(test_ggml, ggml_x86_avx2);
-    if (cpu & WM_AVX512) VARIANT(test_ggml, ggml_x86_avx512);
     if (cpu & WM_AVX2) VARIANT(test_ggml, ggml_x86_avx2_streamed);
     if (cpu & WM_AVX2) VARIANT(test_ggml_quantize, ggml_quantize_x86_avx2);
     if (cpu & WM_AVX512) VARIANT(test_ggml_quantize, ggml_quantize_x86_avx512);
