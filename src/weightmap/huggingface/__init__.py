@@ -1,1 +1,1 @@
-"""Model directories of Hugging Face: configuration, tokenizer, files that go with the weights."""
+"""Hugging Face model directories: configuration, tokenizer, and files that belong to the weights."""

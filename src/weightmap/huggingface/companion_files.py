@@ -1,4 +1,4 @@
-"""Files that are copied with a model from one directory to another: configuration, tokenizer, code, terms."""
+"""Files that are copied with a model to another directory: configuration, tokenizer, code, terms."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
 
-# Files that programs read beside a model in a directory of Hugging Face, and its terms: `convert` copies them to a new
-# directory, and no target replaces them.
+# Files that programs read beside a model in a Hugging Face directory, and the model's terms. `convert` copies them to a
+# new directory, and no target replaces them.
 COMPANIONS = (
     "config.json",
     "hf_quant_config.json",
@@ -88,61 +88,61 @@ def check_apart(sources: Sequence[Source], targets: Iterable[str], siblings: Ite
 
 
 def _identities(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return device and inode of each of these files that exists."""
+    """Return device and inode of each existing file."""
     identities = {}
     for path in paths:
-        with contextlib.suppress(OSError, ValueError):  # writing will say what is wrong with it
+        with contextlib.suppress(OSError, ValueError):  # writing will report the problem
             status = os.stat(path)
             identities[path] = status.st_dev, status.st_ino
     return identities
 
 
-# The list of the modules of sentence-transformers; and what a module's folder may hold, where no store lists it.
+# The list of modules of sentence-transformers; files to look for in a module's folder if the store cannot list.
 _MODULES, _OF_MODULES = "modules.json", ("config.json", "model.safetensors", "pytorch_model.bin")
-# Folders of modules are this deep at most, and there are few.
+# Folders of modules have at most this depth, and are few.
 _DEEPEST = 3
-# The folder of the chat templates that have a name.
+# The folder of named chat templates.
 TEMPLATES = "additional_chat_templates"
-# What a configuration may say that the type of its tensors is; PyTorch computes in these.
+# Keys for the type of the tensors in a configuration, and the types in which PyTorch computes.
 _DTYPE_KEYS, _DTYPES = ("dtype", "torch_dtype"), ("float16", "bfloat16", "float32", "float64")
 
 
 class CompanionFiles:
-    """What programs read beside a model in a Hugging Face directory, to be copied to a new directory.
+    """The files that programs read beside a model in a Hugging Face directory, to be copied to a new directory.
 
-    It is looked up and checked when this is made, before anything is written. No other file is replaced: one that has
-    the content of its copy stays, and so does the source's own.
+    The constructor finds and checks them, before anything is written. No file is replaced: a file with the content of
+    its copy stays, and so does the source's own file.
 
     Parameters
     ----------
     model, folder : str
         The model file or index in the old directory, and the new directory.
     trust : weightmap.trust.checking.Trust, optional
-        The digests that the files must have. They are then copied from memory, which was hashed.
+        The digests that the files must have. Copies are then made from the memory that was hashed.
     dtype : str, optional
-        The type that all floating-point tensors were converted to: where ``config.json`` says their type, it is this.
+        The type to which all floating-point tensors were converted. It replaces their type in ``config.json``.
     replace : bool
-        Replace copies of an earlier run, which its manifest tells of.
+        Replace copies of an earlier run, which its manifest lists.
     decoded : bool
-        Whether quantised parameters were decoded: what says how they were quantised then stays behind, in
-        ``config.json``, its sub-configurations, and files of its own.
+        Whether quantised parameters were decoded: descriptions of the quantisation are then left out, in
+        ``config.json``, its sub-configurations, and separate files.
 
     Raises
     ------
     TargetError
-        For a file that exists with other content.
+        When a file exists with other content.
     FormatError
-        For a ``modules.json`` that is damaged, or names a folder elsewhere or a hidden one, for a damaged
-        ``config.json``, and for a file that a link leads to elsewhere: the copy may be published.
+        When ``modules.json`` is damaged, or names a hidden folder or a folder elsewhere; when ``config.json`` is
+        damaged; when a link leads to a file elsewhere: the copy may be published.
     TrustError
-        For a file with a wrong digest or none.
+        When a file has a wrong digest, or none.
     NotRegularFileError
-        For a FIFO, socket or device, and for a loop of links.
+        When a file is a FIFO, socket or device, or a loop of links.
 
     Attributes
     ----------
     names : tuple of str
-        The names that are looked for.
+        The names to look for.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class CompanionFiles:
         self._model, self._trust = model, trust
         names = companions(self._source_folder, trust)
         self.names = tuple(name for name in names if not (decoded and name in SIDECARS))
-        self._config: bytes | None = None  # what the new one says, where that is something else
+        self._config: bytes | None = None  # the new content of the configuration, if it differs
         for name, target, source in self._sources():
             if name == "config.json":
                 self._config = _changed_config(source, dtype, decoded=decoded)
             _lies_at(target, self._new(name, source), replace=replace)
 
     def _sources(self) -> Iterator[tuple[str, str, Source]]:
-        """Yield name, target and source of each file that is there and not its own target."""
+        """Yield name, target and source of each existing file that is not its own target."""
         mode = "mmap" if self._trust is None else "copy"
         for name in self.names:
             target = os.path.join(self._folder, name)
@@ -190,7 +190,7 @@ class CompanionFiles:
         return open_source.from_buffer(self._config, "mmap") if changed else source
 
     def copy(self) -> tuple[str, ...]:
-        """Copy the files; return their names. Raises `TargetError` for one that came to be with other content."""
+        """Copy the files; return their names. Raises `TargetError` if one has appeared meanwhile with other content."""
         copied = []
         for name, target, source in self._sources():
             new = self._new(name, source)
@@ -206,10 +206,10 @@ class CompanionFiles:
 
 
 def companions(folder: str, trust: Any = None) -> Iterator[str]:
-    """Yield the names in a directory that are copied with a model, none of them hidden; some may be no files."""
+    """Yield the names in a directory to copy with a model, without hidden ones; some names may not be files."""
     there = _names_in(folder, COMPANIONS)
     yield from (name for name in COMPANIONS if name in there)
-    if "config.json" in there:  # it names the code that a model brings; other code is not the model's
+    if "config.json" in there:  # only this file tells which code belongs to the model
         yield from sorted(name for name in there if name.endswith(".py"))
     yield from _chat_templates(folder)
     inner_folders = _folders(folder, trust) if _MODULES in there else []
@@ -217,14 +217,14 @@ def companions(folder: str, trust: Any = None) -> Iterator[str]:
 
 
 def _chat_templates(folder: str) -> list[str]:
-    """Return the names of a directory's chat templates beside the usual one; none where its store cannot list."""
+    """Return the names of a directory's further chat templates; none if its store cannot list."""
     within = open_source.inside(folder, f"{TEMPLATES}/")
     names = _names_in(within, ()) if open_source.is_directory(within) else ()
     return sorted(f"{TEMPLATES}/{name}" for name in names if name.endswith(".jinja"))
 
 
 def _names_in(folder: str, others: Sequence[str]) -> list[str]:
-    """Return the names in a directory, or those of `others` where no store lists it, without hidden ones."""
+    """Return the names in a directory, or `others` if its store cannot list, without hidden names."""
     return [name for name in open_source.names_in(folder, others) if not open_source.is_hidden(name)]
 
 
@@ -241,14 +241,14 @@ def _below(folder: str, inner: str) -> Iterator[str]:
 def _folders(folder: str, trust: Any) -> list[str]:
     """Return the folders of the modules of sentence-transformers."""
     path = open_source.inside(folder, _MODULES)
-    opening = b'{"modules": '  # the parser takes objects, and this is an array of them
+    opening = b'{"modules": '  # the parser takes an object, and this is an array
     try:
         content = opening + (open_source.read_small(path, trust) or b"") + b"}"
         modules = strict_json.loads(content, _MODULES, offset=-len(opening))["modules"]
         modules = modules if isinstance(modules, list) else [modules]
         paths = [module.get("path") if isinstance(module, dict) else None for module in modules]
     except TensorFileError as error:
-        error.offset = None if error.offset is None else max(error.offset, 0)  # of the whole, it is where `opening` is
+        error.offset = None if error.offset is None else max(error.offset, 0)  # not inside `opening`
         raise error.located(path=path) from None
     folders: list[str] = []
     for name in paths:
@@ -263,7 +263,7 @@ def _folders(folder: str, trust: Any) -> list[str]:
 
 
 def _changed_config(source: Source, dtype: str | None, *, decoded: bool) -> bytes | None:
-    """Return a configuration that says this type, of a model that was perhaps decoded; None where it does already."""
+    """Return a configuration with this type, perhaps without quantisation; None if nothing changes."""
     if dtype not in _DTYPES and not decoded:
         return None
     config = strict_json.loads(source.pread(0, source.size), "config.json", constants=True)
@@ -274,10 +274,10 @@ def _changed_config(source: Source, dtype: str | None, *, decoded: bool) -> byte
 
 
 def is_whole(path: str, nbytes: int, crc: int) -> bool:
-    """Say whether a file has this size and checksum."""
+    """Whether a file has this size and checksum."""
     try:
         source = open_source.from_path(path, "mmap")
-    except (OSError, TensorFileError):  # it is not there, or no file
+    except (OSError, TensorFileError):  # it does not exist, or is not a file
         return False
     with contextlib.closing(source):
         return source.size == nbytes and _crc_of(source) == crc
@@ -289,7 +289,7 @@ def _crc_of(source: Source) -> int:
 
 
 def _lies_at(path: str, new: Source, *, replace: bool = False) -> bool:
-    """Say whether a copy is there already; raise `TargetError` if something else is that is not to be replaced."""
+    """Whether a copy is already there; raise `TargetError` if another file is there that must not be replaced."""
     if not os.path.lexists(path):
         return False
     if is_whole(path, new.size, _crc_of(new)):

@@ -17,7 +17,7 @@ from weightmap.errors import FormatError, TensorFileError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# The tokenizer of a Hugging Face model directory, as one type, five special ids and a payload of bytes (AMB's form).
+# The tokenizer of a Hugging Face model directory, as a type, five special ids and a payload of bytes (AMB's form).
 #
 # =============  ======================================================  ==============================================
 # type           from                                                    payload (ours)
@@ -34,13 +34,13 @@ BPE, SENTENCEPIECE, WORDPIECE, CUSTOM = range(4)
 _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 _PIECES = b"\n"
 NAMES = ("bos", "eos", "pad", "unk", "mask")
-# BERT's names: its own for the first two, and those of its tokens.
+# BERT's names of the special tokens.
 _BERT = {"bos": "cls", "eos": "sep", "pad": "pad", "unk": "unk", "mask": "mask"}
 _LARGEST_ID = 0xFFFE
 
 
 class TokenizerParts(NamedTuple):
-    """A tokenizer as `weightmap.save` takes it.
+    """A tokenizer for `weightmap.save`.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ def read_tokenizer(files: _Files, config: Mapping[str, Any], vocab: Sequence[str
     Raises
     ------
     FormatError
-        When one of its files is damaged.
+        When a file of the tokenizer is damaged.
     """
     full = files.json("tokenizer.json") or {}
     settings = files.json("tokenizer_config.json") or {}
@@ -91,14 +91,14 @@ def read_tokenizer(files: _Files, config: Mapping[str, Any], vocab: Sequence[str
 def _sentencepiece(files: _Files) -> tuple[int, bytes] | None:
     for name in _SENTENCEPIECE:
         raw = files.read(name)
-        # Some models call a text file of another kind so.
+        # Some models have a text file of another kind under this name.
         if raw is not None and raw[:1] == _PIECES:
             return SENTENCEPIECE, raw
     return None
 
 
 def _wordpiece(vocab: Sequence[str] | None, full: dict[str, Any], ids: dict[str, int]) -> tuple[int, bytes] | None:
-    """Return the tokens in the order of their ids; nothing if ids have gaps or a token contains a line break."""
+    """Return the tokens in the order of their ids; None if ids have gaps or a token contains a line break."""
     if vocab is None:
         model = _model(full, "WordPiece")
         if model is None:
@@ -127,7 +127,7 @@ def _bpe(files: _Files, full: dict[str, Any], ids: dict[str, int]) -> tuple[int,
         except UnicodeDecodeError as error:
             raise FormatError(f"the merges are not UTF-8 ({error.reason})", path=path, offset=error.start) from None
         merges = [line.removesuffix("\r") for line in lines if line.strip("\r") and not line.startswith("#version")]
-    merges = merges if isinstance(merges, list) else [None]  # no pair
+    merges = merges if isinstance(merges, list) else [None]  # not a pair
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, str) for x in pair) for pair in pairs):
         raise FormatError("a merge is not a pair of tokens", path=path, field="merges")
@@ -139,11 +139,11 @@ def _bpe(files: _Files, full: dict[str, Any], ids: dict[str, int]) -> tuple[int,
 
 
 def _model(full: dict[str, Any], kind: str) -> dict[str, int] | None:
-    """Return the vocabulary of a ``tokenizer.json`` of this kind, or None when it is of another."""
+    """Return the vocabulary of a ``tokenizer.json`` of this kind, or None if it is of another kind."""
     model = full.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict):
         return None
-    # Files of the first years do not name their type; merges tell it.
+    # Files from the first years do not name their type: merges tell it.
     named = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
     return {token: i for token, i in model["vocab"].items() if type(i) is int} if named == kind else None
 
@@ -171,7 +171,7 @@ def _special_tokens(
     *,
     wordpiece: bool,
 ) -> dict[str, int]:
-    """Return special ids: of tokens named in the tokenizer's files, else of ``config.json``, else the usual ones."""
+    """Return special ids: of tokens named in the tokenizer's files, else from ``config.json``, else the usual ids."""
     special = {}
     for name in NAMES:
         roles = (_BERT[name], name) if wordpiece else (name,)
@@ -186,18 +186,18 @@ def _special_tokens(
 
 
 def _text(token: Any, default: str = "\0") -> str:
-    """Return the text of a token, which may be an object; a missing one has the text that no token has."""
+    """Return the text of a token, which may be an object; a missing token gets a text that no token has."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else default
 
 
 def _first(value: Any) -> int | None:
-    """Return an id, or the first of several: some models have several ends of a text."""
+    """Return an id, or the first of several: some models have several end tokens."""
     value = value[0] if isinstance(value, list) and value else value
     return value if type(value) is int else None
 
 
-# Keys that the specification of EMBD requires, and where a configuration has them.
+# Keys that EMBD's specification requires, and the configuration's keys for them.
 _KEYS = {
     "embedding_dim": "hidden_size",
     "vocab_size": "vocab_size",
@@ -209,7 +209,7 @@ _KEYS = {
 }
 # Our addition: programs need these to run the model.
 _EXTRA = ("model_type", "hidden_act", "layer_norm_eps", "type_vocab_size")
-# The names of AMB's specification, and those of configurations, which differed between models in the first years.
+# The names in AMB's specification and in configurations, where models of the first years differ.
 _AMB_KEYS = {
     "architecture": ("model_type",),
     "n_vocab": ("vocab_size",),
@@ -243,13 +243,13 @@ class ModelDirectory:
     vocab : list of str or None
         Lines of ``vocab.txt``.
     special_ids : dict of str to int or None
-        Ids of the special tokens, by ``special_tokens_map.json`` or by their usual names.
+        Ids of the special tokens, found by ``special_tokens_map.json`` or by their usual names.
     about : dict of str to str
-        Metadata by AMB's specification, as far as known: name, family, creator, created, version.
+        Metadata of AMB's specification, as far as known: name, family, creator, created, version.
     config : dict
         The keys of AMB's configuration, if ``config.json`` has them, and a few more.
     stamps : dict
-        Size and CRC-32 of each file that was read so far; None for one that is not there.
+        Size and CRC-32 of each file that was read so far; None for a missing file.
     """
 
     __slots__ = ("_files", "_json", "about", "config", "metadata", "special_ids", "vocab")
@@ -272,19 +272,19 @@ class ModelDirectory:
 
     @property
     def stamps(self) -> dict[str, tuple[int, int] | None]:
-        """What the files were that this read."""
+        """Size and CRC-32 of each file that was read so far; None for a missing file."""
         return self._files.stamps
 
     def tokenizer(self) -> TokenizerParts | None:
-        """Read and return the tokenizer, perhaps ten megabytes; None when there is none.
+        """Read and return the tokenizer, perhaps ten megabytes; None if the directory has none.
 
-        Raises `FormatError` when one of its files is damaged.
+        Raises `FormatError` when a file of the tokenizer is damaged.
         """
         return read_tokenizer(self._files, self._json, self.vocab)
 
 
 class _Files:
-    """The files of a directory: reads them, and notes size and CRC-32 of each."""
+    """Reads the files of a directory, and notes size and CRC-32 of each."""
 
     def __init__(self, folder: str, trust: Any) -> None:
         self._folder, self._trust = folder, trust
@@ -295,13 +295,13 @@ class _Files:
         return inside(self._folder, name)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small regular file, or None when there is none. A FIFO is refused, not waited for."""
+        """Return the content of a small regular file, or None if it is missing. A FIFO is refused, not waited for."""
         raw = read_small(self.path(name), self._trust)
         self.stamps[name] = None if raw is None else (len(raw), checksums.crc32(raw))
         return raw
 
     def json(self, name: str, *, constants: bool = False) -> dict[str, Any] | None:
-        """Return the content of a file of JSON, or None when there is none; `constants` as for `strict_json.loads`."""
+        """Return the content of a JSON file, or None if it is missing; `constants` as for `strict_json.loads`."""
         try:
             raw = self.read(name)
             return None if raw is None else strict_json.loads(raw, name, constants=constants)
@@ -309,7 +309,7 @@ class _Files:
             raise error.located(path=self.path(name)) from None
 
     def lines(self, name: str) -> list[str] | None:
-        """Return the tokens of a vocabulary, or None when there is none."""
+        """Return the tokens of a vocabulary file, or None if it is missing."""
         raw = self.read(name)
         if raw is None:
             return None
@@ -318,7 +318,7 @@ class _Files:
         except UnicodeDecodeError as error:
             what = f"the vocabulary is not UTF-8 ({error.reason})"
             raise FormatError(what, path=self.path(name), offset=error.start) from None
-        # A token ends at a line feed alone: tokens may hold other characters that Python calls line ends.
+        # Only a line feed ends a token: tokens may contain other characters that Python takes for line ends.
         lines = text.removesuffix("\n").split("\n") if text else []
         return [line.removesuffix("\r") for line in lines]
 
@@ -326,7 +326,7 @@ class _Files:
 def read_directory(folder: str, model: str, trust: Any = None) -> ModelDirectory:
     """Read the files beside the model file `model` in `folder`; any of them may be missing.
 
-    `trust` has the digests that they must have. Raises `FormatError` when ``config.json``,
+    `trust` has the digests that the files must have. Raises `FormatError` when ``config.json``,
     ``special_tokens_map.json`` or ``vocab.txt`` is damaged, or a size in ``config.json`` is not finite.
     """
     files = _Files(folder, trust)
@@ -342,7 +342,7 @@ def read_directory(folder: str, model: str, trust: Any = None) -> ModelDirectory
 
 def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]:
     metadata: dict[str, Any] = {
-        # A directory has no better name for its model than where it came from, or its own.
+        # The best names for the model are its origin, or the name of the directory.
         "model_name": os.path.basename(str(config.get("_name_or_path") or "").rstrip("/"))
         or os.path.basename(os.path.abspath(folder)),
         "model_version": config.get("model_version", "1.0.0"),
@@ -358,12 +358,12 @@ def _metadata(config: dict[str, Any], folder: str, model: str) -> dict[str, str]
 
 
 def _about(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
-    """Return the metadata of AMB: what the model is, without its numbers."""
+    """Return AMB's metadata, which describe the model without its numbers."""
     owner, slash, _ = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")
     about = {
         "name": metadata["model_name"],
         "family": config.get("model_type"),
-        # "owner/name" is a model of the hub; a longer path is a local folder.
+        # "owner/name" is a model of the Hub; a longer path is a local folder.
         "creator": owner if slash and owner and "/" not in owner and owner[0] not in ".~" else None,
         "version": metadata.get("model_version"),
         "created": metadata["created_at"],
@@ -398,7 +398,7 @@ def _real(number: float) -> float:
 
 
 def _scaling(scaling: Any) -> float | dict[str, Any]:
-    """Return the factor that stretches positions, or the whole object where it says more than that."""
+    """Return the factor that stretches positions, or the whole object if it has more settings."""
     if not isinstance(scaling, dict):
         return 1.0
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -409,7 +409,7 @@ def _scaling(scaling: Any) -> float | dict[str, Any]:
 
 
 def _created(model: str) -> str:
-    """Return the checkpoint's time: converting it again gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
+    """Return the checkpoint's time, so that a new conversion gives the same bytes. SOURCE_DATE_EPOCH overrides it."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     # Some file systems have times beyond the years 1 to 9999, which Python's dates lack.
     timestamp = min(max(int(modified_at(model)), -(10**10)), 10**11)
@@ -435,15 +435,15 @@ def read_beside(model: str, trust: Any) -> ModelDirectory:
 
 
 def directory_around(path: str, trust: Any) -> ModelDirectory | None:
-    """Return what lies beside a model file or index, if it lies in a directory with a configuration."""
+    """Return the directory of a model file or index, if it has a configuration, else None."""
     name = "config.json"
     return read_beside(path, trust) if name in names_in(folder_of(path), (name,)) else None
 
 
 def find_source(src: Any) -> tuple[str | None, Any, ModelDirectory | None, list[str]]:
-    """Return the path of a source, if it has one; what to open; what lies beside it, if it is a directory; and lines.
+    """Return the path of a source, if it has one; the object to open; the directory, if it is one; and some lines.
 
-    These are about what its directory has and the model has not: see `look_in`.
+    The lines report files in the directory that the model does not have: see `look_in`.
     """
     path = path_of(src)
     if path is None or not is_directory(path):

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from weightmap.core.bytes import Range
     from weightmap.remote.location import Stored
 
-# Header bytes kept per object
+# Header bytes to keep per object.
 _MAX_HEADER_BYTES = 16 << 20
-# Bytes per request; most bytes requested ahead of the reader
+# Bytes per request; most bytes to request ahead of the reader.
 REQUEST_BYTES, _MAX_AHEAD_BYTES = 8 << 20, 128 << 20
 
 
 class HeaderCache:
-    """Bytes of an object that were read with its headers, by offset."""
+    """Bytes of an object that came with its headers, by offset."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -38,7 +38,7 @@ class HeaderCache:
         self._lock = Lock()
 
     def find(self, begin: int, end: int) -> memoryview:
-        """Return the bytes from `begin` on, as far as they reach; none if `begin` is not among them."""
+        """Return kept bytes from `begin` on, perhaps not up to `end`; none if the first is not kept."""
         with self._lock:
             number = bisect_right(self._starts, begin) - 1
             if number < 0:
@@ -47,7 +47,7 @@ class HeaderCache:
         return memoryview(data)[begin - start : end - start]
 
     def add(self, start: int, data: bytes) -> None:
-        """Keep bytes. Above 16 MiB, forget those with the lowest offsets: a walk has read them."""
+        """Keep bytes. Above 16 MiB, forget the bytes at the lowest offsets, which a walk has read."""
         with self._lock:
             while self._size + len(data) > _MAX_HEADER_BYTES and len(self._starts) > 1:
                 self._size -= len(self._data[1])
@@ -59,7 +59,7 @@ class HeaderCache:
 
 
 class _Request(NamedTuple):
-    """A request for bytes from `begin` to `end`: its memory, and the handle to wait for it."""
+    """A request for bytes from `begin` to `end`: its memory, and the call to wait for."""
 
     begin: int
     end: int
@@ -74,21 +74,21 @@ class Prefetcher:
     ----------
     stored : Stored
     ranges : iterable of Range
-        What will be read, in order.
+        The ranges that will be read, in order.
     gap : int
         Ranges are requested together if at most this many bytes lie between them.
     arrays : iterable of Range
-        Disjoint ranges in file order. Each is received into memory of its own, for `take_array`.
+        Disjoint ranges in file order. Each gets its own memory, for `take_array`.
     """
 
     def __init__(self, stored: Stored, ranges: Iterable[Range], gap: int, arrays: Iterable[Range] = ()) -> None:
         self._stored, self._gap = stored, gap
         self._ranges: Iterable[Range] | None = ranges  # until the first read, which many prefetchers never see
         self._bounds = np.empty((0, 2), np.int64)
-        self._number, self._at = 0, 0  # the range to be requested next, and where in it
+        self._number, self._at = 0, 0  # the next range to request, and the position in it
         self._under_way: deque[_Request] = deque()
         self._announced = arrays
-        # Of the arrays: begins, ends, memory by number, and how far each was requested. A second request of the same
+        # Begins and ends of the arrays, memory by number, and how far each is requested. A second request for the same
         # bytes gets other memory.
         self._begins: list[int] = []
         self._ends: list[int] = []
@@ -97,7 +97,7 @@ class Prefetcher:
         self._lock = Lock()
 
     def take(self, begin: int, end: int) -> memoryview:
-        """Return bytes from `begin` on; none if no pending range has them. Drops what comes before them."""
+        """Return bytes from `begin` on; none if no pending range has them. Drop the requests before them."""
         with self._lock:
             if not self._reaches(begin):
                 return memoryview(b"")
@@ -110,9 +110,9 @@ class Prefetcher:
         return there
 
     def take_array(self, begin: int, end: int, here: memoryview) -> NDArray[np.uint8] | None:
-        """Return the memory of an announced array, which begins with `here`; None elsewhere, and for a second call.
+        """Return the memory of an announced array, whose first bytes are `here`; None at other places or when repeated.
 
-        The memory is the caller's from now on.
+        The memory then belongs to the caller.
         """
         with self._lock:
             if not self._reaches(begin + len(here)):
@@ -132,7 +132,7 @@ class Prefetcher:
         return memory
 
     def _reaches(self, begin: int) -> bool:
-        """Make the request with a byte the first one, if a pending range has it."""
+        """Make the request for a byte the first one; return False if no pending range has the byte."""
         if self._ranges is not None:
             self._bounds, self._ranges = _joined(self._ranges, self._gap), None
             self._go_to(0)
@@ -155,7 +155,7 @@ class Prefetcher:
         return True
 
     def _go_to(self, number: int, at: int = 0) -> None:
-        """Go on with a range, from a place in it on."""
+        """Continue with a range, from a position in it."""
         self._number = number
         if number < len(self._bounds):
             self._at = max(at, int(self._bounds[number, 0]))
@@ -178,7 +178,7 @@ class Prefetcher:
             self._go_to(*((self._number, end) if end < last else (self._number + 1,)))
 
     def _memory_of(self, begin: int, end: int) -> Iterator[memoryview]:
-        """Yield memory for the bytes from `begin` to `end`; where they belong to an array, the array's."""
+        """Yield memory for the bytes from `begin` to `end`: the array's own if they belong to an array."""
         while begin < end:
             number = bisect_right(self._begins, begin) - 1
             inside = number >= 0 and begin < self._ends[number]
@@ -202,7 +202,7 @@ class Prefetcher:
 
 
 def _joined(ranges: Iterable[Range], gap: int) -> NDArray[np.int64]:
-    """Return ranges that are not empty as an array of begin and end; neighbours in this order are joined."""
+    """Return the ranges that are not empty as an array of begins and ends; join neighbours in this order."""
     bounds = np.fromiter(chain.from_iterable(ranges), np.int64).reshape(-1, 2)
     bounds = bounds[bounds[:, 0] < bounds[:, 1]]
     between = bounds[1:, 0] - bounds[:-1, 1]

@@ -1,8 +1,8 @@
-"""Requests for bytes of objects in a store: tried again within bounds, cancelled at a deadline, checked.
+"""Requests for bytes of objects in a store: repeated within bounds, cancelled at a deadline, checked.
 
 A store is anything with the method ``get(path, *, options)`` of obstore's stores, or ``get_async``. All requests of the
-process run in one event loop, in a thread of its own. A store's error texts never leave this module, since they may
-hold signed addresses: `StoreError` has our own words.
+process run in one event loop, in its own thread. A store's error texts never leave this module, because they may hold
+signed addresses: `StoreError` has our own words.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ from weightmap.errors import Remedy, RemoteError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
-# A read fails after this many requests in a row that brought less than _PROGRESS bytes each.
+# A read fails after this many successive requests that each brought less than _PROGRESS bytes.
 ATTEMPTS, _PROGRESS = 5, 1 << 20
 # First and longest wait before another request, in seconds.
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
-# Longest wait, in seconds, that a server can impose by the header Retry-After; the values of it that count.
+# Longest wait, in seconds, that a server can impose by the header Retry-After; the values that count.
 MAX_RETRY_AFTER = 60.0
 _RETRY_AFTER = re.compile("[0-9]{1,9}")
-# Requests at a time: of any size, and of small ones; largest small request, in bytes
+# Requests at a time, of any size and small ones; bytes of the largest small request.
 CONCURRENCY, SMALL_CONCURRENCY, _MAX_SMALL_BYTES = 16, 64, 256 << 10
 # Seconds to wait for cancelled requests when the process ends.
 _LAST_WAIT = 2.0
-# The slowest rate allowed, in bytes per second: each further piece of this size adds a second to the deadline.
+# The slowest rate, in bytes per second: each further piece of this size adds a second to the deadline.
 SLOWEST = 1 << 20
-# Bytes of an answer copied at once.
+# Bytes of an answer to copy at once.
 _CHUNK = 1 << 20
 # Statuses below 500 after which another request may succeed.
 _TEMPORARY = frozenset({408, 425, 429})
-# Parts of an upload, and their size in bytes.
+# Most parts of an upload, and their size in bytes.
 _MAX_PARTS, _PART_BYTES = 9000, 5 << 20
-# Largest object, in bytes, to write in one request, which can have the condition that there is no such object.
+# Largest object, in bytes, to write in one request, which can have the condition that the object is new.
 _MAX_WHOLE_BYTES = 32 << 20
 
 
 class StoreError(Exception):
-    """A failed request, and why.
+    """A failed request, and the reason.
 
     Attributes
     ----------
     kind : str
-        "again": trying again may help. "missing", "denied", "changed": the object's state. "beyond": the range lies
-        behind its end. "exists": a new object has the name of another one. "refused": no request can succeed.
+        "again": another request may succeed. "missing", "denied", "changed": the object's state. "beyond": the range
+        lies behind its end. "exists": a new object has the name of another one. "refused": no request can succeed.
     words : str
-        For messages.
+        The text for messages.
     specific : bool
         Whether the words say more than the system's "No such file".
     after : float
-        Seconds after which the server asks to be asked again.
+        Seconds that the server asks to wait before another request.
     remedy : Remedy or None
         The option that would help.
     """
@@ -90,7 +90,7 @@ class Pin(NamedTuple):
     size : int
     etag : str or None
     modified : float
-        In seconds; 0 where the store does not tell.
+        Modification time, in seconds; 0 if the store does not tell.
     """
 
     size: int
@@ -99,18 +99,18 @@ class Pin(NamedTuple):
 
     @classmethod
     def of(cls, meta: Any) -> Pin:
-        """Return the state in an object's metadata, as obstore gives it."""
+        """Return the state in an object's metadata from obstore."""
         modified = meta.get("last_modified")
         return cls(int(meta["size"]), meta.get("e_tag") or None, modified.timestamp() if modified else 0.0)
 
     @property
     def condition(self) -> dict[str, str]:
-        """The options by which the store refuses a request for a changed object; weak tags cannot do this."""
+        """Options with which the store refuses a request for a changed object; weak tags cannot do this."""
         return {} if self.etag is None or self.etag.startswith("W/") else {"if_match": self.etag}
 
     @property
     def is_versioned(self) -> bool:
-        """Whether the state tells the object from another one of the same size."""
+        """Whether the state distinguishes the object from another one of the same size."""
         return self.etag is not None or self.modified != 0
 
     def check(self, now: Pin) -> None:
@@ -121,7 +121,7 @@ class Pin(NamedTuple):
 
 
 def pause(failed: int, after: float) -> float:
-    """Return the seconds to wait after some failures: at least those of Retry-After, up to its limit."""
+    """Return the seconds to wait after some failures, at least the server's Retry-After up to its limit."""
     wait: float = min(FIRST_WAIT * 2 ** (failed - 1), LONGEST_WAIT) * random.uniform(0.5, 1)  # noqa: S311 - spreads clients
     return max(wait, min(after, MAX_RETRY_AFTER))
 
@@ -146,7 +146,7 @@ def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreEr
     return StoreError(kinds.get(status, "refused"), words)
 
 
-# The classes of obstore's exceptions by name, since importing it takes long and other stores have the same names.
+# obstore's exceptions by class name, because importing obstore is slow and other stores use the same names.
 _KINDS = {
     "FileNotFoundError": ("missing", "there is no such object"),
     "NotFoundError": ("missing", "there is no such object"),
@@ -162,7 +162,7 @@ _KINDS = {
 }
 TOO_LONG = "took too long"
 MORE_TIME = Remedy("{} gives it more time", "deadline")
-# Patterns in foreign error texts, and our safe wording
+# Patterns in foreign error texts, and our safe words for them.
 _WORDS = (
     (r"Tunnel connection failed: 407", "refused", "the proxy wants a name and a password, in https_proxy"),
     (r"Tunnel connection failed: 4", "refused", "the proxy refuses to connect to the host"),
@@ -203,7 +203,7 @@ def _fault_of(error: Exception) -> StoreError | None:
 
 
 class Pieces:
-    """Several pieces of memory for one answer. A slice ends at the latest with the piece that it begins in."""
+    """Several pieces of memory for one answer. A slice never goes beyond the piece that it begins in."""
 
     def __init__(self, pieces: Sequence[memoryview]) -> None:
         self._pieces = pieces
@@ -222,7 +222,7 @@ class _Attempt:
     """One request, and the memory for its answer."""
 
     def __init__(self, begin: int, done: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> None:
-        self.done, self.end, self.pin = done, end, pin  # `done`: the position behind the last byte that came
+        self.done, self.end, self.pin = done, end, pin  # `done`: the position behind the last received byte
         self._begin, self._target = begin, target
         self._lock = Lock()
         self._is_abandoned = False
@@ -234,7 +234,7 @@ class _Attempt:
         return {"range": (self.done, self.end), **(self.pin.condition if self.pin is not None else {})}
 
     def check_head(self, answer: Any) -> None:
-        """Check the head of an answer."""
+        """Check the state and the range in an answer's head."""
         pin = Pin.of(answer.meta)
         if self.pin is not None:
             self.pin.check(pin)
@@ -245,12 +245,12 @@ class _Attempt:
             raise StoreError("refused", "the answer has other bytes than requested")
 
     def _room(self, count: int) -> memoryview:
-        """Return memory for up to `count` next bytes."""
+        """Return memory for up to `count` more bytes."""
         at = self.done - self._begin
         return self._target[at : at + count]
 
     def take(self, chunk: bytes) -> bool:
-        """Copy bytes to the target; False after `give_up`, since the memory may have another owner then."""
+        """Copy bytes to the target; False after `give_up`, because the memory may have another owner."""
         with self._lock:
             if self._is_abandoned:
                 return False
@@ -265,7 +265,7 @@ class _Attempt:
         return True
 
     def receive(self, answer: Any) -> None:
-        """Let an answer write its bytes to the target, until all are there, or `give_up`."""
+        """Let an answer write its bytes to the target, until all have come, or until `give_up`."""
         self._abort = answer.abort
         while self.done < self.end:
             with self._lock:
@@ -277,14 +277,14 @@ class _Attempt:
                 return
 
     def give_up(self) -> None:
-        """Take no more bytes, and abort an answer that is writing some."""
+        """Take no more bytes, and abort an answer that is writing."""
         if self._abort is not None and self.done < self.end:
             self._abort()
         with self._lock:
             self._is_abandoned = True
 
     def finish(self) -> None:
-        """Check that all bytes came."""
+        """Check that all bytes have come."""
         if self.done < self.end:
             raise StoreError("again", "the answer ended early")
 
@@ -292,8 +292,8 @@ class _Attempt:
 class Call:
     """A coroutine in the loop of the process, for a thread that waits for it.
 
-    The thread waits for a plain lock. An interrupt inside `threading.Condition`, which futures use, could leave that
-    locked, and the loop would wait for it for ever.
+    The thread waits for a plain lock. Futures use `threading.Condition`, which an interrupt could leave locked; then
+    the loop would wait for ever.
     """
 
     def __init__(
@@ -310,13 +310,13 @@ class Call:
         self._loop.call_soon_threadsafe(self._start)
 
     def _start(self) -> None:
-        if not self._is_over:  # it was cancelled before
+        if not self._is_over:  # not cancelled before the start
             self._task = self._loop.create_task(self._work)
             self._task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[Any] | None) -> None:
         if task is not None and not task.cancelled():
-            task.exception()  # otherwise asyncio would log an error whose result nobody takes
+            task.exception()  # otherwise asyncio would log an error that is never retrieved
         self._on_end(self)
         self._is_over = True
         self._ended.release()
@@ -344,14 +344,14 @@ class Call:
                 pass
 
     def result(self) -> Any:
-        """Wait for the coroutine; return its result, or raise its error. Raises `CancelledError`."""
+        """Wait for the coroutine; return its result, or raise its error or `CancelledError`."""
         self._wait()
         try:
             if self._task is None or self._task.cancelled():
                 raise CancelledError
             return self._task.result()
         finally:
-            del self  # the traceback of the error has this frame, and the task has the error
+            del self  # breaks a cycle: the task has the error, whose traceback has this frame
 
 
 class Access:
@@ -362,7 +362,7 @@ class Access:
     store : object
         See the docstring of the module.
     concurrency : int, optional
-        Maximum number of requests at a time; by default 16, and 64 small ones, whose time is mostly latency.
+        Maximum number of requests at a time; by default 16, or 64 small ones, whose time is mostly latency.
     deadline : float
         Time limit of a request in seconds; each MiB adds one second.
     unversioned : bool
@@ -387,7 +387,7 @@ class Access:
         return partial(Access, unversioned=self.unversioned), (self.store, self.requested_concurrency, self.deadline)
 
     def max_requests(self, nbytes: int) -> int:
-        """Return how many requests of this size may be under way."""
+        """Return how many requests of this size may run at a time."""
         return self.small if nbytes <= _MAX_SMALL_BYTES else self.concurrency
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -413,7 +413,7 @@ class Access:
         return call
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Call:
-        """Return the call of a coroutine, not started yet. Raises `RemoteError` if no thread is to be had for it."""
+        """Return the call of a coroutine, not started yet. Raises `RemoteError` if the loop's thread cannot start."""
         try:
             return Call(work, _loop.instance.started(), self._under_way.discard)
         except RuntimeError as error:
@@ -427,13 +427,13 @@ class Access:
             call.cancel()
 
     def cancel(self) -> None:
-        """Cancel all calls, also later ones: threads that wait for them get a `CancelledError`."""
+        """Cancel all calls, including later ones: threads that wait for them get a `CancelledError`."""
         self._is_cancelled = True
         for call in list(self._under_way):
             call.cancel()
 
     async def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        """Call a function that blocks, in a thread."""
+        """Call a blocking function in a thread."""
         self._slot(0)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.small, "weightmap-remote")
@@ -449,7 +449,7 @@ class Access:
 
     @contextlib.asynccontextmanager
     async def _try(self, nbytes: int = 0) -> AsyncIterator[None]:
-        """Bound a request in time, by the bytes that it moves; raise a store's errors as `StoreError`."""
+        """Give a request a deadline that grows with its bytes; raise a store's errors as `StoreError`."""
         try:
             async with asyncio.timeout(self.deadline + nbytes / SLOWEST):
                 yield
@@ -458,7 +458,7 @@ class Access:
             raise error if fault is None else fault from None
 
     async def fetch(self, key: str, begin: int, end: int, target: memoryview | Pieces, pin: Pin | None) -> Pin:
-        """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return its state.
+        """Fill memory with the bytes from `begin` to `end` of an object, or to its end; return the object's state.
 
         After a broken connection, only the missing bytes are requested. Raises `StoreError`.
         """
@@ -471,7 +471,7 @@ class Access:
             except StoreError as fault:
                 if fault.kind != "again":
                     raise
-                if attempt.pin is not None and attempt.done == attempt.end:  # at the deadline, all bytes had come
+                if attempt.pin is not None and attempt.done == attempt.end:  # all bytes came before the deadline
                     return attempt.pin
                 after = fault.after
                 failed = failed + 1 if attempt.done - at < _PROGRESS else 1
@@ -490,7 +490,7 @@ class Access:
         return hasattr(self.store, f"{method}_async") or hasattr(self.store, method)
 
     async def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the store that awaits, or in a thread the one that blocks."""
+        """Call an asynchronous method of the store, or its blocking method in a thread."""
         function = getattr(self.store, f"{method}_async", None)
         if function is not None:
             return await function(*arguments, **options)
@@ -522,7 +522,7 @@ class Access:
             _close(answer)
 
     async def look(self, key: str) -> Pin:
-        """Return the state of an object, which may be empty. Raises `StoreError`."""
+        """Return the state of a perhaps empty object. Raises `StoreError`."""
         async with self._try():
             answer = await self._ask("get", key, options={"head": True})
             _close(answer)
@@ -540,15 +540,15 @@ class Access:
                 await self._ask("delete", key)
 
     async def put(self, key: str, path: str, size: int, *, new: bool) -> str | None:
-        """Write an object from a file of that size, with `new` only if there is none yet; return its tag.
+        """Write a file of this size as an object, with `new` only if the object does not exist; return its tag.
 
-        obstore writes a large object in parts, without a condition: for a large `new` one, a request before finds out
-        whether there is one. Raises `StoreError`.
+        obstore writes a large object in parts, without a condition: for a large `new` object, an earlier request checks
+        whether it exists. Raises `StoreError`.
         """
         if not self.takes_objects:
             raise StoreError("refused", "this store is read-only")
         options: dict[str, Any] = {"mode": "create"} if new and size <= _MAX_WHOLE_BYTES else {}
-        if size > _MAX_PARTS * _PART_BYTES:  # an upload has at most 10,000 parts, and obstore makes them of 5 MiB
+        if size > _MAX_PARTS * _PART_BYTES:  # an upload has at most 10,000 parts, and obstore's parts have 5 MiB
             options["chunk_size"] = -(-size // _MAX_PARTS)
         if new and "mode" not in options and await self._exists(key):
             raise StoreError("exists", _KINDS["AlreadyExistsError"][1])
@@ -597,21 +597,21 @@ class Access:
 
 
 def _close(answer: Any) -> None:
-    """Close an answer, if answers of its store have to be closed."""
+    """Close an answer, if answers of its store need it."""
     close = getattr(answer, "close", None)
     if close is not None:
         close()
 
 
 class _Loop:
-    """The event loop of the process, started at the first request."""
+    """The event loop of the process, which the first request starts."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, running. Raises RuntimeError if the system starts no thread."""
+        """Return the running loop. Raises RuntimeError if the system starts no thread."""
         with self._lock:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
@@ -627,10 +627,10 @@ class _Loop:
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
-    """Wait, at the end of the process, until no store's thread is returning to Python.
+    """Wait, at the end of the process, until no thread of a store is returning to Python.
 
     obstore's threads call into the loop. Python 3.11 to 3.13 end a thread that enters Python while the interpreter
-    ends, and Rust answers that with SIGABRT: the process would return -6 after its work was done.
+    ends, and Rust then raises SIGABRT: a process whose work is done would return -6.
     """
     if not thread.is_alive():  # a forked child has no such thread
         return

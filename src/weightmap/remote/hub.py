@@ -1,9 +1,9 @@
 """Repositories of the Hugging Face Hub as stores: ``hf://owner/name[@revision][/path]``.
 
-huggingface_hub, the extra ``[hub]``, has endpoint, token, offline switch and cache. Our own client, which has
-deadlines, sends the requests: one resolves a revision to a commit, and lists all files of it with their digests; bytes
-come by ranges of that commit. The Hub redirects requests for large files to signed addresses of other hosts, which get
-no token; the next ranges of a file go there at once.
+huggingface_hub, the extra ``[hub]``, provides endpoint, token, offline switch and cache. Our own client, which has
+deadlines, sends the requests. One request resolves a revision to a commit, and lists all its files with their digests;
+further requests fetch ranges of files of this commit. The Hub redirects requests for large files to signed addresses of
+other hosts, which get no token; later ranges of a file are requested there directly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _FORM = "hf://owner/name[@revision][/path]"
 _COMMIT = re.compile("[0-9a-f]{40}")
-# Digests as the Hub states them: SHA-256, or git's of a small file.
+# Digests from the Hub: SHA-256, or git's SHA-1 for a small file.
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _MAX_FILE_BYTES = 1 << 63
 # As `Limits.max_header_bytes`.
@@ -58,12 +58,12 @@ class _Snapshot(NamedTuple):
     ----------
     commit : str
     files : mapping of str to Entry
-        By plain relative paths.
+        The files, by plain relative paths.
     odd : tuple of str
-        Names that are not plain relative paths: nothing is read or written by these.
+        Names that are not plain relative paths: never used for reading or writing.
     modified : datetime or None
     offline : str
-        Why the Hub was not asked; empty if it was.
+        The reason why the Hub was not asked; empty if it was.
     """
 
     commit: str
@@ -74,9 +74,9 @@ class _Snapshot(NamedTuple):
 
     @classmethod
     def of(cls, listing: Any, commit: str | None) -> _Snapshot:
-        """Return what the Hub's answer about a revision, or about a commit, says.
+        """Return the snapshot in the Hub's answer about a revision or a commit.
 
-        Raises an exception of any class for another answer.
+        Raises an exception of any class for a malformed answer.
         """
         sha, modified = listing["sha"], listing.get("lastModified")
         if not isinstance(sha, str) or _COMMIT.fullmatch(sha) is None or commit not in (None, sha):
@@ -100,7 +100,7 @@ class _Snapshot(NamedTuple):
 
 
 class HubStore:
-    """The files of one revision of a repository, as they were when it was first asked for: see obstore's stores.
+    """The files of one revision of a repository, fixed at the first request: see obstore's stores.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class HubStore:
 
     # ------------------------------------------------------------------------------------------------- a commit
     def snapshot(self, _: str = "") -> _Snapshot:
-        """Return the files of the revision, which is resolved once. Raises `StoreError`."""
+        """Return the files of the revision, resolved at the first call. Raises `StoreError`."""
         with self._lock:
             if self._snapshot is None:
                 self._snapshot = self._requested()
@@ -164,13 +164,13 @@ class HubStore:
             headers = self._hub.utils.build_hf_headers(library_name="weightmap", **self._login)
             headers = {name.lower(): value for name, value in headers.items()}
             base = f"{self._hub.constants.ENDPOINT}/"
-            # A function that does not hold this store, which closes its connections when it is gone
+            # The function must not hold this store, whose end closes its connections.
             fault = partial(_fault_of_answer, self._hub, self.kind, self.name, self.revision or "main")
             self._web = WebStore(base, self._deadline, redirects=True, private=headers, fault=fault)
         return self._web
 
     def _offline(self, why: str, remedy: Remedy | None = None) -> _Snapshot:
-        """Return what the cache holds of the revision; raise `StoreError` where it does not know that."""
+        """Return the cached files of the revision; raise `StoreError` if the cache does not have it."""
         folder, revision = self.folder, self.revision or "main"
         try:
             commit = (read_small(os.path.join(folder, "refs", revision)) or b"").decode().strip() or revision
@@ -195,7 +195,7 @@ class HubStore:
 
     @property
     def _login(self) -> dict[str, Any]:
-        """Without a token: the login for the endpoint in ``~/.netrc``, as arguments of huggingface_hub."""
+        """The endpoint's login from ``~/.netrc``, if there is no token, as arguments for huggingface_hub."""
         host = urlsplit(self._hub.constants.ENDPOINT).hostname or ""
         login = None if self._hub.get_token() else login_of(host)
         return {} if login is None else {"token": False, "headers": {"authorization": login}}
@@ -210,7 +210,7 @@ class HubStore:
 
     @contextlib.contextmanager
     def locked(self, digest: str) -> Iterator[bool]:
-        """Hold the lock of a blob of the cache, as huggingface_hub does; False while another process holds it."""
+        """Hold huggingface_hub's lock of a cached blob; yield False while another process holds it."""
         path = os.path.join(self._hub.constants.HF_HUB_CACHE, ".locks", self._called, f"{digest}.lock")
         os.makedirs(os.path.dirname(path), exist_ok=True)
         from filelock import FileLock, Timeout  # noqa: PLC0415 - huggingface_hub's
@@ -227,7 +227,7 @@ class HubStore:
             lock.release()
 
     def note_commit(self, commit: str) -> None:
-        """Write to the cache which commit the revision stands for."""
+        """Note in the cache the commit of the revision."""
         revision = self.revision or "main"
         if revision == commit:
             return
@@ -237,23 +237,23 @@ class HubStore:
         write_plan(path, WritePlan(len(raw), lambda sink: sink.write(raw)), durable=False)
 
     def location(self, sibling: Location, key: str) -> Location:
-        """Return the location of a file, by the location of another one."""
+        """Return the location of a file, given the location of another one."""
         return Location(sibling.base + key, sibling.access, sibling.base, encoded=False)
 
     def cached(self, key: str) -> str | None:
-        """Return the path of a file that the cache holds, else None. A commit that is named is not asked for."""
+        """Return the path of a cached file, or None. If the revision is a commit, the Hub is not asked."""
         commit = self.revision if self._names_commit else self.snapshot().commit
         query: dict[str, Any] = {"revision": commit, "repo_type": self.kind}
         path = self._hub.try_to_load_from_cache(self.name, key, **query)
         return path if isinstance(path, str) and os.path.isfile(path) else None
 
     def digest(self, key: str) -> str | None:
-        """Return the digest of a file: SHA-256, or the hash of a blob of git for a small one; None if unknown."""
+        """Return the digest of a file: SHA-256, or git's SHA-1 for a small file; None if unknown."""
         entry = self.snapshot().files.get(key)
         return None if entry is None else entry.digest
 
     def offline(self, _: str = "") -> str:
-        """Return why files may be missing: the Hub was not asked; else nothing."""
+        """Return the reason why files may be missing if the Hub was not asked, else an empty text."""
         why = self.snapshot().offline
         if not why:
             return ""
@@ -286,7 +286,7 @@ class HubStore:
         address = self._hub.hf_hub_url(self.name, path, repo_type=self.kind, revision=snapshot.commit)
         answer = self._client().get(address.removeprefix(base), options={"range": options["range"]})
         tag = (answer.meta["e_tag"] or "").removeprefix("W/").strip('"')
-        # A signed address answers with its own tag; the Hub's redirect has the file's.
+        # A signed address answers with its own tag; the Hub's redirect has the file's tag.
         if answer.meta["size"] != entry.size or (answer.linked and entry.digest and tag != entry.digest):
             answer.close()
             raise StoreError("changed", "the Hub's answer has another size or digest than its list of files")
@@ -294,7 +294,7 @@ class HubStore:
         return answer
 
     def list_with_delimiter(self, prefix: str) -> dict[str, Any]:
-        """List what lies directly below a prefix."""
+        """List the files and folders directly below a prefix."""
         prefix = f"{prefix}/" if prefix else ""
         below = [key for key in self.snapshot().files if key.startswith(prefix)]
         folders = {prefix + key[len(prefix) :].partition("/")[0] for key in below if "/" in key[len(prefix) :]}
@@ -303,7 +303,7 @@ class HubStore:
 
 
 def _fault_of_listing(error: Exception) -> StoreError:
-    """Return the error for an exception of the client, or about what the Hub answered."""
+    """Return the error for an exception of the client, or for a malformed answer of the Hub."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, TimeoutError):
@@ -314,10 +314,10 @@ def _fault_of_listing(error: Exception) -> StoreError:
 
 
 def _fault_of_answer(hub: Any, kind: str, name: str, revision: str, status: int, headers: Any) -> StoreError:
-    """Return the error for an answer about a repository, in words that say what to do."""
+    """Return the error for an answer about a repository, with advice for the user."""
     fault, code = fault_of_status(status, headers), headers.get("X-Error-Code")
     if code == "GatedRepo":
-        endpoint = re.sub("//.*@", "//", hub.constants.ENDPOINT)  # which may have a password
+        endpoint = re.sub("//.*@", "//", hub.constants.ENDPOINT)  # without a password
         page = f"{endpoint}/{'' if kind == 'model' else f'{kind}s/'}{name}"
         return StoreError("denied", f"{name} is gated: accept its conditions at {page}, and {_LOG_IN}")
     if code == "RevisionNotFound":
@@ -362,7 +362,7 @@ def location(address: str, concurrency: int | None, deadline: float) -> Location
         raise AddressError(f"the hf address names no repository, expected {_FORM}")
     (owner, named), path = parts[:2], parts[2:]
     name, separator, text = named.partition("@")
-    if separator and text == "refs" and len(path) > 1:  # of a pull request, or of converted files
+    if separator and text == "refs" and len(path) > 1:  # the ref of a pull request, or of converted files
         text, path = "/".join(("refs", *path[:2])), path[2:]
     revision = unquote(text)
     key = "/".join(path)
@@ -382,7 +382,7 @@ def location(address: str, concurrency: int | None, deadline: float) -> Location
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name can be part of a path and of an address: UTF-8, without NUL."""
+    """Whether a name can be part of a path and an address: UTF-8, without NUL."""
     try:
         return b"\0" not in name.encode()
     except UnicodeEncodeError:

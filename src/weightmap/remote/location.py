@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Iterator, Sequence
 
 
-# Bytes of the first request: with it, a footer and a tensor cost at most 64 KiB more than the tensor.
+# Bytes of the first request: the footer and one tensor then cost at most 64 KiB more than the tensor.
 _FIRST_REQUEST_BYTES = 32 << 10
 
 
 class Location(str):
-    """The URL of an object or of a folder of objects, or a key in a store; with the store.
+    """The URL of an object or a folder of objects, or a key in a store; together with the store.
 
-    The text holds no credentials.
+    The text has no credentials.
 
     Attributes
     ----------
@@ -33,8 +33,8 @@ class Location(str):
     base : str
         The text before the key of an object.
     encoded : bool
-        Whether the key is percent-encoded, as in HTTP addresses. Names never are: `inside` and `sibling` encode them,
-        once.
+        Whether the key is percent-encoded, as in HTTP addresses. Names are not encoded: `inside` and `sibling` encode
+        them, once.
     """
 
     __slots__ = ("access", "base", "encoded")
@@ -44,7 +44,7 @@ class Location(str):
     encoded: bool
 
     def __new__(cls, text: str, access: Access, base: str, encoded: bool) -> Self:  # noqa: FBT001 - of a pickle
-        """Make a location of its text."""
+        """Make a location from its text."""
         location = super().__new__(cls, text)
         location.access, location.base, location.encoded = access, base, encoded
         return location
@@ -57,12 +57,12 @@ class Location(str):
 
     @property
     def key(self) -> str:
-        """The name of the object in its store."""
+        """The object's name in its store."""
         return self[len(self.base) :]
 
     @property
     def called(self) -> str:
-        """The name in its folder."""
+        """The object's name in its folder."""
         return self.sibling_name(self)
 
     @property
@@ -86,12 +86,12 @@ class Location(str):
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is marked as a folder."""
+        """Whether the text is marked as a folder."""
         return not self.key or self.endswith("/")
 
     @property
     def has_names(self) -> bool:
-        """Whether objects lie below it; if the store cannot list, whether it is marked as a folder."""
+        """Whether objects lie below this location; if the store cannot list, whether it is marked as a folder."""
         return self.is_folder or bool(self._answer(self.access.names(self.key)))
 
     @property
@@ -100,14 +100,14 @@ class Location(str):
         return self.access.takes_objects
 
     def put(self, path: str, *, new: bool = False) -> str | None:
-        """Write the object from a file, a large one in several parts, and return its tag.
+        """Write the object from a file, in several parts if it is large, and return its tag.
 
-        With `new` only if there is none yet.
+        With `new`, only if the object does not exist.
 
         Raises
         ------
         FileExistsError
-            When there is one.
+            With `new`, when the object exists.
         PermissionError, RemoteError
         """
         try:
@@ -121,9 +121,9 @@ class Location(str):
         return tag
 
     def remove(self, tag: str | None) -> None:
-        """Remove an object that was just written, if the store can: an error is being raised already.
+        """Remove an object that was just written, if the store can, without errors: the caller is raising one.
 
-        With its tag, an object that another writer has put in its place stays.
+        With its tag, an object stays that another writer has put in its place.
         """
         with contextlib.suppress(StoreError):
             if tag is None or self.access.run(self.access.look(self.key)).etag == tag:
@@ -131,24 +131,24 @@ class Location(str):
 
     @property
     def cached(self) -> str | None:
-        """The path of a local file with the same bytes, where the store keeps some; else None."""
+        """The path of a local file with the same bytes, or None if the store keeps none."""
         path: str | None = self.of_store("cached")
         return path
 
     @property
     def digest(self) -> str | None:
-        """The digest of the object, where its store tells one: objects of one digest have the same bytes."""
+        """The digest of the object, or None if the store has none: objects with one digest have the same bytes."""
         digest: str | None = self.of_store("digest")
         return digest
 
     def of_store(self, what: str) -> Any:
-        """Return what a method of the store says of the object; None where the store has no such method."""
+        """Call a method of the store for the object and return its result; None without such a method."""
         find = getattr(self.access.store, what, None)
         return None if find is None else self._answer(self.access.call(find, self.key))
 
     @property
     def state(self) -> Pin | None:
-        """The state of the object; None where there is none, or the store does not tell its version."""
+        """The state of the object; None if it does not exist, or the store does not tell its version."""
         try:
             pin: Pin = self.access.run(self.access.look(self.key))
         except StoreError:
@@ -157,11 +157,11 @@ class Location(str):
 
     @property
     def modified(self) -> float:
-        """Modification time of the object, in seconds; 0 where the store does not tell."""
+        """Modification time of the object, in seconds; 0 if the store does not tell."""
         return (self.state or Stored.open(self)[0].pin).modified
 
     def neighbours(self) -> list[str] | None:
-        """Return the names in its folder; None where the store cannot list, or does not allow it."""
+        """Return the names in the object's folder; None if the store cannot list, or does not allow it."""
         try:
             listed: Iterable[str] | None = self._answer(self.access.names(self.key.rpartition("/")[0]))
         except PermissionError:
@@ -176,7 +176,7 @@ class Location(str):
             fail(fault, str(self))
 
     def names(self, usual: Sequence[str]) -> list[str]:
-        """Return the names in a folder; if the store cannot list, the `usual` ones that exist."""
+        """Return the names in a folder; if the store cannot list, the existing names among `usual`."""
         names = self._answer(self.access.names(self.key.rstrip("/")))
         if not names and not self.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
@@ -195,12 +195,12 @@ class Location(str):
 
 
 class Stored:
-    """An object in a store as it was when it was opened: every request asks for that one.
+    """An object in a store in its state at opening: every request asks for this state.
 
     Attributes
     ----------
     name : str
-        For messages.
+        The name for messages.
     access : Access
     pin : Pin
     """
@@ -213,13 +213,13 @@ class Stored:
 
     @classmethod
     def open(cls, location: Location) -> tuple[Stored, bytes]:
-        """Open an object by its first request; return it with its first bytes.
+        """Open an object with a first request; return it and its first bytes.
 
         Raises
         ------
         FileNotFoundError, PermissionError, RemoteError
         IsADirectoryError
-            When there is no such object, but objects below it.
+            When the object does not exist, but objects below it do.
         """
         if location.is_folder:
             _fail_folder(location)
@@ -244,7 +244,7 @@ class Stored:
         Raises
         ------
         FileChangedError
-            When another object is there, or none.
+            When the object was replaced or removed.
         PermissionError, RemoteError
         """
         try:
@@ -258,7 +258,7 @@ class Stored:
 
 
 def _opened_without(fault: StoreError, location: Location) -> Pin:
-    """Open an empty object, which has no range; raise the error for anything else."""
+    """Open an empty object, which has no range; raise the first request's error for anything else."""
     access, pin, folder = location.access, None, False
     try:
         if fault.kind == "beyond":
@@ -280,7 +280,7 @@ def _fail_folder(location: Location) -> NoReturn:
 
 
 def fail(fault: StoreError, name: str, what: str = "") -> NoReturn:
-    """Raise the error for a fault, without the store's own exception, which may hold signed addresses."""
+    """Raise the error for a fault, without the store's exception, which may hold signed addresses."""
     if fault.kind == "missing":
         slash = "; the address of a folder ends in a slash" if name.startswith("http") else ""
         what = fault.words if fault.specific else f"{os.strerror(errno.ENOENT)} ({fault.words}{slash})"

@@ -1,7 +1,7 @@
 """Objects in stores as sources of bytes: `RemoteSource`.
 
-Headers are read by ranges into private memory, in a few large requests; tensors into arrays of their own, one request
-each, or by the joined requests of a plan, several at a time.
+Headers come in a few large requests, into private memory. Each tensor comes into its own array, in one request, or by
+the joined requests of a plan, several at a time.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 
     from weightmap.core.arguments import Limits
 
-# Smallest request; shorter ones are rounded up.
+# Smallest request; shorter requests are rounded up.
 _MIN_REQUEST_BYTES = 16 << 10
-# Bytes requested from each header of a walk on; headers requested at once where the walk repeats its last step, of
-# which equal tensors' differ by this much, since names do.
+# Bytes to request at each header of a walk; headers to request at once if the walk repeats its last step; by how much
+# steps over equal tensors may differ, because names do.
 _WALK_WINDOW, _WALK_HEADERS, _PADDING = 64 << 10, 64, 64
-# Smallest array that its bytes are received into.
+# Smallest array that receives its bytes directly.
 _MIN_ARRAY_BYTES = 64 << 10
 
 
-# Open objects of stores that tell digests: `diff` of two revisions opens the files that both have without a request.
+# Open objects of stores with digests, so that `diff` of two revisions opens their common files without a request.
 _by_digest: WeakValueDictionary[str, RemoteSource] = WeakValueDictionary()
 
 
 def open_location(path: Any, mode: str) -> Source:
-    """Return the source for a location: a file of the Hub's cache where that has it."""
+    """Return the source for a location: a local file if the Hub's cache has it."""
     local = path.cached
     return RemoteSource(path) if local is None else CachedSource(path, local, mode)
 
 
 class CachedSource(Source):
-    """An object that its store keeps in a local file too.
+    """An object that its store also keeps in a local file.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class CachedSource(Source):
         super().__init__(local, str(location), mode, open_descriptor(local))
         self.path: Location = location
         self._local = os.path.abspath(local)
-        # The cache of the Hub names the file behind a link by its digest.
+        # The Hub's cache names the file behind a link by its digest.
         blob = blob_of(local)
         self.digest: str | None = None if blob is None else os.path.basename(blob)
 
@@ -78,10 +78,10 @@ class CachedSource(Source):
 
 
 class RemoteSource(Source):
-    """The bytes of an object in a store, fetched when they are used.
+    """The bytes of an object in a store, fetched on use.
 
-    Every request asks for the object that was opened, by its ETag where the store has one. Arrays are private memory;
-    each is fetched when it is asked for.
+    Every request asks for the opened version of the object, by its ETag if the store has one. Each array is private
+    memory, fetched at its look-up.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class RemoteSource(Source):
     ------
     FileNotFoundError, PermissionError, RemoteError
     IsADirectoryError
-        When there is no such object, but objects below it.
+        When the object does not exist, but objects below it do.
     """
 
     private = True
@@ -113,7 +113,7 @@ class RemoteSource(Source):
         self._file = None
         self.digest, self.queue = location.digest, None
         twin = None if self.digest is None else _by_digest.get(self.digest)
-        if twin is not None and not twin.closed:  # the same file of another revision: its headers were read
+        if twin is not None and not twin.closed:  # the same file of another revision, whose headers were read
             self._stored, self._headers = Stored(location, twin._stored.pin), twin._headers  # noqa: SLF001
         else:
             self._stored, head = Stored.open(location)
@@ -126,21 +126,21 @@ class RemoteSource(Source):
     # ------------------------------------------------------------------------------------------------- reading
     @property
     def in_memory(self) -> bool:
-        """False: the bytes lie elsewhere."""
+        """False: the bytes lie in a store."""
         return False
 
     @property
     def c_random_input(self) -> None:
-        """None: the bytes are fetched."""
+        """None: C code cannot fetch the bytes."""
         return
 
     @property
     def has_pages(self) -> bool:
-        """False: no pages of the system are its bytes."""
+        """False: the bytes are not pages of the system."""
         return False
 
     def fill(self, begin: int, target: memoryview) -> None:
-        """Fill memory with the bytes from `begin` on: kept ones, requested ones, and the rest by a new request."""
+        """Fill memory from byte `begin` on: with kept bytes, with requested ones, and the rest by a new request."""
         at, end = begin, begin + len(target)
         while at < end and len(there := self._ready(at, end)):
             target[at - begin : at - begin + len(there)] = there
@@ -149,7 +149,7 @@ class RemoteSource(Source):
             self._stored.wait(self._stored.fetch(at, end, target[at - begin :]), at, end)
 
     def _ready(self, begin: int, end: int) -> memoryview:
-        """Return bytes from `begin` on that were read with a header or requested ahead; none if they were not."""
+        """Return bytes from `begin` on that came with a header or are requested ahead, if any."""
         if self.closed:
             self.fail_closed()
         if begin < 0 or end > self.size:
@@ -158,11 +158,11 @@ class RemoteSource(Source):
         return there if len(there) or self.queue is None else self.queue.take(begin, end)
 
     def _here(self, begin: int, end: int) -> memoryview:
-        """Return bytes from `begin` on that were read with a header."""
+        """Return bytes from `begin` on that came with a header."""
         return self._headers.find(begin, end)
 
     def pread(self, offset: int, count: int) -> bytes:
-        """Implement `Source.pread`. A short read brings more around it, for the next call."""
+        """Implement `Source.pread`. A short read also fetches neighbouring bytes, for the next call."""
         if offset < 0 or offset + count > self.size:
             self._short(self.size, offset + count)
         there = self._here(offset, offset + count)
@@ -184,9 +184,9 @@ class RemoteSource(Source):
 
     @property
     def c_input(self) -> tuple[int, Any]:
-        """No file, and a function that reads the object: 64 KiB from the header of a walk on.
+        """No file, and a function that reads the object: 64 KiB at each header of a walk.
 
-        Where a walk repeats its last step, as over equal tensors, the next headers are requested at once.
+        If a walk repeats its last step, as over equal tensors, the next headers are requested at once.
         """
         last = step = 0
 
@@ -203,7 +203,7 @@ class RemoteSource(Source):
         return -1, files.Reader(walk)
 
     def expect(self, ranges: Iterable[Range]) -> None:
-        """Read all of these ranges by several requests at a time, and keep them for `pread`."""
+        """Read all these ranges, by several requests at a time, and keep them for `pread`."""
         joined: list[Range] = []
         for begin, end in sorted(ranges):
             last = min(end, self.size)
@@ -231,7 +231,7 @@ class RemoteSource(Source):
             for begin in range(0, whole, size):
                 yield there[begin : min(begin + size, whole)].toreadonly()
             at += whole
-            if at < end:  # the next piece begins in one request and ends in another, or was not requested
+            if at < end:  # the piece spans two requests, or was not requested
                 begun, piece = len(there) - whole, memoryview(bytearray(min(size, end - at)))
                 piece[:begun] = there[whole:]
                 source.fill(at + begun, piece[begun:])
@@ -246,7 +246,7 @@ class RemoteSource(Source):
         """Return a source of the same bytes that requests these ranges ahead of reading, in order.
 
         Neighbours with at most `gap` bytes between them are requested together. The beginning of a range is not
-        requested again if it came with a header. What will be read as an array, with these bounds, arrives in it.
+        requested again if it came with a header. Bytes of a range in `arrays` arrive directly in their array.
         """
         source = copy.copy(self)
         missing = (Range(begin + len(self._here(begin, end)), end) for begin, end in ranges)
@@ -254,7 +254,7 @@ class RemoteSource(Source):
         return source
 
     def _disjoint(self, arrays: Iterable[Range]) -> Iterator[Range]:
-        """Yield, in file order, the ranges that are large enough for memory of their own and share no byte."""
+        """Yield, in file order, the ranges that are large enough for their own memory and share no byte."""
         limit = None if self._limits is None else self._limits.max_copy_bytes
         max_nbytes, reached = np.inf if limit is None else limit, 0
         for begin, end in sorted(arrays):
@@ -271,7 +271,7 @@ class RemoteSource(Source):
     # ------------------------------------------------------------------------------------------------- memory
     @property
     def octets(self) -> NDArray[np.uint8]:
-        """The whole object, in memory."""
+        """The whole object in memory."""
         octets = self._octets
         if octets is None:
             octets = self._octets = self._new(0, self.size)
@@ -292,7 +292,7 @@ class RemoteSource(Source):
         return data
 
     def section(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """Return the bytes from `begin` to `end`, a copy."""
+        """Return a copy of the bytes from `begin` to `end`."""
         return np.frombuffer(self.pread(begin, end - begin), np.uint8)
 
     def prepare(self, *, explicit: bool, limits: Limits) -> None:  # noqa: ARG002 - there is nothing to map
@@ -300,13 +300,13 @@ class RemoteSource(Source):
         self._limits = limits
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int, nbytes: int) -> NDArray[Any]:
-        """Return the `nbytes` bytes from `offset` on as an array in memory of its own."""
+        """Return the `nbytes` bytes from `offset` on as an array in its own memory."""
         return np.ndarray(shape, dtype, self._new(offset, nbytes))
 
     def strided(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...], offset: int
     ) -> NDArray[Any]:
-        """Implement `Source.strided`, over the bytes from the first element to the last."""
+        """Implement `Source.strided`: fetch the bytes from the first element to the last."""
         last = 0 if 0 in shape else sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + dtype.itemsize
         return np.ndarray(shape, dtype, self._new(offset, last), 0, strides)
 
@@ -321,7 +321,7 @@ class RemoteSource(Source):
         """Do nothing: there is no mapping."""
 
     def advise(self, advice: str) -> None:
-        """Do nothing: no system reads ahead."""
+        """Do nothing: the system does not read ahead."""
 
     # ------------------------------------------------------------------------------------------------- the same object
     @property
@@ -335,7 +335,7 @@ class RemoteSource(Source):
         return self.path
 
     def check_unchanged(self) -> None:
-        """Do nothing: every request asks for the object that was opened."""
+        """Do nothing: every request asks for the opened version of the object."""
 
     @property
     def is_stable(self) -> bool:
@@ -343,9 +343,9 @@ class RemoteSource(Source):
         return True
 
     def release_descriptor(self) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: there is no descriptor."""
 
     def close(self) -> None:
-        """Forget what was read; idempotent. Arrays stay."""
+        """Forget kept bytes; idempotent. Arrays stay valid."""
         super().close()
         self._headers, self.queue = HeaderCache(), None

@@ -15,7 +15,7 @@ from weightmap.remote.location import Location
 from weightmap.remote.web import HOST, WebStore
 
 DEADLINE = 60.0
-# Class, meaning of the first part of an address, and prefix of the environment variables
+# Class, meaning of the first part of an address, and prefix of the environment variables.
 _OF_OBSTORE = {
     "s3": ("S3Store", "bucket", "AWS"),
     "gs": ("GCSStore", "bucket", "GOOGLE"),
@@ -26,7 +26,7 @@ _USUAL = Remote()
 
 
 def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
-    """Return the location of an object; `path` itself if it names a file: no store, and another scheme.
+    """Return the location of an object; `path` itself if it names a file, without a store or a scheme of ours.
 
     Raises
     ------
@@ -75,10 +75,10 @@ def location_of(path: str, remote: Remote = _USUAL) -> Location | str:
 
 
 def _parts_of(address: str, scheme: str) -> tuple[str, str, str]:
-    """Return host, path and query of an address of HTTP."""
+    """Return host, path and query of an HTTP address."""
     try:
         parts = urlsplit(address)
-    except ValueError:  # whose message may repeat a password
+    except ValueError:  # drop its message, which may repeat a password
         raise _no_host(scheme) from None
     return parts.netloc, parts.path.lstrip("/"), parts.query
 
@@ -89,7 +89,7 @@ def _no_host(scheme: str) -> AddressError:
 
 
 def _check_key(key: str) -> None:
-    """Raise `AddressError` for a key with an empty part or dots: stores refuse it, or take it for another one."""
+    """Raise `AddressError` for a key with an empty part or a part of dots: stores refuse or change it."""
     if key and not {"", ".", ".."}.isdisjoint(key.removesuffix("/").split("/")):
         what = "the address names no object: its path has an empty part (two slashes in a row), '.' or '..'"
         raise AddressError(what)
@@ -131,7 +131,7 @@ def _obstore(address: str) -> Any:
     except ImportError:
         msg = f"{scheme}:// addresses need obstore: pip install '.[remote]' in a checkout"
         raise MissingDependencyError(msg, path=address) from None
-    # Attempts and time are bounded by `Access`; credentials are asked for by the store itself.
+    # `Access` bounds attempts and time; the store itself finds credentials.
     kind, _, prefix = _OF_OBSTORE[scheme]
     plain = os.environ.get(f"{prefix}_ALLOW_HTTP", "").lower() in {"true", "1", "yes", "on"}
     client = {"timeout": "1d", "connect_timeout": "10s", "allow_http": plain}

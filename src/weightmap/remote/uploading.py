@@ -1,8 +1,8 @@
-"""Writing to stores: files are made in a folder of the system, and become objects once all of them are complete.
+"""Writing to stores: files are made in a local folder, and become objects once all of them are complete.
 
-A store renames nothing, and an object appears with its last byte. So one file replaces its object in one step; of
-several files, none of which may be there, the index comes last, and a failure removes the written ones. Ours: the
-specifications leave it open.
+A store cannot rename, and an object appears with its last byte. So a single file replaces its object in one step. If a
+model has several files, none may exist in the store; the index is written last, and a failure removes the objects
+already written. This is our choice: the specifications leave it open.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _WRITTEN = "another process has written this object meanwhile, and it is not rep
 def write_to_address(
     write: Callable[[str], Any], address: Location, *, source: Any, run: Any = None, overwrite: bool
 ) -> Any:
-    """Call `write` with a path in a folder of its own, and write what is there then to the address.
+    """Call `write` with a path in a scratch folder, and write the files made there to the address.
 
     Parameters
     ----------
     write : callable
-        Its result has the address as its `dst`, if it has one.
+        If its result has a `dst`, the address replaces it.
     address : Location
     source : str, os.PathLike or TensorFile
-        May not be the address, nor lie in its folder.
+        Must not be the address, nor contain it as a folder.
     run : Run, optional
-        May not share the work with other processes.
+        Must not share the work with other processes.
     overwrite : bool
-        Whether an object of that name is replaced.
+        Whether to replace an object of this name.
     """
     if run is not None and (run.executor, run.manifest, run.world_size) != (None, None, 1):
         raise ValueError(f"run shares the work through a file system, and {address} is an address")
@@ -55,7 +55,7 @@ def write_to_address(
 
 @contextlib.contextmanager
 def _filled(address: Location, source: Any, *, overwrite: bool) -> Iterator[str]:
-    """Yield a path; what is there in the end, and what was made beside it, is written to the address."""
+    """Yield a path; at the end, write the files there, and beside it, to the address."""
     if not address.takes_objects:
         raise EncodeError("this address is for reading: write to a folder or a store", path=address)
     _check_source(source, address)
@@ -93,7 +93,7 @@ def _filled(address: Location, source: Any, *, overwrite: bool) -> Iterator[str]
             upload(folder, at, in_order, new=len(written) > 1 or not overwrite)
         except FileExistsError as error:
             raise TargetError(_WRITTEN, path=error.filename) from None
-        # A list that is shared with other models comes behind them all: a failure leaves it as it was.
+        # A list shared with other models comes last, so that a failure leaves it unchanged.
         for name in names:
             if name not in written:
                 folder.inside(name).put(os.path.join(at, name))
@@ -102,15 +102,15 @@ def _filled(address: Location, source: Any, *, overwrite: bool) -> Iterator[str]
 def upload(folder: Location, at: str, names: Iterable[str], *, new: bool) -> None:
     """Write files of the folder `at` as objects, one after another.
 
-    With `new`, none of them may exist, and a failure removes the written ones. A store has no locks: the claim, a small
-    object, tells other writers that these objects are being written.
+    With `new`, no object may exist, and a failure removes the written ones. A store has no locks: instead, a small
+    object, the claim, tells other writers that these objects are being written.
 
     Raises
     ------
     FileExistsError
-        With `new`, when one is there already.
+        With `new`, when an object already exists.
     TargetError
-        With `new`, when another process writes them.
+        With `new`, when another process is writing them.
     PermissionError, RemoteError
     """
     every = [(folder.inside(name), os.path.join(at, name)) for name in names]
@@ -128,7 +128,7 @@ def upload(folder: Location, at: str, names: Iterable[str], *, new: bool) -> Non
 
 @contextlib.contextmanager
 def _claimed(last: Location, path: str) -> Iterator[None]:
-    """Claim a model of several objects while they are written: by an object beside its last one, made at a path."""
+    """Claim a model of several objects while writing it, by an object beside the last one, from a file at `path`."""
     claim = last.sibling(last.called + _CLAIM)
     with open(path, "w", encoding="utf-8") as file:
         file.write(f"{os.urandom(16).hex()}: {last.called} is being written by weightmap\n")
@@ -144,7 +144,7 @@ def _claimed(last: Location, path: str) -> Iterator[None]:
 
 
 def _check_free(folder: Location, names: Iterable[str]) -> None:
-    """Raise `TargetError` if one of these objects is there."""
+    """Raise `TargetError` if one of these objects exists."""
     targets = {name.replace(os.sep, "/").partition("/")[0] for name in names}
     try:
         existing = {name.rstrip("/") for name in folder.inside("").names(sorted(targets))} & targets
@@ -155,9 +155,9 @@ def _check_free(folder: Location, names: Iterable[str]) -> None:
 
 
 def _check_source(source: Any, address: Location) -> None:
-    """Raise `TargetError` for the source's own address, one in its folder, or one of an object that it has opened.
+    """Raise `TargetError` if the address is the source's, lies in its folder, or leads to an object it has opened.
 
-    A source may have another name than the address: objects are known by size, tag and time.
+    The source may have another name for the object: size, tag and time identify it.
     """
     name = path_of(source) if isinstance(source, (str, os.PathLike)) else getattr(source, "path", None)
     path = "" if name is None else str(name).rstrip("/")
@@ -169,7 +169,7 @@ def _check_source(source: Any, address: Location) -> None:
 
 
 def _at(address: Location, path: str, file: str) -> str:
-    """Return the address of a file that was written at a path, or in the same folder."""
+    """Return the address for a file that was written at or below `path`, or beside it."""
     folder, at = (address, path) if os.path.isdir(path) else (address.folder, os.path.dirname(path))
     name = os.path.relpath(file, at)
     return str(address if name == "." else folder.inside(name))

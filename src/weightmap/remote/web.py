@@ -1,11 +1,11 @@
-"""A store over HTTP: ranges of what lies below an address, by the standard library.
+"""A store over HTTP, by the standard library: ranges of the objects below an address.
 
-It follows redirects only on request, and never from HTTPS to HTTP. The query of an address, often a signature, goes to
-its server alone.
+It follows redirects only on request, and never from HTTPS to HTTP. The query of an address, often a signature, goes
+only to its server.
 
-``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy`` mean what `urllib.request` makes of them: a proxy is
-spoken to in HTTP, and asked by CONNECT for hosts of HTTPS. A message repeats no part of a proxy's address, which may
-hold a password. Logins of hosts come from ``~/.netrc``.
+``http_proxy``, ``https_proxy``, ``all_proxy`` and ``no_proxy`` have the same meaning as for `urllib.request`: requests
+to a proxy use HTTP, and CONNECT for HTTPS hosts. Messages repeat no part of a proxy's address, which may hold a
+password. Logins of hosts come from ``~/.netrc``.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Proxy(NamedTuple):
 
 
 def proxy_of(scheme: str, host: str) -> Proxy | None:
-    """Return the proxy for a host, which has its port behind a colon; None if there is none.
+    """Return the proxy for a host, whose port follows a colon; None without a proxy.
 
-    Raises `StoreError` for one that cannot be used.
+    Raises `StoreError` for a proxy that cannot be used.
     """
     proxies = getproxies()
     address = proxies.get(scheme) or proxies.get("all")
@@ -80,15 +80,15 @@ def proxy_of(scheme: str, host: str) -> Proxy | None:
 
 
 def login_of(host: str) -> str | None:
-    """Return the ``Authorization`` for a host that ``~/.netrc`` names, or the file that ``NETRC`` names.
+    """Return the ``Authorization`` header for a host from ``~/.netrc``, or from the file that ``NETRC`` names.
 
-    The entry ``default`` goes to no host: it would go to every one that redirects lead to.
+    The entry ``default`` is not used: every host that a redirect leads to would get it.
     """
     named = os.environ.get("NETRC")
     for path in (named,) if named else map(os.path.expanduser, _NETRC):
         try:
             entry = netrc.netrc(path).hosts.get(host)
-        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):  # none, or not one
+        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):  # no file, or a malformed one
             continue
         if entry is not None and host != "default":
             return _basic(entry[0], entry[2] or "")
@@ -103,9 +103,9 @@ _CHUNK = 1 << 18
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OK, _PARTIAL = 200, 206
-# Answers of an address that was signed for a time.
+# Statuses of an address whose signature may have expired.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
-# Characters of a path that stay as they are: an address is quoted already.
+# Characters of a path that stay unquoted; an address is quoted already.
 _SAFE = "/%:@!$&'()*+,;=~-._"
 _RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _LENGTH = re.compile("[0-9]{1,18}")
@@ -114,9 +114,9 @@ HOST = re.compile(r"[^\x00-\x20\x7f]+")
 
 
 class _Answer:
-    """The answer to a request: see obstore's GetResult. `readinto1` takes its bytes.
+    """The answer to a request: see obstore's GetResult. `readinto1` reads its bytes.
 
-    `close` closes the connection, unless all bytes were taken: then `give_back` got it.
+    `close` closes the connection, unless all bytes were read and `give_back` got it.
     """
 
     def __init__(
@@ -130,13 +130,13 @@ class _Answer:
         self.meta = meta
         self.range: Range = span
         self._missing = span.nbytes
-        self.linked = False  # whether its tag came with a redirect, and stands for the file
+        self.linked = False  # whether a redirect brought the file's tag
         self._connection: http.client.HTTPConnection | None = connection
         self._response = response
         self._give_back = give_back
 
     def readinto1(self, room: memoryview) -> int:
-        """Fill memory with bytes that have come; return how many, 0 at the end."""
+        """Fill memory with bytes that have arrived; return their number, 0 at the end."""
         response, connection = self._response, self._connection
         count = response.receive(room)
         self._missing -= count
@@ -150,18 +150,18 @@ class _Answer:
         return count
 
     def abort(self) -> None:
-        """Let a thread that waits for bytes get an end instead."""
+        """End the answer for a thread that waits for bytes."""
         if self._connection is not None:
             self._response.abort()
 
     def close(self) -> None:
-        """Close the connection, if it is not given back."""
+        """Close the connection, unless it was given back."""
         if self._connection is not None:
             _close(self._connection, self._response)
 
 
 class _Timed(io.RawIOBase):
-    """The bytes of a socket, with a deadline: a server that drips single bytes would hold a thread for ever."""
+    """The bytes of a socket, with a deadline, because a server that sends single bytes could hold a thread for ever."""
 
     def __init__(self, sock: Any, raw: io.RawIOBase, until: float) -> None:
         self._sock, self._raw, self._until = sock, raw, until
@@ -190,9 +190,9 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_Timed(sock, self.fp.detach(), until))
 
     def receive(self, room: memoryview) -> int:
-        """Do what `read1` does, into memory."""
+        """Read like `read1`, but into memory."""
         if self.fp is None or self.chunked:
-            with contextlib.suppress(OverflowError):  # of a size that is as wrong
+            with contextlib.suppress(OverflowError):  # of a wrong size
                 piece = self.read1(len(room))
             if self.chunked and (self.chunk_left or 0) < 0:  # the piece may be larger than the room
                 raise StoreError("refused", "the answer has a chunk of negative size")
@@ -204,7 +204,7 @@ class _Response(http.client.HTTPResponse):
         return count
 
     def abort(self) -> None:
-        """End what another thread waits for."""
+        """End the answer that another thread waits for."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
@@ -216,7 +216,7 @@ class _Host(NamedTuple):
 
     @classmethod
     def of(cls, address: str) -> _Host:
-        """Return the host of an address. Raises ValueError, without a part of the address, where there is none."""
+        """Return the host of an address. Raises ValueError without a host; its text has no part of the address."""
         try:
             parts = urlsplit(address)
             secure, name, port = parts.scheme == "https", parts.hostname or "", parts.port
@@ -229,7 +229,7 @@ class _Host(NamedTuple):
         return cls(secure, name, usual if port is None else port)
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
-        """Return a connection, perhaps by a proxy. Raises `StoreError` for a proxy that cannot be used."""
+        """Return a connection, perhaps through a proxy. Raises `StoreError` for a proxy that cannot be used."""
         name = f"[{self.name}]" if ":" in self.name else self.name
         proxy = proxy_of("https" if self.secure else "http", f"{name}:{self.port}")
         if proxy is None:
@@ -245,7 +245,7 @@ class _Host(NamedTuple):
 
 
 class _Forwarding(http.client.HTTPConnection):
-    """A connection to a proxy, which is asked for whole addresses."""
+    """A connection to a proxy, whose requests name whole addresses."""
 
     base: str
     more: dict[str, str]
@@ -255,7 +255,7 @@ class _Forwarding(http.client.HTTPConnection):
 
 
 class _SecureForwarding(_Forwarding, http.client.HTTPSConnection):
-    """One over TLS."""
+    """A connection to a proxy over TLS."""
 
 
 class WebStore:
@@ -264,7 +264,7 @@ class WebStore:
     Parameters
     ----------
     base : str
-        The address, which ends with a slash. Raises ValueError where it names no host.
+        The address, which ends with a slash. Without a host, ValueError is raised.
     timeout : float
         Longest wait for the server, in seconds.
     redirects : bool
@@ -273,8 +273,7 @@ class WebStore:
         The query of every address, the part behind the ``?``.
     private : mapping of str to str, optional
         Headers, in lower case, only for the host of the address. With them, redirects are remembered: later requests
-        for an object go where the first one was sent, until that is refused. An answer has the tag that the redirect
-        stated.
+        for an object go directly to the target, until it refuses. An answer has the tag of the redirect.
     fault : callable, optional
         ``fault(status, headers)`` returns the error for an answer; by default `fault_of_status`.
     """
@@ -292,13 +291,13 @@ class WebStore:
         self._arguments = (base, timeout, redirects, query)
         self._base, self._timeout, self._redirects, self._query = self._arguments
         self._private, self._home, self._fault = private, _Host.of(base), fault
-        # Where requests for an object were redirected to, and its tag.
+        # The target of the redirect for each object, and the object's tag.
         self._moved: dict[str, tuple[str, str | None]] = {}
         self._logins: dict[str, str | None] = {}
         self._idle: dict[_Host, list[http.client.HTTPConnection]] = {}
         self._lock = Lock()
         self._process = os.getpid()
-        weakref.finalize(self, _close_all, self._idle)  # runs before any object of a garbage cycle is finalised
+        weakref.finalize(self, _close_all, self._idle)  # runs before objects of a garbage cycle are finalised
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, self._arguments
@@ -330,7 +329,7 @@ class WebStore:
         return answer
 
     def whole(self, path: str, limit: int) -> bytes:
-        """Return the bytes of an object, whose quoted path may have a query. More than `limit` are a `StoreError`."""
+        """Return the bytes of an object by its quoted path, perhaps with a query. `StoreError` above `limit` bytes."""
         until = monotonic() + self._timeout
         _, connection, response, *_ = self._request("GET", path, self._base + path, {}, until)
         content, room = bytearray(), memoryview(bytearray(_CHUNK))
@@ -350,7 +349,7 @@ class WebStore:
     def _request(
         self, method: str, path: str, first: str, headers: dict[str, str], until: float
     ) -> tuple[_Host, http.client.HTTPConnection, _Response, str, str | None]:
-        """Follow redirects; return who answered, and the address and the tag of the object."""
+        """Follow redirects; return the answering host, and the address and the tag of the object."""
         headers = {"Accept-Encoding": "identity", "User-Agent": "weightmap", **headers}
         address, tag = self._moved.get(path, (first, None))
         for _ in range(_MAX_REDIRECTS if self._redirects else 1):
@@ -387,9 +386,9 @@ class WebStore:
         self._keep(host, connection)
 
     def _followed(self, address: str, target: str | None) -> str:
-        """Return the target of a redirect that may be followed, without the query."""
+        """Return the target of a redirect, if it may be followed."""
         try:
-            # Bytes of a header come as characters of Latin-1.
+            # http.client decodes the bytes of a header as Latin-1.
             following = urljoin(address, (target or "").encode("latin-1").decode(errors="surrogateescape"))
             parts = urlsplit(following)
         except ValueError:
@@ -420,7 +419,7 @@ class WebStore:
                 return connection, connection.getresponse()  # type: ignore[return-value]
             except (ConnectionError, http.client.BadStatusLine):
                 connection.close()
-                if not reused:  # else the server has closed it meanwhile
+                if not reused:  # otherwise the server has closed it meanwhile
                     raise
             except BaseException:
                 connection.close()
@@ -475,7 +474,7 @@ class WebStore:
 
 
 def _close(connection: http.client.HTTPConnection, response: _Response) -> None:
-    """Close a connection, and its response, which holds the connection if the server closes it after this answer."""
+    """Close a connection, and its response, which holds the connection if the server ends it after this answer."""
     response.close()
     connection.close()
 
@@ -492,11 +491,11 @@ def _unpickled(base: str, timeout: float, redirects: bool, query: str) -> WebSto
 
 
 def _date(text: str | None) -> dt.datetime | None:
-    """Return the time in a header; None without one. Raises `StoreError` for a malformed time."""
+    """Return the time in a header, or None. Raises `StoreError` for a malformed time."""
     if not text:
         return None
     try:
         time = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):  # also of a year or a zone that no calendar has
+    except (ValueError, OverflowError):  # includes impossible years and zones
         raise StoreError("refused", "the answer's Last-Modified is not a date") from None
     return time if time.tzinfo is not None else time.replace(tzinfo=dt.UTC)
