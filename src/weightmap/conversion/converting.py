@@ -438,7 +438,7 @@ def _check_scheme(target: _Target, scheme: str) -> None:
 
 def _fits(file: TensorFile, target: str, spec: Spec) -> bool:
     """Say whether the tensors of a conversion fit into this many bytes."""
-    prepared = Preparer(spec).prepare(file, internals.named_rows(file), None, target, {}, trial=True)
+    prepared = Preparer(spec, trial=True).prepare(file, internals.named_rows(file), None, target, {})
     return prepared.tensors.nbytes <= (spec.max_shard_size or 0)
 
 
@@ -452,9 +452,9 @@ def losses(file: TensorFile, record: Format, align: int = 1) -> int | None:
     places = list(internals.named_rows(file))
     if not all(place.dtype.name in storable[place.dtype.quantized] for _, place in places):
         return None
-    preparer = Preparer(spec)
+    preparer = Preparer(spec, trial=True)
     try:
-        prepared = preparer.prepare(file, places, None, "", {}, trial=True)
+        prepared = preparer.prepare(file, places, None, "", {})
     except TensorFileError:
         return None
     return len(prepared.warnings) + len(preparer.notes) + len(prepared.dropped)

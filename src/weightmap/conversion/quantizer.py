@@ -161,27 +161,29 @@ class Regrouper:
     ----------
     writable : collection of str
         The schemes of the target.
+    trial : bool
+        Read no scales: a tensor that they would exclude is then taken for one that can be regrouped.
     """
 
-    def __init__(self, writable: Collection[str]) -> None:
-        self._writable = writable
+    def __init__(self, writable: Collection[str], *, trial: bool) -> None:
+        self._writable, self._trial = writable, trial
         self._done: dict[str, int] = {}
 
     def wants(self, scheme: str) -> bool:
         """Whether the target lacks this scheme and has another one for the same integers and scales."""
         return scheme not in self._writable and COUNTERPARTS.get(scheme) in self._writable
 
-    def payload(self, name: str, row: Row, block_size: int, scale_type: str, *, trial: bool = False) -> Payload:
+    def payload(self, name: str, row: Row, block_size: int, scale_type: str) -> Payload:
         """Return the payload of a tensor in the target's scheme.
 
         If its blocks or scales do not allow this, the tensor keeps its scheme, which the writer refuses with the
-        reason. A `trial` does not read the scales.
+        reason.
         """
         scheme, size = COUNTERPARTS[row.dtype.name], math.prod(row.shape)
         try:
             check_counterpart(row.dtype.name, row.shape, block_size)
             # Here the scales decide: regroup once before making a file.
-            if not trial and (scheme == "int8" or scale_type == "fp32"):
+            if not self._trial and (scheme == "int8" or scale_type == "fp32"):
                 for _ in _regrouped(name, row):
                     pass
         except QuantError as error:
@@ -309,7 +311,7 @@ class Quantizer:
             for scheme, names in self._others.items()
         ]
 
-    def payload(self, name: str, place: Row, writable: Collection[str], *, trial: bool = False) -> Payload:
+    def payload(self, name: str, place: Row, writable: Collection[str], *, trial: bool) -> Payload:
         """Return the payload of a tensor for a format that holds the schemes `writable`; writing it reads the tensor.
 
         If the size depends on the values, a `trial` estimates it.

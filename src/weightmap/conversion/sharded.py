@@ -224,7 +224,7 @@ def plan_shards(
     shard_of = {name: shard for name, shard in where.items() if spec.takes(name)}
     labels = _labels(files, shard_of, target, spec)
     moved = moved_scales(labels)
-    preparer = Preparer(spec)
+    preparer = Preparer(spec, trial=True)
     dropped: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
     ready: list[tuple[tuple[FileRows, ...], Prepared, int]] = []
@@ -234,7 +234,7 @@ def plan_shards(
         pieces, places = _pieces(files, chosen)
         try:
             config = None if ready else directory
-            prepared = preparer.prepare(files[shard], places, config, target.path, renamed, part=True, trial=True)
+            prepared = preparer.prepare(files[shard], places, config, target.path, renamed, part=True)
         except EncodeError as error:
             refused.append(error)
             continue
@@ -327,7 +327,7 @@ def _labels(
         sizes = {name: place.nbytes for name, place in places}
         # A later error names all tensors that cannot be written.
         with contextlib.suppress(EncodeError):
-            prepared = Preparer(spec).prepare(part, places, None, target.path, {}, part=True, trial=True)
+            prepared = Preparer(spec, trial=True).prepare(part, places, None, target.path, {}, part=True)
             sizes |= {tensor.name: tensor.nbytes for tensor in prepared.tensors}
         number = filled = 0
         for name, _ in places:

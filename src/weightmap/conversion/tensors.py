@@ -432,26 +432,32 @@ class Prepared(NamedTuple):
 class Preparer:
     """Prepares the files of a new model, and notes what their tensors lose.
 
+    Parameters
+    ----------
+    spec : Spec
+    trial : bool
+        Read no data: sizes are estimates, and what is prepared must not be written.
+
     Attributes
     ----------
     overflow : Overflow
     quantizer : Quantizer or None
     """
 
-    def __init__(self, spec: Spec) -> None:
-        self._spec, self._format = spec, spec.target_format
+    def __init__(self, spec: Spec, *, trial: bool = False) -> None:
+        self._spec, self._format, self._trial = spec, spec.target_format, trial
         self.overflow: Overflow = Overflow()
         how = spec.quantize
         self.quantizer: Quantizer | None = None if how is None else Quantizer(how, spec.threads, spec.shape)
         layout = choose_layout(self._format, spec.output.layout, None)
         self._schemes = self._format.schemes.get(layout, frozenset[str]())
         self._dtype = None if spec.dtype is None else DTYPES[spec.dtype]
-        self._regrouper: Regrouper | None = None
+        self._regrouper = Regrouper(self._schemes, trial=trial)
 
     @property
     def notes(self) -> list[str]:
         """Lines about tensors whose scheme differs from the requested one, or from their former one."""
-        return [note for part in (self._regrouper, self.quantizer) if part is not None for note in part.notes]
+        return self._regrouper.notes + ([] if self.quantizer is None else self.quantizer.notes)
 
     def prepare(
         self,
@@ -463,13 +469,11 @@ class Preparer:
         *,
         part: bool = False,
         numbers: tuple[int, int, int] | None = None,
-        trial: bool = False,
     ) -> Prepared:
         """Prepare a new file of some tensors of a model, with configuration and vocabulary of its directory.
 
         Raises the errors that the conversion raises before it creates a file. `renamed` has the new names of tensors.
-        A `part` of a model loses the metadata that number it; `numbers` are the `part` of its `Request`. A `trial`
-        reads no data: the sizes in its plan are estimates, and it must not be written.
+        A `part` of a model loses the metadata that number it; `numbers` are the `part` of its `Request`.
         """
         spec, target_format = self._spec, self._format
         metadata = metadata_of(file, directory, target_format)
@@ -491,7 +495,7 @@ class Preparer:
         except TensorFileError as error:
             raise error.located(path=target, format=target_format.name) from None
         try:
-            packed, dropped = self._packed(places, layout, renamed, trial=trial)
+            packed, dropped = self._packed(places, layout, renamed)
             check_total(file, spec, packed.nbytes)
         except TensorFileError as error:
             raise error.located(path=name_of(file)) from None
@@ -517,7 +521,7 @@ class Preparer:
         return Prepared(plan, layout, packed, dropped, warnings)
 
     def _packed(
-        self, places: Iterable[tuple[str, Row]], layout: str, renamed: Mapping[str, str], *, trial: bool
+        self, places: Iterable[tuple[str, Row]], layout: str, renamed: Mapping[str, str]
     ) -> tuple[Packed, list[tuple[str, str]]]:
         """Return the tensors to write, and name and reason for each tensor left out."""
         spec, target_format, quantizer = self._spec, self._format, self.quantizer
@@ -539,7 +543,7 @@ class Preparer:
             if number is None:
                 if nbytes > source.size:
                     source.check_size(f"tensor {quoted(name)}", nbytes)
-                payload = self._payload(name, place, quantizing=scheme is not None, keeps_type=keeps_type, trial=trial)
+                payload = self._payload(name, place, quantizing=scheme is not None, keeps_type=keeps_type)
                 if dtype.quantized:
                     key = (payload.kind, source, dtype, nbytes)
                     number = number_of_kind.get(key)
@@ -554,16 +558,14 @@ class Preparer:
         packed.extend(tensors)
         return packed, dropped
 
-    def _payload(self, name: str, row: Row, *, quantizing: bool, keeps_type: bool, trial: bool) -> Payload:
-        """Return the payload of a tensor, in its own type or the conversion's. A `trial` estimates its size."""
+    def _payload(self, name: str, row: Row, *, quantizing: bool, keeps_type: bool) -> Payload:
+        """Return the payload of a tensor, in its own type or the conversion's."""
         if self.quantizer is not None and quantizing:
-            return self.quantizer.payload(name, row, self._schemes, trial=trial)
+            return self.quantizer.payload(name, row, self._schemes, trial=self._trial)
         dtype = None if keeps_type else self._dtype
         if row.dtype.quantized:
             if dtype is None or self.quantizer is not None:  # with a quantiser, quantised tensors stay unchanged
-                if self._regrouper is None:
-                    self._regrouper = Regrouper(self._schemes)
-                return _as_quantized(name, row, self._regrouper, trial=trial)
+                return _as_quantized(name, row, self._regrouper)
             size = math.prod(row.shape)
             return Payload(name, dtype, row.shape, size * dtype.bits // 8, _decoded, name, row, dtype, self.overflow)
         if dtype is None or row.dtype.name not in FLOATING or row.dtype.name == dtype.name:
@@ -600,7 +602,7 @@ def _as_embeddings(tensors: Tensors, matrix: str, norms: str) -> tuple[Tensors, 
     return Tensors(payloads), [f"tensor {quoted(name)} is written as {matrix!r}"]
 
 
-def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> Payload:
+def _as_quantized(name: str, row: Row, regrouper: Regrouper) -> Payload:
     """Return a quantised tensor unchanged, or in the target's blocks. Its bytes are read when written."""
     layout = row.layout()
     if layout is None:  # product quantisation
@@ -608,7 +610,7 @@ def _as_quantized(name: str, row: Row, regrouper: Regrouper, *, trial: bool) -> 
         return Payload(name, model.dtype, model.shape, model.nbytes, _parts, name, row, parts=model.parts)
     start, block_size, scale_type = layout
     if regrouper.wants(row.dtype.name):
-        return regrouper.payload(name, row, block_size, scale_type, trial=trial)
+        return regrouper.payload(name, row, block_size, scale_type)
     nbytes = row.nbytes - start
     chunks: tuple[Any, ...] = (_bytes_from, name, row, start)
     if row.dtype.name == "adaptive":  # its mask is unchecked so far
