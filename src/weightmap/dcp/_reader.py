@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 
 from weightmap._messages import counted, quoted
-from weightmap.core.dtypes import PAIRS
 from weightmap.core.model.codes import check_cast
 from weightmap.core.model.internals import name_of, not_found, row_of
 from weightmap.core.model.opening import open as open_model
@@ -24,7 +23,7 @@ from weightmap.plans.planning import ReadPlan, reads_of
 from weightmap.plans.planning import plan as make_plan
 from weightmap.plans.wants import MAX_RUNS, axes_of, boxes, runs_of
 from weightmap.torch._modules import StateError
-from weightmap.torch._tensors import no_dtype, to_torch
+from weightmap.torch._tensors import no_dtype, pairs_of, to_torch
 
 if TYPE_CHECKING:
     from weightmap.core.model.file import TensorFile
@@ -63,10 +62,8 @@ class Kind(NamedTuple):
             if not isinstance(dtype, torch.dtype):
                 raise no_dtype(name)
             return cls(dtype, shape, swapped=row.dtype.swapped)
-        pairs = getattr(torch, PAIRS, None)
-        if name == "float4_e2m1fn" and pairs is not None and shape and shape[-1] % 2 == 0:
-            return cls(pairs, (*shape[:-1], shape[-1] // 2), octets=True)
-        return cls(torch.uint8, (row.nbytes,), octets=True)
+        dtype, shape = pairs_of(row) or (torch.uint8, (row.nbytes,))
+        return cls(dtype, shape, octets=True)
 
 
 class TensorMetadata(Mapping[str, Any]):

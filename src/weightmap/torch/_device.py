@@ -117,11 +117,7 @@ class TorchBackend(Backend):
 
     def event(self) -> Any:
         """Return an event of the stream; other devices are done already."""
-        if self._stream is None:
-            return _Done()
-        event = self._torch.cuda.Event()
-        event.record(self._stream)
-        return _Reached(event)
+        return _Event(None if self._stream is None else self._stream.record_event())
 
     def synchronize(self) -> None:
         """Wait for the stream."""
@@ -208,22 +204,16 @@ def _answering() -> Iterator[None]:
         raise PlanError(f"another rank of this load has ended, or does not answer: {error}") from error
 
 
-class _Done:
-    """An event of a device with synchronous calls."""
-
-    def wait(self) -> None:
-        """Return."""
-
-
-class _Reached:
-    """An event of CUDA."""
+class _Event:
+    """An event of CUDA; None for a device with synchronous calls."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
 
     def wait(self) -> None:
         """Wait for it."""
-        self._event.synchronize()
+        if self._event is not None:
+            self._event.synchronize()
 
 
 # A block of q8_0: scale 1, and the codes 0 to 31.

@@ -84,9 +84,8 @@ def serve_experts(module: Any, pool: typing.Pool, *, name: Callable[[str], str] 
             }
             replaced.append((f"{prefix}.{path.partition('.')[0]}", inner, served, stacked))
     if not replaced:
-        raise UnsupportedError(
-            "module", expected="modules called experts with parameters", actual=type(module).__name__
-        )
+        expected, actual = "modules called experts with parameters", type(module).__name__
+        raise UnsupportedError("module", expected=expected, actual=actual)
     keys = [key for _, _, served, _ in replaced for one in served.values() for key in one.keys]
     names = {name for key, _ in keys for name in ([key] if isinstance(key, str) else key)}
     check_computable(pool._file, names.__contains__, "serve_experts")  # noqa: SLF001 - of this package

@@ -77,12 +77,19 @@ def to_torch(array: np.ndarray[Any, Any] | QuantizedTensor, *, copy: bool | None
 
 def in_pairs(tensor: Any, row: Row) -> Any:
     """Return the bytes of a whole float4 tensor as torch's type for it, if torch has one and rows are whole bytes."""
-    pairs = getattr(imported_torch(), PAIRS, None)
-    if row.dtype.name != "float4_e2m1fn" or pairs is None or tuple(tensor.shape) != (row.nbytes,):
+    pairs = pairs_of(row)
+    if pairs is None or tuple(tensor.shape) != (row.nbytes,):
         return tensor
-    if not row.shape or row.shape[-1] % 2:
-        return tensor
-    return tensor.view(pairs).reshape(*row.shape[:-1], row.shape[-1] // 2)
+    dtype, shape = pairs
+    return tensor.view(dtype).reshape(shape)
+
+
+def pairs_of(row: Row) -> tuple[Any, tuple[int, ...]] | None:
+    """Return torch's type for two elements of float4, and the shape in it; None if it does not fit the tensor."""
+    pairs = getattr(imported_torch(), PAIRS, None) if row.dtype.name == "float4_e2m1fn" else None
+    if pairs is None or not row.shape or row.shape[-1] % 2:
+        return None
+    return pairs, (*row.shape[:-1], row.shape[-1] // 2)
 
 
 class DeviceError(UnsupportedError, RuntimeError):
