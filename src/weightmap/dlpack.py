@@ -1,12 +1,12 @@
-"""Arrays for other libraries, by the protocol of DLPack: bfloat16, float8 and read-only memory too.
+"""Arrays for other libraries, by the DLPack protocol: also bfloat16, float8 and read-only memory.
 
-``numpy.ndarray`` has the protocol as well, but refuses types of ml_dtypes, and read-only memory to consumers that do
-not say that they know it::
+``numpy.ndarray`` has the protocol, too, but refuses types of ml_dtypes, and refuses read-only memory to consumers that
+do not declare that they know it::
 
     with weightmap.open("model.safetensors") as f:
         shared = numpy.from_dlpack(weightmap.dlpack.export(f["weight"]))  # no copy, read-only
 
-A consumer keeps the memory, and so the mapping, until it is done with it.
+A consumer keeps the memory, and with it the mapping, as long as it needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exported", "export"]
 
-# DLPack's codes: of the kinds of numpy, and of the types of ml_dtypes.
+# DLPack's codes for numpy's kinds, and for the types of ml_dtypes.
 _KINDS = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _NAMED = {
     "bfloat16": 4,
@@ -38,12 +38,12 @@ _NAMED = {
 }
 _CPU = (1, 0)
 _READ_ONLY, _COPIED = 1, 2
-# Libraries whose arrays cannot be written to, although they do not say that they know read-only memory.
+# Libraries with immutable arrays that do not declare that they know read-only memory.
 _IMMUTABLE = ("jax", "jaxlib")
 
 
 def export(array: NDArray[Any] | QuantizedTensor) -> Exported:
-    """Return an object that other libraries take by DLPack: ``numpy.from_dlpack(export(a))``, and so on.
+    """Return an object that other libraries take by DLPack, for example ``numpy.from_dlpack(export(a))``.
 
     Parameters
     ----------
@@ -68,10 +68,11 @@ def export(array: NDArray[Any] | QuantizedTensor) -> Exported:
 class Exported:
     """The memory of an array, for consumers of DLPack: see `export`.
 
-    Consumers of version 1, such as numpy, get read-only memory with the flag that says so; consumers of version 0 get
-    a copy, since they could not know. Two are known by name: jax, whose arrays are immutable, gets the memory itself;
-    torch, which disregards the flag so that a write would end the process, gets a copy, or with ``copy=False`` an
-    error. A capsule that you ask for yourself, by ``__dlpack__(max_version=(1, 0))``, is only as safe as its consumer.
+    Consumers of version 1, such as numpy, get read-only memory with a flag that marks it; consumers of version 0 get a
+    copy, because they do not know the flag. Two consumers are known by name. jax, whose arrays are immutable, gets the
+    memory itself. torch ignores the flag, so that a write would end the process; it gets a copy, or with ``copy=False``
+    an error. A capsule that you request yourself, by ``__dlpack__(max_version=(1, 0))``, is only as safe as its
+    consumer.
     """
 
     def __init__(self, array: NDArray[Any]) -> None:
@@ -101,12 +102,13 @@ class Exported:
         stream : None
             The CPU has none.
         max_version : tuple of int, optional
-            The version of DLPack that the consumer knows; none for version 0.
+            The version of DLPack that the consumer knows; None for version 0.
         dl_device : tuple of int, optional
-            Where the consumer wants the memory: on the CPU.
+            The consumer's device, which must be the CPU.
         copy : bool, optional
-            None copies where that is needed: read-only memory for a consumer that cannot know, misaligned and
-            byte-swapped elements, strides between elements, negative ones for torch. True always copies, False never.
+            None copies when necessary: read-only memory for a consumer that does not know the flag, misaligned or
+            byte-swapped elements, strides between elements, and negative strides for torch. True always copies, False
+            never does.
 
         Raises
         ------
@@ -136,7 +138,7 @@ class Exported:
 
 
 def _unfit(array: NDArray[Any]) -> str | None:
-    """Say why DLPack cannot describe the memory of an array; None where it can."""
+    """Return why DLPack cannot describe the memory of an array, or None if it can."""
     if not array.dtype.isnative:
         return "the elements are byte-swapped"
     if not array.flags.aligned:

@@ -1,59 +1,59 @@
 """A local model that follows versions: its lock, its record, and the single step from a version to the next.
 
 A directory of a model has ``.weight_sync/`` beside its files. ``lock`` (flock) and ``state.json``
-(``{"version": "000003"}``) are SGLang's; the others are ours::
+(``{"version": "000003"}``) are SGLang's files; the other files are ours::
 
-    next/           files of the version to come, written, flushed and verified here before anything else changes
-    next/changes    for a step in place: the changed words of files, to be written into them
+    next/           files of the next version, written, flushed and verified here before anything else changes
+    next/changes    for a step in place: the changed words of files, to be written into the files
     journal.json    the remaining work, once all of ``next/`` is done
     spare/          files of the version before, for overwriting
 
 The step
 --------
-Readers open a model by one name: its index of shards, or its only file. So one rename of that name is the step, and
-each reader finds one version or the other, even one that knows nothing of us. Shards of a new version have names that
-no version before had, and lie beside the old ones before the index names them; the old ones go after it. An index that
-comes to nothing (from shards to a single file) is removed instead. The order, ``|`` where it waits for the disk::
+Readers open a model by one name: its index of shards, or its only file. So the step is a single rename to this name,
+and each reader finds the old version or the new one, even a reader that knows nothing of us. Shards of a new version
+have names that no earlier version had, and lie beside the old shards before the index names them; the old shards are
+removed after it. An index that a single file replaces is removed instead. The order (``|`` waits for the disk)::
 
     next/* | journal.json | state.json goes | new names | THE STEP | old files go | state.json | journal.json goes
 
-Version and files change together, because `version` asks the journal as long as there is no ``state.json``: the step
-moves a file out of ``next/`` (or the old index away), and whether that has happened *is* the version. Beside
-``state.json`` there are never files of another version, for programs that take all that end in ``.safetensors``.
+Version and files change together, because `version` asks the journal while ``state.json`` is missing: the step moves a
+file out of ``next/`` (or the old index away), and the place of this file *is* the version. While ``state.json`` exists,
+no files of another version lie in the directory: some programs take all files that end in ``.safetensors``.
 
-What each reader sees, when everything stops (kill -9, power) at any moment
---------------------------------------------------------------------------------
+What readers see if everything stops (kill -9, power) at any moment
+--------------------------------------------------------------------
 * Before the journal: the old version. The next pull throws ``next/`` away.
 * With the journal, ``state.json`` still there: the old version; the journal is void.
-* With the journal alone: one version or the other, by the step. Whoever holds the lock next does the rest of the list;
-  each of its entries may be done twice. All of its files were verified and are on the disk.
-* With ``state.json`` again: the new version; the journal is void and goes.
-* SGLang, which knows only ``state.json``, starts from a full version or the base where there is none, and never
-  continues from a version that may be half there. It then writes ``state.json``, which makes a journal void.
-* Files are replaced by rename and never written to, so arrays over old files keep their bytes. A spare file is written
-  over only if the kernel grants a write lease on it: then no process has it open or mapped (`_is_unused`).
-* A reader that has read the old index and finds its shards gone starts again: `weightmap.open` does.
+* With only the journal: the old version before the step, the new one after it. The next holder of the lock does the
+  rest of the list; doing an entry twice is harmless. All files of the list were verified and are on the disk.
+* With ``state.json`` again: the new version; the journal is void and is removed.
+* SGLang, which knows only ``state.json``, starts from a full version or the base if it is missing, and never continues
+  from a version that may be incomplete. It then writes ``state.json``, which makes a journal void.
+* Files are replaced by rename and never written to, so arrays over old files keep their bytes. A spare file is
+  overwritten only if the kernel grants a write lease on it: then no process has it open or mapped (`_is_unused`).
+* A reader that has read the old index and then misses its shards must start again, as `weightmap.open` does.
 
 In place
 --------
-Where the disk has no room for the changed files twice, and nobody has them open, they become those of the new version
-themselves: what changes in them is written to ``next/changes`` first, verified and flushed. The order is then::
+If the disk has no room for a second copy of the changed files, and no process has them open, they are changed in place.
+First, the changes are written to ``next/changes``, verified and flushed. The order is then::
 
     next/changes | journal.json | state.json goes | files go to next/ | changes are made there | journal.json again
 
-and on as above. Making the changes twice does no harm (writing.py). Nobody who opens the model finds a file while it is
-changed, only that it is missing: `weightmap.open` says why. Once the files are in ``next/``, nobody may have them open
-(`_is_unused`), or they go back. Stopped before the first journal, the directory is the old version; after it, whoever
-holds the lock next goes on to the new one.
+and on as above. Making the changes twice is harmless (writing.py). A reader cannot open a file during its change: the
+file is missing, and `weightmap.open` says why. If a process still has one of the files open after the move to
+``next/`` (`_is_unused`), they go back. Stopped before the first journal, the directory has the old version; stopped
+after it, the next holder of the lock continues to the new one.
 
 A folder from a stranger
 ------------------------
-Anything may lie in ``.weight_sync/``: links, folders, a journal. So whatever lies below the directory is reached from
+Anything may lie in ``.weight_sync/``: links, folders, a journal. So everything below the directory is reached from
 descriptors, without following a link (`Tree`). Files of the model behind a linked folder belong to others: they are
-read, and stay. A journal counts only if each of its files is the one that it tells of, by size and modification time.
+read, and stay. A journal counts only if each of its files has the size and modification time in it.
 
-Configuration and tokenizer are files of their own: those of a full version come just before the step, so that they are
-there when its weights are. A reader of both may find new ones beside old weights for that moment.
+Configuration and tokenizer are separate files. A full version places them just before the step, so that
+they are there when its weights appear. For a moment, a reader may find the new files beside old weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The architectures of Hugging Face that llama.cpp's names are known for: a record each, and the keys that it gives.
+"""The Hugging Face architectures that can be written with llama.cpp's names: a record each, and its keys.
 
-A record says what transformers takes for fields that ``config.json`` leaves out, and how tensors differ: so the next
-architecture is one more record. Names of keys and their types are those of the package ``gguf``. What a configuration
-says and llama.cpp does not compute is refused: such a model would run, and be wrong.
+A record has transformers' defaults for fields that ``config.json`` leaves out, and the differences between tensors, so
+that one more record adds an architecture. The names and types of keys come from the package ``gguf``. A configuration
+is refused if llama.cpp does not compute all of it: such a model would run, and be wrong.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# The way out of every refusal.
+# The remedy of every refusal.
 KEEP = Remedy("{} keeps the names of the source, for other programs", "names", "keep")
-# A configuration that asks for more of anything than this is damaged; numbers of GGUF have 32 bits.
+# A larger number in a configuration is a sign of damage; numbers in GGUF have 32 bits.
 _MAX_INT32 = 2**31 - 1
 
 
@@ -32,7 +32,7 @@ def refusal(what: str) -> EncodeError:
 
 
 class Config:
-    """``config.json``, with what transformers takes for the fields that it leaves out.
+    """``config.json``, with transformers' defaults for missing fields.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Config:
         self.values, self._defaults = values, defaults or {}
 
     def get(self, name: str) -> Any:
-        """Return a stored field, or its default; None where there is neither."""
+        """Return a stored field, or its default, or None."""
         value = self.values.get(name)
         if value is None:
             value = self._defaults.get(name)
@@ -55,28 +55,28 @@ class Config:
         return value
 
     def count(self, *names: str) -> int:
-        """Return a positive whole number, by the first of these names that has one. Raises `EncodeError`."""
+        """Return a positive whole number from the first of these fields that is set. Raises `EncodeError`."""
         value = self._first(names)
         if type(value) is not int or not 0 < value <= _MAX_INT32:
             raise self._wrong(names[0], value, "a positive whole number")
         return value
 
     def number(self, *names: str) -> float:
-        """Return a positive finite number, by the first of these names that has one. Raises `EncodeError`."""
+        """Return a positive finite number from the first of these fields that is set. Raises `EncodeError`."""
         value = self._first(names)
         if type(value) not in (int, float) or not 0 < value < float(np.finfo(np.float32).max):
             raise self._wrong(names[0], value, "a positive number")
         return float(value)
 
     def table(self, name: str) -> Config:
-        """Return an object of the configuration, empty where there is none. Raises `EncodeError`."""
+        """Return an object of the configuration, an empty one if it is missing. Raises `EncodeError`."""
         value = self.get(name)
         if value is not None and not isinstance(value, dict):
             raise self._wrong(name, value, "an object")
         return Config(value or {})
 
     def check(self, name: str, allowed: tuple[Any, ...]) -> None:
-        """Raise `EncodeError` unless a field is one of the values that llama.cpp computes with."""
+        """Raise `EncodeError` unless a field has one of the values that llama.cpp computes with."""
         value = self.get(name)
         if not any(type(value) is type(one) and value == one for one in allowed):
             expected = " or ".join("no value" if one is None else _spelt(one) for one in allowed)
@@ -96,31 +96,30 @@ def _spelt(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One entry of ``architectures`` in ``config.json``.
+    """An entry of ``architectures`` in ``config.json``.
 
     Attributes
     ----------
     name : str
-        What llama.cpp calls it.
+        llama.cpp's name for it.
     defaults : mapping
         See `Config`.
     permuted : bool
-        Whether the rows of q and k follow transformers' rotary embedding, by halves, where llama.cpp has pairs.
+        Whether llama.cpp rotates pairs of rows of q and k; transformers always rotates halves.
     shifted : bool
-        Whether norms multiply by one more than is stored.
+        Whether norms multiply by the stored value plus one.
     has_head_dim : bool
         Whether transformers' configuration has the field ``head_dim``.
     dense_biases : bool
-        Whether llama.cpp knows biases of all projections, not of q, k and v alone.
+        Whether llama.cpp knows biases of all projections, not only of q, k and v.
     experts : bool
         Whether the layers are mixtures of experts.
     windowed : bool
-        Whether transformers may have a sliding window for all layers, which llama.cpp has not.
+        Whether transformers may use a sliding window in all layers, which llama.cpp cannot.
     keys : callable
-        ``keys(writer, config, rope)`` adds the keys that not all architectures have, and refuses what llama.cpp does
-        not compute.
+        ``keys(writer, config, rope)`` adds the keys of this architecture, and refuses settings that llama.cpp ignores.
     tokenizers : tuple of str
-        The kinds of tokenizer, in the order of looking for them: see `tokenizers`.
+        The kinds of tokenizer to look for, in order: see `tokenizers`.
     """
 
     name: str
@@ -136,13 +135,13 @@ class Architecture:
     tokenizers: tuple[str, ...] = ("sentencepiece", "bytes")
 
     def config(self, values: Mapping[str, Any]) -> Config:
-        """Return a configuration of this architecture. Without a number of key and value heads, there are as many."""
+        """Return a configuration of this architecture. By default, each attention head has its own keys and values."""
         if values.get("num_key_value_heads", self.defaults.get("num_key_value_heads")) is None:
             values = {**values, "num_key_value_heads": values.get("num_attention_heads")}
         return Config(values, {"rms_norm_eps": 1e-6, **self.defaults})
 
     def head_dim(self, config: Config) -> int:
-        """Return the columns of a head."""
+        """Return the number of columns of a head."""
         if config.get("head_dim") is not None:
             return config.count("head_dim")
         heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
@@ -155,10 +154,10 @@ class Architecture:
 
 # --------------------------------------------------------------------------------------------------------- rotation
 def rope_of(config: Config) -> Config:
-    """Return what a configuration says about rotary embeddings of full attention, as one object.
+    """Return the settings for rotary embeddings of full attention as one object.
 
-    Transformers 4 has ``rope_theta`` and ``rope_scaling``; transformers 5 has ``rope_parameters`` with everything, one
-    object for each kind of layers where these differ.
+    Transformers 4 has ``rope_theta`` and ``rope_scaling``; transformers 5 has ``rope_parameters`` for everything, with
+    an object for each kind of layers if these differ.
     """
     nested = config.table("rope_parameters")
     if nested.get("full_attention") is not None:
@@ -182,7 +181,7 @@ def _add_rope(writer: Any, rope: Config, gguf: Any) -> None:
     if kind == "linear":
         return
     writer.add_rope_scaling_orig_ctx_len(rope.count("original_max_position_embeddings"))
-    # What llama.cpp computes of these architectures, whatever the keys say.
+    # llama.cpp computes with these values, whatever the keys say.
     usual = {"attention_factor": 1 + 0.1 * np.log(max(rope.number("factor"), 1)), "beta_fast": 32, "beta_slow": 1}
     for name, add in (
         ("extrapolation_factor", writer.add_rope_scaling_yarn_ext_factor),
@@ -196,12 +195,12 @@ def _add_rope(writer: Any, rope: Config, gguf: Any) -> None:
                 raise refusal(f"config.json has {name} {value} for the rope type yarn, expected {usual[name]:.6g}")
             add(value)
     rope.check("truncate", (None, True))
-    if rope.get("attention_factor") is None and rope.get("mscale"):  # which counts together with the other one
+    if rope.get("attention_factor") is None and rope.get("mscale"):  # effective only together with mscale_all_dim
         rope.check("mscale_all_dim", (None, 0, 0.0))
 
 
 def rope_freqs(rope: Config, head_dim: int) -> NDArray[np.float32] | None:
-    """Return the divisors of frequencies of llama3's scaling, float32, shape (head_dim / 2,); None for another one."""
+    """Return the divisors of frequencies for llama3's scaling, shape (head_dim / 2,); None for another scaling."""
     if rope.get("rope_type") != "llama3":
         return None
     factor, long = rope.number("factor"), rope.count("original_max_position_embeddings")
@@ -219,7 +218,7 @@ def rope_freqs(rope: Config, head_dim: int) -> NDArray[np.float32] | None:
 
 # ------------------------------------------------------------------------------------------------ keys of them all
 def add_keys(writer: Any, architecture: Architecture, config: Config, gguf: Any) -> None:
-    """Add the keys of a model to a ``GGUFWriter``. Raises `EncodeError` for what llama.cpp does not compute."""
+    """Add the keys of a model to a ``GGUFWriter``. Raises `EncodeError` for settings that llama.cpp ignores."""
     rope = rope_of(config)
     heads, kv_heads = config.count("num_attention_heads"), config.count("num_key_value_heads")
     if heads % kv_heads:
@@ -267,9 +266,9 @@ def _qwen3moe_keys(writer: Any, config: Config, rope: Config) -> None:
 
 
 def _gemma_keys(writer: Any, config: Config, *, period: int, large: int, head_dim: int) -> None:
-    """Add the sliding window; check that full attention is in every `period`-th layer, and the scale of attention.
+    """Add the sliding window; check that every `period`-th layer has full attention, and the scale of attention.
 
-    The model of `large` layers divides by the columns per head instead of `head_dim`.
+    The model with `large` layers divides by the columns per head instead of `head_dim`.
     """
     config.check("hidden_activation", ("gelu_pytorch_tanh", None))
     config.check("use_bidirectional_attention", (None, False))
@@ -371,7 +370,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture | None]:
-    """Return the name of the architecture in a configuration, and its record; None where it is not known."""
+    """Return the name of the architecture in a configuration, and its record, None if it is unknown."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) else ""
     return name, ARCHITECTURES.get(name)

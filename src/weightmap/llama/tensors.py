@@ -1,7 +1,7 @@
-"""The tensors of a model under llama.cpp's names: renamed, permuted, stacked and shifted as they are read.
+"""The tensors of a model under llama.cpp's names: renamed, permuted, stacked and shifted while they are read.
 
-`Translated` is a table over the stored tensors. A row that needs more than another name has a source of its own
-(`weightmap.core.bytes.geometry`), which makes its bytes in pieces: nothing is held whole.
+`Translated` is a table over the stored tensors. If a row needs more than a new name, it has its own source
+(`weightmap.core.bytes.geometry`), which makes its bytes in pieces, so that no tensor is held whole.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
 
     from weightmap.core.bytes.source import Source
 
-# llama.cpp's mixtures: schemes such as Q4_K_M, which give each kind of tensor a type of its own.
+# llama.cpp's mixtures: schemes such as Q4_K_M, which give each kind of tensor its own type.
 #
-# A mixture is llama.cpp's own, tensor for tensor, without an importance matrix: matrices of attention values and those
-# that lead down get more bits in some layers, and the output has 6 bits. (A plain scheme, such as "q4_k", gives every
-# matrix the same type, and leaves embeddings dense.) Rows that are not whole blocks get the type that `convert` gives
-# them anywhere: IQ4_NL where llama.cpp has Q4_0, which is as large, and has larger errors.
+# A mixture equals llama.cpp's, tensor for tensor, without an importance matrix: attention values and down projections
+# get more bits in some layers, and the output has 6 bits. (A plain scheme, such as "q4_k", gives every matrix the same
+# type, and leaves embeddings dense.) Rows that are not whole blocks get the type that `convert` always gives them:
+# IQ4_NL, where llama.cpp uses Q4_0, which has the same size and larger errors.
 
-# What `general.file_type` says of mixtures, and the type of most tensors of each.
+# The values of `general.file_type` for mixtures, and the type of most tensors of each.
 _TYPES = {"q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17}
 MIXTURES: Mapping[str, str] = {mixture: mixture[:4] for mixture in _TYPES}
-# What it says of types and plain schemes.
+# Its values for types and plain schemes.
 _TYPES |= {"float32": 0, "float16": 1, "bfloat16": 32, "q1_0": 40, "iq4_nl": 25, "mxfp4": 38, "nvfp4": 39, "q4_0": 2}
 _TYPES |= {"q4_1": 3, "q5_0": 8, "q5_1": 9, "q8_0": 7, "q2_k": 10, "q3_k": 11, "q4_k": 14, "q5_k": 16, "q6_k": 18}
 FILE_TYPES: Mapping[str, int] = _TYPES
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.")
-# Mixtral's number of experts, for which llama.cpp has rules of its own.
+# Mixtral's number of experts, for which llama.cpp has special rules.
 _MIXTRAL_EXPERTS = 8
 
 
 class Shape(NamedTuple):
-    """What a mixture depends on besides the names of tensors.
+    """The facts about a model, besides the names of tensors, that a mixture depends on.
 
     Attributes
     ----------
     layers, experts : int
-        Numbers of layers, and of experts: 0 for none.
+        The number of layers, and of experts: 0 for none.
     tied : bool
-        Whether the embeddings are the output, too.
+        Whether the embeddings are also the output.
     large : bool
-        Whether llama.cpp takes it for a model of 70 billion parameters.
+        Whether llama.cpp takes the model for one of 70 billion parameters.
     """
 
     layers: int
@@ -66,13 +66,13 @@ class Shape(NamedTuple):
 
 
 def _more(layer: int, layers: int) -> bool:
-    """Whether a layer gets more bits: the first and the last eighth of them, and every third between."""
+    """Whether a layer gets more bits: the first and the last eighth of the layers, and every third between them."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def type_in(mixture: str, name: str, shape: Shape) -> str:
-    """Return the scheme of a tensor, by llama.cpp's name of it."""
+    """Return the scheme of a tensor by its name in llama.cpp."""
     usual = MIXTURES[mixture]
     if name == "output.weight" or (shape.tied and name == "token_embd.weight"):
         return "q6_k"
@@ -102,7 +102,7 @@ def _of_values(mixture: str, layer: int, shape: Shape) -> str:
 
 
 def _of_output(mixture: str, shape: Shape) -> str:
-    """Return the scheme of the matrices that lead out of attention."""
+    """Return the scheme of the output projections of attention."""
     usual = MIXTURES[mixture]
     if shape.experts == _MIXTRAL_EXPERTS:
         return "q5_k" if mixture in ("q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m") else usual
@@ -110,7 +110,7 @@ def _of_output(mixture: str, shape: Shape) -> str:
 
 
 def _of_down(mixture: str, layer: int, layers: int) -> str:
-    """Return the scheme of the matrices that lead out of the inner layer."""
+    """Return the scheme of the down projections."""
     if mixture == "q3_k_m":
         return "q5_k" if layer < layers // 16 else "q4_k"
     if mixture == "q3_k_l" or (mixture == "q4_k_s" and layer < layers // 8):
@@ -120,25 +120,25 @@ def _of_down(mixture: str, layer: int, layers: int) -> str:
 
 # Scales of a quantised cache of keys and values, which llama.cpp does not use.
 CACHE_SCALES = (".k_scale", ".v_scale")
-# Names that transformers 4 stored, and that no model needs.
+# Names of tensors that transformers 4 stored, and that no model needs.
 _LEFT_OUT = re.compile(r".*\.(?:rotary_emb\.inv_freq|attention\.bias|attention\.masked_bias)", re.DOTALL)
-# One expert of many, by its number, or its scale; Mixtral calls the projections by numbers too.
+# A single expert by its number, or its scale; Mixtral numbers the projections, too.
 _EXPERT = re.compile(
     r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<number>[0-9]{1,6})\.(?P<part>\w+)\.\w+", re.DOTALL
 )
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-# All experts as one tensor, gate and up below each other, as transformers 5 may store them.
+# All experts as one tensor, with gate above up, as transformers 5 may store them.
 _FUSED = re.compile(r"(?P<layer>.+\.)(?:mlp|block_sparse_moe)\.experts\.(?P<part>gate_up_proj|down_proj)", re.DOTALL)
 # llama.cpp's LLAMA_MAX_LAYERS; the package gguf makes 500 names for each layer.
 _MAX_LAYERS = 512
 _SUFFIXES = (".weight", ".bias", ".scale")
 _COMPUTED = ("float32", "float16", "bfloat16")
-# Norms as long as the hidden state, as the package gguf calls them.
+# Norms as long as the hidden state, by their names in the package gguf.
 _NORMS = ("ATTN_NORM", "ATTN_POST_NORM", "FFN_NORM", "FFN_PRE_NORM", "FFN_POST_NORM", "OUTPUT_NORM")
 
 
 def stays_float32(name: str, shape: Sequence[int]) -> bool:
-    """Whether llama.cpp wants a tensor in float32, whatever the types of the others: norms, biases and routers."""
+    """Whether llama.cpp wants a tensor in float32, whatever the types of others: norms, biases and routers."""
     stays = name.endswith(("_norm.weight", ".ffn_gate_inp.weight")) or not name.endswith(".weight")
     return len(shape) < 2 or stays
 
@@ -151,7 +151,7 @@ class ExpectedTensor(NamedTuple):
 
 
 def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dict[str, ExpectedTensor]:
-    """Return what llama.cpp loads of a model of this configuration, by its names."""
+    """Return the tensors that llama.cpp loads for a model with this configuration, by its names."""
     hidden, inner, vocab = (config.count(name) for name in ("hidden_size", "intermediate_size", "vocab_size"))
     head = architecture.head_dim(config)
     rows, kv_rows = (head * config.count(name) for name in ("num_attention_heads", "num_key_value_heads"))
@@ -187,7 +187,7 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
     for tensor in gguf.MODEL_TENSORS[_number(architecture, gguf)]:
         kind, name = tensor.name, gguf.TENSOR_NAMES[tensor]
         shape = shapes.get(kind)
-        if shape is None:  # the package lists what a model may have: q, k and v as one, say
+        if shape is None:  # gguf also lists alternatives, such as q, k and v as one tensor
             continue
         for layer in range(config.count("num_hidden_layers")) if "{bid}" in name else range(1):
             base = name.format(bid=layer)
@@ -198,7 +198,7 @@ def wanted_tensors(architecture: Architecture, config: Config, gguf: Any) -> dic
 
 
 def _number(architecture: Architecture, gguf: Any) -> Any:
-    """Return the package's number of an architecture."""
+    """Return gguf's number of an architecture."""
     return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
 
 
@@ -212,13 +212,13 @@ class Translated(ViewTable):
     config : Config
     gguf : module
     plain : callable, optional
-        Returns the table of the same tensors decoded: experts that are repacked in part are decoded all.
+        Returns a table of the decoded tensors: if only some experts can be repacked, all are decoded.
 
     Raises
     ------
     EncodeError
-        For a tensor without a place in llama.cpp, for one that is missing, and for one of another shape than the
-        configuration says.
+        When llama.cpp has no place for a tensor, when a tensor is missing, or when its shape differs from the
+        configuration.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Translated(ViewTable):
         if layers > _MAX_LAYERS:
             raise refusal(f"config.json has {layers} layers, and llama.cpp takes at most {_MAX_LAYERS}")
         self._expected = wanted_tensors(architecture, config, gguf)
-        # A copy of the embeddings, which llama.cpp has alone.
+        # A copy of the embeddings, which llama.cpp does not need.
         self._copy = config.get("tie_word_embeddings") and "output.weight" not in self._expected and "lm_head.weight"
         self._map = gguf.get_tensor_name_map(_number(architecture, gguf), layers)
         rows: dict[str, Row] = {}
@@ -250,7 +250,7 @@ class Translated(ViewTable):
                 rows[new] = translated
         for name, parts in experts.items():
             rows[name] = self._stacked(name, parts, plain)
-        self._check(rows)  # of head_dim, too, which _add_frequencies then believes
+        self._check(rows)  # includes head_dim, which _add_frequencies then trusts
         self._add_frequencies(rows)
         self._rows = list(rows.values())
         self._names = StringTable.of(list(rows), "tensor name")
@@ -260,7 +260,7 @@ class Translated(ViewTable):
     def _translated(
         self, name: str, row: Row, experts: dict[str, dict[int, tuple[str, Row]]]
     ) -> Iterator[tuple[str, Row]]:
-        """Yield the new name and row of a stored tensor, or note it among the `experts`, by their new name."""
+        """Yield the new name and row of a stored tensor, or note the tensor in `experts`, under the new name."""
         if _LEFT_OUT.fullmatch(name) or name.endswith(CACHE_SCALES) or name == self._copy:
             return
         match = _EXPERT.fullmatch(name)
@@ -281,7 +281,7 @@ class Translated(ViewTable):
         yield new, self._adjusted(new, row)
 
     def _place(self, name: str, stored: str) -> str:
-        """Return llama.cpp's name of a tensor. Raises `EncodeError` where it has none."""
+        """Return llama.cpp's name of a tensor. Raises `EncodeError` if it has none."""
         new = self._map.get_name(name, try_suffixes=_SUFFIXES)
         whole = None if new is None else f"{new.removesuffix('.scale')}.weight" if new.endswith(".scale") else new
         if new is None or whole not in self._expected:
@@ -290,12 +290,12 @@ class Translated(ViewTable):
         return str(new)
 
     def _adjusted(self, name: str, row: Row) -> Row:
-        """Return the row of a tensor as llama.cpp computes with it."""
+        """Return a tensor's row in the form that llama.cpp computes with."""
         architecture, config = self._architecture, self._config
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
         if architecture.permuted and heads is not None and not name.endswith(".scale"):
             if row.shape != self._expected[name].shape:
-                return row  # refused with all others
+                return row  # refused later, together with all others
             row = _permuted(name, row, config.count(heads))
         if not stays_float32(name, row.shape):
             return row
@@ -341,7 +341,7 @@ class Translated(ViewTable):
                 raise refusal(f"{name} is {shape}, and by config.json it is {expected}")
 
     def check_types(self, dtype: str | None) -> None:
-        """Raise `EncodeError` for a tensor of a type that llama.cpp does not compute with, once it became `dtype`."""
+        """Raise `EncodeError` for a tensor that llama.cpp does not compute with after its conversion to `dtype`."""
         for name, row in zip(self.names, self._rows, strict=True):
             kind = dtype if row.dtype.name in FLOATING and dtype in FLOATING else row.dtype.name
             if not row.dtype.quantized and kind not in _COMPUTED:
@@ -349,7 +349,7 @@ class Translated(ViewTable):
 
     @property
     def expected(self) -> Mapping[str, ExpectedTensor]:
-        """What llama.cpp looks for, by name."""
+        """The tensors that llama.cpp looks for, by name."""
         return self._expected
 
     def row(self, i: int) -> Row:
@@ -367,7 +367,7 @@ def check_complete(names: Any, expected: Mapping[str, ExpectedTensor]) -> None:
 
 # -------------------------------------------------------------------------------------------------------- the rows
 def _permuted(name: str, row: Row, heads: int) -> Row:
-    """Return the rows of every head, halves after each other, as pairs."""
+    """Turn the halves of every head's rows into pairs."""
     half, width = row.shape[0] // heads // 2, row.nbytes // row.shape[0]
     if row.shape[0] != 2 * half * heads or width * row.shape[0] != row.nbytes:
         raise refusal(f"{name} has heads of {row.shape[0] // heads} rows, expected an even number")
@@ -378,7 +378,7 @@ def _permuted(name: str, row: Row, heads: int) -> Row:
 
 
 def _half(name: str, row: Row, number: int) -> Row:
-    """Return the gates, or the projections upwards, of experts that are stored below each other."""
+    """Return the gate or the up projections of experts that are stored as one tensor."""
     row = row.dense
     count, rows, width = row.shape if len(row.shape) == 3 else (0, 0, 0)
     if not row.nbytes or rows % 2 or row.dtype.packed:
@@ -398,14 +398,14 @@ def _as_float32(name: str, row: Row, plus: float) -> Row:
 
 
 class _Cast(Derived):
-    """A tensor as float32, with a number added to every element."""
+    """A tensor as float32, plus a number."""
 
     def __init__(self, row: Row, plus: float, nbytes: int) -> None:
         super().__init__(row.source, row.offset, nbytes)
         self._row, self._plus = row, np.float32(plus)
 
     def reads(self, begin: int, end: int) -> Iterator[tuple[Source, int, int]]:  # noqa: ARG002 - it is small
-        """Implement `Source.reads`: all of it."""
+        """Implement `Source.reads`: the whole tensor."""
         return self._row.reads()
 
     def reading(self, ahead: Mapping[Source, Source]) -> Source:
@@ -422,7 +422,7 @@ class _Cast(Derived):
 
 
 class _Stack(Derived):
-    """Tensors of one shape, one after another."""
+    """Tensors of one shape, one behind the other."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         first = rows[0]
@@ -430,7 +430,7 @@ class _Stack(Derived):
         self._rows = rows
 
     def check_size(self, what: str, nbytes: int) -> None:
-        """Implement `Source.check_size`, for each of them."""
+        """Implement `Source.check_size`, for each tensor."""
         for row in self._rows:
             row.source.check_size(what, nbytes // len(self._rows))
 
@@ -454,12 +454,12 @@ class _Stack(Derived):
         return _Stack([row.reading(ahead) for row in self._rows])
 
     def check_unchanged(self) -> None:
-        """Implement `Source.check_unchanged`, for the files of all."""
+        """Implement `Source.check_unchanged`, for all files."""
         for row in self._rows:
             row.source.check_unchanged()
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[Row, int, int]]:
-        """Yield the tensors that bytes of the stack lie in, and which of their bytes these are."""
+        """Yield the tensors with these bytes of the stack, and the range of bytes within each."""
         each = self._rows[0].nbytes
         for number in range(start // max(each, 1), -(-stop // max(each, 1))):
             yield self._rows[number], max(start - number * each, 0), min(stop - number * each, each)

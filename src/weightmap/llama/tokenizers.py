@@ -1,19 +1,19 @@
-"""The tokenizer of a model directory as the key-values that llama.cpp reads.
+"""The tokenizer of a model directory as key-values for llama.cpp.
 
 ==============  ====================================================  ================================================
-kind            from                                                  ``tokenizer.ggml.model``, and what goes with it
+kind            from                                                  ``tokenizer.ggml.model``, and its other keys
 ==============  ====================================================  ================================================
-sentencepiece   ``tokenizer.model``                                   "llama"; tokens, scores, types of its pieces, and
-                                                                      the added tokens
+sentencepiece   ``tokenizer.model``                                   "llama"; tokens, scores and types of the pieces,
+                                                                      and the added tokens
 fallback        ``tokenizer.json``, BPE with ``byte_fallback``        "llama"; the score of a token is the rank of the
                                                                       merge that makes it, negative
 bytes           ``tokenizer.json``, BPE of bytes                      "gpt2"; tokens, types, merges, and ``pre``
 ==============  ====================================================  ================================================
 
-``tokenizer.ggml.pre`` makes llama.cpp choose a regular expression. llama.cpp's converter knows it by a hash of what a
-published tokenizer makes of one text; here the expression in ``tokenizer.json`` decides, and one that llama.cpp does
-not have is refused. Scores of the second kind are ours: with equal scores llama.cpp merges from the left, and gives
-other tokens than the model was trained on.
+``tokenizer.ggml.pre`` makes llama.cpp choose a regular expression. llama.cpp's converter recognises a published
+tokenizer by a hash of its tokens for one text. Here, the expression in ``tokenizer.json`` decides, and an expression
+that llama.cpp does not have is refused. Scores of the second kind are our own: with equal scores llama.cpp merges from
+the left, and makes other tokens than in training.
 
 Ids of special tokens, merges and chat templates: see `special`.
 """
@@ -32,19 +32,19 @@ from weightmap.llama.architectures import KEEP, refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# Special tokens, merges and chat templates of a model directory, as the package ``gguf`` writes them.
+# Special tokens, merges and chat templates of a model directory, in the form of the package ``gguf``.
 #
-# ``gguf.SpecialVocab`` reads them from a folder. A model may lie in a store, and its files must have the digests that
-# `trust` lists, so they are read here, from the bytes that were checked; a test compares the result with that class.
+# ``gguf.SpecialVocab`` reads them from a folder. But a model may lie in a store, and its files must have the digests
+# that `trust` lists, so the code here reads them from checked bytes; a test compares the result with ``SpecialVocab``.
 
 _KINDS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _TEMPLATE, _OLDER_TEMPLATE, _MERGES = "chat_template.jinja", "chat_template.json", "merges.txt"
-# A blank in a merge, as tokenizers of bytes write it.
+# A blank in the merges of byte tokenizers.
 _ENCODED_BLANK = chr(ord(" ") + 256)
 
 
 class Special:
-    """Special tokens of a model: their ids, and which of them begin or end a text.
+    """The special tokens of a model: their ids, and whether they are added to texts.
 
     Parameters
     ----------
@@ -52,9 +52,9 @@ class Special:
     config : mapping
         ``config.json``.
     count : int
-        Tokens of the model.
+        Number of the model's tokens.
     notes : list of str
-        Gains a line for everything that is left out.
+        Gains a line for each omission.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Special:
             self._set(kind, ids.get(name) if name else None)
 
     def _set(self, kind: str, number: Any) -> None:
-        """Set the id of a kind, unless it has one."""
+        """Set the id of a kind, unless it is set."""
         if type(number) is int and 0 <= number < self._count:
             self.ids.setdefault(kind, number)
         elif type(number) is int:
@@ -105,7 +105,7 @@ class Special:
             self._notes.append(f"the special token {kind} has the id {shown}, and the model {self._count} tokens")
 
     def _add_processor(self, processor: Mapping[str, Any], names: dict[str, str], *, stated: bool) -> None:
-        """Add what a post-processor says; `stated`: the names come from ``tokenizer_config.json``."""
+        """Add a post-processor's settings; `stated`: the names come from ``tokenizer_config.json``."""
         if processor.get("type") == "RobertaProcessing":
             self.adds |= {"bos": True, "eos": True, "sep": True}
             for kind, usual in (("cls", "bos"), ("sep", "eos")):
@@ -126,7 +126,7 @@ class Special:
             if not self.adds["bos"]:
                 self._notes.append(f"the tokenizer begins a text with {quoted(first)}, which is not its bos token")
         if last:
-            if stated and last != names["eos"]:  # a turn ends otherwise than a text
+            if stated and last != names["eos"]:  # a turn has another end than a text
                 other = next((kind for kind in ("eot", "eom") if kind not in names), None)
                 if other is not None:
                     names[other] = names["eos"]
@@ -143,7 +143,7 @@ class Special:
                 names["sep"] = names["sep"] or names["eos"]
 
     def add_to(self, writer: Any) -> None:
-        """Add them to a ``GGUFWriter``."""
+        """Add the special tokens to a ``GGUFWriter``."""
         for kind, number in self.ids.items():
             if (add := getattr(writer, f"add_{kind}_token_id", None)) is not None:
                 add(number)
@@ -153,7 +153,7 @@ class Special:
 
 
 def _text(entry: Any) -> str:
-    """Return the content of a token in ``tokenizer_config.json``; empty where there is none."""
+    """Return the content of a token in ``tokenizer_config.json``, an empty text if it is missing."""
     content = entry.get("content") if isinstance(entry, dict) else entry
     return content if isinstance(content, str) else ""
 
@@ -163,7 +163,7 @@ def _template_steps(value: Any) -> list[Any]:
 
 
 def _special(step: Any) -> str:
-    """Return the name of the special token at a step of a template; empty where there is none."""
+    """Return the name of the special token at a step of a template; an empty text for another step."""
     token = step.get("SpecialToken") if isinstance(step, dict) else None
     name = token.get("id") if isinstance(token, dict) else None
     return name if isinstance(name, str) else ""
@@ -184,7 +184,7 @@ def _processors(tokenizer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 # ----------------------------------------------------------------------------------------------------------- merges
 def merges_of_model(files: Files, notes: list[str]) -> list[str]:
-    """Return the merges of a tokenizer of bytes, of ``tokenizer.json`` or ``merges.txt``."""
+    """Return the merges of a byte tokenizer from ``tokenizer.json`` or ``merges.txt``."""
     tokenizer = files.json(TOKENIZER)
     pairs = [] if tokenizer is None else merges_of(tokenizer)
     if pairs:
@@ -200,15 +200,15 @@ def merges_of_model(files: Files, notes: list[str]) -> list[str]:
 
 # --------------------------------------------------------------------------------------------------- chat templates
 def chat_template(files: Files, others: Sequence[str], notes: list[str]) -> str | list[dict[str, str]] | None:
-    """Return the chat template of a model, or all with their names; None where there is none.
+    """Return a model's only chat template, or all its templates with their names, or None.
 
     Parameters
     ----------
     files : Files
     others : sequence of str
-        Paths of the templates beside the usual one.
+        Paths of further templates.
     notes : list of str
-        Gains a line for everything that is left out.
+        Gains a line for each omission.
     """
     settings = files.json(SETTINGS) or {}
     template: Any = settings.get("chat_template")
@@ -233,7 +233,7 @@ def chat_template(files: Files, others: Sequence[str], notes: list[str]) -> str 
 
 
 def _distinct(entries: list[dict[str, str]], notes: list[str]) -> list[dict[str, str]]:
-    """Return the templates whose names differ as keys of GGUF, which keep only letters and digits."""
+    """Return the templates whose names stay distinct as keys of GGUF, which keep only letters and digits."""
     named: dict[str, dict[str, str]] = {}
     for entry in entries:
         key = re.sub("[^a-zA-Z0-9]", "_", entry["name"])
@@ -247,7 +247,7 @@ def _is_template(entry: Any) -> bool:
 
 
 MODEL, TOKENIZER, SETTINGS = "tokenizer.model", "tokenizer.json", "tokenizer_config.json"
-# More tokens than any model has: a list of that many names takes a gigabyte.
+# More tokens than any model has; a list of their names would take a gigabyte.
 _MAX_TOKENS = 1 << 24
 # The blank of sentencepiece.
 _BLANK = "\u2581"
@@ -255,7 +255,7 @@ _BLANK = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _ADDED, _PADDING = -1000.0, -10000.0
 _LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
-# Types of models of sentencepiece.
+# Types of sentencepiece models.
 _MODEL_TYPES = {1: "UNIGRAM", 2: "BPE", 3: "WORD", 4: "CHAR"}
 _IGNORED = "llama.cpp ignores {} of added tokens: text beside them may get other ids"
 _OF_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -275,7 +275,7 @@ def _cased(contractions: str, numbers: str) -> str:
     return f"{one}{first}{contractions}|{one}{second}{contractions}|{numbers}" + _ENDINGS % "/"
 
 
-# The expressions that llama.cpp has: its name, and whether the merges are ignored for words that are tokens.
+# llama.cpp's expressions, each with its name there, and whether words that are tokens ignore the merges.
 _SPLITS = {
     _cl100k(r"\p{N}{1,3}"): ("llama-bpe", True),
     _cl100k(r"\p{N}"): ("qwen2", False),
@@ -301,7 +301,7 @@ class Files:
     Parameters
     ----------
     read : callable
-        Returns the content of a file by its name, or None where there is none.
+        Returns the content of a file by its name, or None if it is missing.
     """
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
@@ -309,14 +309,14 @@ class Files:
         self._parsed: dict[str, dict[str, Any] | None] = {}
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """Return the content of a file of JSON, an object; None where there is none. Raises `FormatError`."""
+        """Return the object in a JSON file, or None if the file is missing. Raises `FormatError`."""
         if name not in self._parsed:
             raw = self.read(name)
             self._parsed[name] = None if raw is None else strict_json.loads(raw, name)
         return self._parsed[name]
 
     def text(self, name: str) -> str:
-        """Return the content of a file of text, empty where there is none. Raises `FormatError`."""
+        """Return the content of a text file, empty if it is missing. Raises `FormatError`."""
         try:
             return (self.read(name) or b"").decode()
         except UnicodeDecodeError as error:
@@ -324,10 +324,10 @@ class Files:
 
 
 def vocab_of(files: Files, kinds: tuple[str, ...], count: int, notes: list[str]) -> Vocab:
-    """Return the vocabulary of a model of `count` tokens, by the first of these kinds that is there.
+    """Return the vocabulary of a model of `count` tokens, from the first tokenizer of these kinds that exists.
 
-    `notes` gain a line for each added token that is left out, and for each flag of added tokens that llama.cpp ignores.
-    Raises `EncodeError` where there is none of them, and for one that llama.cpp does not have.
+    `notes` gain a line for each omitted added token, and for each flag of added tokens that llama.cpp ignores. Raises
+    `EncodeError` if no tokenizer exists, or llama.cpp does not have it.
     """
     if count > _MAX_TOKENS:
         raise refusal(f"config.json has vocab_size {count}, expected at most {_MAX_TOKENS}")
@@ -367,7 +367,7 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int, notes: list[str]) ->
     processor = SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(raw)
-    except (RuntimeError, ValueError):  # UnicodeDecodeError, of a message that repeats a piece
+    except (RuntimeError, ValueError):  # includes UnicodeDecodeError, for a message that repeats a piece
         raise FormatError(f"{MODEL} is not a model of sentencepiece", field=MODEL) from None
     adds_space = _adds_dummy_prefix(raw)
     size = processor.GetPieceSize()
@@ -398,14 +398,14 @@ def _by_sentencepiece(raw: bytes, files: Files, count: int, notes: list[str]) ->
 
 
 def _check_bytes(tokens: list[str], name: str) -> None:
-    """Raise `EncodeError` unless there is a token for each byte: llama.cpp ends the process where it needs another."""
+    """Raise `EncodeError` unless each byte has a token: a missing one would make llama.cpp end its process."""
     missing = {f"<0x{byte:02X}>" for byte in range(256)} - set(tokens)
     if missing:
         raise refusal(f"{name} has no token {min(missing)} to fall back to (byte_fallback)")
 
 
 def _adds_dummy_prefix(raw: bytes) -> bool:
-    """Say whether a text gets a blank in front. Raises `EncodeError` for what llama.cpp does not do, or always does."""
+    """Whether a text gets a blank in front. Raises `EncodeError` for other settings than llama.cpp's."""
     specs = {2: b"", 3: b""}  # trainer_spec and normalizer_spec
     for number, content in fields(raw, MODEL):
         if number in specs and isinstance(content, bytes):
@@ -426,7 +426,7 @@ def _adds_dummy_prefix(raw: bytes) -> bool:
 
 
 def _padding(count: int) -> tuple[list[str], list[int], list[float]]:
-    """Return tokens, types and scores of a vocabulary whose entries are all unused."""
+    """Return tokens, types and scores of a vocabulary of unused entries."""
     return [f"[PAD{i}]" for i in range(count)], [_UNUSED] * count, [_PADDING] * count
 
 
@@ -443,7 +443,7 @@ def _object(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _added(entry: Any, notes: list[str]) -> tuple[str, int]:
-    """Return an added token as llama.cpp has it, and its type."""
+    """Return the text of an added token in llama.cpp, and its type."""
     content = entry.get("content") if isinstance(entry, dict) else None
     if not isinstance(content, str):
         raise FormatError("an added token of the tokenizer has no content", field="added_tokens", expected="a text")
@@ -457,7 +457,7 @@ def _added(entry: Any, notes: list[str]) -> tuple[str, int]:
 
 # --------------------------------------------------------------------------------------------------- tokenizer.json
 def _added_tokens(files: Files, count: int, notes: list[str]) -> Iterator[tuple[int, tuple[str, int]]]:
-    """Yield the id, text and type of each added token: transformers 5 writes them nowhere else."""
+    """Yield the id, text and type of each added token: transformers 5 writes these only to ``tokenizer.json``."""
     entries = (files.json(TOKENIZER) or {}).get("added_tokens") or []
     if not isinstance(entries, list):
         raise FormatError("added_tokens of the tokenizer", field="added_tokens", expected="a list")
@@ -478,7 +478,7 @@ def _entries(vocab: Any, files: Files, count: int, notes: list[str]) -> tuple[li
 
 
 def merges_of(tokenizer: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the merges of a tokenizer in order. Raises `FormatError` for others than pairs of texts."""
+    """Return the merges of a tokenizer in order. Raises `FormatError` unless each is a pair of texts."""
     pairs = []
     merges = tokenizer["model"].get("merges") or []
     for merge in merges if isinstance(merges, list) else [merges]:
@@ -505,7 +505,7 @@ def _by_fallback(tokenizer: Mapping[str, Any], files: Files, count: int, notes: 
 
 
 def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
-    """Say whether a text gets a blank in front. Raises `EncodeError` for anything else that is done to it."""
+    """Whether a text gets a blank in front. Raises `EncodeError` for any other change to texts."""
     steps = [*_steps(tokenizer.get("normalizer")), *_steps(tokenizer.get("pre_tokenizer"))]
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
     prepended = {"type": "Prepend", "prepend": _BLANK}
@@ -519,14 +519,14 @@ def _adds_space(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def _scheme(step: Mapping[str, Any]) -> str:
-    """Return where a step of the type Metaspace puts a blank in front, "always" or "first"; empty for nowhere."""
+    """Return when a step of type Metaspace puts a blank in front: "always", "first", or an empty text for never."""
     usual = "always" if step.get("add_prefix_space", True) else "never"
     scheme = step.get("prepend_scheme", usual) if step.get("type") == "Metaspace" else "never"
     return scheme if scheme in ("always", "first") else ""
 
 
 def note_blanks(files: Files, notes: list[str]) -> None:
-    """Note where llama.cpp puts a blank in front of a text, and ``tokenizer.json`` does not."""
+    """Add a note if llama.cpp puts a blank in front of a text, and ``tokenizer.json`` does not."""
     tokenizer = files.json(TOKENIZER) or {}
     added = tokenizer.get("added_tokens") or ()
     if _steps(tokenizer.get("normalizer")) and any(entry.get("normalized") for entry in added):
@@ -559,7 +559,7 @@ def _by_bytes(tokenizer: Mapping[str, Any], files: Files, count: int, notes: lis
 
 
 def _pre(tokenizer: Mapping[str, Any]) -> str:
-    """Return what llama.cpp calls the pre-tokenizer. Raises `EncodeError` for one that it does not have."""
+    """Return llama.cpp's name of the pre-tokenizer. Raises `EncodeError` if llama.cpp does not have it."""
     steps, ignores = _steps(tokenizer.get("pre_tokenizer")), bool(tokenizer["model"].get("ignore_merges"))
     kinds = [step.get("type") for step in steps]
     name, ignores_merges = None, False
@@ -605,7 +605,7 @@ def add_vocab(writer: Any, vocab: Vocab) -> None:
 
 
 def check_text(tokens: list[str]) -> None:
-    """Raise `EncodeError` for a token that is not Unicode text, or that comes twice."""
+    """Raise `EncodeError` for a token that is not Unicode text, or that occurs twice."""
     if len(set(tokens)) < len(tokens):
         texts: set[str] = set()
         twice = next(token for token in tokens if token in texts or texts.add(token))  # type: ignore[func-returns-value]

@@ -1,4 +1,4 @@
-"""A handle on a model under llama.cpp's names: `as_llama`; and whether there can be one: `recognised`."""
+"""`as_llama` returns a handle on a model under llama.cpp's names; `recognised` tells whether it can."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from weightmap.core.model.file import TensorFile
 
-# What a model directory says about itself: the front matter of ``README.md``, and ``generation_config.json``.
+# Descriptions in a model directory: the front matter of ``README.md``, and ``generation_config.json``.
 #
-# A model runs without either, so what cannot be read is left out, and named in a line of the report.
+# A model runs without either, so unreadable parts are left out, and a line in the report names them.
 
 CARD, GENERATION = "README.md", "generation_config.json"
-# Bytes of front matter that are searched for keys, and characters that are parsed as YAML, which take up to 0.1 ms
-# each. The largest part of long front matter is `model-index`, which is not parsed.
+# Most bytes of front matter to search for keys, and most characters to parse as YAML, up to 0.1 ms each. In long front
+# matter, the largest part is `model-index`, which is not parsed.
 _MAX_SEARCHED, _MAX_PARSED = 1 << 20, 16 << 10
 # The keys that the package gguf looks for, with and without "model_" in front.
 _PREFIXED = {"name", "author", "version", "organization", "description", "finetune", "basename", "size_label"}
@@ -38,14 +38,14 @@ _PREFIXED |= {"url", "doi", "uuid", "repo_url"}
 _KEYS = _PREFIXED | {f"model_{key}" for key in _PREFIXED} | {"model_creator", "model_type"}
 _KEYS |= {"base_model", "base_models", "base_model_sources", "datasets", "dataset", "dataset_sources"}
 _KEYS |= {"license", "license_name", "license_link", "tags", "pipeline_tag", "language", "languages"}
-# Fields of gguf.Metadata by those of generation_config.json, and whether they are whole numbers.
+# Fields of gguf.Metadata that generation_config.json has too, and whether they are whole numbers.
 _SAMPLING = {"top_k": True, "penalty_last_n": True, "mirostat": True, "top_p": False, "min_p": False}
 _SAMPLING |= {"xtc_probability": False, "xtc_threshold": False, "temperature": False, "penalty_repeat": False}
 _SAMPLING |= {"mirostat_tau": False, "mirostat_eta": False}
 
 
 def card_of(files: tokenizers.Files, notes: list[str]) -> dict[str, Any]:
-    """Return the fields of a model card that GGUF has keys for: texts, and lists of texts and of objects of texts."""
+    """Return the fields of a model card that have GGUF keys: texts, and lists of texts or of objects of texts."""
     lines = _front_matter((files.read(CARD) or b"")[:_MAX_SEARCHED])
     text = "\n".join(_blocks(lines))
     try:
@@ -57,7 +57,7 @@ def card_of(files: tokenizers.Files, notes: list[str]) -> dict[str, Any]:
 
 
 def _front_matter(raw: bytes) -> list[str]:
-    """Return the lines between the two lines of three dashes that a file begins with; none where it does not."""
+    """Return the lines between a first and a second line of three dashes; none if the file begins otherwise."""
     lines = raw.decode(errors="replace").splitlines()
     if lines[:1] != ["---"] or "---" not in lines[1:]:
         return []
@@ -65,7 +65,7 @@ def _front_matter(raw: bytes) -> list[str]:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of keys that GGUF has a place for: parsing the others would be useless."""
+    """Yield the lines of keys that GGUF has a place for: the rest need not be parsed."""
     relevant = False
     for line in lines:
         if line[:1] not in ("", " ", "\t", "-", "#"):
@@ -81,7 +81,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
     class Loader(yaml.BaseLoader):  # type: ignore[misc, name-defined, unused-ignore] # every scalar is a text
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # ten lines of them make a billion values
+            if self.check_event(yaml.AliasEvent):  # ten lines of aliases can make a billion values
                 raise ValueError("it has an alias of YAML")
             return super().compose_node(parent, index)
 
@@ -92,7 +92,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a text, a list of texts and objects of texts, or None for anything else."""
+    """Return a text, or a list of texts and objects of texts; None for anything else."""
     if isinstance(value, str):
         return None if value in ("", "~", "null") else value
     if not isinstance(value, list):
@@ -107,7 +107,7 @@ def _item(value: Any) -> Any:
 
 
 def sampling_of(files: tokenizers.Files, notes: list[str]) -> Mapping[str, Any]:
-    """Return how texts are to be sampled, by the fields of ``gguf.Metadata``."""
+    """Return the settings for sampling, by the fields of ``gguf.Metadata``."""
     try:
         settings = files.json(GENERATION) or {}
     except TensorFileError as error:
@@ -125,20 +125,20 @@ def sampling_of(files: tokenizers.Files, notes: list[str]) -> Mapping[str, Any]:
     return sampling
 
 
-# Files of directories without a config.json: what these are, and what helps.
+# Files of directories without a config.json: their meaning, and a remedy.
 _OTHERS = {
     "adapter_config.json": "an adapter such as LoRA, which convert_lora_to_gguf.py of llama.cpp converts",
     "params.json": "a model in its maker's own form, which convert_hf_to_gguf.py --mistral-format of llama.cpp may "
     "convert, as it does the form of Hugging Face",
 }
-# A longer name is not a name, and gguf would search it for parts.
+# A longer text is not a name, and gguf would search it for parts.
 _MAX_NAME = 1000
-# The layers of a model for which llama.cpp has a rule of its own.
+# The number of layers for which llama.cpp has a special rule.
 _LAYERS_OF_70B = 80
 
 
 def recognised(file: TensorFile, *, strictly: bool, weights: bool) -> Architecture | None:
-    """Return the architecture of a model by the configuration beside it; None for one that is not known.
+    """Return the architecture of a model from the configuration beside it; None for an unknown one.
 
     Raises `EncodeError` for a quantised checkpoint without ``weights=True`` and, `strictly`, for an unknown one.
     """
@@ -161,7 +161,7 @@ def recognised(file: TensorFile, *, strictly: bool, weights: bool) -> Architectu
 
 
 def unknown(file: TensorFile) -> str:
-    """Say of a model that `recognised` does not know why, and which program of llama.cpp may."""
+    """Return why `recognised` does not know a model, and which program of llama.cpp may convert it."""
     source, _, options = parts_of(file)
     config, path = config_of(source, options.config, options.trust)
     name, _ = architecture_of(config)
@@ -185,27 +185,27 @@ def as_llama(
     with_keys: bool = True,
     plain: Callable[[], TensorFile] | None = None,
 ) -> tuple[TensorFile, list[str]]:
-    """Return a handle on the same files under llama.cpp's names, and lines about what is odd.
+    """Return a handle on the same files under llama.cpp's names, and lines about oddities.
 
     Parameters
     ----------
     file : TensorFile
         A model of one of the `ARCHITECTURES`.
     file_type : str or None
-        The scheme or mixture that matrices are quantised to, or their new dtype; None to keep theirs.
+        The scheme or mixture for quantising matrices, or their new dtype; None keeps their dtypes.
     with_keys : bool
-        Whether the handle has the key-values, tokenizer included; the parts of a model but the first have none.
+        Whether the handle has the key-values, including the tokenizer; only a model's first part has them.
     plain : callable, optional
-        Returns the decoded parameters of a quantised checkpoint, for experts that are not all repacked.
+        Returns the decoded parameters of a quantised checkpoint, for layers where not all experts can be repacked.
 
     Raises
     ------
     EncodeError
-        For a model that llama.cpp could not run rightly: see `architectures`, `tokenizers` and `tensors`.
+        When llama.cpp could not run the model correctly: see `architectures`, `tokenizers` and `tensors`.
     FormatError
-        For a damaged file of its tokenizer.
+        When a file of the tokenizer is damaged.
     MissingDependencyError
-        Where the package gguf is missing, or sentencepiece for a ``tokenizer.model``.
+        When the package gguf is missing, or sentencepiece for a ``tokenizer.model``.
     """
     gguf = _gguf()
     check_index(file)
@@ -255,13 +255,13 @@ def as_llama(
 
 
 def without_keys(file: TensorFile) -> TensorFile:
-    """Return a handle that `as_llama` made without its key-values, which only the first part of a model has."""
+    """Return a handle from `as_llama` without its key-values, which only the first part of a model has."""
     source, content, options = parts_of(file)
     return type(file)(source, file.format, content.varied(load_metadata=dict), options)
 
 
 def check_complete_of(file: TensorFile, names: set[str]) -> None:
-    """Raise `EncodeError` if a model under llama.cpp's names would lack one of its tensors under these names alone."""
+    """Raise `EncodeError` if a model under llama.cpp's names would lack a needed tensor with only these names."""
     table: Any = parts_of(file)[1].table
     try:
         check_complete(names, table.expected)
@@ -273,7 +273,7 @@ def check_complete_of(file: TensorFile, names: set[str]) -> None:
 
 
 def shape_of(metadata: Mapping[str, Any], names: Any) -> Shape | None:
-    """Return what a mixture depends on, of a model under llama.cpp's names; None for another one."""
+    """Return the `Shape` of a model under llama.cpp's names for mixtures; None for another model."""
     name = metadata.get("general.architecture")
 
     def number(key: str) -> int:
@@ -300,7 +300,7 @@ def _gguf() -> Any:
 def _add_values(
     gguf: Any, writer: Any, architecture: Architecture, config: Config, table: Translated, file_type: str | None
 ) -> None:
-    """Add the keys of the architecture, and of the types of tensors."""
+    """Add the keys of the architecture, and the keys for types of tensors."""
     add_keys(writer, architecture, config, gguf)
     stated = FILE_TYPES.get(file_type or _usual_type(table))
     if stated is not None:
@@ -342,7 +342,7 @@ def _add_tokenizer(
 def _add_about(
     gguf: Any, writer: Any, table: Translated, config: Config, files: tokenizers.Files, model: str, notes: list[str]
 ) -> None:
-    """Add general.*, the size label among them."""
+    """Add general.*, including the size label."""
     for name, row in zip(table.names, table.rows(), strict=True):
         writer.add_tensor_info(name, row.shape, np.float32, row.nbytes)
     total, shared, expert, experts = writer.get_total_parameter_count()
@@ -363,13 +363,13 @@ def _add_about(
 
 
 def _name_of_folder(model: str) -> str:
-    """Return the name of the folder of a model, as text."""
+    """Return the name of a model's folder as text."""
     name = os.path.basename(folder_of(model).rstrip("/")) or os.path.basename(os.getcwd())
     return name.encode(errors="replace").decode() if name not in ("", ".", "..") else "model"
 
 
 def _usual_type(table: Translated) -> str:
-    """Return the type of most bytes of matrices."""
+    """Return the type that most bytes of matrices have."""
     sizes: dict[str, int] = {}
     for row in table.rows():
         if len(row.shape) > 1:
@@ -378,7 +378,7 @@ def _usual_type(table: Translated) -> str:
 
 
 def _typed(gguf: Any, value: Any) -> Any:
-    """Return a value of a ``GGUFWriter`` as a numpy scalar or array, or text, which say its type."""
+    """Return a value of a ``GGUFWriter`` as a text, or as a numpy scalar or array, which have a type."""
     kinds = gguf.GGUFValueType
     if value.type == kinds.STRING:
         return str(value.value)
