@@ -223,8 +223,6 @@ typedef struct {
     int nan; /* the caller's: whether elements that differ made the squares NaN */
 } wm_apart;
 typedef void wm_differ_fn(const void *a, const void *b, uint64_t n, int wide, wm_apart *sums);
-/* The sum of the squares of n floats, in float64. */
-typedef double wm_squares_fn(const float *x, uint64_t n);
 
 /* sums[v] = vectors[v][0] * row 0 + vectors[v][1] * row 1 + ... of a dims x dims matrix, for v < count. */
 typedef void wm_combine_rows_fn(const float *matrix, const float *vectors, unsigned count, uint64_t dims, float *sums);
@@ -282,7 +280,6 @@ typedef void wm_tables_fn(const wm_tabled *tables);
     KERNEL(wm_narrow_fn, narrow)               \
     KERNEL(wm_quantize_fn, quantize)           \
     KERNEL(wm_differ_fn, differ)               \
-    KERNEL(wm_squares_fn, squares)             \
     KERNEL(wm_combine_rows_fn, combine_rows)   \
     KERNEL(wm_groups_fn, groups)               \
     KERNEL(wm_lookup_fn, lookup)               \
@@ -355,8 +352,7 @@ wm_ggml_quantize_fn ggml_quantize_x86_avx2, ggml_quantize_x86_avx512;
 wm_stream_fn stream_x86_avx2;
 wm_narrow_fn narrow_x86_avx2;
 wm_quantize_fn quantize_x86_avx2, quantize_x86_avx512;
-wm_differ_fn differ_x86_avx2, differ_x86_avx512;
-wm_squares_fn squares_x86_avx2, squares_x86_avx512;
+wm_differ_fn differ_x86_avx2;
 wm_combine_rows_fn combine_rows_x86_avx2;
 wm_groups_fn groups_x86_avx2, groups_x86_avx512;
 wm_lookup_fn lookup_x86_avx2, lookup_x86_avx512;

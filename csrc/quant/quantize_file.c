@@ -163,7 +163,7 @@ static int quantize_piece(work *w, uint64_t number, uint8_t *room, wm_outcome *f
     double *const errors = (double *)(void *)(room + w->raw_room + lines(4 * w->piece));
     const float *const x = numbers_at(w, first, n, room, f);
     if (!x) return -1;
-    const double squares = wm_variants_in_use()->squares(x, n);
+    const double squares = wm_sum_of_squares(x, n);
     if (!(squares <= 1e300)) { /* NaN or infinite, as none of finite floats is */
         const int64_t bad = wm_first_not_finite(x, n);
         return fail(f, WM_NOT_FINITE, first + (bad < 0 ? 0 : (uint64_t)bad), 0);
