@@ -109,18 +109,18 @@ class Journal(NamedTuple):
     ----------
     version : int
     base_version : int or None
-        The version before, if it was recorded.
+        The previous version, if it was recorded.
     moves : list of (str, str)
-        From ``next/``, before the step.
+        Moves from ``next/``, before the step.
     switch : (str or None, str)
-        The step: a file of ``next/`` takes a name; or, with None, the name goes.
+        The step: a file of ``next/`` takes a name; or, with None, the name is removed.
     remove : list of str
-        Files that the model no longer has after it.
+        Files that the model no longer has after the step.
     coming, before : dict of str to (int, int)
-        Size and modification time of the files in ``next/``, which are known by them after their move, and of the files
-        of the model before. Where files are to be changed, also of the list of changes.
+        Size and modification time of the files in ``next/``, which identify them after their move, and of the files of
+        the previous version. If files are changed in place, also of the list of changes.
     patches : list of (str, str)
-        From the directory to ``next/``, before anything else: files that are to be changed there.
+        Moves from the directory to ``next/``, before anything else, of files to be changed there.
     """
 
     version: int
@@ -133,19 +133,19 @@ class Journal(NamedTuple):
     patches: list[tuple[str, str]]
 
     def renamed(self) -> list[tuple[str, str]]:
-        """Return all files of ``next/`` with their names in the directory."""
+        """Return all files of ``next/``, with their names in the directory."""
         old, new = self.switch
         return self.moves if old is None else [*self.moves, (old, new)]
 
     def staying(self) -> set[str]:
-        """Return the files of the model before that are in the next one too."""
+        """Return the files of the previous version that the next one keeps."""
         return self.before.keys() - {*self.remove, self.switch[1], *(new for _, new in self.moves)}
 
 
 class Local:
-    """A directory with a model, its record and its spare files. All that changes it needs `holding`.
+    """A directory with a model, its record and its spare files. Every change needs `holding`.
 
-    Files are changed in place by as many threads as are given, or by one for each CPU.
+    The given number of threads change files in place, or one thread for each CPU.
     """
 
     def __init__(self, folder: str, threads: int | None = None) -> None:
@@ -154,7 +154,7 @@ class Local:
 
     @cached_property
     def _root(self) -> Tree:
-        """The directory. Raises FileNotFoundError where it is missing, as `_sync` does."""
+        """The directory. Raises FileNotFoundError if it is missing, like `_sync`."""
         return Tree.of(self.folder)
 
     @cached_property
@@ -168,21 +168,21 @@ class Local:
         return self._sync.folder(_NEXT)
 
     def staged(self, name: str) -> str:
-        """Return the path of a file of the version to come."""
+        """Return the path of a file of the next version."""
         return os.path.join(self.folder, _SYNC, _NEXT, name)
 
     # ------------------------------------------------------------------------------------------------- lock and record
     @property
     def is_recorded(self) -> bool:
-        """Whether there is a record, or what stands for it."""
+        """Whether there is a record, or a journal in its place."""
         folder = os.path.join(self.folder, _SYNC)
         return os.path.lexists(os.path.join(folder, _STATE)) or os.path.lexists(os.path.join(folder, _JOURNAL))
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Hold the lock, waiting for it; what a run before left undone is done, or undone.
+        """Wait for the lock and hold it; complete or undo the unfinished work of an earlier run.
 
-        Raises `TargetError` for a file system without room, whatever meets it.
+        Raises `TargetError` if the file system is full, whichever operation finds it.
         """
         file = None
         try:
@@ -199,16 +199,16 @@ class Local:
             raise TargetError("the file system has no room for the new version", path=self.folder) from error
         finally:
             self.__dict__.pop("_next", None)
-            del file  # its end is the end of the lock
+            del file  # closing the file ends the lock
 
     def version(self) -> int | None:
-        """Return the version that the files are; None without a record.
+        """Return the version of the files; None without a record.
 
-        Raises `DeltaError` for a record that is damaged.
+        Raises `DeltaError` for a damaged record.
         """
         try:
             content = self._read(_STATE)
-        except FileNotFoundError:  # no directory, or no record in it
+        except FileNotFoundError:  # no directory, or no record
             return None
         except DeltaError as error:
             raise self._damaged(str(error.what)) from None
@@ -245,7 +245,7 @@ class Local:
             raise DeltaError(error.what, path=path, offset=error.offset) from None
 
     def _journal(self) -> Journal | None:
-        """Return what the journal says; None where there is none, or not one of ours."""
+        """Return the journal, or None if it does not exist, or is not one of ours."""
         try:
             content = self._read(_JOURNAL)
             return None if content is None else _as_journal(content)
@@ -257,10 +257,10 @@ class Local:
         return self._root.is_free(new) if old is None else old not in self._staged_names([old])
 
     def _staged_names(self, names: Iterable[str]) -> set[str]:
-        """Return which of some names are of files in ``next/``: regular ones that nobody else has a name for."""
+        """Return which names are files in ``next/``: regular files without another name."""
         try:
             tree = self._next
-        except (FileNotFoundError, TargetError):  # it is missing, or a link
+        except (FileNotFoundError, TargetError):  # the folder is missing, or a link
             return set()
         return {name for name in names if (status := tree.status(name)) is not None and status.st_nlink <= 1}
 
@@ -273,12 +273,12 @@ class Local:
         self._sync.write(name, json.dumps(content).encode())
 
     def write_staged(self, name: str, data: bytes) -> None:
-        """Write a small file of the version to come."""
+        """Write a small file of the next version."""
         self._next.write(name, data)
 
     # ------------------------------------------------------------------------------------------------- to the next one
     def model(self) -> str | None:
-        """Return the name of the model's file or index; None where there is none."""
+        """Return the name of the model's file or index, or None."""
         try:
             if not [name for name in os.listdir(self.folder) if not name.startswith(".")]:
                 return None
@@ -287,31 +287,31 @@ class Local:
             return None
 
     def _listed(self) -> set[str]:
-        """Return the names of the files that the model's weights are in, its index too."""
+        """Return the names of the files with the model's weights, and of its index."""
         model = self.model()
         if model is None or not model.endswith(INDEX_SUFFIX):
             return set() if model is None else {model}
         try:
             raw = read_small(os.path.join(self.folder, model)) or b"{}"
             where = strict_json.loads(raw, model).get("weight_map")
-        except FormatError:  # it lists nothing
+        except FormatError:  # a damaged index lists nothing
             where = None
         return {model, *(name for name in (where.values() if isinstance(where, dict) else ()) if isinstance(name, str))}
 
     def files(self) -> set[str]:
-        """Return the names of the files that the model's weights are in, without those behind a linked folder."""
+        """Return the names of the files with the model's weights, except files behind a linked folder."""
         return {name for name in self._listed() if _is_name(name) and self._root.takes(name)}
 
     def identities(self) -> dict[str, tuple[int, int]]:
-        """Return size and modification time of the files that the model's weights are in."""
+        """Return size and modification time of the files with the model's weights."""
         return {name: now for name in self.files() if (now := self._root.identity(name)) != MISSING}
 
     def staged_identity(self, name: str) -> tuple[int, int]:
-        """Return size and modification time of a file of the version to come; (-1, -1) where there is none."""
+        """Return size and modification time of a file of the next version; (-1, -1) if it is missing."""
         return self._next.identity(name)
 
     def new_name(self, name: str, version: int, others: set[str]) -> str:
-        """Return a name for a shard that no file has, and none of the versions before had."""
+        """Return a name for a shard that no file has, and no earlier version had."""
         match = _VERSIONED.fullmatch(name)
         stem, suffix = (match[1], match[2]) if match is not None else (name, "")
         for number in range(len(others) + 10000):
@@ -321,24 +321,24 @@ class Local:
         raise TargetError("there is no free name for a shard", path=os.path.join(self.folder, name))
 
     def begin(self, sizes: dict[str, int], like: Mapping[str, tuple[str, int]]) -> set[str]:
-        """Begin the version to come, in files of these sizes: `open_staged` opens each.
+        """Begin the next version, in files of these sizes: `open_staged` opens each.
 
         Parameters
         ----------
         sizes : dict of str to int
         like : mapping of str to (str, int)
-            For some, the file of the model of which they are to keep a part, and the bytes that are written to them.
+            For some files, the model's file of which they keep a part, and the number of bytes to write.
 
         Returns
         -------
         set of str
-            Those whose bytes are the ones of that file, which they share: where the file system can do that, and the
-            better part is kept. The content of the others is undefined.
+            The files that share the bytes of their model's file, if the file system can share bytes and most are kept.
+            The content of the others is undefined.
 
         Raises
         ------
         TargetError
-            When the disk has not the room.
+            When the disk does not have enough room.
         """
         self._next = self._sync.make(_NEXT)
         cloned = {name for name, (old, written) in like.items() if self._clone(old, name, written)}
@@ -352,7 +352,7 @@ class Local:
         return cloned
 
     def open_staged(self, name: str, size: int) -> access.Descriptor:
-        """Open a file of the version to come; one that is not there yet gets room for its bytes."""
+        """Open a file of the next version; a new file gets room for its bytes."""
         try:
             file = self._new(name)
         except FileExistsError:  # a spare file, or a clone
@@ -365,7 +365,7 @@ class Local:
         return self._next.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def _clone(self, old: str, name: str, written: int) -> bool:
-        """Make a file that shares the bytes of one of the model until it is written to; say whether that worked."""
+        """Make a file that shares the bytes of a file of the model until it is written to; return whether it worked."""
         try:
             file = self._root.open(old, os.O_RDONLY)
         except OSError:  # a link
@@ -382,12 +382,12 @@ class Local:
 
     def begin_changes(self) -> access.Descriptor:
         """Make the file for the changes of a step in place."""
-        self._sync.clear(_OLD_FILES)  # they take room
+        self._sync.clear(_OLD_FILES)  # spare files take room
         self._next = self._sync.make(_NEXT)
         return self._new(CHANGES)
 
     def is_unused(self) -> bool:
-        """Whether nobody has a file of the model open, this process included, as far as the system tells."""
+        """Whether no process, this one included, has a file of the model open, as far as the system tells."""
         names = {name for name in self._listed() if not name.endswith(INDEX_SUFFIX)}
         return bool(names) and all(_is_name(name) and _is_free(self._root, name) for name in names)
 
@@ -419,7 +419,7 @@ class Local:
         return reused
 
     def check(self, change: Journal) -> None:
-        """Raise `TargetError` unless the files that a change needs are there, and its names can be taken."""
+        """Raise `TargetError` unless the files for a change exist, and its names are free."""
         now = self.identities()
         for name in sorted({*change.before, *(name for name, _ in change.patches)}):
             if now.get(name) != change.before.get(name, MISSING):
@@ -437,10 +437,10 @@ class Local:
         return TargetError(msg, path=os.path.join(self.folder, name))
 
     def commit(self, change: Journal) -> None:
-        """Go to the next version: everything that it needs is in ``next/``, complete and on the disk."""
+        """Go to the next version, whose files are in ``next/``, complete and on the disk."""
         self.check(change)
         self._next.flush()
-        self._sync.clear(_OLD_FILES)  # nothing needs the others any more
+        self._sync.clear(_OLD_FILES)  # the remaining spare files are useless
         recorded = not self._sync.is_free(_STATE)
         step("journal")
         self._write(_JOURNAL, change._asdict())
@@ -465,7 +465,7 @@ class Local:
             self._sync.remove(name)
 
     def _take(self, change: Journal) -> None:
-        """Move the files that are to be changed in place to ``next/``."""
+        """Move the files to be changed in place to ``next/``."""
         for name, staged in change.patches:
             step("take")
             if self._next.is_free(staged):
@@ -475,14 +475,14 @@ class Local:
             self._root.flush(name)
 
     def _give_back(self, change: Journal, *, recorded: bool) -> None:
-        """Move the files that were to be changed in place back, and go back to the record before."""
+        """Move the files that were to be changed in place back, and restore the record."""
         self._return(change)
         self._forget(_JOURNAL)
         if recorded and change.base_version is not None:
             self.record(change.base_version)
 
     def _return(self, change: Journal) -> None:
-        """Move files that were to be changed in place back, unless that was begun: their size stays then."""
+        """Move back the files that were to be changed in place; a file that was already changed stays."""
         for name, staged in change.patches:
             if staged in self._staged_names([staged]) and self._root.is_free(name):
                 tree, before = self._next, change.before[name]
@@ -492,7 +492,7 @@ class Local:
                     self._root.flush(name)
 
     def _patch(self, change: Journal) -> Journal:
-        """Journal files in place, as far as that is not done; return, and write to the journal, what is left."""
+        """Change files in place, unless done already; write the remaining work to the journal, and return it."""
         self._take(change)
         step("patch")
         tree = self._next
@@ -506,7 +506,7 @@ class Local:
         return change
 
     def _complete(self, change: Journal) -> None:
-        """Finish what the journal says."""
+        """Finish the work in the journal."""
         if change.patches:
             change = self._patch(change)
         for old, new in change.moves:
@@ -530,7 +530,7 @@ class Local:
         self._tidy()
 
     def _place(self, change: Journal, old: str, new: str) -> None:
-        """Move a file of ``next/`` to the name that it gets, unless it has it already."""
+        """Move a file of ``next/`` to its new name, unless done already."""
         if self._staged_names([old]):
             self._next.move(old, self._root, new)
         elif self._root.identity(new) != change.coming.get(old):
@@ -538,7 +538,7 @@ class Local:
             raise TargetError(msg, path=os.path.join(self.folder, new))
 
     def _remove_old(self, change: Journal) -> None:
-        """Remove what a change leaves behind: files that the model does not have, if they are those it tells of."""
+        """Remove the files that the model no longer has after a change, if the journal's identities match."""
         gone = {name: change.before.get(name) for name in change.remove}
         gone |= {new: change.coming.get(old) for old, new in change.moves if new.endswith(".safetensors")}
         current = self.files() if gone else set()
@@ -555,7 +555,7 @@ class Local:
         self.abandon()
 
     def _keep(self, name: str, *, link: bool = False) -> bool:
-        """Keep a file of the old version as a spare one, with `link` under its name too; say whether that worked."""
+        """Keep a file of the old version as a spare, with `link` also under its name; return whether it worked."""
         try:
             if self._root.status(name) is None or name.endswith(INDEX_SUFFIX):
                 return False
@@ -570,30 +570,30 @@ class Local:
         return True
 
     def abandon(self) -> None:
-        """Remove the files of a version that does not come."""
+        """Remove the files of a version that is given up."""
         self.__dict__.pop("_next", None)
         self._sync.clear(_NEXT)
 
     def give_up(self) -> None:
-        """Do the same, unless the journal has it: then whoever holds the lock next goes on."""
+        """Abandon the version, unless the journal has it: then the next holder of the lock continues."""
         if self._sync.is_free(_JOURNAL):
             self.abandon()
 
     def _recover(self) -> None:
-        """Do, or throw away, what a run before left."""
+        """Finish, or throw away, the work of an earlier run."""
         names = self._sync.names()
         if not {*names} - {_LOCK, _STATE}:
             return
         for name in leftovers(names, (_STATE, _JOURNAL)):
             self._sync.clear(name)
         for name in (_NEXT, _OLD_FILES):
-            if self._sync.identity(name) != MISSING:  # a link, or no folder
+            if self._sync.identity(name) != MISSING:  # a link, or not a folder
                 self._sync.clear(name)
         change, recorded = self._journal(), not self._sync.is_free(_STATE)
         if change is not None and not recorded and self._is_complete(change):
             try:
                 self._complete(change)
-            except DeltaError:  # the list of changes is damaged: a full version helps, or the base
+            except DeltaError:  # the list of changes is damaged: a full version or the base helps
                 self._remove_old(change)
                 self._tidy()
         elif change is not None:
@@ -605,12 +605,12 @@ class Local:
             self.abandon()
 
     def _is_complete(self, change: Journal) -> bool:
-        """Whether each file of a change is in ``next/`` or, unchanged, where it goes, or has stayed there."""
+        """Whether each file of a change is in ``next/``, at its new place, or unchanged at its old one."""
         changed = {staged: name for name, staged in change.patches}
         staged = self._staged_names([CHANGES, *(old for old, _ in change.renamed())])
 
         def is_whole(old: str, new: str) -> bool:
-            if old in staged:  # maybe half changed, where it is to be changed
+            if old in staged:  # perhaps half changed, if it is to be changed in place
                 return old in changed or self._next.identity(old) == change.coming.get(old)
             if old in changed:
                 return self._are_as_before(change, [changed[old]])
@@ -629,7 +629,7 @@ class Local:
 
 
 def folder_of_model(path: str) -> str | None:
-    """Return the directory of a model that is one, or has a record of its version; None for a file on its own."""
+    """Return the directory of a model, if `path` names it or it has a record; None for a lone file."""
     if os.path.isdir(path):
         return path
     folder = os.path.dirname(os.path.abspath(path))
@@ -640,7 +640,7 @@ def folder_of_model(path: str) -> str | None:
 
 
 def _as_journal(content: dict[str, Any]) -> Journal:
-    """Return a journal. Raises errors of many kinds for content that is not a journal."""
+    """Return a journal from its content. Raises errors of many kinds for other content."""
     pairs = [[(old, new) for old, new in content.get(key, ())] for key in ("moves", "patches")]
     (moves, patches), (old, new) = pairs, content["switch"]
     coming, before = [
@@ -669,12 +669,12 @@ def _number(value: Any, smallest: int = 0) -> int:
 
 
 def _is_name(name: Any) -> bool:
-    """Whether this is the name of a file that a model may have: below its directory, and not hidden."""
+    """Whether a model may have a file of this name: below its directory, and not hidden."""
     return isinstance(name, str) and stays_inside(name) and not is_hidden(name)
 
 
 def clone(new: access.Descriptor, old: access.Descriptor) -> None:
-    """Let a new file share the bytes of another, as btrfs, XFS and bcachefs can. Raises OSError on others."""
+    """Let a new file share another's bytes, as btrfs, XFS and bcachefs can. Raises OSError on other file systems."""
     if sys.platform != "linux":
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
     fcntl.ioctl(new, _FICLONE, int(old))
@@ -698,17 +698,17 @@ def _is_free(tree: Tree, name: str) -> bool:
 
 
 def _is_unused(file: access.Descriptor) -> bool:
-    """Whether nobody else has a file open or mapped, and it has no other name.
+    """Whether no one else has a file open or mapped, and it has no other name.
 
-    Linux grants a write lease only then. Not asked on file systems where a mapping is of another file underneath, as
-    in a container's layers, or where other machines may have it open.
+    Linux grants a write lease only then. On some file systems the answer is always False: where a mapping belongs to
+    another file underneath, as in a container's layers, or where other machines may have the file open.
     """
     status = os.fstat(file)
     local = numbered(files.file_system(file)).kind in ("local", "memory")
     if not local or status.st_nlink != 1 or not stat.S_ISREG(status.st_mode) or not hasattr(fcntl, "F_SETLEASE"):
         return False
     try:
-        fcntl.fcntl(file, _F_SETSIG, signal.SIGURG)  # who opens it meanwhile would end this process by SIGIO
+        fcntl.fcntl(file, _F_SETSIG, signal.SIGURG)  # otherwise another opener would end this process by SIGIO
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError:

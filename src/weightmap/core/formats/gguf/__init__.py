@@ -10,43 +10,45 @@ Encoding
 * Tensor info: ``name | u32 n_dimensions (0 to 4) | u64 x n_dimensions | u32 type | u64 offset``. The fastest dimension
   comes first: numpy's shapes are reversed. Offsets count from the beginning of the data section.
 * ``general.alignment``, a u32 and a multiple of 8, by default 32, aligns the data section and every offset.
-* Tensor types are those of gguf-py, see `TYPES`. A row of a block type consists of whole blocks.
-* Version 2 is the same; version 1 has u32 lengths, counts and dimensions. If the low 16 bits of the version are 0, the
-  file is big-endian: the bytes of every number behind the magic are swapped.
-* ``split.no`` and ``split.count`` number the parts of a model in several files, ``x-00001-of-00003.gguf``. Opening the
-  first part, by these numbers or by its name, opens all; any other part opens alone, with a warning. `save` and
-  `convert` to shards write these two, u16, and ``split.tensors.count``, an i32: the number of tensors in all parts.
+* Tensors have gguf-py's types, see `TYPES`. A row of a block type consists of whole blocks.
+* Version 2 is the same as version 3; version 1 has u32 lengths, counts and dimensions. If the low 16 bits of the
+  version are 0, the file is big-endian: the bytes of every number behind the magic are swapped.
+* ``split.no`` and ``split.count`` number the parts of a model in several files, ``x-00001-of-00003.gguf``. If a file is
+  the first part, by these numbers or by its name, opening it opens all parts; any other part opens alone, with a
+  warning. For shards, `save` and `convert` write these two keys, as u16, and ``split.tensors.count``, an i32: the
+  number of tensors in all parts.
 
 Our choices, where the specification is silent or implementations differ
 ------------------------------------------------------------------------
 * Each tensor begins at the first multiple of the alignment after the one before. The header may list tensors in any
   order; iteration follows the order of their data. Padding is zero, which `verify` checks.
-* A file ends with its last tensor, or with the padding of that tensor; one without tensors may end with its header, and
-  is padded to at most 4,096 bytes when it is written. The place of an empty tensor lies within the file too.
-* ``general.alignment`` says how a file is laid out: `convert` takes it from GGUF files, and from no others.
+* A file ends with its last tensor or the padding of this tensor. A file without tensors may end with its header;
+  writing pads it to at most 4,096 bytes. The place of an empty tensor also lies within the file.
+* ``general.alignment`` describes the layout of a file: `convert` takes it only from GGUF files.
 * Schemes have the names of types in lower case, such as "q4_k". Nothing decodes Q8_1 and Q8_K: they are listed, copied
   to other GGUF files, and returned as bytes.
 * ``comfy.gguf.orig_shape.NAME``, i32 or i64, is the shape of a tensor before ComfyUI's converter laid it out in rows of
-  whole blocks: the tensor has this shape, and blocks may reach from one row into the next. A shape of another number of
-  elements is refused; ``strict=False`` keeps the stored one. Blocks that do not divide rows are written so.
-* A tensor of more than four dimensions is refused, as llama.cpp does. ``strict=False`` reads up to 64, as gguf-py does:
-  ComfyUI adds weights of convolutions, of five, to files of video models.
-* A type that is not in the list is refused. ``strict=False`` shows such tensors, of up to 128 types, as bytes: those up
-  to the next tensor or the end of the file. Their dtype is "gguf_" and the number of the type.
-* Arrays of big-endian files are big-endian. Looking up blocks there, or bfloat16, which has no byte order in numpy,
-  raises an `UnsupportedError`.
-* Arrays nest at most 64 deep. Strings in arrays are checked for UTF-8 when they are used, and by `verify`; all other
-  strings when the file is opened.
-* Metadata are plain values; an array of numbers is a read-only ndarray, an array of strings a sequence that decodes on
-  use. `convert`, and `save` given ``f.metadata``, its copy or ``f.metadata | {...}``, write values with the types that
-  they were read with. New values may be bool, str, int (i32, else i64, else u64), float (f32 if exact, else f64) and
+  whole blocks: the tensor has this shape, and blocks may reach from one row into the next. A shape with another number
+  of elements is refused; ``strict=False`` keeps the stored shape. Tensors whose rows are not whole blocks are written
+  in this way.
+* A tensor with more than four dimensions is refused, as in llama.cpp. ``strict=False`` reads up to 64, as gguf-py does:
+  ComfyUI adds convolution weights with five dimensions to files of video models.
+* A type that is not in the list is refused. ``strict=False`` shows tensors of such types, at most 128 types, as bytes,
+  up to the next tensor or the end of the file. Their dtype is "gguf_" and the number of the type.
+* Arrays of big-endian files are big-endian. In such files, looking up blocks, or bfloat16, which has no byte order in
+  numpy, raises an `UnsupportedError`.
+* Arrays nest at most 64 deep. Strings in arrays are checked for UTF-8 on use, and by `verify`; all other strings when
+  the file is opened.
+* Metadata are plain values; an array of numbers is a read-only ndarray, and an array of strings is a sequence that
+  decodes on use. `convert`, and `save` with ``f.metadata``, its copy or ``f.metadata | {...}``, keep the types of
+  values that were read. New values may be bool, str, int (i32, else i64, else u64), float (f32 if exact, else f64) and
   lists of one of these; numpy's scalars and arrays keep their types. An empty list becomes an array of i32.
-* In formats without types, `convert` writes an entry that says what the values were, and takes them back from there:
-  see `weightmap.conversion.metadata`.
-* `vocab` reads ``tokenizer.ggml.tokens``, if that is an array of strings; a repeated token has the id of its first
+* To formats without types, `convert` also writes an entry with the types, and restores them on the way back: see
+  `weightmap.conversion.metadata`.
+* `vocab` reads ``tokenizer.ggml.tokens``, if it is an array of strings; a repeated token has the id of its first
   place. Special ids are ``tokenizer.ggml.{bos,eos,unknown,padding,separator,cls,mask}_token_id`` (also "seperator",
   gguf-py's spelling), under the names bos, eos, unk, pad, sep, cls and mask.
-* `save` writes version 3, little-endian, with tensors in the order given; the last one is padded.
+* `save` writes version 3, little-endian, with tensors in the given order; the last tensor is padded.
 """
 
 from __future__ import annotations
@@ -83,18 +85,18 @@ if TYPE_CHECKING:
     from weightmap.core.table.table import Row, Table
     from weightmap.core.table.vocabulary import Vocabulary
 
-# Imported late: a model in one file needs no place among others, and opening makes no tensors.
+# Imported late: only parts of a model, and look-ups of tensors, need these.
 _numbered_part: Callable[..., NumberedPart] = later("weightmap.core.formats._writing", "NumberedPart")
 _ggml_tensor: Callable[..., QuantizedTensor] = later("weightmap.core.quant.ggml", "GgmlTensor")
 
 # Turns faults of the GGUF scan into errors with a message.
 
-# By kind of fault and what was expected: nothing where the file is read leniently already.
+# The remedy by kind of fault and expected value; none if ``strict=False`` is set already.
 _REMEDIES = {
     ("TABLE_DTYPE", 0): Remedy("{} reads the other tensors, and shows the bytes of this one", "strict", value=False),
     ("TABLE_NDIM", 4): Remedy("{} reads up to 64, and ComfyUI writes 5", "strict", value=False),
 }
-# For each kind of fault: the class of the error, the fault, its field (if any), and what was expected.
+# For each kind of fault: the class of the error, the fault, its field (if any), and the expected value.
 _WORDS: dict[str, tuple[type[FormatError], str, str, str]] = {
     "GGUF_KEY": (FormatError, "length of its key", "key", "at most {}"),
     "GGUF_KEY_UTF8": (FormatError, "its key is not UTF-8", "key", ""),
@@ -122,7 +124,7 @@ def check(
 ) -> None:
     """Raise the error for a fault of a scan that knows `types`, by their codes.
 
-    Keys with colliding hashes are compared first: they may all differ.
+    Keys with colliding hashes are compared first, because they may differ.
     """
     kind, at, actual, expected = fault.kind, fault.at, fault.actual, fault.expected
     if kind == "NAME_FLOOD":
@@ -135,7 +137,7 @@ def check(
     if kind in ("GGUF_END", "GGUF_COUNT"):
         needed = at + (expected if kind == "GGUF_END" else actual)
         if scan.limit < source.size and needed <= source.size:
-            # A count tells only the least size of the items: the header needs at least one byte more than the limit.
+            # A count gives only the least size of the items: the header needs at least one byte above the limit.
             nbytes = max(needed, scan.limit + 1)
             options.limits.check("max_header_bytes", nbytes, "size of the header (or more)", offset=at)
             raise LimitError(
@@ -157,13 +159,13 @@ def _error(fault: access.Fault, label: str, size: int, types: str, field: str) -
     if expected:
         error.actual, error.expected = fault.actual, expected.format(fault.expected, types=types)
     error.remedy = _REMEDIES.get((fault.kind, fault.expected))
-    if fault.kind == "TABLE_DTYPE" and fault.expected:  # not strict, and more types than a table tells apart
+    if fault.kind == "TABLE_DTYPE" and fault.expected:  # not strict, and more unknown types than a table can number
         error.expected = f"one of {types}, or of at most {fault.expected} others"
     return error
 
 
 def _label(data: bytes | bytearray, scan: scans.GGUFHeader, fault: access.Fault) -> str:
-    """Name a key-value by its number, and by its key if that can be read."""
+    """Name a key-value by its number, and by its key if the key can be read."""
     label = f"key-value {fault.row}"
     width = 4 if scan.version == 1 else 8
     begin = scan.pos + width
@@ -174,7 +176,7 @@ def _label(data: bytes | bytearray, scan: scans.GGUFHeader, fault: access.Fault)
 
 
 def _repeated(data: bytes | bytearray, scan: scans.GGUFHeader) -> tuple[int, int]:
-    """Return the numbers of the first two equal keys, or (-1, -1); Python's hashes cannot be forced to collide."""
+    """Return the numbers of the first two equal keys, or (-1, -1); a file cannot make Python's hashes collide."""
     row_of: dict[bytes, int] = {}
     for row, (first, last) in enumerate(scan.keys().tolist()):
         other = row_of.setdefault(bytes(data[first:last]), row)
@@ -191,7 +193,7 @@ def _twice(data: bytes | bytearray, scan: scans.GGUFHeader, first: int, second: 
 
 
 # ----------------------------------------------------------------------------------------------------
-# Reads the header of a GGUF file, whose end only a scan (in C) can find, and finds its key-values.
+# Reads the header of a GGUF file, whose end only a scan (in C) can find, and its key-values.
 
 MAGIC = b"GGUF"
 U32, STRING, ARRAY = 4, 8, 9
@@ -202,7 +204,7 @@ DENSE = dict(zip(_DENSE, (0, 1, 24, 25, 26, 27, 28, 30), strict=True))
 OPAQUE = {"q8_1": 9, "q8_k": 15}
 CODES = DENSE | OPAQUE | GGML_SCHEMES
 TYPES = {code: name for name, code in CODES.items()}
-# Types in blocks: elements and bytes of one.
+# Elements and bytes of a block, by type.
 BLOCKS = {name: scans.ggml_block(code) for name, code in GGML_SCHEMES.items()}
 BLOCKS |= {"q8_1": (32, 40), "q8_k": (256, 292)}
 DEFAULT_ALIGNMENT, ALIGNMENT_UNIT = 32, 8
@@ -211,7 +213,7 @@ SHAPE_OF = "comfy.gguf.orig_shape."
 _SHAPES = ((ARRAY, 5), (ARRAY, 11))
 TOKENS = "tokenizer.ggml.tokens"
 SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
-# The keys of each special id, by our names. gguf-py misspells "separator".
+# The keys of special ids, by our names. gguf-py misspells "separator".
 _IDS = {"unk": ("unknown",), "pad": ("padding",), "sep": ("separator", "seperator")}
 SPECIAL_IDS: dict[str, tuple[str, ...]] = {
     name: tuple(f"tokenizer.ggml.{word}_token_id" for word in _IDS.get(name, (name,)))
@@ -289,7 +291,7 @@ class Header:
         return int(struct.unpack_from(f"{self.order}{'I' if self.version == 1 else 'Q'}", self.data, at)[0])
 
     def array(self, at: int) -> tuple[int, int, int]:
-        """Return type, number and first position of the items of the array whose item type is at `at`."""
+        """Return type, number and position of the items of an array, whose item type is at `at`."""
         return self.u32(at), self.count(at + 4), at + 4 + self.width
 
     def _find_alignment(self) -> int:
@@ -330,7 +332,7 @@ def read_header(source: Source, head: bytes, options: Options) -> tuple[Header, 
 
 
 def _beginning(source: Source, head: bytes, options: Options) -> tuple[int, bool, int, int, int]:
-    """Return version, whether big-endian, counts of tensors and key-values, and position of the first key-value."""
+    """Return the version, whether big-endian, the counts of tensors and key-values, and the first one's position."""
     if head[:4] != MAGIC:
         raise FormatError("magic", field="magic", offset=0, actual=repr(head[:4]), expected=repr(MAGIC))
     version, big = int.from_bytes(head[4:8], "little"), False
@@ -385,7 +387,7 @@ def integer(header: Header, keys: Sequence[str]) -> int | None:
 # ----------------------------------------------------------------------------------------------------
 # Turns the key-values of a GGUF file into metadata: plain values, arrays, and strings decoded on use.
 
-# numpy's codes by those of GGUF. A bool is a byte, which the scan has found to be 0 or 1.
+# numpy's codes by GGUF's codes. A bool is a byte; the scan has checked that it is 0 or 1.
 NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8"}
 _TYPE_NAMES = (
     *("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "FLOAT32", "BOOL", "STRING", "ARRAY"),
@@ -407,7 +409,7 @@ class Strings(Sequence[str]):
 
     __slots__ = ("_count", "_load", "_table")
 
-    # The kinds that the metadata of another format must allow to take this: see `weightmap.conversion.metadata`.
+    # Another format's metadata must allow these kinds to take this: see `weightmap.conversion.metadata`.
     kinds: ClassVar[frozenset[str]] = frozenset({"list", "text"})
 
     def __init__(self, load: Callable[[], StringTable], count: int) -> None:
@@ -417,7 +419,7 @@ class Strings(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Strings:
-        """Return an array of these texts, in memory."""
+        """Return these texts as an array in memory."""
         return cls(lambda: StringTable.of(texts, "string"), len(texts))
 
     @property
@@ -472,10 +474,10 @@ _SHOWN = 6
 
 
 class KeyValues(dict[str, Any]):
-    """The metadata of a file, which remember the types that they were read with.
+    """The metadata of a file, which remember the types of their values.
 
-    ``TensorFile.metadata`` is a read-only view of one. Its ``copy()`` and ``f.metadata | {...}`` keep the types of
-    unchanged values; any other mapping holds new values.
+    ``TensorFile.metadata`` is a read-only view of an instance. Its ``copy()`` and ``f.metadata | {...}`` keep the types
+    of unchanged values; any other mapping holds new values.
     """
 
     __slots__ = ("_header", "_read")
@@ -493,11 +495,11 @@ class KeyValues(dict[str, Any]):
 
     @property
     def types(self) -> dict[str, str]:
-        """The types of unchanged values, as gguf-dump spells them: "UINT32", "[STRING]"."""
+        """The types of unchanged values, spelt as in gguf-dump: "UINT32", "[STRING]"."""
         return {key: _type_name(self._header, at) for key, (value, at) in self._read.items() if self.get(key) is value}
 
     def stored(self, key: str) -> bytes | None:
-        """Return an unchanged value encoded for version 3, little-endian, behind its type; None for a new value."""
+        """Return the type and an unchanged value, encoded for version 3, little-endian; None for a new value."""
         value, at = self._read.get(key, (None, -1))
         return None if at < 0 or self[key] is not value else native(self._header, at)
 
@@ -515,13 +517,13 @@ class KeyValues(dict[str, Any]):
 
 
 def _type_name(header: Header, at: int) -> str:
-    """Return the name of the type at `at`; for an array its item type, in brackets."""
+    """Return the name of the type at `at`; for an array, its item type in brackets."""
     kind = header.u32(at)
     return _array_name(header, at + 4) if kind == ARRAY else _TYPE_NAMES[kind]
 
 
 def _array_name(header: Header, at: int) -> str:
-    """Return the name of an array's type, its item type being at `at`; of nested arrays the first one counts."""
+    """Return the name of an array's type, given the position of its item type; the first of nested arrays counts."""
     inner, count, begin = header.array(at)
     return f"[{_array_name(header, begin) if inner == ARRAY and count else _TYPE_NAMES[inner]}]"
 
@@ -591,7 +593,7 @@ def _inner(header: Header, count: int, begin: int) -> Iterator[int]:
 
 
 def native(header: Header, at: int) -> bytes:
-    """Return the value whose type is at `at`, encoded for version 3, little-endian, behind its type."""
+    """Return the type at `at` and its value, encoded for version 3, little-endian."""
     kind = header.u32(at)
     tag = struct.pack("<I", kind)
     if kind == ARRAY:
@@ -624,7 +626,7 @@ def encode_string(octets: bytes) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Checks of `TensorFile.verify` for GGUF: the parts of a file that opening leaves unread.
+# Checks of `TensorFile.verify` for GGUF: the parts of a file that opening does not read.
 
 
 def verify(header: Header, table: Table, load_vocab: Callable[[], Vocabulary] | None, run: Verification) -> None:
@@ -640,7 +642,7 @@ def verify(header: Header, table: Table, load_vocab: Callable[[], Vocabulary] | 
     run.checked("key-values")
     end = header.end
     for row in (*table.rows(), None):
-        # The end of the file may be padding too. Overlapping tensors, which strict=False allows, have none.
+        # The end of the file may also be padding. Overlapping tensors, which strict=False allows, have no padding.
         begin = run.source.size if row is None else row.offset
         if end < begin:
             run.until(end)
@@ -660,10 +662,10 @@ def _check_texts(key: str, value: Any) -> None:
         elif isinstance(inner, Strings):
             bad = inner.table.not_utf8()
             if bad >= 0:
-                inner[bad]  # raises, saying which
+                inner[bad]  # raises an error that names it
 
 
-# Name of one of several files. A model of one part is whole.
+# The name of a file among several. A single part is a whole model.
 _PART = r"(?si)(.*)-([0-9]{5})(-of-([0-9]{5})\.gguf)"
 _FEWEST = 2
 
@@ -671,13 +673,13 @@ _FEWEST = 2
 def _dtype(name: str, *, big: bool) -> DType:
     """Return the type of this name in a file of either byte order."""
     if name in OPAQUE:
-        return DType(name, DECLARED, quantized=big)  # look-ups refuse those of big-endian files, as they refuse blocks
+        return DType(name, DECLARED, quantized=big)  # look-ups refuse big-endian ones, like blocks
     dense = DTYPES.get(name)
     if dense is None:
         return SCHEMES[name]
     if not big or dense.bits == 8:
         return dense
-    # numpy has no big-endian bfloat16: look-ups refuse it as they refuse blocks.
+    # numpy has no big-endian bfloat16: look-ups refuse it, like blocks.
     code = dense.code
     return DType(name, dense.bits, None if code is None else code.replace("<", ">"), quantized=code is None)
 
@@ -696,7 +698,7 @@ class _Rules(Rules):
 
 @functools.lru_cache(maxsize=16)
 def _rules(alignment: int, others: tuple[int, ...], *, big: bool) -> type[Rules]:
-    """Return the rules of files of this alignment and byte order, with types of these `others` codes."""
+    """Return the rules of files with this alignment and byte order, and with types of the codes `others`."""
     if alignment == _Rules.alignment and not others and not big:
         return _Rules
     return _Rules.varied(dtypes=_dtypes(others, big=big), alignment=alignment, max_gap=alignment - 1)
@@ -720,7 +722,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
     scan, others, warnings = header.scan, header.scan.others, list[str]()
     ordered = scan.ordered or columns.count < 2
     rules = _rules(header.alignment, others, big=bool(scan.big))(header.base, source.size, lax=not options.strict)
-    if columns.count and not scan.data_end and source.size < header.base:  # where look-ups of empty tensors would fail
+    if columns.count and not scan.data_end and source.size < header.base:  # look-ups of empty tensors would fail
         raise cut_off("the padding behind its header", source.size, header.base, field="size")
     order = None if ordered else columns.order()
     if order is not None:
@@ -749,7 +751,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 
 
 def _reshaped(columns: scans.Columns, header: Header, options: Options, warnings: list[str]) -> scans.Columns:
-    """Return the columns with the shapes that key-values name."""
+    """Return the columns with the shapes from key-values."""
     data, prefix, shapes = header.data, SHAPE_OF.encode(), dict[int, list[int]]()
     places = {bytes(data[i:j]): j for i, j in header.scan.keys().tolist() if data.startswith(prefix, i)}
     for row in range(columns.count) if places else ():
@@ -768,7 +770,7 @@ def _reshaped(columns: scans.Columns, header: Header, options: Options, warnings
 
 
 def _check_end(source: Source, header: Header, options: Options, warnings: list[str]) -> None:
-    """Check that the file ends with its last tensor, or with the padding of that tensor."""
+    """Check that the file ends with its last tensor, or with the padding of this tensor."""
     data_end = header.scan.data_end
     end = header.base + data_end if data_end else header.end
     padded = aligned(end, header.alignment)
@@ -782,7 +784,7 @@ def _check_end(source: Source, header: Header, options: Options, warnings: list[
 
 
 def _part(source: Source, header: Header) -> NumberedPart | None:
-    """Return which part of a model in several files this is; None for a whole model."""
+    """Return the number of this part of a model in several files; None for a whole model."""
     number, count = integer(header, (SPLIT_NO,)), integer(header, (SPLIT_COUNT,))
     if number is None or count is None or count < _FEWEST:
         return None
@@ -820,12 +822,12 @@ class _Blocks:
         return _ggml_tensor(row.dtype.name, row.shape, octets)
 
     def layout(self, row: Row, head: bytes) -> tuple[int, int, str]:
-        """Return offset of the payload, elements of a block, and type of scales."""
+        """Return the payload's offset, the elements of a block, and the type of scales."""
         del head
         return 0, BLOCKS[row.dtype.name][0], _scale_type(row.dtype.name)
 
     def glance(self, row: Row, source: Source) -> tuple[int, int, str]:
-        """Return the same: blocks have no header to check."""
+        """Return the same as `layout`: blocks have no header to check."""
         del source
         return self.layout(row, b"")
 

@@ -16,36 +16,38 @@ csrc/formats/onnx.c documents how fields are encoded, and walks them.
 
 Data
 ----
-* ``raw_data`` is the tensor, little-endian and row-major. So are ``float_data`` (float32, complex64) and
-  ``double_data`` (float64, complex128) where they lie in one piece: these are views of the file too.
-* Other data in fields of numbers is decoded at each use. ``int64_data`` holds int64, ``uint64_data`` uint64 and uint32,
-  ``int32_data`` all remaining types below 64 bits: floats as their bits, elements below six bits as packed bytes.
-* External data is a part of another file, which lies in the directory of the model or below it: ``location`` is its
-  path, ``offset`` (0) and ``length`` (as the shape says) are decimal, ``checksum`` is its SHA-1 in hexadecimal digits,
-  which `verify` compares. Other keys, and external_data of a tensor with the default location, are ignored.
-* Types below the byte are int4, uint4, int2, uint2, float4_e2m1fn, float6_e2m3fn, float6_e3m2fn: ``f[name]`` has their
-  packed bytes, the first element in the lowest bits, and `read` their values.
+* ``raw_data`` is the tensor, little-endian and row-major. ``float_data`` (float32, complex64) and ``double_data``
+  (float64, complex128) are the same if they lie in one piece: these are views of the file, too.
+* Other data in fields of numbers is decoded at each use. ``int64_data`` holds int64, ``uint64_data`` holds uint64 and
+  uint32, and ``int32_data`` holds all remaining types below 64 bits: floats as bits, elements below six bits as packed
+  bytes.
+* External data is a part of another file, in the directory of the model or below it. ``location`` is the path of the
+  file; ``offset`` (by default 0) and ``length`` (by default from the shape) are decimal; ``checksum`` is the file's
+  SHA-1 in hexadecimal digits, which `verify` compares. Other keys, and external_data of a tensor with the default
+  location, are ignored.
+* Types smaller than a byte are int4, uint4, int2, uint2, float4_e2m1fn, float6_e2m3fn, float6_e3m2fn: ``f[name]`` has
+  packed bytes, with the first element in the lowest bits; `read` returns the values.
 
-Metadata are texts: the fields 1 to 6 of the model by their names; ``opset_import``, or ``opset_import.<domain>`` of a
-domain other than ""; and ``metadata_props`` by their keys, or ``metadata_props.<key>`` where that is taken.
+Metadata are texts: the fields 1 to 6 of the model by their names; ``opset_import``, or ``opset_import.<domain>`` for a
+domain other than ""; and ``metadata_props`` by their keys, or ``metadata_props.<key>`` if the key is taken.
 
 Ours
 ----
 * The tensors are the initialisers of the graph and of the graphs within it (If, Loop, Scan, functions, training_info),
   and the tensors of Constant nodes (attribute ``value``), by the name of the node's output.
-* Left out, and counted in warnings: tensors in other attributes; those outside the initialisers of the graph whose name
-  is empty or taken, or that cannot be read; constants that are numbers or texts of an attribute; sparse tensors; what
-  lies in more than 64 graphs. The graph's own initialisers come first for a name.
-* An initialiser of strings is refused, and so is one that cannot be read, or whose file is missing. ``strict=False``
-  leaves them out with a warning each.
-* A model without a graph counts as cut off: otherwise every beginning of a file would be a model.
+* Left out, and counted in warnings: tensors in other attributes; tensors outside the graph's initialisers that have an
+  empty or taken name, or cannot be read; constants that are numbers or texts of an attribute; sparse tensors; tensors
+  nested in more than 64 graphs. The graph's own initialisers take precedence for a name.
+* An initialiser of strings is refused, and so is an initialiser that cannot be read, or whose file is missing.
+  ``strict=False`` leaves these out, with a warning for each.
+* A model without a graph counts as cut off: otherwise the beginning of a file could pass as a whole model.
 * As in protobuf, fields come in any order, the last of several scalars counts, the graph may come in several pieces,
   and unknown fields are ignored. Groups, known fields of another wire type, and numbers that do not fit their type
   (protobuf would keep the low bits) are refused.
-* A file is recognised when it begins with ir_version, as all serialisers write it, and its next fields are those above,
-  up to the graph. Other ones open with ``format="onnx"``.
-* Errors are data in two fields, in a field of another type, or both here and external; tensors in segments or without a
-  name; and a repeated key of the metadata (with ``strict=False`` its last value counts).
+* A file is recognised if it begins with ir_version, as all serialisers write it, and only fields listed above follow,
+  up to the graph. ``format="onnx"`` opens other files.
+* Errors are: data in two fields, in a field of another type, or both inside and external; tensors in segments or
+  without a name; and a repeated key of the metadata (with ``strict=False``, its last value counts).
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.access import Fault
 
-# For models with data in other files
+# For models with data in other files.
 _open_all_beside = later("weightmap.core.bytes.open_source", "open_all_beside")
 # By data_type.
 _NAMES = (
@@ -92,10 +94,10 @@ _NAMES = (
 )
 _PACKED = {name: DType(name, int(name[-1])) for name in ("uint4", "int4", "uint2", "int2")}
 TYPES = tuple(map((_PACKED | DTYPES).get, _NAMES))
-# The messages that a fault may lie in.
+# The messages that a fault may be in.
 MODEL, GRAPH, TENSOR, ENTRY, NODE = range(5)
 _UNREAD, _STRING = 0, _NAMES.index("string")
-# The fields of numbers by data_type, and the bits of a number that is not one element.
+# The fields of numbers by data_type, and the bits of a number if it is not a single element.
 _FIELDS = {1: 4, 14: 4, 7: 7, 11: 10, 15: 10, 12: 11, 13: 11}
 _INT32_DATA = 5
 _COMPLEX = {"complex64": 32, "complex128": 64}
@@ -157,7 +159,7 @@ def parse(source: Source, head: bytes, options: Options) -> Content:
 def scan(source: Source, options: Options) -> scans.Initialisers:
     """Walk the fields of the model. Raises the error for the first refused field."""
     limits = options.limits
-    scanned = source.c_input  # held until this returns
+    scanned = source.c_input  # must live until this returns
     arguments = (scanned, source.size, limits.max_tensors, limits.max_header_bytes)
     model, fault = scans.scan_model(*arguments, lax=not options.strict)
     if fault is not None:
@@ -166,7 +168,7 @@ def scan(source: Source, options: Options) -> scans.Initialisers:
 
 
 def _without_names(model: scans.Initialisers) -> list[int]:
-    """Return the rows of nested tensors whose name another tensor has, one of the graph's initialisers first."""
+    """Return the rows of nested tensors whose name belongs to another tensor; the graph's initialisers win."""
     columns = model.columns
     names = StringTable(columns.text(), columns.words(columns.bounds, columns.count + 1), 0, "tensor name")
     if not names.duplicates()[0]:
@@ -181,7 +183,7 @@ def _without_names(model: scans.Initialisers) -> list[int]:
 
 
 class InitialiserTable(ColumnTable):
-    """The tensors of a model; `at` are their places. The largest file that they may lie in has `nbytes` bytes."""
+    """The tensors of a model; `at` are their places, and `nbytes` is the size of the largest file with tensors."""
 
     def __init__(self, columns: scans.Columns, at: NDArray[np.uint64], nbytes: int, options: Options) -> None:
         def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Geometry]:
@@ -193,12 +195,12 @@ class InitialiserTable(ColumnTable):
 
 
 class _SpreadTable(InitialiserTable):
-    """Tensors of which some lie in other files.
+    """Tensors, some of them in other files.
 
     Attributes
     ----------
     files : sequence of Source
-        The model, and the others.
+        The model, then the other files.
     numbers : ndarray of int64
         The number of each tensor's file.
     """
@@ -243,7 +245,7 @@ class _SpreadTable(InitialiserTable):
             self.row(row)  # refuses it
 
     def fail(self, fault: Fault) -> NoReturn:
-        """Raise the error for a fault, in the words for a tensor in another file where it lies in one."""
+        """Raise the error for a fault, with special words for a tensor in another file."""
         number = self.numbers.item(fault.row) if fault.kind.startswith("TABLE_") else 0
         if number:
             file = self.files[number]
@@ -254,7 +256,7 @@ class _SpreadTable(InitialiserTable):
 
 
 def _make(columns: scans.Columns, number: int, row: Row, data: bytes, out: NDArray[np.uint8]) -> None:
-    """Make the tensor of this number from the fields of numbers in its message."""
+    """Make the tensor with this number from the fields of numbers in its message."""
     code, bits = columns.dtype[number] - scans.ONNX_MADE, row.dtype.bits
     field, width = _FIELDS.get(code, _INT32_DATA), _COMPLEX.get(row.dtype.name, bits if bits >= _ALONE else 8)
     count = math.prod(row.shape) if width == bits else len(out) * 8 // width
@@ -265,7 +267,7 @@ def _make(columns: scans.Columns, number: int, row: Row, data: bytes, out: NDArr
 
 
 def _name(columns: scans.Columns, number: int) -> str:
-    """Return the name of a tensor as messages show it."""
+    """Return the name of a tensor for messages."""
     return quoted(columns.name(number).decode(errors="replace"))
 
 
@@ -314,7 +316,7 @@ def _spread(
 def _number_files(
     source: Source, model: scans.Initialisers, sides: dict[str, Side], options: Options, warnings: list[str]
 ) -> NDArray[np.int64]:
-    """Open the other files, and return the number of each that the model names, from 1 on; -1 for one left out."""
+    """Open the other files that the model names, and return the number of each, from 1 on; -1 for an omitted file."""
     names = [_text(source.pread(at, size), "location", at) for _, at, size, _, _ in model.files]
     locations = list(dict.fromkeys(names))
     options.limits.check("max_shards", len(locations), "number of files with external data")
@@ -330,7 +332,7 @@ def _number_files(
 
 
 def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[str]:
-    """Return the files with tensors that cannot be opened, and say why."""
+    """Return the files with tensors that cannot be opened, and add the reasons to `warnings`."""
     missing = set()
     for name in names:
         try:
@@ -344,12 +346,12 @@ def _missing(source: Source, names: Iterable[str], warnings: list[str]) -> set[s
 # ---------------------------------------------------------------------------------------------------- metadata
 SCALARS = {1: "ir_version", 2: "producer_name", 3: "producer_version", 4: "domain", 5: "model_version", 6: "doc_string"}
 OPSET, PROPS = 8, 14
-# What is not a message where these are damaged, and its field.
+# The words for damaged records, and their field.
 _RECORDS = "opset_import or metadata_props", "metadata_props"
 
 
 def _metadata(records: bytes, options: Options) -> dict[str, str]:
-    """Return the metadata of these fields."""
+    """Return the metadata from these fields."""
     metadata, opsets, props = dict[str, str](), dict[str, str](), dict[str, str]()
     for number, value in fields(records, *_RECORDS):
         if number in SCALARS:
@@ -386,7 +388,7 @@ def _text(data: bytes, field: str, at: int | None = None) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The errors for the faults of a model of ONNX, at the message and the field that each lies in.
+# The errors for faults of an ONNX model, each with its message and field.
 
 # The names of fields, by message and number.
 _FIELD_NAMES = {
@@ -412,8 +414,8 @@ _FIELD_NAMES = {
     ENTRY: dict.fromkeys((1, 2), "external_data"),
 }
 _CODES = ", ".join(f"{code} {dtype.name}" for code, dtype in enumerate(TYPES) if dtype is not None)
-# By fault: the class of the error, what is wrong, and what is expected instead. With an asterisk the message leaves out
-# the value found.
+# By fault: the class of the error, its text, and the expected value. With an asterisk, the message leaves out the value
+# in the file.
 _WORDS: dict[str, tuple[type[errors.FormatError], str, str]] = {
     "END": (errors.LayoutError, "{whole} ends within its field {field}: number of bytes left", "at least {expected}"),
     "VARINT": (errors.FormatError, "{whole}: a number of more than 64 bits*", ""),
@@ -444,7 +446,7 @@ _FIELD_OF = {"PATH": "location", "CAPACITY": "max_tensors"}
 def error_of(
     fault: Fault, message: int, number: int, source: Source, tensor: str = ""
 ) -> errors.TensorFileError | OSError:
-    """Return the error for a fault in this message, at the field of this number."""
+    """Return the error for a fault in a message, at the field with this number."""
     kind, at, names = fault.kind.removeprefix("ONNX_"), fault.at, _FIELD_NAMES[message]
     field = _FIELD_OF.get(kind, names.get(number, str(number)))
     if kind == "READ":
@@ -461,7 +463,7 @@ def error_of(
 
 
 # ----------------------------------------------------------------------------------------------------
-# The checks of `TensorFile.verify` in a model of ONNX: its fields again, made tensors, checksums of other files.
+# The checks of `TensorFile.verify` for an ONNX model: its fields again, decoded tensors, checksums of other files.
 
 
 def verify(

@@ -1,53 +1,54 @@
 """PyTorch checkpoints `.pt .pth .bin .ckpt`, read only: nothing in the file is executed, torch is not needed.
 
 `torch.save` writes a pickle, a program that makes the saved object, with the bytes of tensors ("storages") beside it.
-Here a machine in C (csrc/formats/pickle.c) runs that program without making objects. It knows the opcodes of
-`torch.save` and a fixed list of names, each with a meaning of its own; any other name is an `UnsupportedError` that
-gives it, such as ``os.system``, and says what to save in its place. With ``strict=False`` the values of such a name are
-left out instead, which `verify` warns of by name, and the rest is there; a file with nothing left is refused. Nothing
-is imported by name and nothing is called. Memo, stack and depth are bounded.
+Here, a machine in C (csrc/formats/pickle.c) runs the program without making objects. It knows the opcodes of
+`torch.save` and a fixed list of names with built-in meanings. Any other name, such as ``os.system``, raises an
+`UnsupportedError`, which names it and says what to save instead. With ``strict=False``, values of other names are left
+out, with a warning from `verify` for each name, and the rest is read; a file with nothing left is refused. Nothing is
+imported by name, and nothing is called. Memo, stack and depth are bounded.
 
 Layouts
 -------
 zip
     Since 1.6: an archive of stored entries ``<prefix>/data.pkl``, the program; ``<prefix>/data/<key>``, the storages,
-    which are mapped where they lie; ``<prefix>/byteorder``, "little" or "big", little where it is missing;
-    ``<prefix>/version``. CRC-32s that are all 0 were not computed, and are not compared. Names that differ in
-    capitals alone are one, as for torch. `weightmap.core.formats._zip` has the rules of archives. Deflated storages and
-    archives of TorchScript and torch.export, which hold programs of another kind, are an `UnsupportedError`.
+    which are mapped in place; ``<prefix>/byteorder``, "little" or "big", by default little; ``<prefix>/version``. If
+    all CRC-32s are 0, they were not computed, and are not compared. Names that differ only in capitals are equal, as
+    for torch. `weightmap.core.formats._zip` has the rules for archives. Deflated storages, and archives of TorchScript
+    and torch.export, which hold programs of another kind, raise an `UnsupportedError`.
 legacy
-    Five pickles: the number 0x1950a86a20f9469cfc6c, the version 1001 of the protocol, a dictionary with the byte order
-    of the machine, the object, and a list of keys. Then for each key ``u64 number of elements | bytes of the storage``,
+    Five pickles: the number 0x1950a86a20f9469cfc6c, the protocol version 1001, a dictionary with the byte order of the
+    machine, the object, and a list of keys. Then, for each key, ``u64 number of elements | bytes of the storage``,
     little-endian on every machine.
 
 Tensors
 -------
-A tensor is a storage, an offset, a shape and strides; all that it reaches lies within the storage. A storage takes
-exactly the bytes of its entry. Tensors of one storage share memory: tied weights are saved once. Empty tensors lie at
-the beginning of their storage. An element of ``float4_e2m1fn_x2`` is a byte with two numbers: the last dimension is
-doubled, as in safetensors. What is not a view of a storage is refused, or left out: tensors that are sparse,
-quantised, nested or of the device "meta", conjugate and negative views, types that numpy lacks, storages by themselves.
+A tensor is a storage, an offset, a shape and strides, and lies within the storage. A storage takes exactly the bytes of
+its entry. Tensors of one storage share memory: tied weights are saved once. Empty tensors lie at the beginning of their
+storage. An element of ``float4_e2m1fn_x2`` is a byte with two numbers: the last dimension is doubled, as in
+safetensors. These are refused or left out, because they are not views of a storage: tensors that are sparse, quantised,
+nested or on the device "meta", conjugate and negative views, types that numpy lacks, and storages by themselves.
 
 Ours
 ----
-- Names are the keys of nested dictionaries and the attributes of ``argparse.Namespace`` joined with points, and the
-  numbers of the items of lists, tuples and sets: "model.0.bias". A key may be a text, an integer, a truth value, None,
-  or a tuple of texts, integers and None, "(1, weight)". A lone tensor is called "".
-- Two equal names, as of ``{"a.b": x, "a": {"b": y}}``, are a `LayoutError`; with ``strict=False`` the first of them
-  stays, and others are left out. A tensor and a value may have one name.
-- Whatever else the object holds, numbers, texts, None, truth values, bytes, types, devices, paths, and scalars and
-  arrays of numpy, is the metadata, named alike. Types, devices and paths are texts there, numpy's scalars Python
-  numbers. Sets keep the order in which they are stored; ``defaultdict`` and ``Counter`` are dictionaries. Empty
-  containers are left out.
-- Unreferenced entries give warnings. With ``strict=False`` tensors whose storage is missing, deflated, encrypted or too
-  short are left out, by name.
-- Files of ``torch.distributed.checkpoint``, an archive for each part of a tensor, are an `UnsupportedError` that says
-  how to make a checkpoint of them.
-- Attributes of tensors and dictionaries, which torch sets when it loads them, are left out. Those that change the
-  values of a tensor, "data", "real" and "imag", are an `UnsupportedError`; so is a state for an existing tensor.
-- What `torch.save` never writes and readers disagree on is refused: a repeated key of a dictionary, a storage with two
-  types, entries whose names differ in capitals alone, big-endian tensors of another type than their storage, and
-  big-endian scalars of numpy.
+- Names join, with points, the keys of nested dictionaries, the attributes of ``argparse.Namespace``, and the numbers of
+  items in lists, tuples and sets: "model.0.bias". A key may be a text, an integer, a truth value, None, or a tuple of
+  texts, integers and None, "(1, weight)". The name of a lone tensor is "".
+- Two equal names, as in ``{"a.b": x, "a": {"b": y}}``, raise a `LayoutError`; ``strict=False`` keeps the first tensor
+  of the name. A tensor and a value may share a name.
+- The other values in the object are the metadata, named alike: numbers, texts, None, truth values, bytes, types,
+  devices, paths, and numpy's scalars and arrays. Types, devices and paths become texts, and numpy's scalars become
+  Python numbers. Sets keep their stored order; ``defaultdict`` and ``Counter`` are dictionaries. Empty containers are
+  left out.
+- Unreferenced entries give warnings. ``strict=False`` leaves out tensors whose storage is missing, deflated, encrypted
+  or too short, with a warning for each name.
+- Files of ``torch.distributed.checkpoint``, an archive for each part of a tensor, raise an `UnsupportedError` that
+  says how to make a checkpoint of them.
+- Attributes of tensors and dictionaries, which torch sets when it loads them, are left out. The attributes "data",
+  "real" and "imag", which change the values of a tensor, raise an `UnsupportedError`, and so does a state for an
+  existing tensor.
+- Content that `torch.save` never writes, and that readers interpret differently, is refused: a repeated key of a
+  dictionary, a storage with two types, entries whose names differ only in capitals, big-endian tensors of another type
+  than their storage, and big-endian scalars of numpy.
 """
 
 from __future__ import annotations
@@ -80,18 +81,18 @@ if TYPE_CHECKING:
     from weightmap.core.formats._verification import Verification
     from weightmap.core.native.scans import Pickle, PickleStorages
 
-# What an archive of torch.export has and a checkpoint has not.
+# Entries that only archives of torch.export have, not checkpoints.
 _EXPORTS = (b"/archive_format", TORCH_EXPORT)
 
 
 _PROGRAM = "data.pkl"
 # Bytes of the first window for the programs of a legacy file; each next window is `_GROWTH` times as large.
 _WINDOW, _GROWTH = 1 << 16, 4
-# Bytes of the folder in an archive, which torch.save calls as the file; every storage is looked up in it.
+# Most bytes of the folder's name in an archive, which torch.save takes from the file; each look-up of a storage has it.
 _MAX_FOLDER = 255
-# Mentions of storages that are looked up at once: more would take more memory, and no less time.
+# Mentions of storages to look up at once: more would take more memory, but no less time.
 _BATCH = 1024
-# Bytes of names that are searched at once, in a copy.
+# Bytes of names to search at once, in a copy.
 _SEARCHED = 1 << 20
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -99,7 +100,7 @@ _BFLOAT16 = DTYPE_NAMES.index("bfloat16")
 _PAIRS = DTYPE_NAMES.index("float4_e2m1fn")
 # A storage that has not been mentioned yet has no type.
 _UNKNOWN = 255
-# Where storages that cannot be read begin, behind the end of every file.
+# The beginning of unreadable storages, behind the end of every file.
 _ABSENT = 1 << 62
 
 
@@ -142,7 +143,7 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
     begins = _storages_in(archive, prefix, pickle, program, options, warnings)
     _leave_out(pickle, program, options, warnings)
     has_values = bool(pickle.n_values)
-    # Each step frees what the one before needed: the archive, the program and the table take as much memory each.
+    # Free each part once it is used: the archive, the program and the table take equal amounts of memory.
     del archive
     table = _table(pickle, begins, program, options, warnings, big=big)
     del pickle, begins
@@ -158,7 +159,7 @@ def _parse_zip(source: Source, head: bytes, options: Options) -> Content:
 
 
 def _open_archive(source: Source, head: bytes, options: Options, warnings: list[str]) -> Archive:
-    """Read the directory; refuse what a rank of torch.distributed.checkpoint saves, an archive for each part."""
+    """Read the directory; refuse a file that a rank of torch.distributed.checkpoint saved, with inner archives."""
     begin = 0
     try:
         if not source.name.endswith(".distcp"):
@@ -172,7 +173,7 @@ def _open_archive(source: Source, head: bytes, options: Options, warnings: list[
 
 
 def _refuse_export(archive: Archive) -> None:
-    """Refuse what `torch.export.save` writes, which holds a graph."""
+    """Refuse an archive of `torch.export.save`, which holds a graph."""
     for name in _EXPORTS:
         for at in _places_of(name, archive.names.text):
             row = int(archive.names.bounds.searchsorted(np.uint32(at), "right")) - 1
@@ -181,7 +182,7 @@ def _refuse_export(archive: Archive) -> None:
 
 
 def _find_program(archive: Archive) -> tuple[int, str]:
-    """Return the entry of the program, and the folder that it lies in."""
+    """Return the entry of the program, and its folder."""
     bounds, tail, rows = archive.names.bounds, f"/{_PROGRAM}".encode(), list[int]()
     text = archive.names.text
     for at in _places_of(tail, text):
@@ -203,7 +204,7 @@ def _find_program(archive: Archive) -> tuple[int, str]:
 
 
 def _places_of(part: bytes, text: NDArray[np.uint8]) -> Iterator[int]:
-    """Yield where `part` lies in the names of an archive, which follow one another: no Python for each of them."""
+    """Yield the positions of `part` in an archive's joined names, without Python code for each name."""
     for begin in range(0, len(text), _SEARCHED):
         window = bytes(text[begin : begin + _SEARCHED + len(part) - 1])
         at = window.find(part)
@@ -220,7 +221,7 @@ def _refuse_script(archive: Archive, prefix: str) -> None:
 
 
 def _is_big(archive: Archive, prefix: str) -> bool:
-    """Say whether storages are big-endian."""
+    """Whether storages are big-endian."""
     for name, error in archive.refused.items():
         if name.lower() == f"{prefix}byteorder":
             raise error
@@ -252,7 +253,7 @@ def _mentions(pickle: Pickle, prefix: bytes, program: Program, options: Options)
 
 
 def _check_types(first: NDArray[np.uint8], storages: PickleStorages | _Mentions, program: Program) -> None:
-    """Refuse a storage that is mentioned with two types: torch takes the type that it meets first."""
+    """Refuse a storage mentioned with two types, of which torch takes the first one."""
     differing = np.flatnonzero((first != storages.type) & (storages.nbytes > 0))
     if len(differing):
         i = int(differing[0])
@@ -262,7 +263,7 @@ def _check_types(first: NDArray[np.uint8], storages: PickleStorages | _Mentions,
 
 
 def _storage_error(archive: Archive, row: int, key: str, nbytes: int, program: Program, at: int) -> FormatError:
-    """Return the error for a storage that cannot be read; `row` is its entry, -1 where there is none."""
+    """Return the error for a storage that cannot be read; `row` is its entry, or -1 without one."""
     if row < 0:
         what = f"the archive has no entry {quoted(key)}, a storage"
         return LayoutError(what, field="storage", offset=program.offset + at)
@@ -274,7 +275,7 @@ def _storage_error(archive: Archive, row: int, key: str, nbytes: int, program: P
 
 
 def _claim_error(archive: Archive, row: int, nbytes: int, program: Program, at: int) -> LayoutError:
-    """Return the error for a storage whose entry is larger or smaller than it claims."""
+    """Return the error for a storage whose entry has another size than it claims."""
     what, size = f"bytes that the storage {quoted(archive.label(row))} claims", archive.size(row)
     return LayoutError(what, field="storage", offset=program.offset + at, actual=nbytes, expected=size)
 
@@ -282,9 +283,9 @@ def _claim_error(archive: Archive, row: int, nbytes: int, program: Program, at: 
 def _storages_in(
     archive: Archive, prefix: str, pickle: Pickle, program: Program, options: Options, warnings: list[str]
 ) -> NDArray[np.uint64]:
-    """Return where each storage begins in the file, once its entry is known to be as large as it claims.
+    """Check that each storage's entry has the size that it claims; return the beginnings of the storages in the file.
 
-    ``strict=False`` puts unreadable ones at `_ABSENT`.
+    ``strict=False`` puts unreadable storages at `_ABSENT`.
     """
     entries, names = archive.entries, archive.names
     folder = f"{prefix}data/".encode()
@@ -302,7 +303,7 @@ def _storages_in(
             error = _storage_error(archive, int(rows[i]), key, int(mentions.nbytes[i]), program, int(mentions.at[i]))
             if options.strict or mentions.nbytes[i] > _ABSENT:
                 raise error
-            if key.lower() not in refused:  # whose warning is there
+            if key.lower() not in refused:  # refused ones already have a warning
                 absent.setdefault(key, str(error))
         larger = np.flatnonzero(readable & (mentions.nbytes < sizes))
         if len(larger):
@@ -359,7 +360,7 @@ def _parse_legacy(source: Source, head: bytes, options: Options) -> Content:
 class _Programs:
     """The pickles at the beginning of a legacy file, run one after another.
 
-    Where one ends is known when it has been run: each attempt may take more bytes than the last one.
+    The end of a pickle is known only after running it: each attempt takes more bytes than the last one.
     """
 
     def __init__(self, source: Source, options: Options) -> None:
@@ -380,14 +381,14 @@ class _Programs:
                 return pickle, program
             if fault.kind != "PICKLE_END" or end == self._limit:
                 break
-            del pickle  # before the next attempt, which takes as much memory again
+            del pickle  # before the next attempt, which needs the same memory
             self._window *= _GROWTH
         if fault.kind == "PICKLE_END" and self._limit < self._source.size:
             self._options.limits.check("max_header_bytes", self._limit + 1, "size of the pickles")
         raise error_of(fault, program, self._options)
 
     def values(self, name: str) -> tuple[dict[str, Any], int]:
-        """Run the next program; return its values, and where it begins. It must not make tensors."""
+        """Run the next program; return its values, and its position. It must not make tensors."""
         pickle, program = self.run(name)
         _refuse_tensors(pickle, program)
         return values_of(pickle, program, self._options), program.offset
@@ -405,7 +406,7 @@ def _expect(values: dict[str, Any], expected: int, what: str, at: int) -> None:
 
 
 class _Mentions:
-    """All mentions of storages in a legacy file: a storage is known by its key alone.
+    """All mentions of storages in a legacy file, where only the key identifies a storage.
 
     Attributes
     ----------
@@ -413,7 +414,7 @@ class _Mentions:
     at, nbytes, item, type : ndarray
         See `PickleStorages`.
     first : ndarray of int64
-        For each mention, the number of the first one of the same storage.
+        For each mention, the number of the first mention of the same storage.
     """
 
     def __init__(self, pickle: Pickle, program: Program, options: Options) -> None:
@@ -440,7 +441,7 @@ class _Mentions:
 def _storages_behind(
     programs: _Programs, pickle: Pickle, program: Program, options: Options
 ) -> tuple[NDArray[np.uint64], int]:
-    """Return where each storage begins in a legacy file, and where the last one ends; the pickle of keys comes next."""
+    """Run the pickle of keys; return the beginnings of the storages behind it, and the end of the last one."""
     keys, at, offset = _keys(programs, options)
     source, mentions = program.source, _Mentions(pickle, program, options)
     first, nbytes = mentions.first, mentions.nbytes
@@ -478,7 +479,7 @@ def _storages_behind(
 
 
 def _keys(programs: _Programs, options: Options) -> tuple[Iterator[tuple[str, Any]], int, int]:
-    """Run the pickle of keys; return them, where the pickle ends, and where it begins."""
+    """Run the pickle of keys; return the keys, and the end and the beginning of the pickle."""
     pickle, program = programs.run("the pickle of the keys")
     _refuse_tensors(pickle, program)
     return items_of(pickle, program, options), programs.at, program.offset
@@ -486,7 +487,7 @@ def _keys(programs: _Programs, options: Options) -> tuple[Iterator[tuple[str, An
 
 # ----------------------------------------------------------------------------------------------------- both
 def _leave_out(pickle: Pickle, program: Program, options: Options, warnings: list[str]) -> None:
-    """Warn of each tensor that ``strict=False`` leaves out. Refuse a checkpoint without any other."""
+    """Warn of each tensor that ``strict=False`` leaves out. Refuse a checkpoint if no tensor is left."""
     if options.strict:
         return
     before = len(warnings)
@@ -498,7 +499,7 @@ def _leave_out(pickle: Pickle, program: Program, options: Options, warnings: lis
 def _first_of_each(
     columns: scans.Columns, strides: NDArray[np.uint64] | None, warnings: list[str]
 ) -> tuple[scans.Columns, NDArray[np.uint64] | None]:
-    """Leave out tensors whose name an earlier one has."""
+    """Leave out tensors whose name an earlier tensor has."""
     bounds = columns.array(columns.bounds, columns.count + 1, "<u4")
     names, first = StringTable(columns.text(), bounds, 0, "tensor name"), dict[bytes, int]()
     if not names.duplicates()[0]:
@@ -522,7 +523,7 @@ def _table(
     *,
     big: bool,
 ) -> ColumnTable:
-    """Return the table of tensors, whose storages begin there."""
+    """Return the table of tensors in storages with these beginnings."""
     tensors = pickle.tensors(begins)
     if isinstance(tensors, access.Fault):
         raise error_of(tensors, program, options)
@@ -556,7 +557,7 @@ def _without_absent(
 def _without_pairs(
     columns: scans.Columns, strides: NDArray[np.uint64] | None, options: Options, warnings: list[str]
 ) -> tuple[scans.Columns, NDArray[np.uint64] | None]:
-    """Give tensors of float4 the shape of their numbers; leave out those whose pairs do not lie in rows."""
+    """Give float4 tensors the shape of their numbers; leave out tensors whose pairs do not lie in rows."""
     codes = columns.array(columns.dtype, columns.count, "u1")
     pairs = np.flatnonzero((codes & (scans.PICKLE_STRIDED - 1)) == _PAIRS)
     if not len(pairs):
@@ -587,7 +588,7 @@ def _selected(
 def _strided(
     rules: Rules, strides: NDArray[np.uint64], columns: scans.Columns
 ) -> Callable[[int, tuple[int, ...]], tuple[DType, Strided]]:
-    """Return what gives a tensor that is not row-major its data type and strides."""
+    """Return the object that gives tensors in another order than row-major their data type and strides."""
 
     def typed(row: int, _shape: tuple[int, ...]) -> tuple[DType, Strided]:
         first, last = columns.dim_bounds[row], columns.dim_bounds[row + 1]
@@ -599,7 +600,7 @@ def _strided(
 
 
 def _load_metadata(program: Program, size: int, crc: int, options: Options) -> dict[str, Any]:
-    """Return the values that are not tensors: the program is run again, since nothing of it is kept."""
+    """Return the values that are not tensors, by running the program again: opening keeps nothing of it."""
     if program.crc32(size) != crc:
         raise FileChangedError(f"{program.name} changed after the file was opened", path=program.source.name)
     return values_of(program.run(options), program, options)

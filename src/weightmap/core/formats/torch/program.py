@@ -1,4 +1,4 @@
-"""The pickle program of a checkpoint: running it, the errors of one that is refused, and its values."""
+"""The pickle program of a checkpoint: running it, its errors, and its values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPE_NAMES = (
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
     "float4_e2m1fn",
 )
-# By a part of a name that is not on the list: what it makes, and what to save in its place.
+# By part of a name that is not on the list: the kind of its values, and what to save instead.
 _KINDS = (
     ("qtensor", "a tensor quantised by torch", "tensor.dequantize()"),
     ("sparse", "a sparse tensor", "tensor.to_dense()"),
@@ -43,7 +43,7 @@ _KINDS = (
     ("complex32", "a type that numpy lacks", "tensor.to(torch.complex64)"),
     ("", "", "model.state_dict() and plain values"),
 )
-# The same for other odd values.
+# The same texts for other odd values.
 _ODD = {
     "CONJUGATE": ("a conjugate view, whose values differ from its storage", "tensor.resolve_conj()"),
     "NEGATIVE": ("a negative view, whose values differ from its storage", "tensor.resolve_neg()"),
@@ -54,15 +54,13 @@ _ODD = {
 }
 _LAX = Remedy("or {} leaves it out", "strict", value=False)
 _SHOWN = 80
-# Bytes of an integer; Python refuses to write out one of 1,786.
+# Most bytes of an integer; from 1,786 bytes on, Python refuses to print it.
 _MAX_LONG = 1024
-# Values that are handed out at once; bytes of one that is not kept in case it is mentioned again; bytes that are read
-# at once.
+# Values to hand out at once; bytes of a value that is too short to keep for later mentions; bytes to read at once.
 _PIECE, _SHORT, _READ = 4096, 64, 1 << 16
-# Bytes of values that are mentioned again, for each byte of a program, and besides: whoever writes metadata out writes
-# each of them.
+# Most bytes of repeated values, for each byte of a program and in addition: writing metadata writes each repetition.
 _REPEATED, _MIN_REPEATED = 32, 1 << 20
-# Kinds of values whose length counts bytes of the program.
+# Kinds of values whose length is in bytes of the program.
 _STORED = frozenset(("TEXT", "BYTES", "LATIN", "LONG"))
 _OF_KIND = {number: name for name, number in scans.PICKLE_VALUES.items()}
 
@@ -72,7 +70,7 @@ _CYCLE = "a container holds itself, and has no end: save what it holds without i
 _LAUGHS = "containers that hold each other many times have more members than the program has bytes"
 _NAMES = "at most {} (by the size of the pickle, and Limits.max_header_bytes)"
 _MEMORY = "{name} takes more memory than any that torch.save writes ({kind})"
-# For other faults: the class of the error, what is wrong, its field, and what was expected in the place of a number.
+# For other faults: the class of the error, its text, its field, and the expected value unless it is a number.
 _FAULTS: dict[str, tuple[type[FormatError], str, str, str]] = {
     "PICKLE_STACK": (FormatError, "{name}: opcode {actual:#04x} finds on the stack what it cannot take", "pickle", ""),
     "PICKLE_MEMO": (FormatError, "{name}: number of an entry of the memo", "pickle", "less than {}"),
@@ -93,9 +91,9 @@ class Program(NamedTuple):
     ----------
     source : Source
     name : str
-        What messages call it.
+        Its name in messages.
     offset, size : int
-        Where it begins, and the bytes that it may have.
+        Its beginning, and the most bytes that it may have.
     """
 
     source: Source
@@ -108,19 +106,19 @@ class Program(NamedTuple):
         return self.source.pread(self.offset + at, count)
 
     def attempt(self, options: Options) -> Pickle:
-        """Run the program; it may have a fault then."""
+        """Run the program; the result may have a fault."""
         fd, octets = self.source.c_input
         data: Any = None
         if isinstance(octets, np.ndarray):
             data = octets[self.offset : self.offset + self.size]
-        elif octets is not None:  # a function that asks a store
+        elif octets is not None:  # a function that reads from a store
             data = self.read(0, self.size)
         max_tensors, most_names = options.limits.max_tensors, options.limits.max_header_bytes
         span = {"begin": self.offset, "size": self.size}
         return scans.Pickle(data, max_tensors, most_names, fd=fd, **span, lax=not options.strict)
 
     def run(self, options: Options) -> Pickle:
-        """Run the program. Raises the error of one that is refused."""
+        """Run the program. Raises the error for a program that is refused."""
         pickle = self.attempt(options)
         if pickle.fault is not None:
             raise error_of(pickle.fault, self, options)
@@ -143,7 +141,7 @@ def error_of(fault: access.Fault, program: Program, options: Options) -> FormatE
             return OSError(actual, f"{name} cannot be read", program.source.name)
         return shrank(at)
     if kind == "PICKLE_NAME":
-        # The bytes shown of them, and one more.
+        # The bytes to show, and one more.
         module, attribute = (program.read(a, min(n, _SHOWN + 1)) for a, n in ((row, expected), (fault.at, actual)))
         called, effect, instead = _unknown(module, attribute)
         needs = f"{name} needs {called}{effect and ', '}{effect}"
@@ -169,7 +167,7 @@ def error_of(fault: access.Fault, program: Program, options: Options) -> FormatE
         return LimitError(what, field="max_tensors", offset=program.offset, actual=count, expected=limit)
     cls, what, field, limit = _FAULTS.get(kind, (LimitError, _MEMORY, "pickle", ""))
     error = cls(what.format(name=name, actual=actual, kind=kind), field=field, offset=at)
-    if cls is LimitError or kind == "PICKLE_REPEATED":  # no byte of the program shows it
+    if cls is LimitError or kind == "PICKLE_REPEATED":  # no single byte is at fault
         error.offset = program.offset
     if limit:
         error.actual, error.expected = actual, limit.format(expected)
@@ -177,7 +175,7 @@ def error_of(fault: access.Fault, program: Program, options: Options) -> FormatE
 
 
 def _unknown(module: bytes, attribute: bytes) -> tuple[str, str, str]:
-    """Return a name that is not on the list, as messages show it, what it makes if that is known, and what to save."""
+    """Return a name that is not on the list, for messages, the kind of its values if known, and what to save."""
     called = b".".join((module, attribute)).decode(errors="replace")
     shown = called if len(called) <= _SHOWN else f"{called[:_SHOWN]}..."
     effect, instead = next((effect, instead) for part, effect, instead in _KINDS if part in called)
@@ -185,13 +183,13 @@ def _unknown(module: bytes, attribute: bytes) -> tuple[str, str, str]:
 
 
 class LeftOut(NamedTuple):
-    """Stands for a value that is neither a tensor nor a plain value.
+    """A placeholder for a value that is neither a tensor nor a plain value.
 
     Attributes
     ----------
     why : str
     instead : str
-        What to save in its place.
+        What to save instead.
     """
 
     why: str
@@ -229,7 +227,7 @@ def items_of(pickle: Pickle, program: Program, options: Options) -> Iterator[tup
 
 def _items(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]]:
     window = _Window(program)
-    cache: dict[tuple[str, int, int], Any] = {}  # a long one that is stored once and mentioned often is made once
+    cache: dict[tuple[str, int, int], Any] = {}  # a long value that is mentioned often is made once
     rows = _rows(values)
     for begin, end, kind, length, at in rows:
         name = _text(values.names[begin:end].tobytes(), "a name", program)
@@ -246,9 +244,9 @@ def _items(values: PickleValues, program: Program) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(values: PickleValues) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield the begin and end of each name, with kind, length and place.
+    """Yield the beginning and end of each name, with the value's kind, length and place.
 
-    Piece by piece: a list of as many Python integers is larger than all that is kept.
+    They come in pieces, because a full list of Python integers would be larger than the rest of the data.
     """
     for first in range(0, len(values.kind), _PIECE):
         bounds = values.bounds[first : first + _PIECE + 1].tolist()
@@ -257,7 +255,7 @@ def _rows(values: PickleValues) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 class _Window:
-    """The last part read of a program: values lie close together."""
+    """The part of a program that was read last, because values lie close together."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -266,7 +264,7 @@ class _Window:
         self._repeated, self._max_repeated = 0, _REPEATED * program.size + _MIN_REPEATED
 
     def mention(self, at: int, count: int) -> None:
-        """Count bytes of the program that another value shares: each value writes them anew."""
+        """Count bytes of the program that several values share: writing metadata repeats them."""
         self._repeated += count if at in self._mentioned else 0
         self._mentioned.add(at)
         if self._repeated > self._max_repeated:
@@ -359,7 +357,7 @@ def _scalar(_at: int, parts: list[_Part], window: _Window, program: Program, nam
 
 
 def _array(_at: int, parts: list[_Part], window: _Window, program: Program, name: str) -> NDArray[Any] | LeftOut:
-    """Return an array of numpy, of its dtype, its bytes, its order and its dimensions."""
+    """Return a numpy array, made from its dtype, bytes, order and dimensions."""
     (_, length, at), stored, (_, _, fortran), *dims = parts
     code, shape = window.read(at, min(length, _SHOWN)), tuple(dim for _, _, dim in dims)
     if code not in _NUMBERS:
@@ -371,14 +369,14 @@ def _array(_at: int, parts: list[_Part], window: _Window, program: Program, name
         raise LayoutError(what, field="pickle", offset=program.offset, actual=len(raw), expected=whole)
     try:
         return np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
-    except ValueError:  # an empty one, whose other dimensions are too large
+    except ValueError:  # an empty array with too large dimensions
         what = f"{program.name}: numpy cannot have the shape of {label}"
         raise LayoutError(what, field="pickle", offset=program.offset) from None
 
 
-# numpy's codes of scalars.
+# numpy's codes for scalars.
 _NUMBERS = frozenset(b"b1 i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 c8 c16".split())
-# What makes a value of its parts, in the rows behind it.
+# Functions that make a value from its parts, which are the rows behind it.
 _OF_PARTS: dict[str, Callable[[int, list[_Part], _Window, Program, str], Any]] = {
     "SCALAR": _scalar,
     "COMPLEX": _complex,
