@@ -343,7 +343,6 @@ WM_KERNELS(WM_DECLARE)
 #if WM_X86
 wm_crc32_fn crc32_x86_pclmulqdq, crc32_x86_vpclmulqdq_avx2, crc32_x86_vpclmulqdq_avx512;
 wm_fnv1a32_fn fnv1a32_x86_avx2;
-wm_fnv1a32_fn fnv1a32_x86_avx512;
 wm_half_fn f16_to_f32_x86_avx2, bf16_to_f32_x86_avx2;
 wm_intblock_fn intblock_x86_avx2, intblock_x86_avx512;
 wm_mixed_fn mixed_x86_avx2, mixed_x86_avx512;

@@ -808,7 +808,6 @@ static void test_variants(void) {
     if (cpu & multiplies && cpu & WM_AVX2) VARIANT(test_crc, crc32_x86_vpclmulqdq_avx2);
     if (cpu & multiplies && cpu & WM_AVX512) VARIANT(test_crc, crc32_x86_vpclmulqdq_avx512);
     if (cpu & WM_AVX2) VARIANT(test_fnv, fnv1a32_x86_avx2);
-    if (cpu & WM_AVX512) VARIANT(test_fnv, fnv1a32_x86_avx512);
     if (cpu & WM_AVX2) VARIANT(test_half, f16_to_f32_x86_avx2, f16_by_definition);
     if (cpu & WM_AVX2) VARIANT(test_half, bf16_to_f32_x86_avx2, bf16_by_definition);
     if (cpu & WM_AVX2) VARIANT(test_intblock, intblock_x86_avx2);
