@@ -16,6 +16,7 @@ import os
 import re
 import time
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -180,12 +181,8 @@ class HubStore:
         if _COMMIT.fullmatch(commit) is None or not os.path.isdir(root):
             words = f"{why}, and the cache has no revision {revision!r} of {self.name}"
             raise StoreError("refused", words, remedy=remedy)
-        files = {}
-        for path, _, names in os.walk(root):
-            for name in names:
-                full = os.path.join(path, name)
-                if os.path.isfile(full):
-                    files[os.path.relpath(full, root).replace(os.sep, "/")] = Entry(os.stat(full).st_size, None)
+        paths = [path for path in Path(root).rglob("*") if path.is_file()]
+        files = {path.relative_to(root).as_posix(): Entry(path.stat().st_size, None) for path in paths}
         return _Snapshot(commit, files, (), None, why)
 
     @property
@@ -257,12 +254,9 @@ class HubStore:
         why = self.snapshot().offline
         if not why:
             return ""
-        blobs = os.path.join(self.folder, "blobs")
-        partial = [
-            *(name for name in (os.listdir(blobs) if os.path.isdir(blobs) else ()) if name.endswith(".incomplete")),
-            *(os.listdir(partials) if os.path.isdir(partials := os.path.join(self.folder, "incomplete")) else ()),
-        ]
-        begun = f": {counted(len(partial), 'download')} of it did not end" if partial else ""
+        folder = Path(self.folder)
+        partial_files = [*folder.glob("blobs/*.incomplete"), *folder.glob("incomplete/*")]
+        begun = f": {counted(len(partial_files), 'download')} of it did not end" if partial_files else ""
         return f"{why}, and the cache has a part of this revision{begun}; download it again"
 
     # ------------------------------------------------------------------------------------------------- its files
