@@ -17,7 +17,7 @@ BUDGETS = {
     "checkpoints": 2_676,
     "cli": 1_890,
     "compat": 1_494,
-    "conversion": 2_712,
+    "conversion": 2_704,
     "dcp": 296,
     "deltas": 2_124,
     "device": 1_174,

@@ -116,16 +116,14 @@ def diff(
             detach_index(file)
         weights = any(isinstance(file, Weights) for file in files)
         by_value = by_value or weights or rtol is not None or atol is not None
-        sides = [_Side(file, folder_opened(file)) for file in files]
-        return _diff(sides[0], sides[1], tensors_only=tensors_only, tolerance=tolerance if by_value else None)
+        return _diff(*map(_Side, files), tensors_only=tensors_only, tolerance=tolerance if by_value else None)
 
 
 class _Side:
     """One of the two models: its file, and its directory if it has one."""
 
-    def __init__(self, file: TensorFile, folder: str | None) -> None:
+    def __init__(self, file: TensorFile) -> None:
         self.file = file
-        self._folder = folder
         self.format = FORMATS.get(file.format)  # None for a model in files of several formats
         self._names = set(file)
 
@@ -135,8 +133,8 @@ class _Side:
     @functools.cached_property
     def directory(self) -> hub.ModelDirectory | None:
         """Configuration and vocabulary of the directory, read if the other side has some."""
-        trust = parts_of(self.file)[2].trust
-        return None if self._folder is None else hub.read_directory(self._folder, self.file.path or "", trust)
+        folder, trust = folder_opened(self.file), parts_of(self.file)[2].trust
+        return None if folder is None else hub.read_directory(folder, self.file.path or "", trust)
 
     @functools.cached_property
     def stored_metadata(self) -> dict[str, Any]:

@@ -353,15 +353,10 @@ def _pieces(
 
 def _ranges(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield ascending numbers as ranges [start, stop)."""
-    start = stop = -1
-    for row in rows:
-        if row != stop:
-            if stop > start:
-                yield start, stop
-            start = row
-        stop = row + 1
-    if stop > start:
-        yield start, stop
+    # The numbers of one range differ from their places by one number.
+    for _, run in itertools.groupby(enumerate(rows), lambda pair: pair[1] - pair[0]):
+        numbers = [row for _, row in run]
+        yield numbers[0], numbers[-1] + 1
 
 
 def _joined(refused: Sequence[EncodeError]) -> EncodeError:
