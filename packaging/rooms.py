@@ -27,7 +27,7 @@ BUDGETS = {
     "jax": 80,
     "llama": 1_282,
     "onnxruntime": 50,
-    "plans": 2_127,
+    "plans": 2_125,
     "pool": 744,
     "remote": 1_862,
     "report": 1_318,

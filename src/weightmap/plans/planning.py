@@ -95,6 +95,8 @@ class ReadPlan:
     ----------
     file : TensorFile
         The model.
+    spans : Spans
+        The places of all tensors of the model, by the numbers of `parts`.
     rank, world_size, local_rank, local_world_size, gap, max_over_read, chunk, budget
         As given, or the defaults.
     """
@@ -115,7 +117,8 @@ class ReadPlan:
         self.chunk: int = options.chunk
         self.budget: int | None = options.budget
         self._owned, self._divided = options.owned, options.divided
-        self._spans, self._numbers, self._indices = spans, numbers, indices
+        self.spans: Spans = spans
+        self._numbers, self._indices = numbers, indices
         in_part: Iterable[int] = indices
         if isinstance(indices, Slices):
             self._begins, self._ends, in_part = indices.begins, indices.ends, indices.others
@@ -131,7 +134,7 @@ class ReadPlan:
 
     def _joined_ranges(self, *, in_store: bool) -> tuple[NDArray[Any], ...]:
         """Return file, start and stop of each read, and the number of its wanted bytes."""
-        spans = self._spans
+        spans = self.spans
         owners, begins, ends = self._wanted_ranges()
         reads = self._join(spans.file[owners], begins, ends)
         if in_store and len(owners) > len(self._numbers):
@@ -156,12 +159,12 @@ class ReadPlan:
     def _ranges_of(self, number: int, key: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         row = self._rows.get(number)
         if row is None:
-            row = self._rows[number] = self._spans.of(number)
+            row = self._rows[number] = self.spans.of(number)
         if row.dtype.quantized:
             self._heads = self._heads or Heads()
             row = self._heads.of(number, row)
         try:
-            return ranges_of(row, key, self._spans.name(number))
+            return ranges_of(row, key, self.spans.name(number))
         except TensorFileError as error:
             raise error.located(path=row.source.name, format=self.file.format) from None
 
@@ -176,13 +179,13 @@ class ReadPlan:
         for number, (starts, stops) in self._ranges.items():
             parts.append((np.full(len(starts), number), starts, stops))
         owners, begins, ends = map(np.concatenate, zip(*parts, strict=True))
-        order = np.lexsort((begins, self._spans.file[owners]))
+        order = np.lexsort((begins, self.spans.file[owners]))
         return owners[order], begins[order], ends[order]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the planned tensors, in file order."""
-        return tuple(self._spans.names(self._numbers))
+        return tuple(self.spans.names(self._numbers))
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -190,7 +193,7 @@ class ReadPlan:
     @property
     def reads(self) -> tuple[tuple[str | None, int, int], ...]:
         """Path, offset and bytes of each read, in file order, without overlap. The path of a buffer is None."""
-        paths = [source.path for source in self._spans.sources]
+        paths = [source.path for source in self.spans.sources]
         sizes = self._stops - self._starts
         columns = (self._files.tolist(), self._starts.tolist(), sizes.tolist())
         return tuple((paths[file], start, size) for file, start, size in zip(*columns, strict=True))
@@ -239,7 +242,7 @@ class ReadPlan:
         reads = (self._files, self._starts, self._stops)
         if not self._divided:
             reads = share(reads, self.local_rank, self.local_world_size)
-        return warm(self._spans.sources, reads, self.chunk, self._memory_limit(), threads, progress)
+        return warm(self.spans.sources, reads, self.chunk, self._memory_limit(), threads, progress)
 
     def run(
         self,
@@ -294,11 +297,11 @@ class ReadPlan:
             raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
         check_when(verify)
         check_open(self.file)
-        for source in self._spans.sources:
+        for source in self.spans.sources:
             source.check_unchanged()
         if direct and how == "map":
             raise ValueError("direct=True reads: how is 'map', expected 'read' or 'auto'")
-        ways = ["read" if direct else self._way(source, how) for source in self._spans.sources]
+        ways = ["read" if direct else self._way(source, how) for source in self.spans.sources]
         # The system reclaims mapped pages: a plan of one window needs no limit.
         limit = self.budget if "read" not in ways and self.nbytes <= _WINDOW else self._memory_limit()
         if limit is not None:
@@ -323,17 +326,12 @@ class ReadPlan:
 
     def _by_file(self) -> Iterator[tuple[int, Source, NDArray[np.int64]]]:
         """Yield each file with wanted tensors: its number, source, and the numbers of these tensors."""
-        sources = self._spans.sources
-        bounds = np.searchsorted(self._spans.file[self._numbers], np.arange(len(sources) + 1)).tolist()
+        sources = self.spans.sources
+        bounds = np.searchsorted(self.spans.file[self._numbers], np.arange(len(sources) + 1)).tolist()
         for file, source in enumerate(sources):
             numbers = self._numbers[bounds[file] : bounds[file + 1]]
             if len(numbers):
                 yield file, source, numbers
-
-    @property
-    def spans(self) -> Spans:
-        """The places of all tensors of the model, by the numbers of `parts`."""
-        return self._spans
 
     def explain(self) -> PlanReport:
         """Return the cost of this plan, with advice: ``print(plan.explain())``.
@@ -350,7 +348,7 @@ class ReadPlan:
 
         check_unchanged(self.file)
         reads = (self._files, self._starts, self._stops)
-        arguments = (self._spans, self._numbers, self._spans.sources, reads, self.wanted_nbytes, self._memory_limit())
+        arguments = (self.spans, self._numbers, self.spans.sources, reads, self.wanted_nbytes, self._memory_limit())
         return explain(self.file, *arguments)
 
     def _way(self, source: Source, how: str) -> str:
@@ -361,7 +359,7 @@ class ReadPlan:
 
     def _check_limit(self, limit: int, ways: Sequence[str], *, cut: bool) -> None:
         """Raise `PlanError` if a tensor that must be read is larger than the memory that may be filled."""
-        spans, numbers = self._spans, self._numbers
+        spans, numbers = self.spans, self._numbers
         read = np.array(ways)[spans.file[numbers]] == "read"
         for position in np.flatnonzero((spans.nbytes[numbers] > limit) & read).tolist():
             number = int(numbers[position])
@@ -379,7 +377,7 @@ class ReadPlan:
     def _run(self, ways: Sequence[str], options: RunOptions) -> Iterator[tuple[str, Any]]:
         for file, source, numbers in self._by_file():
             share = FileShare(
-                self._spans, source, file, numbers, self._indices, self._rows, self._heads, self.gap, self._within
+                self.spans, source, file, numbers, self._indices, self._rows, self._heads, self.gap, self._within
             )
             sums = parts_of(self.file)[1].sums(source) if options.verify else ()
             release = PageRelease(share, options) if options.release else None
