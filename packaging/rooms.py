@@ -29,7 +29,7 @@ BUDGETS = {
     "onnxruntime": 50,
     "plans": 2_125,
     "pool": 744,
-    "remote": 1_862,
+    "remote": 1_853,
     "report": 1_318,
     "torch": 965,
     "trust": 619,

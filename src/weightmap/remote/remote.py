@@ -100,6 +100,9 @@ class RemoteSource(Source):
     """
 
     private = True
+    in_memory = has_pages = False  # the bytes lie elsewhere, and no page of the system holds them
+    c_random_input = None  # C code cannot fetch them
+    is_stable = True  # arrays are copies
     path: Location
     name: str
     queue: Prefetcher | None
@@ -124,21 +127,6 @@ class RemoteSource(Source):
             _by_digest[self.digest] = self
 
     # ------------------------------------------------------------------------------------------------- reading
-    @property
-    def in_memory(self) -> bool:
-        """False: the bytes lie in a store."""
-        return False
-
-    @property
-    def c_random_input(self) -> None:
-        """None: C code cannot fetch the bytes."""
-        return
-
-    @property
-    def has_pages(self) -> bool:
-        """False: the bytes are not pages of the system."""
-        return False
-
     def fill(self, begin: int, target: memoryview) -> None:
         """Fill memory from byte `begin` on: with kept bytes, with requested ones, and the rest by a new request."""
         at, end = begin, begin + len(target)
@@ -336,11 +324,6 @@ class RemoteSource(Source):
 
     def check_unchanged(self) -> None:
         """Do nothing: every request asks for the opened version of the object."""
-
-    @property
-    def is_stable(self) -> bool:
-        """True: arrays are copies."""
-        return True
 
     def release_descriptor(self) -> None:
         """Do nothing: there is no descriptor."""
