@@ -83,6 +83,8 @@ class Transfer:
         As given.
     source : Source
         The file.
+    cut : bool
+        Whether an index selects a part.
     begin, end : int
         The range of the bytes in the file.
     dtype : str
@@ -110,6 +112,7 @@ class Transfer:
         self._stored: str = "float32" if stored.quantized else "uint8" if stored.packed else stored.name
         whole = (row.nbytes,) if stored.packed else row.shape
         self._axes: list[Axis] | None = None if key is None or key is Ellipsis else axes_of(key, whole, name)
+        self.cut: bool = self._axes is not None
         sizes = whole if self._axes is None else tuple(axis.size for axis in self._axes)
         self.dtype: str = dtype if dtype is not None and self._stored in FLOATING else self._stored
         backend.check(self.dtype)
@@ -122,11 +125,6 @@ class Transfer:
         self.begin: int = row.offset
         self.end: int = row.offset + row.nbytes
         self._decoded_there = stored.quantized and backend.decodes(stored.name)
-
-    @property
-    def cut(self) -> bool:
-        """Whether an index selects a part."""
-        return self._axes is not None
 
     @property
     def divisible(self) -> bool:

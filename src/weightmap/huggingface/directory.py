@@ -252,7 +252,7 @@ class ModelDirectory:
         Size and CRC-32 of each file that was read so far; None for a missing file.
     """
 
-    __slots__ = ("_files", "_json", "about", "config", "metadata", "special_ids", "vocab")
+    __slots__ = ("_files", "_json", "about", "config", "metadata", "special_ids", "stamps", "vocab")
 
     def __init__(
         self,
@@ -262,18 +262,13 @@ class ModelDirectory:
         vocab: list[str] | None,
         special_ids: dict[str, int] | None,
     ) -> None:
-        self._files = files
+        self._files, self.stamps = files, files.stamps
         self._json = {} if config is None else config
         self.metadata: dict[str, str] = metadata
         self.vocab: list[str] | None = vocab
         self.special_ids: dict[str, int] | None = special_ids
         self.about: dict[str, str] = {} if config is None else _about(config, metadata)
         self.config: dict[str, Any] = _amb_config(self._json)
-
-    @property
-    def stamps(self) -> dict[str, tuple[int, int] | None]:
-        """Size and CRC-32 of each file that was read so far; None for a missing file."""
-        return self._files.stamps
 
     def tokenizer(self) -> TokenizerParts | None:
         """Read and return the tokenizer, perhaps ten megabytes; None if the directory has none.

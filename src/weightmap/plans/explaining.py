@@ -124,7 +124,8 @@ class PlanReport(NamedTuple):
         if self.cold is None:
             yield "in memory", "the system does not say"
         else:
-            yield "in memory", f"{size(self.nbytes - self.cold)} of {size(self.nbytes)} ({self._warm:.0%})"
+            warm = (self.nbytes - self.cold) / self.nbytes if self.nbytes else 1.0
+            yield "in memory", f"{size(self.nbytes - self.cold)} of {size(self.nbytes)} ({warm:.0%})"
         if self.faults is not None:
             pages = f"{self.large_pages:.0%} in pages of 2 MiB"
             yield (
@@ -146,10 +147,6 @@ class PlanReport(NamedTuple):
             )
         if self.budget is not None:
             yield "budget", size(self.budget)
-
-    @property
-    def _warm(self) -> float:
-        return (self.nbytes - (self.cold or 0)) / self.nbytes if self.nbytes else 1.0
 
     def __str__(self) -> str:
         pairs = list(self.lines())

@@ -122,6 +122,8 @@ class HubStore:
     def __init__(self, kind: str, name: str, revision: str | None, deadline: float) -> None:
         self._arguments = kind, name, revision, deadline
         self.kind, self.name, self.revision, self._deadline = self._arguments
+        self._called = f"{kind}s--{name.replace('/', '--')}"
+        self._names_commit = revision is not None and _COMMIT.fullmatch(revision) is not None
         self._hub = _library()
         self._lock = Lock()
         self._snapshot: _Snapshot | None = None
@@ -196,14 +198,6 @@ class HubStore:
         host = urlsplit(self._hub.constants.ENDPOINT).hostname or ""
         login = None if self._hub.get_token() else login_of(host)
         return {} if login is None else {"token": False, "headers": {"authorization": login}}
-
-    @property
-    def _names_commit(self) -> bool:
-        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
-
-    @property
-    def _called(self) -> str:
-        return f"{self.kind}s--{self.name.replace('/', '--')}"
 
     @contextlib.contextmanager
     def locked(self, digest: str) -> Iterator[bool]:
