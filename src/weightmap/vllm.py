@@ -181,7 +181,7 @@ def under_deltas(folder: str, published: str) -> tuple[list[str], list[str]]:
         return files, deltas
     path = os.path.join(folder, index)
     if not os.path.exists(path):
-        what = "deltas go over a model of one file or with an index: this one has several files"
+        what = "deltas need a model with one file or an index: this model has several files and no index"
         raise UnsupportedError(what, path=folder)
     return [path], deltas
 

@@ -111,7 +111,7 @@ def test_a_delta_needs_the_version_before(tmp_path):
     base, after = write_model(tmp_path / "base", old), write_model(tmp_path / "new", stepped(old, 1))
     more = write_model(tmp_path / "more", old | {"x": np.zeros(1, np.float32)})
     source = tmp_path / "source"
-    with pytest.raises(wm.TargetError, match=r"version 4, .* is not there; give .*=, the version that the base is"):
+    with pytest.raises(wm.TargetError, match=r"version 4, .* is missing; give .*=, the version of the base"):
         deltas.publish(base, after, source, version=5)
     (tmp_path / "there").mkdir()
     for folder in (tmp_path / "some" / "new" / "folder", tmp_path / "there" / "folder"):
@@ -120,10 +120,10 @@ def test_a_delta_needs_the_version_before(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "more", "new", "there"]
     assert not list((tmp_path / "there").iterdir())
     deltas.publish(base, after, source, version=1)
-    with pytest.raises(wm.TargetError, match="version 2, on which version 3 would be built, is not there"):
+    with pytest.raises(wm.TargetError, match="version 2, on which version 3 would be built, is missing"):
         deltas.publish(base, after, source, version=3)
     (source / "weight_v000004").mkdir()  # not finished
-    with pytest.raises(wm.TargetError, match="is not there"):
+    with pytest.raises(wm.TargetError, match="is missing"):
         deltas.publish(base, after, source, version=5)
     assert deltas.publish(base, after, source, version=6, base_version=0).base_version == 0
     assert deltas.publish(base, after, source, version=8, full=True).full

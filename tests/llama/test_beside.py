@@ -225,7 +225,7 @@ def test_added_tokens_of_tokenizer_json_beside_a_model_of_sentencepiece(tmp_path
     ]
 
 
-BLANK_MORE = "get other ids than by tokenizer.json: llama.cpp puts one blank more before them"
+BLANK_MORE = "get other ids than with tokenizer.json: llama.cpp puts another blank in front"
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_a_prefix_is_taken_off(training, assign):
     result = load_into(other, path, prefix="model.", assign=assign)
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
     assert_same(other, module)
-    refused(Net(), path, r"Missing key.*names below 'model\.': prefix='model\.' takes that off")
+    refused(Net(), path, r"Missing key.*names below 'model\.': prefix='model\.' removes it")
     theirs = type("", (Net,), {"from_pretrained": None})
     refused(theirs(), path, r"Missing.*`from_pretrained` within `weightmap\.compat\.patched", include="model.norm.*")
     refused(Net(), path, r"prefix is 'modle\.', which no tensor .* begin with 'model', 'optimizer'", prefix="modle.")

@@ -43,7 +43,7 @@ def add_config(sub: Any) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1), also of an error')
+    parser.add_argument("--json", action="store_true", help='print one JSON document ("schema": 1), even for an error')
 
 
 def add_lenient(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_lenient(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lenient",
         action="store_true",
-        help="open what is there despite defects, such as trailing bytes or a missing shard",
+        help="open a file despite defects, such as trailing bytes or a missing shard",
     )
 
 

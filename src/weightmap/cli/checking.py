@@ -121,7 +121,7 @@ def add_sign(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--key", metavar="PEM", required=True, help="the private key")
     sub.add_argument("--certificate", metavar="PEM", help="the certificate of the key")
     sub.add_argument(
-        "--chain", metavar="PEM", action="append", help="a certificate between that and a trusted one (repeatable)"
+        "--chain", metavar="PEM", action="append", help="a certificate between the key's and a trusted one (repeatable)"
     )
     sub.add_argument("--allow-symlinks", action="store_true", help="sign files behind symbolic links, as in a cache")
     sub.add_argument("--out", metavar="FILE", help="the bundle to write (default: model.sig in MODEL, or MODEL.sig)")

@@ -99,7 +99,7 @@ def _add_conversion(
         "--names",
         metavar=f"{{{','.join(NAMINGS)}}}",
         choices=arguments.Offered(NAMINGS),
-        help="what GGUF calls the tensors of a model directory. auto, the default: llama.cpp's names where they are "
+        help="names in GGUF for the tensors of a model directory. auto, the default: llama.cpp's names if they are "
         "known; llama.cpp: its names, or an error; keep: the names in SRC",
     )
     about = f"store floating-point tensors as this type: {', '.join(FLOATING)}"

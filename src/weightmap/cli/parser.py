@@ -158,9 +158,9 @@ _COMMANDS: dict[str, _Command | _Group] = {
     ),
     "report": _Command(
         "checking",
-        "write a page for the browser about a model, or about how two differ",
-        "One HTML file that needs no network: modules, the map of the file, values, what quantising would cost, "
-        "warnings. For two models: how much each tensor differs. Needs the extra [report].",
+        "write a page for the browser about a model, or about the differences between two",
+        "One HTML file that needs no network: modules, the map of the file, values, the cost of quantising, warnings. "
+        "For two models: the difference of each tensor. Needs the extra [report].",
     ),
     "export": _Command(
         "reading",
@@ -171,49 +171,49 @@ _COMMANDS: dict[str, _Command | _Group] = {
     "quantize": _Command(
         "converting",
         "store the weights of a model as integers of few bits",
-        "DST is replaced in one step. AMB holds int8 to adaptive, GGUF the other schemes. Tensors of one dimension, "
-        "embeddings (by their names) and tensors that are quantised already stay as they are; but a mixture of "
-        "llama.cpp (q4_k_m and the like) quantises embeddings, too.",
+        "DST is replaced in one step. AMB files hold int8 to adaptive, GGUF files the other schemes. Tensors of one "
+        "dimension, embeddings (by their names) and quantised tensors stay unchanged, except that a mixture of "
+        "llama.cpp (such as q4_k_m) quantises embeddings, too.",
     ),
     "sign": _Command(
         "checking", "sign a model as OpenSSF model-signing does", "Needs the extra [trust].", addresses=False
     ),
     "doctor": _Command(
         "memory",
-        "say what using a model will cost on this machine",
-        "Where it lies, how much of it is in memory, page faults, alignment, what memory and control group leave; and "
-        "what to do. No tensor is read.",
+        "show the cost of using a model on this machine",
+        "The place of the files, their share in memory, page faults, alignment, and the memory that is left for this "
+        "process; with advice. No tensor is read.",
     ),
     "cache": _Group(
-        "show how much of a model is in memory, bring it in, or give that memory back",
+        "show how much of a model is in memory, bring it into memory, or release that memory",
         "",
         {
             "show": _Command("memory", "show how much of each tensor is in memory", "No tensor is read."),
-            "warm": _Command("memory", "bring a model into memory", "As much of it as memory and control group leave."),
-            "evict": _Command("memory", "give the memory of a model back", "Pages mapped by other processes stay."),
+            "warm": _Command("memory", "bring a model into memory", "As much as free memory and control group allow."),
+            "evict": _Command("memory", "release the memory of a model", "Pages mapped by other processes stay."),
         },
     ),
     "delta": _Group(
-        "publish what changed between two models, and bring local models up to date",
+        "publish the changes between two models, and update local models",
         "Needs the extra [deltas].",
         {
             "publish": _Command(
                 "versions",
-                "publish what changed between two models",
-                "DIR gets weight_vNNNNNN/, as slime, SGLang and ModelExpress exchange it. Needs the extra [deltas].",
+                "publish the changes between two models",
+                "DIR gets weight_vNNNNNN/, the form of slime, SGLang and ModelExpress. Needs the extra [deltas].",
             ),
             "apply": _Command(
                 "versions",
-                "bring a local model to the version of a delta",
-                "Every checksum is compared first; then the model is the new one in one step. Needs the extra "
+                "update a local model to the version of a delta",
+                "First, every checksum is compared; then a single step switches to the new version. Needs the extra "
                 "[deltas].",
                 addresses=False,
             ),
             "pull": _Command(
                 "versions",
-                "bring a local model to a published version",
-                "By deltas where possible. Stopped at any moment, LOCAL is wholly one version or the other. Needs the "
-                "extra [deltas].",
+                "update a local model to a published version",
+                "Uses deltas if possible. If stopped at any moment, LOCAL is entirely the old or the new version. "
+                "Needs the extra [deltas].",
             ),
         },
     ),
@@ -226,8 +226,8 @@ _COMMANDS: dict[str, _Command | _Group] = {
             "analogy": _Command(
                 "words",
                 "print the words that are to C as B is to A",
-                "Words asked about are left out. Without A B C, --positive and --negative, each line of standard input "
-                "is a question.",
+                "The result leaves out the words of the question. Without A B C, --positive and --negative, each line "
+                "of standard input is a question.",
             ),
             "convert": _Command(
                 "words",

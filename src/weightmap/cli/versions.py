@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def add_delta_publish(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``delta publish``."""
-    sub.add_argument("base", metavar="BASE", help="the model before: a file, a directory or an *.index.json")
-    sub.add_argument("new", metavar="NEW", help="the model after")
+    sub.add_argument("base", metavar="BASE", help="the old model: a file, a directory or an *.index.json")
+    sub.add_argument("new", metavar="NEW", help="the new model")
     sub.add_argument("directory", metavar="DIR", help="the directory of versions; made if it does not exist")
     sub.add_argument("--version", type=int, metavar="N", required=True, help="the number of the new version, from 1 on")
-    sub.add_argument("--base-version", type=int, metavar="N", help="the version that BASE is (default: N - 1)")
+    sub.add_argument("--base-version", type=int, metavar="N", help="the version of BASE (default: N - 1)")
     sub.add_argument(
         "--encoding", choices=("xor", "overwrite"), default="xor", help="how changes are stored (default: xor)"
     )
@@ -39,7 +39,7 @@ def add_delta_publish(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--full",
         action=argparse.BooleanOptionalAction,
-        help="publish all of NEW, or never do so (default: only if a delta cannot express the difference)",
+        help="always publish all of NEW, or never (default: only if a delta cannot express the difference)",
     )
     add_threads(sub)
     add_json(sub)
@@ -73,7 +73,7 @@ def delta_publish(args: argparse.Namespace) -> int:
 
 def add_delta_apply(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``delta apply``."""
-    sub.add_argument("file", metavar="MODEL", help="a file of safetensors, or a directory of such a model")
+    sub.add_argument("file", metavar="MODEL", help="a safetensors file, or the directory of a safetensors model")
     sub.add_argument("delta", metavar="DELTA", help="the directory of the delta")
     _add_in_place(sub)
 
@@ -89,7 +89,7 @@ def add_delta_pull(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``delta pull``."""
     sub.add_argument("local", metavar="LOCAL", help="the directory of the model; made if it does not exist")
     sub.add_argument("source", metavar="SOURCE", help="the directory, or address, with weight_vNNNNNN/")
-    sub.add_argument("--base", metavar="BASE", help="the model that is version 0")
+    sub.add_argument("--base", metavar="BASE", help="the model of version 0")
     sub.add_argument("--to", type=int, metavar="N", help="the version (default: the newest)")
     _add_in_place(sub)
 
@@ -106,7 +106,7 @@ def delta_pull(args: argparse.Namespace) -> int:
 
 
 def _add_in_place(sub: argparse.ArgumentParser) -> None:
-    about = "write into the files themselves, by a journal, while nobody has them open: for a disk without room for two"
+    about = "change the files in place, by a journal, if no process has them open: for a disk without room for two"
     sub.add_argument("--in-place", action="store_true", help=about)
     add_threads(sub)
     add_json(sub)

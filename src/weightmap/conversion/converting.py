@@ -396,7 +396,7 @@ def _raw(file: TensorFile, spec: Spec) -> list[str]:
     if not names:
         return []
     what = f"{counted(len(names), 'tensor')} of a quantised checkpoint, such as {quoted(names[0])}, copied as stored"
-    return [f"{what}: their codes are not values to its readers; f.weights (--weights) decodes them"]
+    return [f"{what}: other programs may take their codes for values; f.weights (--weights) decodes them"]
 
 
 def _as_quantize(quantize: Any, target: _Target) -> Quantize:

@@ -136,7 +136,7 @@ class _Decoder:
         except self._zstd.ZstdError:
             header = None
         if header is None or header.dict_id or bytes(head[:4]) != self._zstd.FRAME_HEADER:
-            raise frame.error("its frame is not one of zstd without a dictionary")
+            raise frame.error("its frame is not zstd without a dictionary")
         self.size: int | None = header.content_size
         if self.size == self._zstd.CONTENTSIZE_UNKNOWN:
             self.size = None

@@ -265,8 +265,8 @@ def _is_version(path: str) -> bool:
 def _check_needed(job: _Job) -> None:
     """Raise `TargetError` if the version that a delta would be built on is not published."""
     if job.needed is not None and not _is_version(job.needed):
-        what = f"version {job.base_version}, on which version {job.version} would be built, is not there"
-        raise TargetError(what, path=job.needed, remedy=Remedy("give {}, the version that the base is", "base_version"))
+        what = f"version {job.base_version}, on which version {job.version} would be built, is missing"
+        raise TargetError(what, path=job.needed, remedy=Remedy("give {}, the version of the base", "base_version"))
 
 
 def _publish_to_store(job: _Job, address: Any) -> DeltaReport:

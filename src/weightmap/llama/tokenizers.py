@@ -534,7 +534,7 @@ def note_blanks(files: Files, notes: list[str]) -> None:
     schemes = set(map(_scheme, _steps(tokenizer.get("pre_tokenizer")))) - {""}
     if schemes:
         texts = "begin with a blank or follow a special token" if "first" in schemes else "begin with a blank"
-        notes.append(f"texts that {texts} get other ids than by {TOKENIZER}: llama.cpp puts one blank more before them")
+        notes.append(f"texts that {texts} get other ids than with {TOKENIZER}: llama.cpp puts another blank in front")
 
 
 def _steps(stage: Any) -> list[dict[str, Any]]:

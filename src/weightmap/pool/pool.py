@@ -675,7 +675,7 @@ class Pool:
             number = None
         if number is None or isinstance(index, (bool, np.bool_)):
             what = f"index of tensor {quoted(name)}"
-            expected = "a whole number, of one entry of the first dimension: index the array that is held further"
+            expected = "a whole number, an entry of the first dimension: index the held array for the others"
             raise PlanError(what, actual=repr(index)[:100], expected=expected)
         if number < 0 and isinstance(name, str):
             with self._lock:

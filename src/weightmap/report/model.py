@@ -282,8 +282,8 @@ def _quantising(survey: Survey, figures: page.Figures) -> page.Section:
         (tensor.info.name, {scheme: cost.relative for scheme, cost in tensor.costs.items()}) for tensor in able
     )
     content = (
-        "<p>Estimated from a sample of each floating-point tensor of two dimensions or more, embeddings left out: what "
-        "<code>weightmap quantize</code> would quantise. The relative error is the RMS error by the RMS of the "
+        "<p>Estimated from a sample of each tensor that <code>weightmap quantize</code> quantises: floating-point, "
+        "of two dimensions or more, no embeddings. The relative error is the RMS error divided by the RMS of the "
         "values.</p>" + figures.add("costs", charts.costs(), "schemes", costs)
     )
     columns = [("scheme", False), ("tensors", True), ("bits per weight", True), ("model", True), ("RMS error", True)]

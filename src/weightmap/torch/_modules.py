@@ -112,7 +112,7 @@ def load_into(
         result = _rehearse(module, state, names, strict=strict, assign=assign)
     except StateError as error:
         if strict and not prefix and (root := _root_of(targets, stored)):
-            error.what = f"{error.what}; the file has such names below {root!r}: prefix={root!r} takes that off"
+            error.what = f"{error.what}; the file has such names below {root!r}: prefix={root!r} removes it"
         elif strict and hasattr(module, "from_pretrained") and not targets.keys() <= state.keys():
             remedy = "`from_pretrained` within `weightmap.compat.patched()` renames and joins tensors"
             error.what = f"{error.what}; {remedy} as the model's library does"

@@ -109,7 +109,7 @@ def hint(head: bytes, min_length: int) -> UnknownFormatError | None:
     matches = (text for magic, text in _HINTS if len(magic) >= min_length and start.startswith(magic))
     text = _archive(head) or next(matches, None)
     if text is _PICKLE and _METADATA in head[:64]:
-        text = f"this says which tensors the .distcp files beside it hold parts of: {DISTCP}"
+        text = f"this lists the tensors whose parts are in the .distcp files beside it: {DISTCP}"
     return None if text is None else UnknownFormatError(text, offset=0)
 
 

@@ -236,7 +236,7 @@ class Archive:
             first, second = self.label(original), self.label(duplicate)
             what = f"entries {original} and {duplicate} are both called {quoted(second)}"
             if first != second:
-                what = f"the names of entries {quoted(first)} and {quoted(second)} differ in capitals alone"
+                what = f"the names of entries {quoted(first)} and {quoted(second)} differ only in capitals"
             raise LayoutError(what, field="name", offset=int(scanned.offset[duplicate]))
         self._check_order(begin, options, warnings)
 

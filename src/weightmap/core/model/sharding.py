@@ -112,7 +112,7 @@ def sharded_target(path: str, target_format: Format | None) -> ShardTarget | Non
     else:
         return None
     if not suffix:
-        msg = "this directory gets a model in shards, and nothing names a format for them that can be written"
+        msg = "no writable format is known for the shards in this directory"
         if path.endswith(INDEX_SUFFIX):
             msg = f"this index must name the format of its shards, as model.safetensors{INDEX_SUFFIX} does"
         raise EncodeError(msg, path=path, remedy=Remedy("give {}", "format"))

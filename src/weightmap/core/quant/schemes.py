@@ -49,7 +49,7 @@ def checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape as integers. Raises `QuantError` when no array, even an empty one, can have it."""
     dims = tuple(map(index, shape))
     if min(dims, default=0) < 0 or len(dims) > _MAX_DIMENSIONS or math.prod(dim or 1 for dim in dims) > _MAX_ELEMENTS:
-        expected = f"up to {_MAX_DIMENSIONS} dimensions, none negative, with a product of those but 0 up to 2**56"
+        expected = f"up to {_MAX_DIMENSIONS} dimensions, none negative; the product of all but 0 is at most 2**56"
         raise QuantError("shape", field="shape", actual=list(dims), expected=expected)
     return dims
 

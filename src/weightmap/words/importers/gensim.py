@@ -133,7 +133,7 @@ class Machine:
 
     def _top(self, *kinds: type) -> Any:
         if not self.stack or not isinstance(self.stack[-1], kinds):
-            self._fail("changes what it cannot change")
+            self._fail("changes an object that cannot change")
         return self.stack[-1]
 
     def _marked(self) -> list[Any]:
@@ -148,7 +148,7 @@ class Machine:
     def _make(self, value: Any) -> None:
         self._created += 1
         if self._created > _MAX_MADE:
-            what = f"the pickle has more than {_MAX_MADE} containers and objects, which word vectors have not"
+            what = f"the pickle has more than {_MAX_MADE} containers and objects: too many for word vectors"
             raise UnsupportedError(what, field="pickle", offset=self._position)
         self.stack.append(value)
 

@@ -32,7 +32,7 @@ REFUSED = {
     "__0_0.distcp": (archive() * 3, f"this file holds parts of tensors, as a rank of torch.distributed.c.*{DISTCP}"),
     "__0_1.distcp": (archive(wide=False), DISTCP),
     "renamed.pt": (archive() * 2, f"{DISTCP}.*dcp_to_torch FOLDER FILE.pt"),
-    ".metadata": (METADATA, f"says which tensors the .distcp files beside it hold parts of: {DISTCP}"),
+    ".metadata": (METADATA, f"lists the tensors whose parts are in the .distcp files beside it: {DISTCP}"),
 }
 
 

@@ -72,7 +72,7 @@ _NAMES = "at most {} (by the size of the pickle, and Limits.max_header_bytes)"
 _MEMORY = "{name} takes more memory than any that torch.save writes ({kind})"
 # For other faults: the class of the error, its text, its field, and the expected value unless it is a number.
 _FAULTS: dict[str, tuple[type[FormatError], str, str, str]] = {
-    "PICKLE_STACK": (FormatError, "{name}: opcode {actual:#04x} finds on the stack what it cannot take", "pickle", ""),
+    "PICKLE_STACK": (FormatError, "{name}: opcode {actual:#04x} does not fit the values on the stack", "pickle", ""),
     "PICKLE_MEMO": (FormatError, "{name}: number of an entry of the memo", "pickle", "less than {}"),
     "PICKLE_CALL": (UnsupportedError, f"{{name}}: opcode {{actual:#04x}} {_CALLS}", "pickle", ""),
     "PICKLE_RANGE": (LayoutError, "{name}: a tensor reaches past its storage, to element", "pickle", "less than {}"),
