@@ -334,7 +334,7 @@ def test_what_does_not_fit_is_refused_at_once(model):
         (lambda pool: pool.hold("scalar", 0), IndexError, "first dimension is 0"),
         (lambda pool: pool.hold(NAMES[0], -5), wm.PlanError, "index -5 .* first dimension is 4"),
         (lambda pool: pool.hold(NAMES[0], 1.5), wm.PlanError, r"'expert\.0' is 1\.5, expected a whole number"),
-        (lambda pool: pool.hold(NAMES[0], (1, 2)), wm.PlanError, r"is \(1, 2\), expected a whole number, of one entry"),
+        (lambda pool: pool.hold(NAMES[0], (1, 2)), wm.PlanError, r"is \(1, 2\), expected a whole number, an entry"),
         (lambda pool: pool.hold(NAMES[0], slice(1, 2)), wm.PlanError, "expected a whole number"),
         (lambda pool: pool.hold(NAMES[0], True), wm.PlanError, "is True, expected a whole number"),
         (lambda pool: pool.hold(NAMES[0], np.True_), wm.PlanError, "expected a whole number"),
