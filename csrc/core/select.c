@@ -48,15 +48,17 @@ static wm_variants choose(uint32_t features) {
 
     if (HAS(WM_AVX2)) { /* with AVX-512, these gain at most a fifth where they are used */
         USE(f16_to_f32, f16_to_f32_x86_avx2), USE(bf16_to_f32, bf16_to_f32_x86_avx2), USE(narrow, narrow_x86_avx2);
-        USE(ggml, ggml_x86_avx2), USE(ggml_streamed, ggml_x86_avx2_streamed), USE(stream, stream_x86_avx2);
+        USE(ggml_streamed, ggml_x86_avx2_streamed);
         USE(differ, differ_x86_avx2), USE(fnv1a32, fnv1a32_x86_avx2), USE(combine_rows, combine_rows_x86_avx2);
     }
     if (HAS(WM_AVX512)) {
         USE(intblock, intblock_x86_avx512), USE(mixed, mixed_x86_avx512);
+        USE(ggml, ggml_x86_avx512), USE(stream, stream_x86_avx512);
         USE(quantize, quantize_x86_avx512), USE(ggml_quantize, ggml_quantize_x86_avx512);
         USE(groups, groups_x86_avx512), USE(lookup, lookup_x86_avx512), USE(tables, tables_x86_avx512);
     } else if (HAS(WM_AVX2)) {
         USE(intblock, intblock_x86_avx2), USE(mixed, mixed_x86_avx2);
+        USE(ggml, ggml_x86_avx2), USE(stream, stream_x86_avx2);
         USE(quantize, quantize_x86_avx2), USE(ggml_quantize, ggml_quantize_x86_avx2);
         USE(groups, groups_x86_avx2), USE(lookup, lookup_x86_avx2), USE(tables, tables_x86_avx2);
     }

@@ -12,12 +12,19 @@
  *     nibbles(p)                   the 16 bytes at p: first all low halves, then all high halves
  *     nibbles8(p)                  the same for 8 bytes, then for the next 8
  *     of_words(a, b, c, d)         four times 8 bytes, the lowest bits first
- *     bits(word, value)            `value` where a bit of the 32 is set, else 0
+ *     bits(word, value)            `value` where a bit of the 32 is set, else 0; where BOOKS is not defined
  *     field(c, shift, mask)        c >> shift & mask, or with a negative shift c << -shift & mask
  *     plus(c, n), add(a, b)        sums, modulo 256
  *     negate(c, word)              -c where a bit of the 32 is set
  *     lookup(table, c)             table[c] of 16 bytes, for c < 16
  *   STREAMED                     if defined, stores bypass the caches, and `out` begins where a line of 64 bytes does
+ *   BOOKS                        optional: 16 floats in a register (`book`), and functions that this file else defines:
+ *     line(from, s, x)             s * i + x, for sixteen i that begin with `from`
+ *     scaled(table, s)             s * table[i], for 16 signed bytes
+ *     put_nibbles(out, p, t)       t[low half] of 16 bytes, then t[high half]
+ *     put_pairs(out, p, t, u)      t[low half] of 32 bytes, then u[high half]
+ *     put_fives(out, p, high, t, u)  put_nibbles, but u where a bit of `high` is set: u goes on where t ends
+ *     put_quarters(out, p, s, x)   out[32 * k + i] = s[j] * c + x[j], c the bits 2k and 2k + 1 of p[i], j = 2k + i / 16; 32 bytes
  *   half_at(p)                   the float16 at p
  *   products(out, v, w, a, b)    out[i] = a * signed byte i of the word v, out[8 + i] = b * signed byte i of w
  *   put(out, c, s, t)            out[i] = s * c[i] for i < 16, t * c[i] for 16 <= i < 32, of signed bytes
@@ -37,25 +44,56 @@
 #define JOIN(a, b) JOIN_NAMES(a, b)
 #define DECODER(name) TARGET WM_INLINE void decode_##name(const uint8_t *b, float *out)
 
-/* ---------------------------------------------------------------------------------------- blocks of 32 elements */
-DECODER(q4_0) {
-    const float d = half_at(b);
-    put(out, plus(nibbles(b + 2), -8), d, d);
+#if !defined(BOOKS)
+typedef struct {
+    const int8_t *table; /* NULL: 0, 1, 2, ... */
+    float s, x;
+} book;
+TARGET WM_INLINE book line(int from, float s, float x) { return (book){NULL, s, x}; }
+TARGET WM_INLINE book scaled(const int8_t *table, float s) { return (book){table, s, 0}; }
+TARGET WM_INLINE void put_by(float *out, codes c, book t) {
+    if (t.table)
+        put(out, lookup(t.table, c), t.s, t.s);
+    else
+        put_sum(out, c, t.s, t.x, t.s, t.x);
 }
+TARGET WM_INLINE void put_nibbles(float *out, const uint8_t *p, book t) { put_by(out, nibbles(p), t); }
+TARGET WM_INLINE void put_pairs(float *out, const uint8_t *p, book t, book u) {
+    const codes both = load32(p);
+    put_by(out, field(both, 0, 15), t);
+    put_by(out + 32, field(both, 4, 15), u);
+}
+TARGET WM_INLINE void put_fives(float *out, const uint8_t *p, uint32_t high, book t, book u) {
+    const codes all = add(nibbles(p), bits(high, 16));
+    if (t.table)
+        put(out, plus(all, t.table[0]), t.s, t.s);
+    else
+        put_sum(out, all, t.s, t.x, t.s, t.x);
+}
+TARGET WM_INLINE void put_quarters(float *out, const uint8_t *p, const float s[8], const float x[8]) {
+    const codes q = load32(p);
+    for (int k = 0; k < 8; k += 2) put_sum(out + 16 * k, field(q, k, 3), s[k], x[k], s[k + 1], x[k + 1]);
+}
+#endif
 
-DECODER(q4_1) {
-    const float d = half_at(b), m = half_at(b + 2);
-    put_sum(out, nibbles(b + 4), d, m, d, m);
-}
+/* ---------------------------------------------------------------------------------------- blocks of 32 elements */
+static const int8_t less_8[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+
+DECODER(q4_0) { put_nibbles(out, b + 2, scaled(less_8, half_at(b))); }
+
+DECODER(q4_1) { put_nibbles(out, b + 4, line(0, half_at(b), half_at(b + 2))); }
+
+static const int8_t less_16[16] = {-16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1};
+static const int8_t counted[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 DECODER(q5_0) {
     const float d = half_at(b);
-    put(out, plus(add(nibbles(b + 6), bits(load_le32(b + 2), 16)), -16), d, d);
+    put_fives(out, b + 6, load_le32(b + 2), scaled(less_16, d), scaled(counted, d));
 }
 
 DECODER(q5_1) {
     const float d = half_at(b), m = half_at(b + 2);
-    put_sum(out, add(nibbles(b + 8), bits(load_le32(b + 4), 16)), d, m, d, m);
+    put_fives(out, b + 8, load_le32(b + 4), line(0, d, m), line(16, d, m));
 }
 
 DECODER(q8_0) {
@@ -67,15 +105,12 @@ static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 
 /* Twice the eight magnitudes of E2M1, with either sign. */
 static const int8_t fp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-DECODER(iq4_nl) {
-    const float d = half_at(b);
-    put(out, lookup(iq4_values, nibbles(b + 2)), d, d);
-}
+DECODER(iq4_nl) { put_nibbles(out, b + 2, scaled(iq4_values, half_at(b))); }
 
 /* The scale is a power of two, 2^(e - 127), halved. */
 DECODER(mxfp4) {
     const float d = float_of_bits(b[0] < 2 ? 0x00200000u << b[0] : (uint32_t)(b[0] - 1) << 23);
-    put(out, lookup(fp4_values, nibbles(b + 1)), d, d);
+    put_nibbles(out, b + 1, scaled(fp4_values, d));
 }
 
 /* The scale of a quarter of the block: E4M3 without a sign, halved; 0x7F stands for 0. */
@@ -104,13 +139,8 @@ DECODER(q2_k) {
     const uint64_t first = load_le64(b), second = load_le64(b + 8);
     products(s, first & BYTES(15), second & BYTES(15), d, d);
     products(m, first >> 4 & BYTES(15), second >> 4 & BYTES(15), min, min);
-    for (int i = 0; i < 2; i++) {
-        const codes q = load32(b + 16 + 32 * i);
-        for (int k = 0; k < 4; k++) {
-            const int g = 8 * i + 2 * k;
-            put_sum(out + 16 * g, field(q, 2 * k, 3), s[g], m[g], s[g + 1], m[g + 1]);
-        }
-    }
+    put_quarters(out, b + 16, s, m);
+    put_quarters(out + 128, b + 48, s + 8, m + 8);
 }
 
 /* The 16 scales are 6-bit numbers less 32: first the low four bits of all, then the high two. */
@@ -141,11 +171,8 @@ TARGET WM_INLINE void k_scales(const uint8_t *b, float out[16]) {
 DECODER(q4_k) {
     float s[16];
     k_scales(b, s);
-    for (int i = 0; i < 4; i++, out += 64) {
-        const codes q = load32(b + 16 + 32 * i);
-        put_sum(out, field(q, 0, 15), s[2 * i], s[8 + 2 * i], s[2 * i], s[8 + 2 * i]);
-        put_sum(out + 32, field(q, 4, 15), s[2 * i + 1], s[9 + 2 * i], s[2 * i + 1], s[9 + 2 * i]);
-    }
+    for (int i = 0; i < 4; i++)
+        put_pairs(out + 64 * i, b + 16 + 32 * i, line(0, s[2 * i], s[8 + 2 * i]), line(0, s[2 * i + 1], s[9 + 2 * i]));
 }
 
 DECODER(q5_k) {
@@ -182,7 +209,7 @@ DECODER(iq4_xs) {
     uint64_t six = 0;
     for (int i = 0; i < 8; i++) six |= ((low >> 4 * i & 15) | (high >> 2 * i & 3) << 4) << 8 * i;
     products(s, less_32(six), 0, d, d);
-    for (int i = 0; i < 8; i++) put(out + 32 * i, lookup(iq4_values, nibbles(b + 8 + 16 * i)), s[i], s[i]);
+    for (int i = 0; i < 8; i++) put_nibbles(out + 32 * i, b + 8 + 16 * i, scaled(iq4_values, s[i]));
 }
 
 /* -------------------------------------------------------------------------------------------------- three values */

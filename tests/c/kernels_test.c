@@ -816,6 +816,7 @@ static void test_variants(void) {
     if (cpu & WM_AVX2) VARIANT(test_narrow, narrow_x86_avx2);
     if (cpu & WM_AVX512) VARIANT(test_intblock, intblock_x86_avx512);
     if (cpu & WM_AVX2) VARIANT(test_ggml, ggml_x86_avx2);
+    if (cpu & WM_AVX512) VARIANT(test_ggml, ggml_x86_avx512);
     if (cpu & WM_AVX2) VARIANT(test_ggml, ggml_x86_avx2_streamed);
     if (cpu & WM_AVX2) VARIANT(test_ggml_quantize, ggml_quantize_x86_avx2);
     if (cpu & WM_AVX512) VARIANT(test_ggml_quantize, ggml_quantize_x86_avx512);
