@@ -29,7 +29,7 @@ BUDGETS = {
     "onnxruntime": 50,
     "plans": 2_123,
     "pool": 744,
-    "remote": 1_849,
+    "remote": 1_845,
     "report": 1_318,
     "torch": 965,
     "trust": 619,

@@ -120,8 +120,7 @@ class HubStore:
     revision: str | None
 
     def __init__(self, kind: str, name: str, revision: str | None, deadline: float) -> None:
-        self._arguments = kind, name, revision, deadline
-        self.kind, self.name, self.revision, self._deadline = self._arguments
+        self.kind, self.name, self.revision, self._deadline = kind, name, revision, deadline
         self._called = f"{kind}s--{name.replace('/', '--')}"
         self._names_commit = revision is not None and _COMMIT.fullmatch(revision) is not None
         self._hub = _library()
@@ -130,7 +129,7 @@ class HubStore:
         self._web: WebStore | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HubStore, self._arguments
+        return HubStore, (self.kind, self.name, self.revision, self._deadline)
 
     # ------------------------------------------------------------------------------------------------- a commit
     def snapshot(self, _: str = "") -> _Snapshot:

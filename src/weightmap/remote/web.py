@@ -288,8 +288,7 @@ class WebStore:
         private: Mapping[str, str] | None = None,
         fault: Callable[[int, Any], StoreError] = fault_of_status,
     ) -> None:
-        self._arguments = (base, timeout, redirects, query)
-        self._base, self._timeout, self._redirects, self._query = self._arguments
+        self._base, self._timeout, self._redirects, self._query = base, timeout, redirects, query
         self._private, self._home, self._fault = private, _Host.of(base), fault
         # The target of the redirect for each object, and the object's tag.
         self._moved: dict[str, tuple[str, str | None]] = {}
@@ -300,7 +299,7 @@ class WebStore:
         weakref.finalize(self, _close_all, self._idle)  # runs before objects of a garbage cycle are finalised
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, self._arguments
+        return partial(WebStore, redirects=self._redirects, query=self._query), (self._base, self._timeout)
 
     def get(self, path: str, *, options: dict[str, Any]) -> _Answer:
         """Request a range of an object, or with ``head`` its metadata: see obstore's `get`.
@@ -484,10 +483,6 @@ def _close_all(idle: dict[_Host, list[http.client.HTTPConnection]]) -> None:
     while idle:
         for connection in idle.popitem()[1]:
             connection.close()
-
-
-def _unpickled(base: str, timeout: float, redirects: bool, query: str) -> WebStore:  # noqa: FBT001 - of a pickle
-    return WebStore(base, timeout, redirects=redirects, query=query)
 
 
 def _date(text: str | None) -> dt.datetime | None:
