@@ -27,7 +27,7 @@ BUDGETS = {
     "jax": 80,
     "llama": 1_282,
     "onnxruntime": 50,
-    "plans": 2_123,
+    "plans": 2_113,
     "pool": 744,
     "remote": 1_845,
     "report": 1_318,

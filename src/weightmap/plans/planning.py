@@ -316,22 +316,13 @@ class ReadPlan:
 
         An index of None means the whole tensor; a tensor of several parts comes several times.
         """
-        for file, source, numbers in self._by_file():
+        for file, numbers in self.spans.by_file(self._numbers):
             parts: list[tuple[int, Any]] = [
                 (number, key)
                 for number in numbers.tolist()
                 for key in (Indices.of(self._indices[number]) if number in self._indices else _WHOLE)
             ]
-            yield source, parts, list(self._reads_of(file))
-
-    def _by_file(self) -> Iterator[tuple[int, Source, NDArray[np.int64]]]:
-        """Yield each file with wanted tensors: its number, source, and the numbers of these tensors."""
-        sources = self.spans.sources
-        bounds = np.searchsorted(self.spans.file[self._numbers], np.arange(len(sources) + 1)).tolist()
-        for file, source in enumerate(sources):
-            numbers = self._numbers[bounds[file] : bounds[file + 1]]
-            if len(numbers):
-                yield file, source, numbers
+            yield self.spans.sources[file], parts, list(self._reads_of(file))
 
     def explain(self) -> PlanReport:
         """Return the cost of this plan, with advice: ``print(plan.explain())``.
@@ -375,7 +366,8 @@ class ReadPlan:
                 raise PlanError("budget", path=name_of(self.file), field="budget", actual=limit, expected=expected)
 
     def _run(self, ways: Sequence[str], options: RunOptions) -> Iterator[tuple[str, Any]]:
-        for file, source, numbers in self._by_file():
+        for file, numbers in self.spans.by_file(self._numbers):
+            source = self.spans.sources[file]
             share = FileShare(
                 self.spans, source, file, numbers, self._indices, self._rows, self._heads, self.gap, self._within
             )

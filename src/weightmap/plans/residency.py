@@ -162,6 +162,13 @@ class Spans:
         begin = 0 if part.begin <= self.begin[low] else part.begin
         return Range(begin, self.sources[file].size if part.end >= last else part.end)
 
+    def by_file(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each file with some of these tensors, and their numbers, which ascend."""
+        bounds = np.searchsorted(self.file[numbers], np.arange(len(self.sources) + 1)).tolist()
+        for file, (low, high) in enumerate(pairwise(bounds)):
+            if low < high:
+                yield file, numbers[low:high]
+
     def find(self, name: str) -> int:
         """Return the number of the tensor called `name`. Raises `TensorNotFoundError`."""
         row: int = self._table.find(name)
@@ -190,29 +197,24 @@ def spans_of(model: Any) -> Spans:
 def residency(model: Any, names: str | Sequence[str] | None) -> dict[str, Residency]:
     """Implement `TensorFile.residency`."""
     internals.check_unchanged(model)
-    spans = spans_of(model)
-    numbers = _numbers(spans, names)
-    resident = resident_bytes(spans, numbers)
-    columns = (spans.names(numbers), resident.tolist(), spans.nbytes[numbers].tolist())
+    spans, numbers = _chosen(model, names)
+    columns = (spans.names(numbers), resident_bytes(spans, numbers).tolist(), spans.nbytes[numbers].tolist())
     return {name: Residency(there, nbytes) for name, there, nbytes in zip(*columns, strict=True)}
 
 
 def resident_bytes(spans: Spans, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the resident bytes of each of these tensors."""
-    resident = np.zeros(len(numbers), np.int64)
-    for file, places in _by_file(spans, numbers):
-        some = numbers[places]
-        resident[places] = resident_in(spans.sources[file], spans.begin[some], spans.nbytes[some])
-    return resident
+    resident = [np.empty(0, np.int64)]
+    for file, some in spans.by_file(numbers):
+        resident.append(resident_in(spans.sources[file], spans.begin[some], spans.nbytes[some]))
+    return np.concatenate(resident)
 
 
 def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
     """Implement `TensorFile.prefetch`."""
     internals.check_open(model)
-    spans = spans_of(model)
-    numbers = _numbers(spans, names)
-    for file, places in _by_file(spans, numbers):
-        some = numbers[places]
+    spans, numbers = _chosen(model, names)
+    for file, some in spans.by_file(numbers):
         begins, ends = spans.begin[some], spans.begin[some] + spans.nbytes[some]
         spans.sources[file].prefetch(map(Range, begins.tolist(), ends.tolist()))
 
@@ -220,11 +222,10 @@ def prefetch(model: Any, names: str | Sequence[str] | None) -> None:
 def release(model: Any, names: str | Sequence[str] | None) -> int:
     """Implement `TensorFile.release`."""
     internals.check_unchanged(model)
-    spans = spans_of(model)
-    numbers = _numbers(spans, names)
+    spans, numbers = _chosen(model, names)
     before = _resident_or_none(spans, numbers)
-    for file, places in _by_file(spans, numbers):
-        begins, sizes = spans.begin[numbers[places]], spans.nbytes[numbers[places]]
+    for file, some in spans.by_file(numbers):
+        begins, sizes = spans.begin[some], spans.nbytes[some]
         cuts = np.flatnonzero(begins[1:] > begins[:-1] + sizes[:-1] + _MAX_PADDING) + 1
         runs = zip(np.split(begins, cuts), np.split(begins + sizes, cuts), strict=True)
         ranges = [spans.with_edges(file, Range(int(starts[0]), int(stops.max()))) for starts, stops in runs]
@@ -233,20 +234,15 @@ def release(model: Any, names: str | Sequence[str] | None) -> int:
     return 0 if before is None or after is None else max(0, before - after)
 
 
-def _numbers(spans: Spans, names: str | Sequence[str] | None) -> NDArray[np.int64]:
+def _chosen(model: Any, names: str | Sequence[str] | None) -> tuple[Spans, NDArray[np.int64]]:
+    """Return the places of all tensors, and the numbers of those with these names, by default all."""
+    spans = spans_of(model)
     if names is None:
-        return np.arange(len(spans), dtype=np.int64)
+        return spans, np.arange(len(spans), dtype=np.int64)
     if not isinstance(names, Iterable):
         raise mistyped("names", names, "a name or a sequence of them")
-    return np.array(sorted({spans.find(name) for name in ([names] if isinstance(names, str) else names)}), np.int64)
-
-
-def _by_file(spans: Spans, numbers: NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
-    """Yield each file, and the slice of these tensors that lies in it."""
-    bounds = np.searchsorted(spans.file[numbers], np.arange(len(spans.sources) + 1)).tolist()
-    for file, (low, high) in enumerate(pairwise(bounds)):
-        if low < high:
-            yield file, slice(low, high)
+    numbers = {spans.find(name) for name in ([names] if isinstance(names, str) else names)}
+    return spans, np.array(sorted(numbers), np.int64)
 
 
 def _resident_or_none(spans: Spans, numbers: NDArray[np.int64]) -> int | None:
