@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 _FORMATS = ("safetensors", "embd", "bintensors", "amb", "gguf")
-_USUAL_INDEX = "model.safetensors.index.json"
+_USUAL_INDEX = USUAL_NAMES[0]
 # A setting of the stock loader that does not concern files: whether every parameter must come from the checkpoint.
 _STOCK = ("enable_weights_track",)
 _CHOICES = {"mode": ("mmap", "cow", "copy", "sealed", "direct"), "verify": ("header", "full", "none")}

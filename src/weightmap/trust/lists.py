@@ -26,6 +26,7 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import write_plan
 from weightmap.core.bytes.open_source import blob_of, is_missing
 from weightmap.core.bytes.sink import WritePlan
+from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native.access import refuse_loop, status_of
 from weightmap.errors import TrustError
 
@@ -43,7 +44,6 @@ _DOWNLOADS = os.path.join(".cache", "huggingface", "download")
 # How many folders, from the model's own upwards, may hold the notes of a download.
 _ABOVE = 4
 _SMALL = 1 << 16
-_INDEX = ".index.json"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 _POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 _LARGEST_POINTER = 1024
@@ -275,10 +275,10 @@ def write_sums(path: str) -> None:
     folder, filename = (absolute, "") if os.path.isdir(absolute) else os.path.split(absolute)
     if not filename:
         names = [os.path.relpath(at, folder) for at in _files(folder)]
-    elif os.path.isfile(absolute) and not filename.endswith(_INDEX):
+    elif os.path.isfile(absolute) and not filename.endswith(INDEX_SUFFIX):
         names = [filename]
     else:
-        index = filename if filename.endswith(_INDEX) else f"{filename}{_INDEX}"
+        index = filename if filename.endswith(INDEX_SUFFIX) else f"{filename}{INDEX_SUFFIX}"
         listing = strict_json.loads(Path(folder, index).read_bytes(), index)
         names = sorted({index, *map(str, listing["weight_map"].values())})
     target = os.path.join(folder, SUMS)
