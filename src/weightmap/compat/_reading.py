@@ -452,8 +452,8 @@ class SafeSlice:
         Raises
         ------
         SliceError
-            Where numpy raises IndexError or ValueError, from which it derives: too many indices, out of bounds, a step
-            of 0.
+            For an index that makes numpy raise IndexError or ValueError (SliceError derives from both): too many
+            indices, out of bounds, a step of 0.
         UnsupportedError
             For a part of a tensor whose elements are packed below the byte.
         """

@@ -131,31 +131,31 @@ def pull(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DeltaReport:
-    """Bring a local model to a published version, by deltas where possible.
+    """Update a local model to a published version, by deltas if possible.
 
     The pull begins at the newest full version up to the wanted one, at `base`, or at the local version, whichever needs
     the fewest deltas. It writes all files beside the old ones, compares all checksums and flushes everything; then one
-    step switches files and version. If it is stopped at any moment, the directory holds wholly one version or the
-    other, and the next pull goes on. Arrays over the old files keep the old bytes.
+    step switches files and version. If it is stopped at any moment, the directory holds entirely the old or the new
+    version, and the next pull continues. Arrays over the old files keep the old bytes.
 
     Parameters
     ----------
     local : str or os.PathLike
         The directory; made if it does not exist. It keeps its version in ``.weight_sync/state.json``, as SGLang's
-        ``/pull_weights`` does, and the two can take turns. A model without a record counts as the base; the checksums
-        confirm that.
+        ``/pull_weights`` does, and the two can take turns. A model without a record counts as the base, which the
+        checksums confirm.
     source : str or os.PathLike
         The directory with ``weight_vNNNNNN/``, or its address.
     base : str, os.PathLike or anything else that `weightmap.open` takes, optional
-        The model that is version 0. Its configuration and tokenizer are copied too, as for full versions.
+        The model of version 0. Its configuration and tokenizer are copied too, as for full versions.
     version : int, optional
-        By default the newest finished version; then a newer local model stays as it is. A given older version is
-        rebuilt.
+        The wanted version. By default the newest finished one, unless the local model is newer, which then stays
+        unchanged. A given older version is rebuilt.
     in_place : bool
         Change the files themselves, by a journal, if the pull begins at the local version and no process has them open:
         the disk then needs room only for the changes, which are written first. Meanwhile `weightmap.open` raises an
-        error that the model is being changed, and that a stopped pull must be repeated, so that readers never see a
-        mixture. Files that may be open (also on network file systems, which do not tell) are written beside instead.
+        error, so that readers never see a mixture: the model is being changed, or a stopped pull must be repeated. New
+        files are written beside files that may be open, also on network file systems, which do not tell.
     threads : int, optional
         The most threads that share the work, tensor by tensor; by default one for each CPU of this process.
     progress : callable, optional
@@ -191,7 +191,7 @@ def pull(
         if base is not None and os.path.samefile(base, place.folder):  # type: ignore[arg-type]  # suppressed
             base = None
     target = versions.newest_in(published) if number is None else number
-    # Without a record before the lock, which makes a folder: where no path is found, nothing is left behind.
+    # Without a record, find the path before the lock, which makes a folder: a failure then leaves nothing behind.
     paths = [] if place.is_recorded else [_find_path(place, published, target, None, base)]
     try:
         with place.holding():
@@ -365,7 +365,7 @@ def _advance(place: Local, path: UpgradePath, target: int, at: int | None, work:
 def _opened(path: UpgradePath) -> Iterator[tuple[TensorFile, TensorFile]]:
     """Open the model at which a path begins, and the one at its end.
 
-    Where the checksum of a tensor differs, say that the first may not be the base version, or is the last one.
+    If the checksum of a tensor differs, say that the first may not be the base version, or that it is the last one.
     """
     base = open_with(path.begin, _READING)
     with overlaid(base, path.deltas, _READING) as file:
@@ -404,7 +404,7 @@ def _stage(
     update: bool,
     in_place: bool,
 ) -> Journal:
-    """Write what a version needs to ``next/``, all of it or what changes, and return the change that it takes."""
+    """Write the files of a version to ``next/``, all of them or only the changed ones; return the journal for it."""
     parts = {name: sources_of(shard)[0] for name, shard in base.shards.items()}
     path = sources_of(file)[0].path  # of the index, or of the only file
     only = called(path) if update and path is not None else versions.SINGLE
@@ -452,7 +452,7 @@ def _stage(
         index = called(path) if update and path is not None else versions.INDEX
         _write_index(place, path, index, names)
         shards = [(name, name) for name in names.values()]
-        # Where there was no model, shards without their index might pass for one.
+        # If there was no model before, shards without their index might pass for one.
         *first, switch = (*shards, (index, index)) if old else ((index, index), *shards)
         moves += first
     elif not update and versions.INDEX in old:  # readers prefer an index: its end is the step
@@ -488,13 +488,13 @@ def _as_safetensors(file: TensorFile) -> WritePlan:
 
 
 def _check_base(model: str, step: versions.Delta) -> None:
-    """Refuse a model without a record that lacks what the delta before changed, where that lies beside this one.
+    """Refuse a model without a record that lacks the changes of the previous delta, if this lies beside the delta.
 
-    A delta has checksums of the tensors alone that it changes: a model two versions behind may pass for its base.
+    A delta has checksums only of the tensors that it changes: a model two versions behind may pass for its base.
     """
     source, _ = versions.split_version(step.path)
     before = None
-    with contextlib.suppress(TensorFileError, OSError):  # nobody can tell
+    with contextlib.suppress(TensorFileError, OSError):  # then it cannot be checked
         before = versions.read_version(inside(source, versions.version_name(step.base_version)), _READING)
     if before is None:
         return
@@ -507,7 +507,7 @@ def _check_base(model: str, step: versions.Delta) -> None:
 
 
 def _apply_to_file(path: str, delta: versions.Delta, work: _Work, started: float) -> DeltaReport:
-    """Replace a file by what a delta makes of it."""
+    """Replace a file by its next version, under a delta."""
     with _opened(UpgradePath(path, delta.base_version, [delta])) as (base, file):
         source, rows = sources_of(file)[0], list(rows_of(file))
         changed = [row for row in rows if isinstance(row.geometry, Patched)]

@@ -393,7 +393,7 @@ def write_files(
 ) -> None:
     """Write files, each from its source and its changed rows, and flush them to the disk.
 
-    The last entry says whether a file shares the bytes of its source: then only changed rows are written. `progress` is
+    If the last entry is true, a file shares the bytes of its source, and only changed rows are written. `progress` is
     called with the bytes written since its last call. The first error ends the work.
     """
 

@@ -450,7 +450,7 @@ class Group:
         self._event: Event | None = None
 
     def reserve(self, backend: Backend, *, divide: bool) -> list[Group]:
-        """Allocate memory: one piece, or with `divide` several smaller ones where there is no room for it.
+        """Allocate memory: one piece, or with `divide` several smaller ones if there is no room for it.
 
         Returns the rest of the group for later, in smaller groups, because a caller still holds the last tensor of one
         group while the next is allocated.

@@ -144,7 +144,7 @@ class PartReader:
                 row[:] = octets[start : start + part.length]
 
     def _joined(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Ranges:
-        """Return where the reads of ranges in ascending order begin and end."""
+        """Return the beginnings and ends of the reads of ranges in ascending order."""
         one_file = np.zeros(len(starts), np.uint32)
         _, begins, ends, _ = files.join_ranges(one_file, starts, stops, gap=self.gap, max_over_read=self.max_over_read)
         return begins, ends

@@ -165,9 +165,9 @@ def _adaptive(
 
 
 def adaptive_edges(row: Row, at: int, block_size: int, scale_type: str) -> Ranges:
-    """Return where the scale and where the codes of each block of an adaptive tensor begin, and last where they end.
+    """Return the beginnings of the scales and codes of an adaptive tensor's blocks, and at last their end.
 
-    Its mask lies from `at` in the file to the first scale. Raises `QuantError` where the mask is damaged.
+    The mask lies from `at` in the file to the first scale. Raises `QuantError` if the mask is damaged.
     """
     row.storage()  # checks the mask
     count = -(-math.prod(row.shape) // block_size)

@@ -1,5 +1,5 @@
 // The tables: a filter, sorting by the buttons in the header, pages of a hundred rows. All rows come with the page, as the
-// text of what browsers without scripts show; those that are shown become elements, so that 40,000 of them cost little.
+// text that browsers without scripts show; only visible rows become elements, so that 40,000 rows cost little.
 "use strict";
 (() => {
     const PAGE = 100;
@@ -16,7 +16,7 @@
         return value === "" ? NaN : Number(value);
     }
 
-    // What has no number comes last, or first when reversed.
+    // Cells without a number come last, or first when reversed.
     const size = (x, y) => Number.isNaN(x) - Number.isNaN(y) || x - y;
 
     function sorted(rows, column, numeric) {
@@ -83,7 +83,7 @@
     function style() {
         const colours = getComputedStyle(document.documentElement);
         const [text, line, bar] = ["--text", "--line", "--bar"].map(name => colours.getPropertyValue(name).trim());
-        // What is least differs from what is blank on both pages.
+        // The smallest value must differ from a blank on light and dark pages.
         const viridis = { scheme: "viridis", extent: dark.matches ? [0.3, 1] : [0.9, 0] };
         return {
             background: "transparent",

@@ -189,8 +189,8 @@ def unit_sums(
 ) -> None:
     """Fill rows of `out` with sums of rows of a matrix, each divided by its L2 norm.
 
-    Parameters are those of `checksums.unit_sums`, but the matrix may have any dtype or be quantised; its rows are
-    added as float32.
+    The parameters are the same as for `checksums.unit_sums`, but the matrix may have any dtype or be quantised; its
+    rows are added as float32.
 
     Raises
     ------

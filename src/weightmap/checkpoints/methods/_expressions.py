@@ -234,7 +234,7 @@ class _Automaton:
     backwards : bool
         Whether the nodes match a reversed name.
     everywhere : bool
-        Whether a match may begin at any position, to find the positions where matches end.
+        Whether a match may begin at any position, to find the ends of matches.
     """
 
     MATCH = 0

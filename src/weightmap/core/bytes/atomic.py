@@ -3,7 +3,7 @@
 The bytes go to a temporary file beside the target, which is flushed to the disk and renamed over it. A reader finds
 the old file or the new one, after a crash too, and a process that has mapped the old one keeps it.
 
-An object in C owns the temporary file and removes it however writing ends: see owners.c. Where the file system can, the
+An object in C owns the temporary file and removes it however writing ends: see owners.c. If the file system can, the
 file has no name until it is complete, and disappears even if the process is killed.
 """
 
@@ -328,7 +328,7 @@ class Folder:
         """Close the temporary file and rename it to `target`, replacing a file of that name.
 
         Without `overwrite` an existing target raises FileExistsError: the file gets a second name (a hard link), or
-        replaces an empty file created for it where the file system has no links.
+        replaces an empty file created for it if the file system has no links.
         """
         temporary.close()
         name, target = os.path.join(self.path, name), os.path.join(self.path, target)

@@ -51,7 +51,7 @@ class Geometry:
     __slots__ = ()
 
     def array(self, row: Any) -> NDArray[Any]:
-        """Return the tensor, a view of the mapping where that is possible."""
+        """Return the tensor, if possible as a view of the mapping."""
         raise NotImplementedError
 
     def dense(self, row: Any) -> Source:

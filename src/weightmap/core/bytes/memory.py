@@ -86,7 +86,7 @@ class Headroom(NamedTuple):
     Attributes
     ----------
     available : int or None
-        Memory of the machine available for new uses, in bytes; None where the system does not tell.
+        Memory of the machine available for new uses, in bytes; None if the system does not tell.
     groups : tuple of ControlGroup
         The control groups of this process that have a limit, innermost first.
     """

@@ -77,7 +77,7 @@ def takes_addresses(target: str, at: int) -> Callable[[Callable[_P, _R]], Callab
 def is_directory(path: str) -> bool:
     """Whether a path is a directory, or an address has objects below it.
 
-    Raises `OSError` where the system cannot tell; `os.path.isdir` would return False.
+    Raises `OSError` if the system cannot tell; `os.path.isdir` would return False.
     """
     if type(path) is not str:
         return bool(path.has_names)  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ def names_in(folder: str, usual: Sequence[str]) -> list[str]:
 
 
 def neighbours(path: str) -> list[str] | None:
-    """Return the names in the directory of a file; None where it cannot be listed."""
+    """Return the names in the directory of a file; None if it cannot be listed."""
     if type(path) is not str:
         return path.neighbours()  # type: ignore[attr-defined,no-any-return]
     try:

@@ -185,7 +185,7 @@ class Source:
         return self._memory_octets() if file is None else file
 
     def fail_reading(self, at: int, nbytes: int, error: int, *, during: str = "it") -> NoReturn:
-        """Raise the error for bytes `at` to `nbytes` that cannot be read: by an errno, or 0 where the file ends."""
+        """Raise the error for bytes `at` to `nbytes` that cannot be read: by an errno, or 0 at the end of the file."""
         if error:
             raise self._named(OSError(error, os.strerror(error)), during)
         self._short(at, nbytes, during)

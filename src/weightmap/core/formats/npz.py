@@ -1,9 +1,9 @@
 """numpy's `.npz`, read only: an archive of `.npy` files, each an array by the name of its entry without ``.npy``.
 
-See `weightmap.core.formats._zip` for what an archive has to be, `weightmap.core.formats._npy` for an array's header.
+See `weightmap.core.formats._zip` for the rules of archives, `weightmap.core.formats._npy` for an array's header.
 Arrays of stored entries are views of the mapping. Those of deflated entries (`numpy.savez_compressed`) are inflated
 into private memory at each look-up, within `Limits.max_copy_bytes`. Entries other than arrays, and arrays that cannot
-be read, such as those of Python objects, are errors; ``strict=False`` leaves them out.
+be read, such as arrays of Python objects, are errors; ``strict=False`` leaves them out.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class TensorFile(Mapping[str, Any]):
         Every function that takes a handle takes this one: ``wm.convert(f.weights, "model.gguf")``. `info` has the
         scheme and the stored bytes of a parameter. Both handles share their files: closing one closes both.
 
-        Where a checkpoint stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
+        If a checkpoint stores a quantised parameter as several tensors (AWQ, GPTQ, compressed-tensors, FP8 with
         scales, MXFP4 of gpt-oss, ModelOpt, bitsandbytes), the parameter is one `QuantizedTensor` over views of these,
         at the place of the first; they may lie in several files. Other tensors are as in ``f[name]``. The scheme comes
         from ``quantization_config`` in the ``config.json`` beside the file, in a part of it such as ``text_config``, or
@@ -225,8 +225,8 @@ class TensorFile(Mapping[str, Any]):
             When the configuration is damaged, or a parameter is stored twice. Looking up a parameter whose pieces are
             incomplete, damaged or contradict the configuration raises an error that names them.
         UnsupportedError
-            For a method or variant that is not decoded, and for codes that no configuration explains. Their type and
-            the scales beside them give codes away: no stored piece passes for a parameter.
+            For a method or variant that is not decoded, and for codes that no configuration explains. Codes are
+            recognised by their type and the scales beside them, so that they never pass for a parameter.
         ClosedError
         """
         weights = self._weights
@@ -287,8 +287,8 @@ class TensorFile(Mapping[str, Any]):
         dtype : dtype_like, optional
             Dtype of the result; short names such as "f16" work as in `convert`, and here mean float16. Ignored when
             `out` is given. Values convert as with `numpy.ndarray.astype`. By default float32; only float64, complex64
-            and complex128, which float32 cannot hold, keep their types. Integers become float32 too, rounded where it
-            lacks digits.
+            and complex128, which float32 cannot hold, keep their types. Integers become float32 too, rounded if
+            float32 lacks digits.
         out : ndarray, optional
             Filled in place and returned; of the tensor's shape, of any dtype and strides.
         threads : int, optional
@@ -370,7 +370,7 @@ class TensorFile(Mapping[str, Any]):
         ------
         TensorNotFoundError
         OSError
-            Where the system does not tell: outside Linux, and for files that you neither own nor can write to.
+            If the system does not tell: outside Linux, and for files that you neither own nor can write to.
         """
         by_name: dict[str, Residency]
         by_name = hooks.import_part("weightmap.plans.residency", "f.residency").residency(self, names)
@@ -401,7 +401,7 @@ class TensorFile(Mapping[str, Any]):
         budget : int
             The most bytes of memory that its tensors take, in whole pages.
         direct : bool, optional
-            Read past the page cache: by O_DIRECT where the file system has it, else by giving pages back after each
+            Read past the page cache: by O_DIRECT if the file system has it, otherwise by giving pages back after each
             read. Default: if model and pool together exceed the free memory, or the pool has room for a whole model
             that is not in the page cache.
         threads : int, optional

@@ -59,7 +59,7 @@ def open(
         is copied once into memory that no process can write to or shrink any more. Arrays are read-only views of that
         copy: they neither change nor fault, whatever happens to the file, and other processes can share them, see
         `TensorFile.fileno`. A descriptor of sealed memory is used without a copy. "direct": as "copy", but past the
-        page cache, so that the model is in memory once: by O_DIRECT where the file system has it, else by giving pages
+        page cache, so that the model is in memory once: by O_DIRECT if the file system has it, else by giving pages
         back after each read. Default: the environment variable ``WEIGHTMAP_MODE``, else "mmap"; if the file system
         cannot map, this default reads the file, with a log message.
     verify : {"header", "full", "none"}

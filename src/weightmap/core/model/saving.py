@@ -246,7 +246,7 @@ def _from_product(name: str, value: Any) -> formats.Payload:
 
 
 def _asarray(value: Any) -> NDArray[Any] | None:
-    """Convert a scalar, a list, or an array of another library; return None where numpy cannot."""
+    """Convert a scalar, a list, or an array of another library; return None if numpy cannot."""
     if isinstance(value, np.ma.MaskedArray):  # the mask would be lost silently
         return None
     try:
@@ -443,7 +443,7 @@ class Output:
         BinTensors up to 64, allow nothing between tensors: the header is padded, and tensors whose size is a multiple
         come first. Other formats refuse.
     checksums : bool
-        Write checksums of the data where the format has them.
+        Write checksums of the data if the format has them.
     sha256sums : bool
         Also write a ``SHA256SUMS`` in the folder, as sha256sum does, for this file or for its shards and their index.
         An existing one keeps its lines about other files. ``open(path, trust="recorded")`` compares with it.

@@ -81,7 +81,7 @@ class ShardedContent(Content):
             check_index(file)
         tables = [content.table for content in self._contents]
         table: JoinedTable = _Table(tables)
-        # Functions are methods here: in attributes they would keep a handle that nobody closed until a collection.
+        # Functions are methods here: in attributes they would keep an unclosed handle until a garbage collection.
         self.layout, self.table, self.warnings = "sharded", table, []
         options.limits.check("max_tensors", len(table), "number of tensors")
         # The number of the shard of each tensor.
@@ -357,7 +357,7 @@ def _folders_with_models(folder: str, names: Sequence[str]) -> list[str]:
 
 
 def _shards_named(path: str) -> set[str]:
-    """Return the files that an index names; none where it is damaged or gone."""
+    """Return the files that an index names; none if it is damaged or gone."""
     try:
         source = open_source.from_path(path, "copy")
         try:
@@ -751,7 +751,7 @@ def _open_shards(
 
 
 def _open_or_error(index: str, name: str, options: Options) -> TensorFile | errors.TensorFileError:
-    """Open a shard; where `strict` is False, return the error for a missing or damaged one, or one that is no file."""
+    """Open a shard; unless `strict`, return the error for a shard that is missing, damaged or not a file."""
     try:
         return _open_shard(index, name, options)
     except (errors.FormatError, errors.NotRegularFileError) as error:

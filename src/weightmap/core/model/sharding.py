@@ -203,7 +203,7 @@ def removing_new(target: ShardTarget, names: Iterable[str]) -> Iterator[None]:
 
 
 def _is_new(path: str) -> bool:
-    """Whether a path is free. False where the system cannot tell: a file that may be there is not ours to remove."""
+    """Whether a path is free. False if the system cannot tell, because we may only remove our own files."""
     try:
         os.lstat(path)
     except OSError as error:
@@ -224,8 +224,8 @@ def within(
 def holding(target: ShardTarget, part: int | None = None) -> Iterator[None]:
     """Hold a target, or one of the parts that ranks write; make its directory if only that is missing.
 
-    A lock on the hidden file ``.INDEX.lock`` keeps other runs out, on other machines too where the file system shares
-    locks. It ends with the process; the last run removes the file.
+    A lock on the hidden file ``.INDEX.lock`` keeps other runs out, even on other machines if the file system shares
+    locks. The lock ends with the process; the last run removes the file.
 
     Raises
     ------

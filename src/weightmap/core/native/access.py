@@ -165,7 +165,7 @@ class Failed(Exception):  # noqa: N818 - callers turn it into an error that name
     at : int
         The number, or the byte that could not be read.
     error : int
-        An errno; 0 where the file ends.
+        An errno; 0 at the end of the file.
     """
 
     def __init__(self, what: str, at: int, error: int) -> None:
@@ -326,7 +326,7 @@ def cpus() -> int:
 
 
 def in_threads(pool: Executor, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
-    """Yield the results of calls, in order, made in a pool; in this thread, where the system has no more for it.
+    """Yield the results of calls, in order, made in a pool; in this thread, if the system has no more threads.
 
     The pool may make the first of these too.
     """

@@ -197,7 +197,7 @@ class FileComparer:
     Parameters
     ----------
     threads : int
-        At most this many share the work; fewer where there is too little to gain.
+        At most this many share the work; fewer if there is too little to gain.
     """
 
     def __init__(self, threads: int) -> None:

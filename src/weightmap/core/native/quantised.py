@@ -129,7 +129,7 @@ def decode_blocks(
     out : ndarray of float32 or float16, optional
         Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, outside `data`.
     threads : int
-        At most this many threads share the work; fewer where there is too little to gain.
+        At most this many threads share the work; fewer if there is too little to gain.
 
     Returns
     -------
@@ -187,7 +187,7 @@ def dequantize_int4(
         Filled and returned: any shape of `n` elements, C-contiguous, aligned, writeable, outside `data`. float16
         values are the float32 ones rounded to nearest, ties to even.
     threads : int
-        At most this many threads share the work; fewer where there is too little to gain.
+        At most this many threads share the work; fewer if there is too little to gain.
 
     Returns
     -------
@@ -363,7 +363,7 @@ def floats(a: ArrayLike) -> NDArray[np.float32]:
 
 
 def flat_floats(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the elements as a flat array of float32, infinite where they are too large."""
+    """Return the elements as a flat array of float32; elements that are too large become infinite."""
     if array.dtype == np.float32 and array.flags.c_contiguous and array.flags.aligned:
         return array.reshape(-1)
     with np.errstate(over="ignore"):  # elements that overflow are reported as not finite
@@ -736,7 +736,7 @@ def decode_ggml(
     out : ndarray of float32 or float16, optional
         Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, outside `data`.
     threads : int
-        At most this many threads share the work; fewer where there is too little to gain.
+        At most this many threads share the work; fewer if there is too little to gain.
 
     Returns
     -------

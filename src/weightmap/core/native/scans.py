@@ -715,7 +715,7 @@ class Pickle:
     Parameters
     ----------
     data : bytes or ndarray of uint8 or None
-        The program; None where it lies in a file.
+        The program; None if it lies in a file.
     most, most_names : int
         The most tensors that the program may make, and bytes of their names.
     fd, begin, size : int
@@ -727,7 +727,7 @@ class Pickle:
     Attributes
     ----------
     end : int
-        Where the program ends in the data.
+        The end of the program in the data.
     fault : Fault or None
         The defect, if any; the other attributes are then meaningless.
     """
@@ -766,7 +766,7 @@ class Pickle:
 
     @property
     def end(self) -> int:
-        """Where the program ends in the data."""
+        """The end of the program in the data."""
         return int(self._native.end)
 
     @property
@@ -809,7 +809,7 @@ class Pickle:
     def tensors(self, storages: NDArray[np.uint64]) -> tuple[Columns, NDArray[np.uint64] | None] | access.Fault:
         """Return the tensors, given the offsets of their storages, and the strides of tensors that are not row-major.
 
-        The strides are in elements, as many as dimensions; None where all tensors are row-major.
+        The strides are in elements, as many as dimensions; None if all tensors are row-major.
         """
         native = self._native
         columns = Columns.scratch(native.names_len, native.n_tensors, native.n_dims)

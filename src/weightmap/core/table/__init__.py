@@ -121,7 +121,7 @@ class StringTable:
             raise FormatError(msg, path=self.path, format=self.format, field=self._what, offset=at) from None
 
     def _offset(self, i: int) -> int | None:
-        """Return the offset in the file of string i, or None where it is unknown."""
+        """Return the offset in the file of string i, or None if it is unknown."""
         return None if self.end is None else self.end - len(self._data) + int(self._bounds[i])
 
     def __iter__(self) -> Iterator[str]:

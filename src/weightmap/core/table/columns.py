@@ -60,7 +60,7 @@ class ColumnTable(Table):
         self._typed = typed
 
     def position(self, row: int) -> int | None:
-        """Return the offset in the file of a row's entry, or None where it is unknown."""
+        """Return the offset in the file of a row's entry, or None if it is unknown."""
         return self._locate(row) if self._locate is not None and row < self.count else None
 
     def _scan(self, name: bytes) -> int:
@@ -285,7 +285,7 @@ class JoinedTable(Table):
                 table.detach_index()
 
     def position(self, row: int) -> int | None:
-        """Return the offset in its file of a row's entry, or None where it is unknown."""
+        """Return the offset in its file of a row's entry, or None if it is unknown."""
         table, number = self._table_of(row)
         return table.position(number)
 

@@ -76,7 +76,7 @@ class Row(NamedTuple):
         return (np.dtype(np.uint8), (self.nbytes,)) if self.dtype.packed else (numpy_dtype(self.dtype), self.shape)
 
     def array(self) -> Any:
-        """Return the result of a look-up: a view of the mapping where possible, or a quantised tensor over it."""
+        """Return the result of a look-up: a view of the mapping if possible, or a quantised tensor over it."""
         if self.geometry is not None:
             return self.geometry.array(self)
         if self.dtype.quantized:
@@ -336,7 +336,7 @@ class Table:
             yield first, last, columns
 
     def position(self, row: int) -> int | None:
-        """Return the offset in the file of a row's entry, or None where it is unknown; for messages."""
+        """Return the offset in the file of a row's entry, or None if it is unknown; for messages."""
         raise NotImplementedError
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ Ours, where the specification is silent
 * `convert` writes the vocabulary of a model directory to the tokenizer section. WordPiece: the tokens by id, in UTF-8,
   each followed by a line feed. BPE: a JSON object ``{"merges": [[left, right], ...], "vocab": {token: id}}``.
   SentencePiece: the serialised model (``tokenizer.model``). Custom: ``tokenizer.json``. Readers treat it as bytes.
-* ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
+* ``weightmap.types`` in the metadata, from `convert`, records the types of texts before: see `conversion.metadata`.
 * ``strict=False`` also tolerates padding that is not zero or is missing behind the last record, and trailing bytes.
 
 Quantised tensors (ours: the specification leaves position, packing and codes open)

@@ -32,7 +32,7 @@ Ours, where the specification is silent or its implementations differ
   (0.0.5). It also tolerates bytes after the end of the data (neither does). An index past the list of tensors, which
   makes 0.0.5 panic, stays an error.
 * Empty metadata differs from no metadata: `save` writes it for ``metadata={}``, and `convert` keeps it.
-* ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
+* ``weightmap.types`` in the metadata, from `convert`, records the types of texts before: see `conversion.metadata`.
 * Written: tensors by dtype code, largest first, so that each is naturally aligned, then by the bytes of their names;
   metadata keys and the map of names by their bytes. The current layout equals byte for byte what bintensors 0.2.0
   writes. (0.0.5 writes its maps in random order.) The specification prints 3000 as 251, B8, B0; it is 251, B8, 0B.

@@ -39,7 +39,7 @@ Ours, where the specification is silent or contradicts itself
   always written. Without VOCAB_EMBEDDED, vocab_offset and vocab_size are 0.
 * `verify` warns of a minor version above 0, a repeated token, a wrong total_size of the metadata, and missing keys that
   the specification requires. If all of these keys are missing, it says so among its checks instead.
-* ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
+* ``weightmap.types`` in the metadata, from `convert`, records the types of texts before: see `conversion.metadata`.
 * Metadata without entries may also lack the sub-header: metadata_size is then 0.
 * ``strict=False`` also tolerates reserved fields that are not 0, and holes and overlaps of tensors.
 

@@ -22,7 +22,7 @@ Ours
 * Tensors are listed in the order of their data. They are written as safetensors writes them: larger types first, then
   by name, so that each is naturally aligned; the header is padded to a multiple of 8. With ``align=``, the data
   begins at a multiple of that in the file, and tensors whose size is a multiple come first.
-* ``weightmap.types`` in the metadata, which `convert` writes, says what texts were before: see `conversion.metadata`.
+* ``weightmap.types`` in the metadata, from `convert`, records the types of texts before: see `conversion.metadata`.
 * `convert` adds ``"format": "pt"`` to the metadata of a model of Hugging Face: accelerate refuses metadata without.
 * ``strict=False`` tolerates trailing bytes, holes and overlaps, as warnings.
 * A file that one rank of ``torch.distributed.checkpoint`` saved (``HuggingFaceStorageWriter(save_distributed=True)``)
