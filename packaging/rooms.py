@@ -30,7 +30,7 @@ BUDGETS = {
     "plans": 2_113,
     "pool": 744,
     "remote": 1_845,
-    "report": 1_318,
+    "report": 1_317,
     "torch": 965,
     "trust": 619,
     "vllm": 332,

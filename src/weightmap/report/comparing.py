@@ -137,13 +137,13 @@ class Pair(NamedTuple):
     a: str
     b: str
     nbytes: int
-    largest: float | None
-    rms: float | None
-    relative: float | None
-    cosine: float | None
-    odd: int
-    odd_apart: int
-    problem: str | None
+    largest: float | None = None
+    rms: float | None = None
+    relative: float | None = None
+    cosine: float | None = None
+    odd: int = 0
+    odd_apart: int = 0
+    problem: str | None = None
 
     @property
     def equal(self) -> bool:
@@ -179,20 +179,19 @@ def comparison(a: TensorFile, b: TensorFile, progress: Callable[[int, int], None
 
 def _pair(name: str, a: Row, b: Row) -> Pair:
     text_a, text_b = (f"{place.dtype.name} {list(place.shape)}" for place in (a, b))
-    pair = Pair(name, text_a, text_b, a.nbytes, None, None, None, None, 0, 0, None)
+    pair = Pair(name, text_a, text_b, a.nbytes)
     if a.shape != b.shape:
         return pair._replace(problem="the shapes differ")
     if not (has_numbers(a) and has_numbers(b)):
         return pair._replace(problem="holds no numbers")
     try:
-        largest, rms, relative, cosine, odd, odd_apart = _measures(a, b)
+        return _compared(pair, a, b)
     except TensorFileError as error:
         return pair._replace(problem=str(error))
-    pair = pair._replace(largest=largest, rms=rms, relative=relative, cosine=cosine)
-    return pair._replace(odd=odd, odd_apart=odd_apart)
 
 
-def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:
+def _compared(pair: Pair, a: Row, b: Row) -> Pair:
+    """Return a pair with the measures of its values."""
     largest, odd, odd_apart, count = 0.0, 0, 0, 0
     sums = np.zeros(4)  # of squared differences, of products, of squares in a and in b
     with np.errstate(over="ignore", invalid="ignore"):
@@ -218,4 +217,5 @@ def _measures(a: Row, b: Row) -> tuple[float, float, float, float, int, int]:
     cosine = min(max(product / norms, -1.0), 1.0) if norms else (1.0 if a_2 == b_2 else 0.0)
     if not largest:  # equal tensors, whatever rounding says
         cosine = 1.0
-    return largest, rms, relative, cosine, odd, odd_apart
+    pair = pair._replace(largest=largest, rms=rms, relative=relative, cosine=cosine)
+    return pair._replace(odd=odd, odd_apart=odd_apart)
