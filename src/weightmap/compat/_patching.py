@@ -109,7 +109,7 @@ _WRAPPED = (
 def patched() -> Iterator[None]:
     """Make libraries that import safetensors use `weightmap.compat`, within a ``with`` block.
 
-    The functions of safetensors' modules use ours, whoever imported them, under whatever name. In modules that have
+    The functions of safetensors' modules use ours, in all modules that have imported them. In modules that have
     imported `safe_open` or `SafetensorError`, or import one within the block, ours replace them. Nothing is imported.
     The end of the block restores everything.
 

@@ -390,7 +390,7 @@ def by_name(name: str) -> Format:
 
 
 def by_suffix(path: str) -> Format:
-    """Return the format of files with this suffix; of two formats, the one that can be written.
+    """Return the format of files with this suffix; if there are two, the writable one.
 
     Raises `EncodeError` for an unknown suffix.
     """

@@ -151,7 +151,7 @@ class TensorFile(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Size of the file, in bytes; of a model in several files, their total."""
+        """Size of the file, in bytes; for a model in several files, their total."""
         return sum(source.size for source in self._sources)
 
     @property
@@ -290,7 +290,7 @@ class TensorFile(Mapping[str, Any]):
             and complex128, which float32 cannot hold, keep their types. Integers become float32 too, rounded if
             float32 lacks digits.
         out : ndarray, optional
-            Filled in place and returned; of the tensor's shape, of any dtype and strides.
+            Filled in place and returned: an array of the tensor's shape, with any dtype and strides.
         threads : int, optional
             The most threads that share the work of a large tensor; one when not given.
 

@@ -67,8 +67,8 @@ def open(
         only what it needs to find the index; each tensor is still checked when it is looked up.
     strict : bool
         True refuses damaged, incomplete or ambiguous models. A file may have no hole, overlap, trailing bytes or
-        reserved field. Of several files, none may be missing or unreadable; the index may not name a tensor that no
-        file has; two files may not have the same tensor. False opens the rest, and `TensorFile.verify` lists these
+        reserved field. No file of several may be missing or unreadable; the index may not name a tensor that no file
+        has; two files may not have the same tensor. False opens the rest, and `TensorFile.verify` lists these
         defects by name. Smaller contradictions are a `ModelWarning` either way: a wrong ``total_size``, a tensor that
         the index does not list or places in another file, a file of weights that it does not name.
     limits : Limits, optional

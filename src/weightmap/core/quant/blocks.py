@@ -294,7 +294,7 @@ class QuantizedTensor:
             Dtype of the result, by default `dtype`; ignored when `out` is given. float32 holds the values exactly, or
             as the scheme computes them in float32; for other types they are converted as by `numpy.ndarray.astype`.
         out : ndarray, optional
-            Filled in place and returned; of the tensor's shape, of any dtype and strides.
+            Filled in place and returned: an array of the tensor's shape, with any dtype and strides.
         threads : int, optional
             At most this many threads share the work; one when not given.
         strict : bool

@@ -138,7 +138,7 @@ def quantize(
            [ 2., -8.]], dtype=float32)
     """
     if isinstance(array, (str, os.PathLike, Mapping)):
-        raise mistyped("array", array, "an array of numbers; of a model: convert(src, dst, quantize=...)")
+        raise mistyped("array", array, "an array of numbers; for a model: convert(src, dst, quantize=...)")
     threads = 1 if threads is None else as_threads(threads)
     scheme, scale_type = scheme_named(scheme), scale_type_named(scale_type)
     if scheme == "pq":
