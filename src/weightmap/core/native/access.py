@@ -143,6 +143,9 @@ Descriptor = module.Descriptor
 take_ownership = module.own
 with_temporary = module.with_temporary
 
+# Whether the environment has a variable of this name.
+is_set = module.is_set
+
 
 # ----------------------------------------------------------------------------------------------------
 # Calls of C that read and write files: their inputs and outcomes.
