@@ -255,7 +255,8 @@ int64_t wm_columns_find(const wm_columns *columns, uint64_t n, uint64_t names_le
             for (int i = 0; i < BLOCK; i++) hit |= hashes[row + i] == hash;
         for (uint64_t i = row; hit && i < last; i++) {
             const uint64_t begin = bounds[i], end = bounds[i + 1];
-            if (end - begin == name_len && begin <= end && end <= names_len && memcmp(columns->names + begin, name, name_len) == 0)
+            if (end - begin == name_len && begin <= end && end <= names_len &&
+                memcmp(columns->names + begin, name, name_len) == 0)
                 return (int64_t)i;
         }
     }
