@@ -373,6 +373,10 @@ def map_file(fd: int, size: int, mode: str, advice: str | None) -> tuple[NDArray
     Raises `OSError` when mapping fails.
     """
     cow = mode == "cow"
+    if not size:  # of a model's other file, whose tensors are empty: no system maps it
+        empty = np.zeros(0, np.uint8)
+        empty.flags.writeable = cow
+        return empty, empty
     if _WINDOWS:
         import mmap  # noqa: PLC0415 - other systems need no module for it
 

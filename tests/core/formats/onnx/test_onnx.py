@@ -289,6 +289,18 @@ def test_a_tensor_made_of_numbers_lies_beside_data_in_other_files(path):
     assert ours(path, verify="full") == judged(path, path.read_bytes())
 
 
+@pytest.mark.parametrize("mode", [None, "mmap", "cow", "copy"])
+def test_a_file_of_empty_tensors_is_empty(path, caplog, mode):
+    """The system maps no empty file."""
+    (path.parent / "none.bin").write_bytes(b"")
+    path.write_bytes(model([apart("a", "none.bin", np.zeros((0, 3), np.float32))]))
+    with wm.open(path, mode=mode) as f:
+        assert f["a"].shape == (0, 3)
+        assert f["a"].flags.writeable is (mode in ("cow", "copy"))
+        assert f.verify()
+    assert not caplog.records
+
+
 def test_names_are_unique_among_all_files(path):
     """A name inside and one outside are one too many."""
     path.write_bytes(model([tensor_proto("a", normal((2,))), apart("a", "w.bin")]))
