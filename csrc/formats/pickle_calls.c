@@ -314,13 +314,14 @@ static int check_state(machine *m, value state) {
     return second < 0 ? -1 : second ? 0 : bad_call(m);
 }
 
-/* Checks the state of a dtype of numpy: (version, byte order, None, None, None, ...), the order little-endian or none. */
+/* Checks the state of a dtype of numpy: (version, byte order, None, None, None, ...), the order little-endian or none.
+   Dates have a ninth item, their unit. */
 static int check_dtype(machine *m, value kind, value state) {
     char word[MAX_NAME];
-    if (state.kind != TUPLE || state.n != 8) return bad_call(m);
+    if (state.kind != TUPLE || state.n < 8 || state.n > 9) return bad_call(m);
     const value order = get(m, state.at + VALUE_WORDS);
     if (short_text(m, order, word)) return -1;
-    int plain = same(word, order, "<") || same(word, order, "|") || same(word, order, "=");
+    int plain = state.n == 8 && (same(word, order, "<") || same(word, order, "|") || same(word, order, "="));
     for (uint64_t i = 2; i < 5; i++) plain &= get(m, state.at + i * VALUE_WORDS).kind == NONE;
     if (!plain && !m->in.source->lax) return fail(m, WM_FAULT_PICKLE_ODD, WM_PICKLE_ODD_ARRAY, 0);
     put(m, kind.at + VALUE_WORDS, (value){BOOLEAN, 0, (uint64_t)!plain});

@@ -297,6 +297,8 @@ LEFT = {
     "an array of texts": (lambda: np.array(["a", "b"]), "it is of numpy's type 'U1'"),
     "an array of objects": (lambda: np.array([None], object), "other things than little-endian numbers"),
     "an array of records": (lambda: np.zeros(2, [("a", "f4")]), "other things than little-endian numbers"),
+    "a date of numpy": (lambda: np.datetime64("2026-11-30"), "other things than little-endian numbers"),
+    "an array of dates": (lambda: np.zeros(2, "M8[s]"), "other things than little-endian numbers"),
     "a big-endian array": (lambda: np.ones(2, ">f4"), "other things than little-endian"),
     "a key": (lambda: {0.5: 1}, "it has a key that is not a text"),
 }
