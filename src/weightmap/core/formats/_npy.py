@@ -37,7 +37,7 @@ _KEYS = {"descr", "fortran_order", "shape"}
 _BAD = (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, OverflowError, Warning)
 # Texts, whole numbers (Python 2's may end in L), words and brackets.
 _PIECE = r"""(?s)\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|(\d{1,19})L?|(True|False|None)|([][(){},:]))"""
-_ESCAPE = r"(?s)\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'\"])|(.))"
+_ESCAPE = r"(?s)\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([nrt\\'\"])|(.))"
 _WORDS = {"True": True, "False": False, "None": None}
 _DEPTH = 16
 
@@ -118,7 +118,9 @@ def _unescaped(match: re.Match[str]) -> str:
     narrow, wide, widest, plain, other = match.groups()
     if other is not None:
         raise ValueError
-    return plain or chr(int(narrow or wide or widest, 16))
+    if plain is not None:
+        return {"n": "\n", "r": "\r", "t": "\t"}.get(plain, plain)
+    return chr(int(narrow or wide or widest, 16))
 
 
 def read_header(data: bytes, read: Callable[[int], bytes], what: str, at: int) -> Header:

@@ -55,6 +55,7 @@ ODD = {
     "no comma at the end": (header(end="}"), 24),
     "another order of keys": ("{'shape': (2, 3), 'descr': '<f4', 'fortran_order': False}", 24),
     "a structure": (header("[('a', '<f4')]"), 24),
+    "lines in a name": (header(r"[('a\n\r\t\\n\'\"\x01', '<f4')]"), 24),
     "texts": (header("'<U2'"), 48),
     "dates": (header("'<M8[s]'"), 48),
     "a sign before the size": (header("'f4'"), 24),
