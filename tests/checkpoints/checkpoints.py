@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 from tests.builders import Tensor
 from tests.builders import safetensors as st
+from tests.ggml_support import random_blocks
+from tests.ggml_support import values as ggml_values
 
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -544,6 +546,15 @@ def modelopt_e2m1(algorithm, *, stated=False):
     return Checkpoint("modelopt", config, {f"{MODULE}.{k}": v for k, v in tensors.items()}, values)
 
 
+def modelopt_blocks(algorithm):
+    """ModelOpt's blocks of ggml: a row of bytes for each block."""
+    kind = algorithm.lower()
+    blocks = random_blocks(np.random.default_rng(27), kind, 12, finite=True)
+    values = ggml_values(kind, blocks).reshape(6, -1)
+    config = {"quant_method": "modelopt", "quant_algo": algorithm, "packing": "ggml", "ignore": ["lm_head"]}
+    return Checkpoint("modelopt", config, {f"{MODULE}.weight": blocks.reshape(6, 2, -1)}, values)
+
+
 def modelopt_experts(algorithm):
     """ModelOpt's experts of Llama 4 and gpt-oss, quantised as they are stored: groups along the outputs."""
     name = "model.layers.0.mlp.experts.down_proj"
@@ -644,8 +655,12 @@ EXAMPLES = {
         f"modelopt {algorithm}{', stated' * stated}": (
             lambda algorithm=algorithm, stated=stated: modelopt_e2m1(algorithm, stated=stated)
         )
-        for algorithm in ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "mxfp4", "W4A8_MXFP4_FP8")
+        for algorithm in ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "mxfp4", "W4A16_MXFP4", "W4A8_MXFP4_FP8")
         for stated in (False, True)
+    },
+    **{
+        f"modelopt {kind}": (lambda kind=kind: modelopt_blocks(kind))
+        for kind in ("Q8_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
     },
     **{
         f"modelopt {algorithm} experts": (lambda algorithm=algorithm: modelopt_experts(algorithm))

@@ -329,6 +329,17 @@ def nvfp4(name, *, factor=None, scale=None):
     return example
 
 
+@in_one_item("name", [name for name in EXAMPLES if name.startswith(("modelopt Q8", "modelopt IQ"))])
+def test_blocks_of_ggml_go_to_gguf_as_they_are(tmp_path, name):
+    """The target has the stored bytes."""
+    example, target = EXAMPLES[name](), tmp_path / "x.gguf"
+    source = example.write(tmp_path / name)
+    wm.convert(wm.open(source).weights, target)
+    with wm.open(target) as g:
+        assert (g[NAME].scheme, g[NAME].shape) == (name.split()[1].lower(), example.values.shape)
+        assert g[NAME].payload.tobytes() == example.tensors[NAME].tobytes()
+
+
 def test_nvfp4_goes_to_gguf_as_it_is(tmp_path):
     """The stored codes and scales; the scale of the tensor stands beside it. Inexact parameters are decoded."""
     target = tmp_path / "x.gguf"

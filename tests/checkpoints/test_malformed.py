@@ -171,6 +171,7 @@ ROWS = [
     ("modelopt NVFP4, stated", config(group_size=16), "q_proj.weight_scale"),
     ("modelopt NVFP4", piece("weight_scale", lambda a: a[:, 0]), "q_proj.weight_scale"),
     ("modelopt W8A16", piece("weight_scale", CUT), "q_proj.weight_scale"),
+    ("modelopt Q8_0", piece("weight", lambda a: a[..., 1:]), "q_proj.weight' is [6, 2, 33], expected [any, any, 34]"),
     ("modelopt MXFP8 experts", fused("_weight_scale", lambda a: a[:2]), "down_proj_weight_scale"),
     ("modelopt MXFP8 experts", fused("_weight_scale", lambda a: a[..., :1]), "down_proj_weight_scale"),
     ("modelopt MXFP8 experts", config(quant_algo="FP8_PB_WO"), "quant_algo of tensor"),

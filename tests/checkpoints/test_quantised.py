@@ -345,6 +345,7 @@ def test_bitsandbytes(tmp_path, kind):
 
 # At the end: with ModelOpt in the process gptqmodel's layers are compiled, which takes minutes.
 ENDS = ("", "_scale", "_scale_2")
+Q8_0 = {"num_bits": "q8_0", "block_sizes": {-1: 32}, "backend": "ggml"}
 MODELOPT = {
     "FP8": "FP8_DEFAULT_CFG",
     "FP8_PER_CHANNEL_PER_TOKEN": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
@@ -356,6 +357,17 @@ MODELOPT = {
     "MXFP4": "MXFP4_DEFAULT_CFG",
     "W4A8_MXFP4_FP8": "W4A8_MXFP4_FP8_CFG",
     "W8A16": "INT8_WEIGHT_ONLY_CFG",
+    "Q8_0": {
+        "quant_cfg": [
+            {"quantizer_name": "*", "enable": False},
+            {
+                "quantizer_name": "*weight_quantizer",
+                "cfg": {"num_bits": "q8_0", "block_sizes": {-1: 32}, "backend": "ggml"},
+            },
+            {"quantizer_name": "*lm_head*", "enable": False},
+        ],
+        "algorithm": None,
+    },
 }
 
 
@@ -364,6 +376,10 @@ def of_modelopt(algorithm, pieces, shape):
     from modelopt.torch.quantization import qtensor
 
     codes, scale, whole = (pieces.get(role) for role in ("weight", "weight_scale", "weight_scale_2"))
+    if algorithm == "Q8_0":
+        from modelopt.torch.quantization.ggml import GGML_FORMAT_REGISTRY
+
+        return GGML_FORMAT_REGISTRY["q8_0"].dequantize(codes, torch.tensor(shape), dtype=torch.float32)
     if algorithm in {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W8A16"}:
         return codes.float() * scale.reshape(-1, *[1] * (codes.ndim - 1) * (scale.numel() > 1))
     kind, options = qtensor.MXFP8QTensor, {"block_sizes": {-1: 32}, "scale": scale}
@@ -386,12 +402,12 @@ def of_modelopt(algorithm, pieces, shape):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of its own
 @pytest.mark.parametrize(
     ("family", "algorithm"),
-    [*(("llama", one) for one in MODELOPT), *(("llama 4", one) for one in MODELOPT if one != "W8A16")],
+    [*(("llama", one) for one in MODELOPT), *(("llama 4", one) for one in MODELOPT if one not in {"W8A16", "Q8_0"})],
 )
 def test_modelopt(tmp_path, family, algorithm):
     """ModelOpt quantises and exports a model; its classes decode the pieces.
 
-    Experts of Llama 4 are one parameter; ModelOpt does not export them in W8A16.
+    Experts of Llama 4 are one parameter; ModelOpt does not export them in W8A16 and Q8_0.
     """
     mtq = pytest.importorskip("modelopt.torch.quantization")
     from modelopt.torch.export import export_hf_checkpoint
@@ -405,7 +421,9 @@ def test_modelopt(tmp_path, family, algorithm):
         experts = {"num_local_experts": 3, "interleave_moe_layer_step": 1, "intermediate_size_mlp": 160}
         model = Llama4ForCausalLM(Llama4TextConfig(**sizes, **experts))
     model.config.architectures = [type(model).__name__]
-    model = mtq.quantize(model.eval(), getattr(mtq, MODELOPT[algorithm]), lambda model: model(torch.arange(32)[None]))
+    how = MODELOPT[algorithm]
+    config = getattr(mtq, how) if isinstance(how, str) else how
+    model = mtq.quantize(model.eval(), config, lambda model: model(torch.arange(32)[None]))
     with torch.inference_mode():
         export_hf_checkpoint(model, export_dir=tmp_path)
     with wm.open(tmp_path) as f:

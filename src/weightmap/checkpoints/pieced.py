@@ -45,8 +45,10 @@ Components: TypeAlias = "Mapping[str, NDArray[Any]]"
 _BLOCK, _QUARTER = 32, 16
 # The schemes of ggml that hold integers, by their bits.
 _BY_BITS = {4: "q4_0", 8: "q8_0"}
+# Schemes of ggml that ModelOpt also stores, block by block.
+BLOCKS_OF_GGML = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s")
 # All schemes that hold the same numbers as checkpoints.
-REPACKED = frozenset({*_BY_BITS.values(), "mxfp4", "nvfp4", "int4_block", "int8"})
+REPACKED = frozenset({*_BY_BITS.values(), *BLOCKS_OF_GGML, "mxfp4", "nvfp4", "int4_block", "int8"})
 # Most elements of a block of AMB.
 _LONGEST = 0xFFFF
 # Bytes of nvfp4 scales from here on are NaN or have a sign.

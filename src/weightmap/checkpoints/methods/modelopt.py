@@ -1,21 +1,27 @@
-"""NVIDIA's ModelOpt: NVFP4, FP8 and MXFP8, the same for all matrices or chosen for each."""
+"""NVIDIA's ModelOpt: NVFP4, FP8, MXFP8 and blocks of ggml, the same for all matrices or chosen for each."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, Group, Method, Settings
 from weightmap.checkpoints.methods._codings import Experts, fp4, scaled
+from weightmap.checkpoints.pieced import BLOCKS_OF_GGML, Coding, Components, Layout, TargetTypes
+from weightmap.core.native.quantised import GGML_TYPES, decode_ggml
 from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from weightmap.checkpoints.pieced import Coding
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
 # For e2m1 codes: the name of the scheme, the types of scales, and the piece with the scale of the tensor.
 _NVFP4, _MXFP4 = ("nvfp4", FLOAT8[:1], "weight_scale_2"), ("mxfp4", EXPONENTS, None)
 _FP4: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     **dict.fromkeys(("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8"), _NVFP4),
-    **dict.fromkeys(("MXFP4", "W4A8_MXFP4_FP8"), _MXFP4),
+    **dict.fromkeys(("MXFP4", "W4A16_MXFP4", "W4A8_MXFP4_FP8"), _MXFP4),
 }
 # For other codes: the types of codes and of scales, and the rows and columns with one scale; 0 for all.
 _BYTES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
@@ -25,11 +31,46 @@ _BYTES: dict[str, tuple[tuple[str, ...], tuple[str, ...], int, int]] = {
     "MXFP8": (FLOAT8[:1], EXPONENTS, 1, 32),
     **dict.fromkeys(("W8A16", "W8A8_SQ_PER_CHANNEL"), (("int8",), ("float32",), 1, 0)),
 }
+# ggml's types of blocks.
+_BLOCKS = {name.upper(): name for name in ("q8_0", *BLOCKS_OF_GGML)}
 # Algorithms that store experts transposed.
 _LYING = {"NVFP4", "W4A16_NVFP4"}
 _MIXED = "MIXED_PRECISION"
 # Keys about the quantisation of the cache of keys and values, which may be the only quantisation.
 _CACHE = {"kv_cache_scheme", "kv_cache_quant_algo"}
+
+
+class Blocks(Coding):
+    """Rows of ggml's blocks, uint8, shape (out, in / elements, bytes): see `weightmap.core.quant.ggml`."""
+
+    __slots__ = ("kind",)
+
+    kind: str
+    direct: ClassVar[bool] = False
+
+    def __init__(self, kind: str, rows: int, blocks: int) -> None:
+        size = GGML_TYPES[kind].block_size
+        super().__init__(f"modelopt {kind}", (rows, blocks * size), "weight", "weight", block_size=size)
+        self.kind = kind
+
+    def cut(self, first: int, last: int) -> dict[str, Any]:
+        """Implement `Coding.cut`."""
+        return {"weight": slice(first, last)}
+
+    def decode(self, pieces: Components, first: int, last: int) -> NDArray[np.float32]:
+        """Implement `Coding.decode`."""
+        shape = last - first, self.shape[1]
+        return decode_ggml(np.ascontiguousarray(pieces["weight"]), shape[0] * shape[1], self.kind).reshape(shape)
+
+    def counterpart(self, read: Callable[[str], NDArray[Any]], target_types: TargetTypes) -> Layout | None:
+        """Implement `Coding.counterpart`."""
+        del read
+        return Layout(self.kind, self.block_size, "fp16") if self.kind in target_types.schemes else None
+
+    def blocks(self, pieces: Components, first: int, last: int, layout: Layout) -> NDArray[np.uint8]:
+        """Implement `Coding.blocks`."""
+        del layout
+        return pieces["weight"].reshape(last - first, -1)
 
 
 class ModelOpt(Method):
@@ -38,7 +79,8 @@ class ModelOpt(Method):
     =============================  ====================================================================================
     ``NVFP4``, ``W4A16_NVFP4``,    ``weight`` uint8 (out, in / 2), ``weight_scale`` float8_e4m3fn (out, in / 16), or for
     ``W4A8_NVFP4_FP8``             32 columns, ``weight_scale_2`` float32, which multiplies: `Fp4`
-    ``MXFP4``, ``W4A8_MXFP4_FP8``  ``weight`` so, ``weight_scale`` uint8 (out, in / 32), exponents
+    ``MXFP4``, ``W4A16_MXFP4``,    ``weight`` so, ``weight_scale`` uint8 (out, in / 32), exponents
+    ``W4A8_MXFP4_FP8``
     ``FP8``                        ``weight`` float8_e4m3fn (out, in), ``weight_scale`` one float32: `Scaled`, as below
     ``FP8_PER_CHANNEL_PER_TOKEN``  ``weight_scale`` float32 (out,) or (out, 1)
     ``FP8_PB_WO``                  ``weight_scale`` float32 (out / 128, in / 128), or (out / 128, 1, in / 128, 1); ()
@@ -46,6 +88,9 @@ class ModelOpt(Method):
     ``MXFP8``                      ``weight_scale`` uint8 (out, in / 32), exponents
     ``W8A16``,                     ``weight`` int8, ``weight_scale`` float32 (out,)
     ``W8A8_SQ_PER_CHANNEL``
+    ``Q8_0``, ``IQ1_S``,           ``weight`` uint8 (out, in / elements, bytes), blocks of ggml: `Blocks`
+    ``IQ1_M``, ``IQ2_XXS``,
+    ``IQ2_XS``, ``IQ2_S``
     ``MIXED_PRECISION``            ``quantized_layers``: the ``quant_algo`` of a module, or of a module around it, such
                                    as all experts; other modules are not quantised
     =============================  ====================================================================================
@@ -79,22 +124,38 @@ class ModelOpt(Method):
     def _algorithm(settings: Settings) -> str:
         """Return the algorithm that an object names."""
         algorithm = settings.text("quant_algo", "").upper()
-        if algorithm not in _FP4 | _BYTES:
-            settings.unsupported("quant_algo", f"one of {', '.join(_FP4 | _BYTES)}, {_MIXED}")
+        if algorithm not in _FP4 | _BYTES | _BLOCKS:
+            settings.unsupported("quant_algo", f"one of {', '.join(_FP4 | _BYTES | _BLOCKS)}, {_MIXED}")
         if algorithm in _FP4 and settings.integer("group_size", 16) not in {16, 32}:
             settings.refuse("group_size", "16 or 32")
         return algorithm
 
+    def _settings(self, module: str) -> Settings | None:
+        """Return the object with the algorithm of a module; None if there is none."""
+        if self.layers is None:
+            return self.settings
+        around = (module.rsplit(".", parts)[0] for parts in range(module.count(".") + 1))
+        return next((self.layers.section(name) for name in around if name in self.layers.values), None)
+
+    def coding_or_none(self, group: Group) -> Coding | None:
+        """Implement `Method.coding_or_none`: blocks have no other pieces."""
+        settings = self._settings(group.module)
+        if settings is not None and self._algorithm(settings) in _BLOCKS and group.row("weight").dtype.name == "uint8":
+            return self.coding(group)
+        return super().coding_or_none(group)
+
     def coding(self, group: Group) -> Coding:
         """Implement `Method.coding`."""
-        settings = self.settings
-        if self.layers is not None:
-            around = (group.module.rsplit(".", parts)[0] for parts in range(group.module.count(".") + 1))
-            module = next((name for name in around if name in self.layers.values), None)
-            if module is None:
-                group.refuse(f"entry in {self.layers.where}", actual="missing", expected="the algorithm of the module")
-            settings = self.layers.section(module)
+        settings = self._settings(group.module)
+        if settings is None:
+            where = f"entry in {self.settings.where}.quantized_layers"
+            group.refuse(where, actual="missing", expected="the algorithm of the module")
         algorithm = self._algorithm(settings)
+        if algorithm in _BLOCKS:
+            group.only("weight")
+            kind = _BLOCKS[algorithm]
+            rows, blocks, _ = group.check("weight", ("uint8",), (None, None, GGML_TYPES[kind].block_bytes))
+            return Blocks(kind, rows, blocks)
         if "pre_quant_scale" in group:
             expected = "none: columns that were multiplied are not divided"
             group.refuse("factors", "pre_quant_scale", actual="stored", expected=expected, kind=UnsupportedError)
