@@ -125,3 +125,16 @@ def test_a_stated_type_of_json_that_is_none(tmp_path):
     (said,) = wm.convert(tmp_path / "t.bt", tmp_path / "t.amb").warnings
     assert said == "1 metadata entry ('b'): not of the type that 'weightmap.types' states, kept as stored"
     assert wm.open(tmp_path / "t.amb").metadata == {"a": 1, "b": "{", "c": [1, None]}
+
+
+def test_values_of_json_that_gguf_has_no_type_for_stay_behind(tmp_path):
+    """Such as the state of numpy's random generator, an integer of 128 bits."""
+    values = {"state": 2**127, "low": -(2**63) - 1, "list": [2**64], "types": [1, 2.5], "both": ["a", True]}
+    kept = {"first": -(2**63), "last": 2**64 - 1, "numbers": [1, 2]}
+    wm.save(tmp_path / "a.amb", {"w": np.ones(2, np.float32)}, metadata=values | kept)
+    (said,) = (line for line in wm.convert(tmp_path / "a.amb", tmp_path / "a.gguf").warnings if "behind" in line)
+    assert said == "GGUF has no place for 5 metadata entries ('both', 'list', 'low', 'state', 'types'): left behind"
+    metadata = wm.open(tmp_path / "a.gguf").metadata
+    assert {key: np.asarray(value).tolist() for key, value in metadata.items()} == kept
+    wm.convert(tmp_path / "a.amb", tmp_path / "b.amb")
+    assert wm.open(tmp_path / "b.amb").metadata == values | kept

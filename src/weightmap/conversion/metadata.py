@@ -43,12 +43,14 @@ def _kinds(value: Any) -> frozenset[str]:
             all_kinds.add("table")
             pending.extend(inner.values())
         elif isinstance(inner, (list, tuple)):
-            all_kinds.add("list")
+            all_kinds |= {"list", "mixed"} if len({bool, int, float, str} & set(map(type, inner))) > 1 else {"list"}
             pending.extend(inner)
         elif isinstance(inner, float):
             all_kinds.add("float" if math.isfinite(inner) else "non-finite")
         elif type(inner).__module__ == "datetime":
             all_kinds.add("time")
+        elif type(inner) is int and not -(1 << 63) <= inner < 1 << 64:
+            all_kinds.add("large")
         else:
             all_kinds.add(_KINDS.get(type(inner), "other"))
     return frozenset(all_kinds)
@@ -230,7 +232,7 @@ def fitted(
             kinds = _kinds(here)
         if (places is not None and key not in places) or _is_long(here, max_length):
             behind.append(key)
-        elif kinds <= _SCALARS and only_texts:
+        elif kinds <= {*_SCALARS, "large"} and only_texts:
             changes[key], kinds_of[key] = _text(here), "JSON"
         elif kinds <= storable:
             if here is not value:

@@ -46,11 +46,11 @@ CONSOLIDATE = (
 )
 # `Vocabulary`, for `Content.load_vocab`
 new_vocabulary = later("weightmap.core.table.vocabulary", "Vocabulary")
-# Kinds of metadata values, see `weightmap.conversion.metadata`; "array" means numpy's. Items of lists and tables must
-# also be of kinds that the format has.
+# Kinds of metadata values, see `weightmap.conversion.metadata`; "array" means numpy's, "mixed" a list of several types,
+# "large" an integer of more than 64 bits. Items of lists and tables must also be of kinds that the format has.
 TEXT = frozenset({"text"})
-JSON = TEXT | {"integer", "float", "boolean", "null", "list", "table"}
-TOML = (JSON - {"null"}) | {"non-finite", "time"}
+JSON = TEXT | {"integer", "large", "float", "boolean", "null", "list", "mixed", "table"}
+TOML = (JSON - {"large", "null"}) | {"non-finite", "time"}
 TYPED = TEXT | {"integer", "float", "non-finite", "boolean", "list", "array"}
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
