@@ -225,6 +225,8 @@ def test_without_a_finished_version_no_directory_is_made(tmp_path):
         with pytest.raises(error):
             deltas.pull(tmp_path / "local", tmp_path / source)
     assert not (tmp_path / "local").exists()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        deltas.pull(tmp_path / "local", tmp_path / "empty", base=1 << 70, version=0)
 
 
 def test_a_model_without_a_record_is_taken_for_the_base(chain, tmp_path):

@@ -229,6 +229,26 @@ def test_a_model_is_opened_by_its_signature(model, keys):
         wm.open(model, trust=trust.signature(bundle, key=keys / "none.pub"))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no FIFOs")
+def test_a_key_that_has_no_end_is_refused(model, keys, tmp_path):
+    """The library would wait for a FIFO, and read a device into memory."""
+    os.mkfifo(tmp_path / "fifo")
+    bundle = signed(model, keys)
+    for key in (tmp_path / "fifo", "/dev/zero"):
+        with pytest.raises(wm.NotRegularFileError, match="not a regular file: only regular files can be opened"):
+            trust.sign(model, tmp_path / "a.sig", key=key)
+        with pytest.raises(wm.NotRegularFileError, match="not a regular file"):
+            wm.open(model, trust=trust.signature(bundle, key=key))
+
+
+def test_an_empty_path_is_no_model(model, keys, monkeypatch):
+    """It is not the working directory."""
+    monkeypatch.chdir(model)
+    with pytest.raises(FileNotFoundError):
+        trust.sign("", key=keys / "own.pem")
+    assert not (model / "model.sig").exists()
+
+
 def test_the_identity_of_the_signer(model, keys):
     bundle = signed(model, keys, by_key=False)
     for identity in ("signer", "a@example.org"):

@@ -171,6 +171,8 @@ def pull(
         When a version is missing, unfinished, damaged, or not built on the one before. The directory is unchanged.
     TargetError
         When the disk lacks the room.
+    ValueError
+        For a negative version.
     MissingDependencyError
         When the extra ``[deltas]`` is not installed.
 
@@ -187,7 +189,7 @@ def pull(
     if number is not None and number < 0:
         raise ValueError(f"version is {number}, expected 0 or more")
     place = Local(folder, work.threads)
-    with contextlib.suppress(OSError, TypeError, ValueError):
+    with contextlib.suppress(OSError, OverflowError, TypeError, ValueError):
         if base is not None and os.path.samefile(base, place.folder):  # type: ignore[arg-type]  # suppressed
             base = None
     target = versions.newest_in(published) if number is None else number

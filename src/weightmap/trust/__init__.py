@@ -101,6 +101,7 @@ def sign(
     from weightmap.trust.signing import sign as sign_model  # noqa: PLC0415 - few models are signed
 
     absolute = _absolute(model)
+    os.stat(model)  # raises for a missing model; "" is none, but the absolute path of the working directory
     name = os.path.join(absolute, "model.sig") if os.path.isdir(absolute) else f"{absolute}.sig"
     name = name if path is None else os.fsdecode(path)
     certificate_path = None if certificate is None else _absolute(certificate)
@@ -108,7 +109,6 @@ def sign(
     if not allow_symlinks and (link := _link_in(absolute)) is not None:
         remedy = Remedy("{} signs the files that links lead to", "allow_symlinks", switch=True)
         raise TrustError("this is a symbolic link, and cannot be signed", path=link, remedy=remedy)
-    os.stat(absolute)  # raises for a missing model
     try:
         sign_model(absolute, name, _absolute(key), certificate_path, others, allow_symlinks=allow_symlinks)
     except ValueError as error:  # from the library

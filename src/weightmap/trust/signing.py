@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from weightmap._messages import quoted
 from weightmap.core.bytes.atomic import scratch_folder, write_plan
+from weightmap.core.bytes.open_source import from_path
 from weightmap.core.bytes.sink import WritePlan
-from weightmap.core.native.access import open_descriptor
 from weightmap.errors import MissingDependencyError, TensorFileError, TrustError, UnsupportedError
 from weightmap.trust.checking import Trust, relative
 from weightmap.trust.lists import Digest, Digests, plain, read_list
@@ -47,7 +47,7 @@ class Signature(NamedTuple):
         if raw is None:
             raise FileNotFoundError(2, os.strerror(2), self.path)
         for needed in filter(None, (self.key, *self.certificates)):
-            open_descriptor(needed)  # a missing file raises OSError; it is not a bad signature
+            from_path(needed, "mmap")  # raises OSError if it is missing or a FIFO; it is not a bad signature
         try:
             return self._trust_for(raw, path, root)
         except (TensorFileError, MemoryError):
@@ -122,7 +122,7 @@ def sign(
     """Sign a model: see `weightmap.trust.sign`."""
     signing, hashing = _library("signing"), _library("hashing")
     for needed in filter(None, (key, certificate, *chain)):
-        open_descriptor(needed)
+        from_path(needed, "mmap")
     config = signing.Config()
     if certificate is None:
         config.use_elliptic_key_signer(private_key=key)

@@ -60,9 +60,12 @@ def test_each_shard_has_the_metadata_and_the_first_the_vocabulary(tmp_path):
         assert [shard.vocab is not None for shard in f.shards.values()] == [True, False, False, False]
 
 
-def test_nothing_is_written_where_it_cannot_be(tmp_path):
+def test_nothing_is_written_where_it_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(wm.EncodeError):
         wm.save(tmp_path / "m.fifu", TENSORS, max_shard_size=300)
+    with pytest.raises(FileNotFoundError):
+        wm.save("", TENSORS, format="safetensors", max_shard_size=300)
     assert not listed(tmp_path)
 
 

@@ -160,7 +160,6 @@ def write_shards(
     target: ShardTarget,
     shards: Sequence[tuple[WritePlan, Sequence[str]]],
     *,
-    metadata: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
     durable: bool = True,
 ) -> int:
@@ -170,7 +169,7 @@ def write_shards(
     """
     names = target.names(len(shards))
     where = {tensor: name for name, (_, tensors) in zip(names, shards, strict=True) for tensor in tensors}
-    encode_index(target, where, 2**63, metadata or {})
+    encode_index(target, where, 2**63, {})
     total, done, nbytes = sum(plan.size for plan, _ in shards), 0, 0
     with holding(target):
         target.check_free(names)
@@ -179,7 +178,7 @@ def write_shards(
                 path = os.path.join(target.folder, name)
                 done += write_plan(path, plan, progress=within(progress, done, plan.size, total), durable=durable)
                 nbytes += tensor_bytes(path)
-            done += write_index(target, where, nbytes, metadata or {}, durable=durable)
+            done += write_index(target, where, nbytes, {}, durable=durable)
         remove_leftovers(target.folder, [*names, target.index_name])
     return done
 
@@ -396,6 +395,8 @@ def _groups(payloads: Sequence[Payload], max_nbytes: int) -> list[list[Payload]]
 
 def shards_in_place_of(path: str, target_format: Format) -> ShardTarget:
     """Return the target of a model whose single file would have been `path`: shards and index lie in its place."""
+    if not path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     folder, name = os.path.split(path)
     suffix = next((suffix for suffix in target_format.suffixes if name.lower().endswith(suffix)), "")
     stem = name[: -len(suffix)] if suffix else name
