@@ -4,6 +4,7 @@ Each generator here is named after the function that it calls. It takes a `Place
 and yields what each call returned and wrote into structs: the same at every place.
 """
 
+import mmap
 import struct
 import tempfile
 from functools import cache
@@ -25,7 +26,6 @@ LEFT_OUT = {
     "wm_will_need": "a mapping, which is not read",
     "wm_populate": "a mapping, which the system reads",
     "wm_drop": "a mapping, which is not read",
-    "wm_resident": "a mapping, which is not read: tests/plans/test_pages.py has what it writes",
     "wm_fstat": "one struct",
     "wm_prefer_node": "memory, which the system moves and nobody reads",
     "wm_unchanged": "one struct",
@@ -770,6 +770,17 @@ def _wm_read_runs(p, size):
             starts = np.arange(0, max(size - length, 0), 3 * length or 9, dtype=np.uint64)
             out, error = p.room(len(starts) * length), p.room(1, "int")
             yield lib.wm_read_runs(file.fileno(), p.array(starts), len(starts), length, 100 * length, out, error)
+
+
+MAPPING = mmap.mmap(-1, 256 * mmap.PAGESIZE)
+MAPPING.write(bytes(len(MAPPING)))
+
+
+def _wm_resident(p, size):
+    """The pages of a mapping, which is not read."""
+    map_ = ffi.from_buffer(MAPPING)
+    for count in {min(size, 256), size % 256}:
+        yield lib.wm_resident(map_, len(MAPPING), 0, count * mmap.PAGESIZE, p.room(count), count)
 
 
 def _wm_join_ranges(p, size):

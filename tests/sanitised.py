@@ -66,7 +66,8 @@ LATER = {
     "tests/faults/": "minutes; what fails there are calls of the system, and C gets what other tests give it",
     **dict.fromkeys(
         (
-            *(suite(name) for name in ("cli_memory", "guard", "memory")),
+            "tests/cli/test_cli_memory.py",
+            *(suite(name) for name in ("guard", "memory")),
             "tests/plans/test_plan_run.py::test_a_run_gives_back_what_was_consumed",
             "tests/robustness/test_limits.py::test_listing_ngrams_takes_memory_for_each_one_once",
             "tests/robustness/test_nesting.py::test_toml_is_bounded_before_it_is_parsed",
@@ -74,7 +75,7 @@ LATER = {
         "count instructions, calls and memory, of large files",
     ),
     **dict.fromkeys(
-        (suite(name) for name in ("damage", "demo", "quantizing")),
+        ("tests/conversion/test_quantizing.py", *(suite(name) for name in ("damage", "demo"))),
         "minutes; the same files and kernels as in the tests of formats and of kernels",
     ),
     # Counted with gcov: these run no line of C that the other tests do not run.
@@ -94,7 +95,11 @@ LATER = {
         "outputs of 36 MiB, of which a shorter one takes the same way, except where outputs are streamed",
     ),
     **dict.fromkeys(
-        (*(suite(name) for name in ("docs", "imports", "packaging", "page")), "tests/integration/test_pages.py"),
+        (
+            *(suite(name) for name in ("docs", "imports", "packaging")),
+            "tests/integration/test_pages.py",
+            "tests/report/test_page.py",
+        ),
         "nothing of the C module, or next to it",
     ),
 }

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "weightmap"
 # Three storeys: a module imports from those below it. The floors of the core, from the ground up:
 GROUND = {"_messages", "errors", "_kernels"}
 CORE = [
-    {"arguments", "dtypes", "faults", "hooks", "ranges"},
+    {"arguments", "dtypes", "faults", "hooks"},
     {"native"},
     {"bytes"},
     {"table"},
