@@ -80,13 +80,17 @@ def value(item: object) -> str:
     return clean(item if isinstance(item, str) else _dumps(_plain(item), ensure_ascii=False))
 
 
-def some(item: object, limit: int = 6) -> tuple[str, int | None]:
+# Items of a long list on one line
+_MAX_ITEMS = 6
+
+
+def some(item: object) -> tuple[str, int | None]:
     """Return a value on one line; for a list its length and, if it is long, only the first items."""
     if isinstance(item, str) or not hasattr(item, "__len__") or isinstance(item, Mapping):
         return value(item), None
-    first, count = item[:limit], len(item)  # type: ignore[index]
+    first, count = item[:_MAX_ITEMS], len(item)  # type: ignore[index]
     text = value(first)
-    return (text if count <= limit else f"{text[:-1]}, ...]"), count
+    return (text if count <= _MAX_ITEMS else f"{text[:-1]}, ...]"), count
 
 
 def emit(text: str, *, stream: TextIO | None = None) -> None:

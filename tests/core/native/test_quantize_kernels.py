@@ -169,7 +169,7 @@ def test_decoding_of_different_kinds(isa, size, scale_type):
             for stop in {start, min(n, start + 5), min(n, start + 3 * size), n}:
                 got = quantised.decode_adaptive(data, n, size, start=start, stop=stop, **options)
                 assert got.tobytes() == values[start:stop].tobytes()
-        half = quantised.decode_adaptive(data, n, size, dtype=np.float16, **options)
+        half = quantised.decode_adaptive(data, n, size, out=np.empty(n, np.float16), **options)
         assert half.tobytes() == values[:n].astype(np.float16).tobytes()
 
 

@@ -183,20 +183,11 @@ def as_handle(source: Model, *, mode: Mode | None = None, private: bool = True) 
     return open_privately(source) if private else open(source, mode=mode)
 
 
-def open_privately(
-    source: Any,
-    *,
-    strict: bool = True,
-    limits: arguments.Limits | None = None,
-    trust: Any = None,
-    config: str | None = None,
-) -> TensorFile:
+def open_privately(source: Any, *, strict: bool = True, trust: Any = None, config: str | None = None) -> TensorFile:
     """Open a file for a caller that hands out no tensors: see `Source.private`."""
     path = None if config is None else os.path.abspath(config)
     digests = None if trust is None else hooks.trust_in(trust, source)
-    options = arguments.Options(
-        arguments.validated_limits(limits), strict=strict, private=True, config=path, trust=digests
-    )
+    options = arguments.Options(arguments.DEFAULT_LIMITS, strict=strict, private=True, config=path, trust=digests)
     return refuse_frames(open_with(source, options))
 
 

@@ -81,13 +81,10 @@ def blocks_size(n: int, *, bits: int, block_size: int, scale_type: str) -> int:
     return size
 
 
-def take_out(out: NDArray[Any] | None, count: int, dtype: Any) -> NDArray[Any]:
-    """Return the array to fill: `out`, or a new one. Raises ValueError or TypeError when `out` does not fit."""
+def take_out(out: NDArray[Any] | None, count: int) -> NDArray[Any]:
+    """Return the array to fill: `out`, or new float32. Raises ValueError or TypeError when `out` does not fit."""
     if out is None:
-        dtype = np.float32 if dtype is None else dtype
-        if dtype not in (np.float32, np.float16):
-            raise ValueError(f"dtype is {dtype}, expected float32 or float16")
-        return access.empty(count, dtype)
+        return access.empty(count, np.float32)
     out = access.given_array(out)
     if out.dtype not in (np.float32, np.float16) or out.size != count or not out.flags.carray:
         expected = f"float32 or float16 with {count} elements, C-contiguous, aligned and writeable"
@@ -104,7 +101,6 @@ def decode_blocks(
     scale_type: str = "fp16",
     start: int = 0,
     stop: int | None = None,
-    dtype: Any = None,
     out: NDArray[Any] | None = None,
     threads: int = 1,
 ) -> NDArray[Any]:
@@ -124,17 +120,16 @@ def decode_blocks(
         "fp16" or "fp32".
     start, stop : int
         0 <= start <= stop <= n; by default all elements.
-    dtype : dtype
-        float32, the default, or float16, to which float32 values are rounded. Ignored with `out`.
     out : ndarray of float32 or float16, optional
         Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, outside `data`.
+        float16 rounds the values in float32.
     threads : int
         At most this many threads share the work; fewer if there is too little to gain.
 
     Returns
     -------
     ndarray, shape (stop - start,)
-        The values, or `out`.
+        The values in float32, or `out`.
 
     Raises
     ------
@@ -152,7 +147,7 @@ def decode_blocks(
         kind = f"int{bits} blocks of {block_size}" if block_size else f"int{bits} with one scale"
         what = f"size of the data of {n} elements ({kind}, {scale_type})"
         raise QuantError(what, actual=len(buffer), expected=expected)
-    values = take_out(out, stop - start, dtype)
+    values = take_out(out, stop - start)
     half = values.dtype == np.float16
     scale, target = scale_code(scale_type), access.as_output(values, "uint8_t[]")
     count, max_threads = stop - start, access.thread_count(threads)
@@ -199,7 +194,9 @@ def dequantize_int4(
     QuantError
         For a block size or a scale type that does not exist, or data of another size.
     ValueError
-        When `out` does not fit.
+        When `out` does not fit, and for `threads` below 1.
+    TypeError
+        When `data` has no contiguous buffer, `out` is not an array, or a number is not an integer.
 
     Examples
     --------
@@ -273,6 +270,10 @@ def quantize_int4(a: ArrayLike, block_size: int, *, scale_type: str = "fp16", th
     QuantError
         When an element is NaN or infinite, the array is not of real numbers, or the block size or scale type does not
         exist.
+    ValueError
+        For `threads` below 1.
+    TypeError
+        When a number is not an integer.
 
     Examples
     --------
@@ -609,7 +610,6 @@ def decode_adaptive(
     scale_type: str = "fp16",
     start: int = 0,
     stop: int | None = None,
-    dtype: Any = np.float32,
     out: NDArray[Any] | None = None,
     threads: int = 1,
     plan: NDArray[np.uint64] | None = None,
@@ -626,7 +626,7 @@ def decode_adaptive(
     size, n, code = check_block_size(5, block_size), count_of(n), scale_code(scale_type)
     check_range(start, stop, n)
     buffer, plan_items = access.as_input(data), access.as_items("uint64_t[]", plan)
-    values = take_out(out, stop - start, dtype)
+    values = take_out(out, stop - start)
     half, target, max_threads = (
         values.dtype == np.float16,
         access.as_output(values, "uint8_t[]"),
@@ -715,7 +715,6 @@ def decode_ggml(
     *,
     start: int = 0,
     stop: int | None = None,
-    dtype: Any = np.float32,
     out: NDArray[Any] | None = None,
     threads: int = 1,
 ) -> NDArray[Any]:
@@ -731,17 +730,16 @@ def decode_ggml(
         One of `GGML_TYPES`.
     start, stop : int
         0 <= start <= stop <= n; all elements when not given.
-    dtype : dtype
-        float32, or float16: the float32 values, rounded. Ignored when `out` is given.
     out : ndarray of float32 or float16, optional
         Filled and returned: any shape of stop - start elements, C-contiguous, aligned, writeable, outside `data`.
+        float16 rounds the values in float32.
     threads : int
         At most this many threads share the work; fewer if there is too little to gain.
 
     Returns
     -------
     ndarray, shape (stop - start,)
-        The values; or `out`.
+        The values in float32, or `out`.
 
     Raises
     ------
@@ -758,7 +756,7 @@ def decode_ggml(
     buffer = access.as_input(data)
     if len(buffer) != expected:
         raise QuantError(f"size of the data of {n} elements of {name}", actual=len(buffer), expected=expected)
-    values = take_out(out, stop - start, dtype)
+    values = take_out(out, stop - start)
     half = values.dtype == np.float16
     target = access.as_output(values, "uint8_t[]")
     count, max_threads = stop - start, access.thread_count(threads)
@@ -880,16 +878,14 @@ class ProductCodes:
             raise IndexError(f"row numbers out of range: there are {self.count} rows")
         return bad
 
-    def sums(self, table: NDArray[np.float32], out: NDArray[np.float32], *, first: int = 0, threads: int = 1) -> int:
+    def sums(self, table: NDArray[np.float32], out: NDArray[np.float32], *, first: int = 0) -> int:
         """Fill `out`, shape (k,), with the sums over j of ``table[j, code j]`` for the rows from `first` on.
 
         `table` is float32, C-contiguous, of shape (m, centroids); terms are added in the order of j in float32. Returns
         and raises as `decode` does.
         """
         source, target = access.as_items("float[]", table), access.as_output(out, "float[]")
-        bad: int = lib.wm_pq_sums(
-            self._struct, source, table.size, first, len(out), target, access.thread_count(threads)
-        )
+        bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, 1)
         if bad == -2:
             raise IndexError(f"row numbers out of range: there are {self.count} rows")
         return bad

@@ -220,7 +220,7 @@ class ProductQuantized(QuantizedTensor):
             what, path=path, format=format_, field="codes", offset=offset, actual=actual, expected=expected
         )
 
-    def dots(self, query: NDArray[np.float32], start: int, stop: int, *, threads: int = 1) -> NDArray[np.float32]:
+    def dots(self, query: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
         """Return the dot products of a vector with rows `start` to `stop`, looked up in a table.
 
         Parameters
@@ -228,8 +228,6 @@ class ProductQuantized(QuantizedTensor):
         query : ndarray of float32, shape (m * w,)
         start, stop : int
             0 <= start <= stop <= n.
-        threads : int
-            At most this many threads share the work.
 
         Returns
         -------
@@ -239,7 +237,7 @@ class ProductQuantized(QuantizedTensor):
         pieces, _, width = self._codebooks.shape
         turned = query if self._projection is None else query @ self._projection
         table = np.einsum("jcw,jw->jc", self._codebooks, turned.reshape(pieces, width))
-        sums = self._sums(table, start, stop, threads)
+        sums = self._sums(table, start, stop)
         return sums if self._norms is None else sums * self._norms[start:stop]
 
     def row_norms(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -256,9 +254,9 @@ class ProductQuantized(QuantizedTensor):
         norms = np.sqrt(self._sums(np.einsum("jcw,jcw->jc", self._codebooks, self._codebooks), start, stop))
         return norms if self._norms is None else norms * np.abs(self._norms[start:stop])
 
-    def _sums(self, table: NDArray[Any], start: int, stop: int, threads: int = 1) -> NDArray[np.float32]:
+    def _sums(self, table: NDArray[Any], start: int, stop: int) -> NDArray[np.float32]:
         sums = np.empty(stop - start, np.float32)
-        self._check(self._ready.sums(_aligned(table), sums, first=start, threads=threads))
+        self._check(self._ready.sums(_aligned(table), sums, first=start))
         return sums
 
     def __reduce__(self) -> tuple[Any, ...]:
