@@ -180,6 +180,8 @@ def convert(
         When several shards failed, with `keep_going`; or when the executor failed.
     FormatError, MissingDependencyError, OSError
         As from `open` and `save`.
+    ValueError
+        For options that do not fit together, such as `run` for a single file, and values out of range.
 
     Notes
     -----

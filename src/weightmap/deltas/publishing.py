@@ -147,6 +147,8 @@ def publish(
         When a delta cannot express the difference, and `full` is False.
     EncodeError
         When `new` has tensors that safetensors cannot hold, or tensors that are too large for "overwrite".
+    ValueError
+        For an unknown encoding, checksum or level, and for versions that do not follow each other.
     MissingDependencyError
         When the extra ``[deltas]`` is not installed.
 

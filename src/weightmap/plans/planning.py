@@ -292,6 +292,8 @@ class ReadPlan:
             With `verify`, when a checksum does not match.
         TruncatedError, FileChangedError
             When a file changed.
+        ValueError
+            For another `how` or `verify`, and for `direct` with "map".
         """
         if how not in _WAYS:
             raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")

@@ -121,6 +121,8 @@ def convert(
         When there is no vocabulary, or not exactly one matrix with a row per token; and as from `weightmap.convert`.
     QuantError
         When `pq` does not fit the rows.
+    ValueError
+        For an option that the target's format does not have, and for another `subwords`.
     FormatError, MissingDependencyError, TargetError, OSError
         As from `weightmap.convert`.
 

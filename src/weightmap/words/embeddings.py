@@ -577,7 +577,14 @@ class Embeddings:
         Returns
         -------
         list of (str, float)
-            As for `most_similar`, with the same errors.
+            As for `most_similar`.
+
+        Raises
+        ------
+        TypeError
+            When only some of `a`, `b` and `c` are given, or no word at all; for a str instead of an iterable of them.
+        UnknownWordError, ValueError, FormatError
+            As from `most_similar`.
         """
         triple = [word for word in (a, b, c) if word is not None]
         plus, minus = _words_in("positive", positive), _words_in("negative", negative)

@@ -241,6 +241,7 @@ class TensorFile(Mapping[str, Any]):
         Raises
         ------
         TensorNotFoundError
+        ClosedError
         """
         return internals.row_of(self, name).info(name)
 
@@ -310,6 +311,7 @@ class TensorFile(Mapping[str, Any]):
             When `out` has another shape, or is read-only.
         TypeError
             When `out` is not an array.
+        ClosedError
         UnsupportedError
             For codes of a quantised parameter, unless `dtype` is their own type: `weights` has the parameter. Codes are
             known by their type and the scales beside them, or by the configuration of the model.
@@ -331,9 +333,16 @@ class TensorFile(Mapping[str, Any]):
         Touching them later causes at most cheap page faults. One thread of the process does the work, and stops early
         when the handle is closed and no array is left. No effect on buffers and in mode "copy".
 
+        Parameters
+        ----------
+        names : str or sequence of str, optional
+
         Raises
         ------
         TensorNotFoundError
+        FileChangedError
+            When the file has changed since it was opened.
+        ClosedError
         """
         hooks.import_part("weightmap.plans.residency", "f.prefetch").prefetch(self, names)
 
@@ -366,9 +375,21 @@ class TensorFile(Mapping[str, Any]):
         Tensors that share a page each count their own part of it. No tensor is touched. Bytes in the memory of this
         process (mode "copy", buffers) count as resident.
 
+        Parameters
+        ----------
+        names : str or sequence of str, optional
+
+        Returns
+        -------
+        dict of str to Residency
+            In each, ``resident`` and ``nbytes``.
+
         Raises
         ------
         TensorNotFoundError
+        FileChangedError
+            When the file has changed since it was opened.
+        ClosedError
         OSError
             If the system does not tell: outside Linux, and for files that you neither own nor can write to.
         """
@@ -383,9 +404,21 @@ class TensorFile(Mapping[str, Any]):
         file system lies in memory (tmpfs), or if the program wrote to them through arrays of mode "cow". The system
         frees units of up to 2 MiB, and keeps a unit that other tensors share. No effect in modes "copy" and "sealed".
 
+        Parameters
+        ----------
+        names : str or sequence of str, optional
+            All when not given.
+
+        Returns
+        -------
+        int
+
         Raises
         ------
         TensorNotFoundError
+        FileChangedError
+            When the file has changed since it was opened.
+        ClosedError
         """
         released: int = hooks.import_part("weightmap.plans.residency", "f.release").release(self, names)
         return released
@@ -442,6 +475,7 @@ class TensorFile(Mapping[str, Any]):
             When anything else is wrong.
         FileChangedError
             When the file has changed since it was opened.
+        ClosedError
         """
         from weightmap.core.model.reports import verify  # noqa: PLC0415 - opening does not need it
 

@@ -572,6 +572,8 @@ def save(
         exists.
     TypeError
         For an argument of another type.
+    ValueError
+        For a format, layout or size of shards that does not exist.
 
     Examples
     --------

@@ -32,6 +32,13 @@ def crc32(data: access.Buffer, value: int = 0, *, threads: int = 1) -> int:
     int
         The CRC, 0 to 2**32 - 1.
 
+    Raises
+    ------
+    TypeError
+        When `data` has no contiguous buffer, or another argument is not an integer.
+    ValueError
+        For `threads` below 1.
+
     Examples
     --------
     >>> from weightmap import kernels
@@ -45,6 +52,18 @@ def crc32(data: access.Buffer, value: int = 0, *, threads: int = 1) -> int:
 
 def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
     """Return the CRC-32 of A + B from the CRC-32s of A and B and the length of B in bytes, in time O(log len2).
+
+    Parameters
+    ----------
+    crc1, crc2 : int
+        The CRC-32s of A and B; only their low 32 bits count.
+    len2 : int
+        The bytes of B.
+
+    Returns
+    -------
+    int
+        The CRC, 0 to 2**32 - 1.
 
     Raises
     ------
@@ -69,6 +88,20 @@ def crc32_combine(crc1: int, crc2: int, len2: int) -> int:
 def fnv1a32(data: access.Buffer) -> int:
     """Return the FNV-1a hash of 32 bits: basis 0x811C9DC5, prime 0x01000193.
 
+    Parameters
+    ----------
+    data : buffer
+
+    Returns
+    -------
+    int
+        The hash, 0 to 2**32 - 1.
+
+    Raises
+    ------
+    TypeError
+        When `data` has no contiguous buffer.
+
     Examples
     --------
     >>> from weightmap import kernels
@@ -82,6 +115,20 @@ def fnv1a32(data: access.Buffer) -> int:
 
 def fnv1a64(data: access.Buffer) -> int:
     """Return the FNV-1a hash of 64 bits: basis 0xCBF29CE484222325, prime 0x100000001B3.
+
+    Parameters
+    ----------
+    data : buffer
+
+    Returns
+    -------
+    int
+        The hash, 0 to 2**64 - 1.
+
+    Raises
+    ------
+    TypeError
+        When `data` has no contiguous buffer.
 
     Examples
     --------

@@ -42,7 +42,8 @@ def f16_to_f32(
     Raises
     ------
     ValueError
-        When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` does not fit.
+        When `a` is an array of another dtype or a buffer of an odd number of bytes, or `out` does not fit; for
+        `threads` below 1.
     TypeError
         When `a` has no contiguous buffer, or `out` is not an array.
 
