@@ -478,3 +478,12 @@ def test_checksums_of_the_target(tmp_path):
             assert (wm.verify(path).scope == "structure and checksums") == output.checksums
             path.unlink()
         (tmp_path / "x.weights.index.json").unlink()
+
+
+@pytest.mark.parametrize("dtype", ["<U2", ">U2", ">M8[s]", ">c32"])
+def test_arrays_of_numpy_that_no_target_holds(tmp_path, dtype):
+    """In either byte order, they are named."""
+    np.savez(tmp_path / "a.npz", text=np.zeros(2, dtype), w=np.ones(2, ">f4"))
+    for suffix in ("safetensors", "gguf", "amb"):
+        with pytest.raises(wm.EncodeError, match=r"tensor 'text': dtype \S+ \(expected "):
+            wm.convert(tmp_path / "a.npz", tmp_path / f"out.{suffix}")

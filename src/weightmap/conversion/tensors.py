@@ -569,7 +569,7 @@ class Preparer:
             size = math.prod(row.shape)
             return Payload(name, dtype, row.shape, size * dtype.bits // 8, _decoded, name, row, dtype, self.overflow)
         if dtype is None or row.dtype.name not in FLOATING or row.dtype.name == dtype.name:
-            stored = DTYPES[row.dtype.name] if row.dtype.swapped else row.dtype
+            stored = DTYPES.get(row.dtype.name, row.dtype) if row.dtype.swapped else row.dtype
             return Filled(name, stored, row.shape, row.nbytes, copy, name, row)
         nbytes = row.nbytes // (row.dtype.bits // 8) * (dtype.bits // 8)
         return Payload(name, dtype, row.shape, nbytes, _cast, name, row, dtype, self.overflow)
