@@ -38,6 +38,8 @@ _NAMED = {
 }
 _CPU = (1, 0)
 _READ_ONLY, _COPIED = 1, 2
+# DLPack counts the bits of an element in a byte.
+_MAX_ITEMSIZE = 31
 # Libraries with immutable arrays that do not declare that they know read-only memory.
 _IMMUTABLE = ("jax", "jaxlib")
 
@@ -78,7 +80,7 @@ class Exported:
     def __init__(self, array: NDArray[Any]) -> None:
         dtype = array.dtype
         code = _NAMED.get(dtype.name, _KINDS.get(dtype.kind))
-        if code is None:
+        if code is None or dtype.itemsize > _MAX_ITEMSIZE:
             raise UnsupportedError("data type", expected="one that DLPack has", actual=dtype.name)
         self._array = array
         self._code = code

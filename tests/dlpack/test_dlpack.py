@@ -109,7 +109,8 @@ def test_read_only_memory_is_flagged_or_copied(path):
 
 
 def test_what_dlpack_lacks_is_refused():
-    for array in (np.zeros(2, "M8[s]"), np.zeros(2, "U3"), np.zeros(2, ml_dtypes.int4)):
+    for dtype in ("M8[s]", "U3", ml_dtypes.int4, np.clongdouble):
+        array = np.zeros(2, dtype)
         with pytest.raises(wm.UnsupportedError, match="DLPack"):
             export(array)
     with pytest.raises(BufferError, match="device"):
