@@ -84,7 +84,8 @@ def test_tensors_that_do_not_lie_row_major(suffix, tmp_path):
     else:
         write = np.savez if suffix == ".npz" else np.savez_compressed
         path = tmp_path / "placed.npz"
-        write(path, a=matrix, b=np.arange(60, dtype=">i4").reshape(5, 12), c=np.zeros((0, 3), order="F"))
+        integers = np.arange(60, dtype=">i4").reshape(5, 12)
+        write(path, a=matrix, b=integers, c=np.zeros((0, 3), order="F"), d=np.array("ab"))
     keys = [None, 1, -1, ..., np.s_[1:3], np.s_[..., 2:9:3], np.s_[::-1], np.s_[3:1], np.s_[3, ..., 2], np.s_[0, ...]]
     with wm.open(path) as f:
         assert any(parts_of(f)[1].table.row(number).geometry for number in range(len(f)))

@@ -84,6 +84,15 @@ def test_every_format(tmp_path, format_):
                 np.testing.assert_array_equal(np.asarray(found), np.asarray(file[name][2]))
 
 
+def test_texts_of_a_deflated_archive(tmp_path):
+    np.savez_compressed(tmp_path / "m.npz", one=np.array(b"ab"), two=np.array([b"c", b"de"]))
+    with wm.open(tmp_path / "m.npz") as file, file.pool(1 << 20) as pool:
+        with pool.hold("one") as one, pool.hold("two") as two:
+            assert (one[()], two.tolist()) == (b"ab", [b"c", b"de"])
+        with pool.hold("two", 1) as item:
+            assert item[()] == b"de"
+
+
 def test_experts_of_gguf_stay_quantised(put):
     blocks = bytes(np.arange(3 * 2 * 18, dtype=np.uint8) & 0x3F)
     path = put(gguf.build({"w": Tensor("q4_0", (3, 2, 32), blocks)}), "m.gguf")

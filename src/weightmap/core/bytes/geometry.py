@@ -36,13 +36,13 @@ _inflated = later("weightmap.core.bytes.derived", "InflatedSource")
 _strided = later("weightmap.core.bytes.derived", "StridedSource")
 
 
-def ascending(axes: Axes) -> tuple[slice, ...]:
-    """Return the index of the same elements in the order of the file, with every axis."""
+def ascending(axes: Axes) -> tuple[Any, ...]:
+    """Return the index of the same elements in the order of the file, with every axis; it never makes a scalar."""
     slices = []
     for start, step, size, _ in axes:
         first, last = sorted((start, start + step * (size - 1))) if size else (0, -1)
         slices.append(slice(first, last + 1, abs(step)))
-    return tuple(slices)
+    return *slices, ...
 
 
 class Geometry:
