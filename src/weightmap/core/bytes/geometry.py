@@ -18,6 +18,7 @@ from weightmap.errors import ChecksumError, FormatError, TruncatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import EllipsisType
 
     from numpy.typing import NDArray
 
@@ -36,7 +37,7 @@ _inflated = later("weightmap.core.bytes.derived", "InflatedSource")
 _strided = later("weightmap.core.bytes.derived", "StridedSource")
 
 
-def ascending(axes: Axes) -> tuple[Any, ...]:
+def ascending(axes: Axes) -> tuple[slice | EllipsisType, ...]:
     """Return the index of the same elements in the order of the file, with every axis; it never makes a scalar."""
     slices = []
     for start, step, size, _ in axes:
