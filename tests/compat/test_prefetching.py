@@ -346,6 +346,21 @@ def test_an_error_of_the_system_reaches_who_takes_the_tensor(tmp_path, monkeypat
             loader.take("c")
 
 
+def test_a_process_that_gets_no_threads(tmp_path, monkeypatch):
+    """Whoever takes a tensor reads it."""
+    path, tensors = saved(tmp_path / "m.safetensors")
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with safe_open(path, "np") as f, f.prefetch() as loader:
+        assert dict(loader).keys() == tensors.keys()
+    with safe_open(path, "np", backend="pread") as f, f.prefetch() as loader:
+        for name, expected in tensors.items():
+            np.testing.assert_array_equal(loader.take(name), expected)
+
+
 def test_another_thread_closes_the_loader_while_a_tensor_is_waited_for(tmp_path, monkeypatch):
     """A future that `close` cancels wakes callers of its `result`, not of `concurrent.futures.wait`."""
     path, _ = saved(tmp_path / "m.safetensors")

@@ -256,6 +256,7 @@ class PrefetchLoader:
                 elif self._filled and self._filled + entry.nbytes > self._budget:
                     return
                 else:
-                    self._filled += entry.nbytes
-                    self._futures[name] = self._executor.submit(_load, self._loaded, self._reader, name, entry)
+                    with suppress(RuntimeError):  # "can't start new thread": `take` reads the tensor
+                        self._futures[name] = self._executor.submit(_load, self._loaded, self._reader, name, entry)
+                        self._filled += entry.nbytes
                 self._waiting.popleft()
