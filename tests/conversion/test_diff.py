@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import builders
-from tests.builders import Tensor, cnn_v2, embd, noise, normal
+from tests.builders import Tensor, cnn_v2, embd, noise, normal, npy
 from tests.builders import bintensors as bt
 from tests.builders import safetensors as st
 
@@ -132,6 +132,34 @@ def saved(tmp_path, **tensors):
     for name, array in tensors.items():
         wm.save(path(name), {"t": array})
     return path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "complex128"])
+def test_byte_orders_do_not_differ(put, dtype):
+    """Neither do arrays of the other byte order; both are larger than one piece."""
+    array = np.arange(300_000).astype(dtype)
+    a = put(npy.build(npy.header_of(builders.tensor(array)), array.tobytes()), "a.npy")
+    big = array.astype(array.dtype.newbyteorder(">"))
+    header = npy.header_of(builders.tensor(array)).replace("<", ">")
+    b = put(npy.build(header, big.tobytes()), "b.npy")
+    assert wm.diff(a, b).equal
+    assert wm.diff(b, a).equal
+    big[-1] += 1
+    (changed,) = wm.diff(a, put(npy.build(header, big.tobytes()), "c.npy")).changed
+    assert (changed.n_different, changed.max_abs) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "step"),
+    [("complex64", 1, 2j), ("complex128", 1, 2j), ("int64", 2**60, 2), ("uint64", 2**63, 2), ("bool", 0, 1)],
+)
+def test_the_distance_of_values_is_exact(tmp_path, dtype, value, step):
+    """Imaginary parts count, and integers past 2**53 keep their lowest bits."""
+    array = np.array([value, 0], dtype)
+    np.save(tmp_path / "a.npy", array)
+    np.save(tmp_path / "b.npy", array + np.array([step, 0], dtype))
+    (changed,) = wm.diff(tmp_path / "a.npy", tmp_path / "b.npy").changed
+    assert (changed.n_different, changed.max_abs) == (1, abs(step))
 
 
 def test_types_that_store_the_same_values_differ_unless_asked_by_value(tmp_path):

@@ -111,10 +111,14 @@ def _values(place: Row) -> Iterator[NDArray[Any]]:
                 yield values.astype(np.float64)
         return
     stored = numpy_dtype(DTYPES[place.dtype.name])
-    wide: np.dtype[Any] = np.dtype(np.complex128 if stored.kind == "c" else np.float64)
     for chunk in place.chunks():
-        values = np.frombuffer(chunk, stored)
-        yield values if stored.kind in "biu" else values.astype(wide)
+        yield _widened(np.frombuffer(chunk, stored))
+
+
+def _widened(values: NDArray[Any]) -> NDArray[Any]:
+    """Return integers as they are, other numbers in double precision."""
+    kind = values.dtype.kind
+    return values if kind in "biu" else values.astype(np.complex128 if kind == "c" else np.float64)
 
 
 def distances(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.float64]:
@@ -385,14 +389,11 @@ def _compare_values(a: Row, b: Row, tolerance: Tolerance = _EXACT) -> tuple[int,
     return difference.over(a.shape)
 
 
-def _distances(raw: tuple[Any, Any], differ: Any, row: Row) -> NDArray[np.floating[Any]]:
+def _distances(raw: tuple[Any, Any], differ: Any, row: Row) -> NDArray[np.float64]:
     """Return the distances of unequal elements; NaN for a type without numbers."""
     try:
         dtype = numpy_dtype(DTYPES[row.dtype.name])
     except (KeyError, UnsupportedError):
         return np.full(int(differ.sum()), np.nan)
-    wide = np.complex128 if row.dtype.name == "complex64" else np.float64
-    values_a, values_b = (part.view(dtype)[differ].astype(wide) for part in raw)
-    with np.errstate(invalid="ignore"):
-        distance: NDArray[np.floating[Any]] = np.abs(values_a - values_b)
-    return distance
+    one, other = (_widened(part.view(dtype)[differ]) for part in raw)
+    return distances(one, other)
