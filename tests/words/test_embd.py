@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.builders import embd, normal
+from tests.builders import safetensors as st
 
 import weightmap as wm
 
@@ -40,6 +41,20 @@ def test_a_vocabulary_and_one_matrix_are_embeddings(layout):
         assert norm == pytest.approx(sum(float(x) ** 2 for x in MATRIX.array[6]) ** 0.5, rel=1e-6)
         assert e.embedding_with_norm("absent") is None
         assert e.vocab.ngram_indices("日本") == [], "this vocabulary has no subwords"
+
+
+def test_shards_of_several_formats_have_embeddings(tmp_path):
+    """The shard with the vocabulary and the matrix is EMBD, the other one safetensors."""
+    one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    for name, data in st.sharded({"words": MATRIX.array, "bias": np.zeros(3, np.float32)}, 2).items():
+        (tmp_path / name).write_bytes(data)
+    with wm.open(tmp_path) as f:
+        assert f.embeddings is None
+    (tmp_path / one).write_bytes(WITH_MATRIX["spec"])
+    with wm.open(tmp_path) as f:
+        assert f.format == "mixed"
+        assert f.shards[two].format == "safetensors"
+        np.testing.assert_array_equal(f.embeddings["日本"], MATRIX.array[6])
 
 
 def test_without_vocabulary_or_fitting_matrix_there_are_no_embeddings():

@@ -15,7 +15,7 @@ from weightmap.core.arguments import Options, check_expansion, similar
 from weightmap.core.bytes import Range
 from weightmap.core.bytes.open_source import sibling_name, stays_inside
 from weightmap.core.bytes.source import BETWEEN, Source
-from weightmap.core.formats import Content, by_name
+from weightmap.core.formats import FORMATS, Content
 from weightmap.core.hooks import import_part
 from weightmap.errors import FormatError, TensorFileError, TensorNotFoundError
 
@@ -321,8 +321,9 @@ def embeddings_of(file: Handle) -> Embeddings | None:
     # Another thread may close the handle at any moment, which clears them.
     embeddings = file._embeddings
     if isinstance(embeddings, bool):
-        words = import_part("weightmap.words.embeddings", "f.embeddings")
-        file._embeddings = embeddings = words.Embeddings.of(file, by_name(file.format).embeddings)
+        words, format_ = import_part("weightmap.words.embeddings", "f.embeddings"), FORMATS.get(file.format)
+        # Shards of several formats have the format "mixed", which is none of them.
+        file._embeddings = embeddings = words.Embeddings.of(file, None if format_ is None else format_.embeddings)
         if file._source.closed:
             file._embeddings = False
     return embeddings
