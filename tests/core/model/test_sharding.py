@@ -1,5 +1,6 @@
 """Models written in several files: numbered shards, an index that comes last, and one run at a time."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,17 @@ except wm.TargetError: print("out")
             with pytest.raises(wm.TargetError), sharding.holding(target, part):
                 pass
     assert not Path(target.folder).exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="opens links")
+def test_a_lock_is_no_link(tmp_path):
+    """It would make an empty file elsewhere."""
+    target = target_of(tmp_path / "x.safetensors.index.json")
+    lock = tmp_path / ".x.safetensors.index.json.lock"
+    lock.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(wm.TargetError, match="this is a link, and would be written through: remove it"):
+        write(target)
+    assert there(tmp_path) == [lock.name]
 
 
 def test_a_lock_that_was_removed_is_made_again(tmp_path, monkeypatch):

@@ -282,9 +282,12 @@ def _make_folder(target: ShardTarget) -> bool:
 
 
 def _open_lock(path: str, flags: int = 0) -> Descriptor:
+    """Open the file of a lock. Raises `TargetError` for a link, which might make a file elsewhere."""
+    flags |= os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
-        return take_ownership(os.open, path, os.O_RDWR | flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+        return take_ownership(os.open, path, flags, 0o666)
     except OSError as error:
+        refuse_links("", [path])
         refuse_loop(error, path)
         raise
 
