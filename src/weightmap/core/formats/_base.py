@@ -265,7 +265,7 @@ def module_names(folders: Iterable[str]) -> list[str]:
         try:
             entries = os.listdir(folder)
         except OSError:  # inside a zip archive
-            import pkgutil  # noqa: PLC0415
+            import pkgutil  # noqa: PLC0415 - for archives alone
 
             return sorted(module.name for module in pkgutil.iter_modules(folders) if not module.name.startswith("_"))
         names.update(
