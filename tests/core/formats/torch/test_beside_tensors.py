@@ -17,12 +17,12 @@ def of(module, name, *args):
     return files.named(module, name) + files.code(args) + b"R"
 
 
-def dtype(code, *more):
+def dtype(code, order="<", fields=None, *more):
     made = of("numpy", "dtype", code, False, True)
-    return made + files.code((4, "<", None, None, None, -1, -1, 0, *more)) + b"b"
+    return made + files.code((3 + len(more), order, None, None, fields, -1, -1, 0, *more)) + b"b"
 
 
-SIX = np.arange(6, dtype="<f4")
+F4, SIX = dtype("f4"), np.arange(6, dtype="<f4")
 UNKNOWN = files.named("mine", "Config")
 NEW = UNKNOWN + b")\x81" + files.code({"a": 1, "w": W}) + b"b"
 
@@ -49,7 +49,7 @@ def test_a_name_that_is_there_twice():
 
 def test_a_date_of_numpy_hides_no_tensor():
     """The state of its type has nine items: the last one is the unit."""
-    day = dtype("M8", ({}, (of("_codecs", "encode", "D", "latin1"), 1, 1, 1)))
+    day = dtype("M8", "<", None, ({}, (of("_codecs", "encode", "D", "latin1"), 1, 1, 1)))
     date = of("numpy._core.multiarray", "scalar", files.Plain(day), bytes(8))
     data = files.zipped(files.dump({"day": files.Plain(date), "w": W}), DATA)
     with pytest.raises(wm.UnsupportedError, match=r"numpy of other things than .*, strict=False\) leaves it"):
