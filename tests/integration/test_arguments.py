@@ -58,6 +58,9 @@ class Files:
 WRONG = [
     (lambda f: f.file.read("w", "foo"), DTYPE.format("'foo'")),
     (lambda f: f.file.read("w", 5), DTYPE.format("5")),
+    (lambda f: f.file.read("w", ","), DTYPE.format("','")),  # a SyntaxError of numpy
+    (lambda f: f.file.read("w", "4{"), DTYPE.format("'4{'")),  # a ValueError of numpy
+    (lambda f: f.file.read("w", "\ud800"), DTYPE.format(r"'\\ud800'")),
     (lambda f: f.file.read("w", "(2,)f4"), DTYPE.format(r"'\(2,\)f4'")),
     (
         lambda f: wm.open(f.model, remote=wm.Remote(3)),
@@ -147,7 +150,9 @@ WRONG = [
 # A wrong argument for a fixed set of values: the same class of error as for another wrong value.
 VALUES = [
     (lambda f: wm.open(f.model, format=[1]), ValueError, r"format is \[1\], expected one of amb, "),
+    (lambda f: f.convert(dtype=","), ValueError, "dtype is ',', expected one of float16, "),
     (lambda f: f.quantize(scale_type=[1]), wm.QuantError, r"scale_type is \[1\], expected 'fp16' or 'fp32'"),
+    (lambda f: f.quantize(scale_type="4{"), wm.QuantError, "scale_type is '4{', expected 'fp16' or 'fp32'"),
     (lambda f: f.quantize([1]), wm.QuantError, r"scheme is \[1\], expected one of int8, "),
     (lambda f: f.convert(quantize={}), wm.QuantError, r"scheme is \{\}, expected one of int8, "),
     (lambda f: safe_open(f.model, [1]), wm.UnsupportedError, r"framework is \[1\], expected np, "),

@@ -193,7 +193,7 @@ def _meant(dtype: DTypeLike) -> DType | np.dtype[Any]:
         return named
     try:
         kind = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # numpy raises all of them for a name
         kind = None
     names = ", ".join((*CROSSING, *SHORT))
     expected = f"expected one that numpy has, such as 'float32', or {names}"

@@ -429,7 +429,7 @@ _WORDS: dict[str, tuple[type[errors.FormatError], str, str]] = {
     "TWICE": (errors.LayoutError, "{whole} has data in {field} and in {other}*", ""),
     "FIELD": (errors.LayoutError, "{whole}: data_type of a tensor with {field}", "a type that this field holds"),
     "PACKED": (errors.LayoutError, "{whole}: bytes of {field}", "a multiple of {expected}"),
-    "COUNT": (errors.LayoutError, "{whole}: bytes of {field}", "{expected} numbers, by dims and data_type"),
+    "COUNT": (errors.LayoutError, "{whole}: bytes of {field}", "bytes of {expected} numbers, by dims and data_type"),
     "NUMBER": (errors.LayoutError, "{whole}: a number in {field}", "one of {expected} bits"),
     "SEGMENT": (errors.UnsupportedError, "{whole} is in segments, which are not read*", ""),
     "LOCATION": (errors.UnsupportedError, "{whole}: data_location", "0 (here) or 1 (external)"),
