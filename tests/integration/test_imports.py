@@ -32,11 +32,9 @@ FACES = {"kernels", "typing"}
 # Each part, and the parts that it uses. All of them use the core; the core and its faces use none (but see `HOOKED`).
 PARTS = {
     "checkpoints": set(),
-    "cli": {
-        *("checkpoints", "conversion", "deltas", "huggingface", "llama", "plans", "remote", "report", "trust", "words"),
-    },
+    "cli": {"checkpoints", "conversion", "deltas", "huggingface", "llama", "report", "trust", "words"},
     "compat": {"plans", "torch"},
-    "conversion": {"checkpoints", "huggingface", "llama", "remote", "trust", "words"},
+    "conversion": {"checkpoints", "huggingface", "llama", "trust", "words"},
     "dcp": {"plans", "torch"},
     "deltas": {"conversion", "huggingface", "plans", "remote"},
     "device": {"plans"},
@@ -49,7 +47,7 @@ PARTS = {
     "plans": {"checkpoints", "conversion"},
     "pool": {"checkpoints", "plans"},
     "remote": set(),
-    "report": {"checkpoints", "conversion", "huggingface", "plans"},
+    "report": {"checkpoints", "conversion", "huggingface"},
     "torch": {"checkpoints", "device", "plans", "pool"},
     "trust": set(),
     "vllm": {"deltas", "device", "plans", "torch"},
@@ -57,7 +55,7 @@ PARTS = {
 }
 # Methods of the core that import their part in one line, by a string: no annotation names a part.
 HOOKED = {
-    "core.model.file": {"plans", "pool", "words"},
+    "core.model.file": {"plans", "pool"},
     "core.model.internals": {"words"},
     "core.model.saving": {"trust"},
     "core.quant.quantizing": {"words"},
@@ -150,6 +148,13 @@ def test_a_module_of_a_part_imports_parts_that_it_may_use(module):
     used = {part(other) for other in imports(module)}
     assert "" not in used or part(module) in {"cli", "compat"}  # they use the package as its users do
     assert used - {"", "core", part(module)} <= PARTS[part(module)] | GROUND | FACES
+
+
+def test_every_part_that_may_be_used_is_used():
+    for name, allowed in PARTS.items():
+        assert allowed <= {part(other) for module in MODULES if part(module) == name for other in imports(module)}
+    for module, allowed in HOOKED.items():
+        assert allowed <= {part(other) for other in imports(module)}
 
 
 @pytest.mark.parametrize("face", sorted(FACES))
