@@ -74,6 +74,7 @@ from weightmap.core.bytes import strict_json
 from weightmap.core.bytes.atomic import leftovers, name_error, reserve
 from weightmap.core.bytes.open_source import is_hidden, read_small, stays_inside
 from weightmap.core.model.sharded import find_model
+from weightmap.core.model.sharding import NO_LOCKS
 from weightmap.core.model.single import INDEX_SUFFIX
 from weightmap.core.native import access, files
 from weightmap.deltas.writing import CHANGES, MISSING, Tree, make_changes
@@ -93,7 +94,6 @@ _STATE, _JOURNAL, _LOCK = "state.json", "journal.json", "lock"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Digits of a version, and the largest number of a journal: times are in nanoseconds.
 _DIGITS, _MAX_NUMBER = 18, (1 << 63) - 1
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _VERSIONED = re.compile(r"(.+?)(?:\.v\d{6,}(?:-\d+)?)?(\.[^.]+)", re.DOTALL)
 _F_SETSIG, _FICLONE = 10, 0x40049409
 
@@ -686,7 +686,7 @@ def _lock(file: access.Descriptor) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
 
 

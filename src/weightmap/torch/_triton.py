@@ -26,11 +26,12 @@ import torch
 import triton
 import triton.language as tl
 
+from weightmap.core.quant.schemes import BITS
+
 if TYPE_CHECKING:
     from weightmap.device import Change
 
 _BLOCK = tl.constexpr(1024)
-_BITS = {"int8": 8, "int4": 4, "int5": 5, "int4_block": 4, "int5_block": 5}
 _GGML = {
     "q4_0": (32, 18),
     "q8_0": (32, 34),
@@ -39,7 +40,7 @@ _GGML = {
     "mxfp4": (32, 17),
     "nvfp4": (64, 36),
 }
-SCHEMES = frozenset({*_BITS, *_GGML, "adaptive"})
+SCHEMES = frozenset({*BITS, *_GGML, "adaptive"})
 
 
 def interpreted() -> bool:
@@ -262,6 +263,6 @@ def decode(data: Any, change: Change, out: Any) -> None:
     if change.stored == "adaptive":
         _adaptive[grid](data, target, n, change.block_size, *_offsets(data, change), WIDE=wide, **how)
         return
-    bits, size = _BITS[change.stored], change.block_size or n
+    bits, size = BITS[change.stored], change.block_size or n
     stride = (4 if wide else 2) + (size * bits + 7) // 8
     _blocks[grid](data, target, n, size, stride, BITS=bits, WIDE=wide, **how)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Most bytes of an index that `open` reads by default.
 _MAX_INDEX_NBYTES = DEFAULT_LIMITS.max_header_bytes
 # Errors of file systems without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 class ShardTarget(NamedTuple):
@@ -313,7 +313,7 @@ def _lock(file: Descriptor, start: int, length: int) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
     return True
 

@@ -74,7 +74,7 @@ from weightmap.core.formats._base import JSON, Content, Format, take, trailing
 from weightmap.core.hooks import later
 from weightmap.core.native import access, checksums, quantised, scans
 from weightmap.core.quant.blocks import QuantizedTensor
-from weightmap.core.quant.schemes import BITS
+from weightmap.core.quant.schemes import BITS, BLOCKED
 from weightmap.core.table import Rules
 from weightmap.core.table.columns import ColumnTable
 
@@ -112,7 +112,6 @@ DTYPE_NAMES = (*DENSE, *(name for name in SCHEME_CODES if name != "int8"))
 QUANT_TYPES: dict[str, int] = {name: code - 2 for name, code in SCHEME_CODES.items()}
 SCALE_TYPES = ("fp32", "fp16")
 SCALE_SIZES = {"fp32": 4, "fp16": 2}
-BY_BLOCKS = ("int4_block", "int5_block")
 # Defaults for blocks without a header.
 BARE_DEFAULTS: dict[str, Any] = {"block_size": 32, "scale_type": "fp16"}
 
@@ -434,7 +433,7 @@ def check_scales(run: Verification, label: str, row: Row, how: Quantization) -> 
     at, end = row.offset + how.start, row.offset + row.nbytes
     if row.dtype.name == "adaptive":
         bad = _check_adaptive(run, label, row, how, at, end)
-    elif row.dtype.name in BY_BLOCKS:
+    elif row.dtype.name in BLOCKED:
         blocks = -(-math.prod(row.shape) // how.block_size)
         bad = _infinite(run, at, end, (end - at) // blocks, width) if blocks else []
     else:
@@ -549,7 +548,7 @@ def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantiz
             if expected is None or QUANT_HEADER.size + expected == row.nbytes:
                 return Quantization(QUANT_HEADER.size, block_size, scale_type)
             problem = f"data_size is {row.nbytes}, expected {QUANT_HEADER.size + expected}"
-    if bare is not None and scheme in BY_BLOCKS and _fits(scheme, bare[0]):
+    if bare is not None and scheme in BLOCKED and _fits(scheme, bare[0]):
         block_size, scale_type = bare[0], next(name for name, of in SCALE_SIZES.items() if of == bare[1])
         if payload_size(scheme, size, block_size, scale_type) == row.nbytes:
             return Quantization(0, block_size, scale_type)
@@ -557,7 +556,7 @@ def quantization(row: Row, head: bytes, bare: tuple[int, int] | None) -> Quantiz
 
 
 def _fits(scheme: str, block_size: int) -> bool:
-    if scheme == "adaptive" or scheme in BY_BLOCKS:
+    if scheme == "adaptive" or scheme in BLOCKED:
         return block_size > 0 and block_size % (2 if scheme == "int4_block" else 8) == 0
     return block_size == 0
 
