@@ -144,9 +144,9 @@ def _sound_entries(
         fault = scans.zip_scan(fd, data, begin, np.frombuffer(entry, np.uint8), 1)
         if isinstance(fault, access.Fault):
             fault = access.Fault(fault.code, row, fault.at, fault.actual, fault.expected)
-            error = error_of(fault, begin + at, source)
-            if fault.kind not in _OF_ONE_ENTRY or not isinstance(error, FormatError):
-                raise error
+            error = error_of(fault, begin + at, source) if fault.kind in _OF_ONE_ENTRY else None
+            if not isinstance(error, FormatError):
+                raise error_of(fault, begin + at, source)  # of no variable: its traceback would refer to itself
             refused[_label(entry)] = error
         else:
             sound.append(entry)
@@ -251,8 +251,7 @@ class Archive:
             raise LayoutError(f"{what} begins within an entry", offset=fault.at, actual=fault.actual, expected=expected)
         what, at = "bytes of the archive belong to no entry: they begin", fault.at
         expected = f"the next entry there, not {fault.actual} bytes later"
-        error = LayoutError(what, field="gap", offset=at, actual=at, expected=expected)
-        options.tolerate(error, warnings)
+        options.tolerate(LayoutError(what, field="gap", offset=at, actual=at, expected=expected), warnings)
 
     def __len__(self) -> int:
         return len(self.entries)

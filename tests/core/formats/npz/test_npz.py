@@ -10,12 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests import zip_files
-from tests.builders import normal, npy, npz
+from tests.builders import normal, npy, npz, torch
 
 import weightmap as wm
 from weightmap.core.bytes import source as sources
 from weightmap.core.model.internals import dense_row
 
+has_descriptors = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed there")
 MATRIX = np.arange(12, dtype="<f4").reshape(3, 4)
 ARRAYS = {
     "matrix": MATRIX,
@@ -243,23 +244,43 @@ def test_every_key_is_the_array_that_numpy_has():
     assert accepted > 1000
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are listed there")
-def test_a_deflated_entry_that_is_cut_off_meanwhile_keeps_no_descriptor(tmp_path, monkeypatch):
-    """The error and its traceback make no cycle: the file is closed at once, not at the next collection."""
-    path = tmp_path / "a.npz"
-    np.savez_compressed(path, a=np.arange(5000.0))
-    real = sources.access.read_into
-    # As for a file truncated after its directory, at its end, was read.
-    monkeypatch.setattr(sources.access, "read_into", lambda *call: 0 if call[2] < 100 else real(*call))
+def refused(path, **options):
+    """Return the message of an error of opening, which must close the file at once, not at the next collection."""
     gc.collect()
     gc.disable()
     try:
         before = set(Path("/proc/self/fd").iterdir())
         try:
-            wm.open(path)
-        except wm.TruncatedError as error:
-            refused = str(error)
-        assert "became shorter while it was being read" in refused
+            wm.open(path, **options)
+        except wm.FormatError as error:
+            message = str(error)
         assert set(Path("/proc/self/fd").iterdir()) == before
     finally:
         gc.enable()
+    return message
+
+
+@has_descriptors
+def test_a_deflated_entry_that_is_cut_off_meanwhile_keeps_no_descriptor(tmp_path, monkeypatch):
+    """The error and its traceback make no cycle."""
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, a=np.arange(5000.0))
+    real = sources.access.read_into
+    # As for a file truncated after its directory, at its end, was read.
+    monkeypatch.setattr(sources.access, "read_into", lambda *call: 0 if call[2] < 100 else real(*call))
+    assert "became shorter while it was being read" in refused(path)
+
+
+@has_descriptors
+def test_a_damaged_archive_keeps_no_descriptor(tmp_path):
+    path = tmp_path / "archive"
+    np.savez(path.with_suffix(".npz"), a=MATRIX)
+    data = path.with_suffix(".npz").read_bytes()
+    begin = int.from_bytes(data[-6:-2], "little")
+    path.write_bytes(data[:begin] + bytes(8) + data[begin:-6] + (begin + 8).to_bytes(4, "little") + data[-2:])
+    assert "bytes of the archive belong to no entry" in refused(path)
+    path.write_bytes(data[: begin + 28] + b"\xff" + data[begin + 29 :])
+    assert "of the central directory" in refused(path, strict=False)
+    program, _ = torch.stored({"w": normal((2, 3))})
+    path.write_bytes(torch.zipped(torch.dump(program), {}))
+    assert "has no entry 'archive/data/0', a storage" in refused(path)

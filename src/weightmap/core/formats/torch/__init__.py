@@ -300,16 +300,16 @@ def _storages_in(
         readable &= mentions.nbytes <= sizes
         for i in np.flatnonzero(~readable).tolist():
             key = mentions.names[int(mentions.bounds[i]) : int(mentions.bounds[i + 1])].decode(errors="replace")
-            error = _storage_error(archive, int(rows[i]), key, int(mentions.nbytes[i]), program, int(mentions.at[i]))
+            where = int(rows[i]), key, int(mentions.nbytes[i]), program, int(mentions.at[i])
             if options.strict or mentions.nbytes[i] > _ABSENT:
-                raise error
+                raise _storage_error(archive, *where)
             if key.lower() not in refused:  # refused ones already have a warning
-                absent.setdefault(key, str(error))
+                absent.setdefault(key, str(_storage_error(archive, *where)))
         larger = np.flatnonzero(readable & (mentions.nbytes < sizes))
         if len(larger):
             i = int(larger[0])
-            error = _claim_error(archive, int(rows[i]), int(mentions.nbytes[i]), program, int(mentions.at[i]))
-            options.tolerate(error, warnings)
+            nbytes, at = int(mentions.nbytes[i]), int(mentions.at[i])
+            options.tolerate(_claim_error(archive, int(rows[i]), nbytes, program, at), warnings)
         new = readable & (types[rows] == _UNKNOWN)
         types[rows[new][::-1]] = mentions.type[new][::-1]  # backwards, so that the first mention of each stays
         _check_types(np.where(readable, types[rows], mentions.type), mentions, program)
