@@ -13,7 +13,7 @@ from weightmap._messages import escape as _escape
 from weightmap._messages import quoted as _quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
     "AddressError",
@@ -206,6 +206,11 @@ class EncodeError(TensorFileError, ValueError):
     """
 
     refused: tuple[str, ...] = ()
+
+    def naming(self, refused: Iterable[object]) -> EncodeError:
+        """Fill in `refused`, and return the error itself."""
+        self.refused = tuple(map(str, refused))
+        return self
 
 
 class QuantError(TensorFileError, ValueError):

@@ -249,7 +249,6 @@ def _parameters(file: TensorFile, spec: Spec) -> TensorFile:
             if (how := storage_of(row)) is not None and spec.takes(name) and quantizer.wants(name, row)
         )
         if refused:
-            error = EncodeError(f"{refused[0]} ({counted(len(refused), 'such parameter')}): decode it to a file first")
-            error.refused = refused
-            raise error.located(path=name_of(file))
+            what = f"{refused[0]} ({counted(len(refused), 'such parameter')}): decode it to a file first"
+            raise EncodeError(what).naming(refused).located(path=name_of(file))
     return parameters

@@ -4,10 +4,12 @@ Files are read back by the suite's own parser, not only by the package.
 """
 
 import errno
+import gc
 import os
 import re
 import stat
 import threading
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -153,6 +155,23 @@ def test_what_a_format_cannot_express(tmp_path, kind, case):
     assert len(text) < 2000
     assert path.read_bytes() == b"old"
     assert listing(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize(("dtype", "options"), [("complex128", {}), ("float32", {"config": {}})], ids=["dtype", "part"])
+def test_an_error_keeps_no_array(tmp_path, dtype, options):
+    """The error and its traceback make no cycle: arrays are freed at once, not at the next collection."""
+    array = np.zeros(4, dtype)
+    reference = weakref.ref(array)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(wm.EncodeError) as caught:
+            wm.save(tmp_path / "x.safetensors", {"w": array}, **options)
+        assert caught.value.refused
+        del array, caught
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 @every_kind

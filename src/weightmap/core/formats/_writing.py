@@ -211,9 +211,8 @@ _NAMES, _REASONS = 300, 1000
 
 def refuse(what: str, reasons: Sequence[Reason]) -> NoReturn:
     """Raise one `EncodeError` with everything that the format `what` cannot express."""
-    error = EncodeError(f"{what} cannot express this: {_together(reasons)}")
-    error.refused = tuple(map(str, reasons))
-    raise error
+    # In a variable, the error would keep the caller's arrays until a garbage collection: its traceback has this frame.
+    raise EncodeError(f"{what} cannot express this: {_together(reasons)}").naming(reasons)
 
 
 def lacking(dtype: str, supported: Iterable[str]) -> str:

@@ -336,9 +336,8 @@ def _plan(target: formats.Format, request: formats.Request) -> WritePlan:
     foreign = [name for name in _CARRIED if getattr(request, name) is not None and name not in carried]
     if foreign:
         places = ", ".join(name for name in _CARRIED if name in carried) or "tensors alone"
-        error = EncodeError(f"{target.title} has no place for {', '.join(foreign)}; it has one for {places}")
-        error.refused = tuple(foreign)
-        raise error
+        what = f"{target.title} has no place for {', '.join(foreign)}; it has one for {places}"
+        raise EncodeError(what).naming(foreign)
     max_align = target.aligns.get(request.layout, 1)
     if request.align > max_align:
         limit = f" to more than {max_align} bytes" if max_align > 1 else ""
