@@ -231,6 +231,22 @@ def test_a_disk_that_says_nothing(tmp_path, monkeypatch):
     assert real(tmp_path / "source" / "weight_v000001")
 
 
+@pytest.mark.parametrize(("step", "name"), [("_write_full", "weight_v000001/model.safetensors"), ("_reveal", "")])
+def test_an_error_names_the_version(tmp_path, monkeypatch, step, name):
+    """Its hidden folder is gone by then."""
+
+    def fail(*args):
+        hidden = tmp_path / "source" / ".weight_v000001.tmp"
+        raise OSError(errno.ENOSPC, "No space", *([str(hidden / "model.safetensors")] if name else []))
+
+    monkeypatch.setattr(publishing, step, fail)
+    base = write_model(tmp_path / "base", model())
+    with pytest.raises(OSError, match="No space") as caught:
+        deltas.publish(base, base, tmp_path / "source", version=1, full=True)
+    assert caught.value.filename == str(tmp_path / "source" / (name or "weight_v000001"))
+    assert not (tmp_path / "source").exists()
+
+
 def test_nobody_sees_half_a_version(tmp_path, monkeypatch):
     """It has no name until it is complete; remains of a killed publisher do not hinder, a running one does."""
     old = model()

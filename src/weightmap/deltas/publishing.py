@@ -247,6 +247,8 @@ def _new_folder(folder: str, name: str) -> Iterator[None]:
         yield
     except OSError as error:
         name_error(error, os.path.join(folder, name))
+        if isinstance(error.filename, str):  # the folder gets its final name only when it is complete
+            error.filename = error.filename.replace(name, name.removeprefix(".").removesuffix(".tmp"))
         raise
     finally:
         try:

@@ -111,6 +111,16 @@ def test_a_lock_is_no_link(tmp_path):
     assert there(tmp_path) == [lock.name]
 
 
+def test_an_error_about_the_lock_names_the_index(tmp_path, monkeypatch):
+    def refused(_, path, *args):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(sharding, "take_ownership", refused)
+    with pytest.raises(PermissionError) as caught:
+        write(target_of(tmp_path / "x.safetensors.index.json"))
+    assert caught.value.filename == str(tmp_path / "x.safetensors.index.json")
+
+
 def test_a_lock_that_was_removed_is_made_again(tmp_path, monkeypatch):
     """A run that opened an ending run's lock does not hold a file that nobody else can find."""
     target, opened = target_of(tmp_path, "embd"), []

@@ -289,6 +289,8 @@ def _open_lock(path: str, flags: int = 0) -> Descriptor:
     except OSError as error:
         refuse_links("", [path])
         refuse_loop(error, path)
+        folder, name = os.path.split(path)
+        error.filename = os.path.join(folder, name[1 : -len(".lock")])  # the caller names the index
         raise
 
 
