@@ -60,6 +60,16 @@ def test_each_shard_has_the_metadata_and_the_first_the_vocabulary(tmp_path):
         assert [shard.vocab is not None for shard in f.shards.values()] == [True, False, False, False]
 
 
+def test_a_file_is_no_directory_for_shards(tmp_path):
+    """The error names what the caller gave, not the lock in it."""
+    (tmp_path / "o").touch()
+    for target in (f"{tmp_path}/o/", tmp_path / "o" / "m.safetensors.index.json"):
+        with pytest.raises(NotADirectoryError) as caught:
+            wm.save(target, TENSORS, format="safetensors", max_shard_size=600)
+        assert caught.value.filename.rstrip("/") == f"{tmp_path}/o"
+    assert listed(tmp_path) == ["o"]
+
+
 def test_nothing_is_written_where_it_cannot_be(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(wm.EncodeError):

@@ -272,6 +272,8 @@ def _make_folder(target: ShardTarget) -> bool:
     try:
         os.mkdir(target.folder)
     except FileExistsError:
+        if not os.path.isdir(target.folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), target.folder) from None
         return False
     except FileNotFoundError:
         raise no_directory(os.path.dirname(target.folder.rstrip(os.sep)), target.folder) from None
