@@ -315,6 +315,25 @@ def test_bytes_of_a_given_up_request_go_nowhere(objects, monkeypatch):
     assert not done.is_set()
 
 
+def test_an_answer_that_comes_after_its_deadline_is_closed(objects, monkeypatch):
+    """The answer of a store that blocks: its thread closes it, for nobody waits for it any more."""
+    closed = []
+
+    class Late(Stored):
+        def get(self, path, *, options):
+            answer = super().get(path, options=options)
+            answer.close = lambda: closed.append(options)
+            return answer
+
+    deadlines_pass_when_stuck(objects, monkeypatch)
+    access, objects.faults = fetching.Access(Late(objects), None, HANG), ["stall"]
+    with pytest.raises(StoreError, match="took too long"):
+        access.run(access.look("m"))
+    objects.released.set()
+    access._threads.shutdown(wait=True)
+    assert closed == [{"head": True}]
+
+
 def test_a_server_that_drips_is_given_up(objects, monkeypatch):
     """A byte now and then does not prolong a request."""
     deadlines_pass_when_stuck(objects, monkeypatch)

@@ -264,6 +264,17 @@ class _Attempt:
                 self.done += len(room)
         return True
 
+    def read(self, answer: Any) -> None:
+        """Check an answer's head, and take its bytes until `give_up`."""
+        self.check_head(answer)
+        if hasattr(answer, "readinto1"):
+            self.receive(answer)
+        else:
+            for chunk in answer:
+                if not self.take(chunk):
+                    return
+        self.finish()
+
     def receive(self, answer: Any) -> None:
         """Let an answer write its bytes to the target, until all have come, or until `give_up`."""
         self._abort = answer.abort
@@ -499,7 +510,7 @@ class Access:
     async def _get(self, key: str, attempt: _Attempt) -> None:
         get = getattr(self.store, "get_async", None)
         if get is None:
-            await self.call(self._get_blocking, key, attempt)
+            await self.call(self._get_blocking, key, attempt.options, attempt.read)
             return
         answer = await get(key, options=attempt.options)
         attempt.check_head(answer)
@@ -507,26 +518,23 @@ class Access:
             attempt.take(chunk)
         attempt.finish()
 
-    def _get_blocking(self, key: str, attempt: _Attempt) -> None:
-        answer = self.store.get(key, options=attempt.options)
+    def _get_blocking(self, key: str, options: dict[str, Any], use: Callable[[Any], Any]) -> Any:
+        """Return the result of `use` for an answer, and close the answer, even after the deadline."""
+        answer = self.store.get(key, options=options)
         try:
-            attempt.check_head(answer)
-            if hasattr(answer, "readinto1"):
-                attempt.receive(answer)
-            else:
-                for chunk in answer:
-                    if not attempt.take(chunk):
-                        return
-            attempt.finish()
+            return use(answer)
         finally:
-            _close(answer)
+            close = getattr(answer, "close", None)
+            if close is not None:
+                close()
 
     async def look(self, key: str) -> Pin:
         """Return the state of a perhaps empty object. Raises `StoreError`."""
+        options, get = {"head": True}, getattr(self.store, "get_async", None)
         async with self._try():
-            answer = await self._ask("get", key, options={"head": True})
-            _close(answer)
-            return Pin.of(answer.meta)
+            if get is None:
+                return await self.call(self._get_blocking, key, options, lambda answer: Pin.of(answer.meta))  # type: ignore[no-any-return]
+            return Pin.of((await get(key, options=options)).meta)
 
     @property
     def takes_objects(self) -> bool:
@@ -594,13 +602,6 @@ class Access:
             listed = await self._ask("list_with_delimiter", prefix)
         folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in listed["common_prefixes"]]
         return [entry["path"].rpartition("/")[2] for entry in listed["objects"]] + folders
-
-
-def _close(answer: Any) -> None:
-    """Close an answer, if answers of its store need it."""
-    close = getattr(answer, "close", None)
-    if close is not None:
-        close()
 
 
 class _Loop:
