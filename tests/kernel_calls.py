@@ -431,9 +431,8 @@ def _wm_pq_decode(p, size):
 
 def _wm_pq_sums(p, size):
     pq, _, table = _codes(p, size)
-    yield lib.wm_pq_sums(
-        pq, p.array(floats(table)), table, size // 2, size - size // 2, p.room(size - size // 2, "float"), 1
-    )
+    count = size - size // 2
+    yield lib.wm_pq_sums(pq, p.array(floats(table)), table, size // 2, count, p.room(count, "float"))
 
 
 def _columns(p, count, n_dims, names):

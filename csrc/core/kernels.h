@@ -316,8 +316,7 @@ int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint
                      float *scratch, uint64_t n_scratch, int threads);
 /* out[i] = sum over j of table[j * n_centroids + code j of row first + i], in the order of j in float32, for i < count;
  * table_size = pieces * n_centroids. Returns as above. */
-int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uint64_t first, uint64_t count, float *out,
-                   int threads);
+int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uint64_t first, uint64_t count, float *out);
 
 /* ------------------------------------------------------------------------------------------ adaptive blocks
  * Blocks of different kinds, [mask][scales][codes]; block_size is a multiple of 8. The mask has 2 bits for each block, the first

@@ -97,43 +97,23 @@ int64_t wm_pq_decode(const wm_pq *pq, const uint64_t *rows, uint64_t first, uint
     return failed < 0 ? -1 : w.bad[failed];
 }
 
-typedef struct {
-    const wm_pq *pq;
-    const float *table;
-    uint64_t first;
-    float *out;
-    int64_t bad[WM_MAX_PARTS];
-} table_work;
-
 /* Eight rows side by side: a row's sum is one chain of additions, and eight chains do not wait for one another. */
-static int sum_piece(void *context, int thread, uint64_t begin, uint64_t end) {
+int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uint64_t first, uint64_t count, float *out) {
     enum { TOGETHER = 8 };
-    table_work *w = context;
-    const wm_pq *pq = w->pq;
-    const uint64_t pieces = pq->pieces, n = pq->n_centroids;
-    for (uint64_t i = begin; i < end; i += TOGETHER) {
-        const unsigned count = end - i < TOGETHER ? (unsigned)(end - i) : TOGETHER;
-        const uint8_t *codes = pq->codes + (w->first + i) * pieces;
-        float sums[TOGETHER] = {0};
-        for (uint64_t j = 0; j < pieces; j++)
-            for (unsigned k = 0; k < count; k++) {
-                const uint32_t code = load_code(codes + k * pieces + j);
-                if (code >= n) {
-                    w->bad[thread] = (int64_t)((w->first + i + k) * pieces + j);
-                    return -1;
-                }
-                sums[k] += w->table[j * n + code];
-            }
-        memcpy(w->out + i, sums, count * sizeof(float));
-    }
-    return 0;
-}
-
-int64_t wm_pq_sums(const wm_pq *pq, const float *table, uint64_t table_size, uint64_t first, uint64_t count, float *out,
-                   int threads) {
     if (!is_whole(pq) || table_size != pq->pieces * pq->n_centroids) return -2;
     if (first > pq->n_rows || count > pq->n_rows - first) return -2;
-    table_work w = {.pq = pq, .table = table, .first = first, .out = out};
-    const int failed = wm_run_pieces(sum_piece, &w, count, ROWS_A_THREAD, threads);
-    return failed < 0 ? -1 : w.bad[failed];
+    const uint64_t pieces = pq->pieces, n = pq->n_centroids;
+    for (uint64_t i = 0; i < count; i += TOGETHER) {
+        const unsigned rows = count - i < TOGETHER ? (unsigned)(count - i) : TOGETHER;
+        const uint8_t *codes = pq->codes + (first + i) * pieces;
+        float sums[TOGETHER] = {0};
+        for (uint64_t j = 0; j < pieces; j++)
+            for (unsigned k = 0; k < rows; k++) {
+                const uint32_t code = load_code(codes + k * pieces + j);
+                if (code >= n) return (int64_t)((first + i + k) * pieces + j);
+                sums[k] += table[j * n + code];
+            }
+        memcpy(out + i, sums, rows * sizeof(float));
+    }
+    return -1;
 }

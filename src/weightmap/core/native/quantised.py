@@ -885,7 +885,7 @@ class ProductCodes:
         and raises as `decode` does.
         """
         source, target = access.as_items("float[]", table), access.as_output(out, "float[]")
-        bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target, 1)
+        bad: int = lib.wm_pq_sums(self._struct, source, table.size, first, len(out), target)
         if bad == -2:
             raise IndexError(f"row numbers out of range: there are {self.count} rows")
         return bad
