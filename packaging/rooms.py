@@ -29,7 +29,7 @@ BUDGETS = {
     "onnxruntime": 50,
     "plans": 2_113,
     "pool": 744,
-    "remote": 1_845,
+    "remote": 1_852,
     "report": 1_317,
     "torch": 965,
     "trust": 619,

@@ -5,7 +5,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from tests.remote.servers import Objects, Server, Taking
+from tests.remote.servers import GenericError, Objects, Server, Taking
 
 import weightmap as wm
 from weightmap.remote import fetching
@@ -115,6 +115,24 @@ def test_an_answer_that_is_lost_is_no_other_writer(store):
     wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
     right(at(store, "b/"))
     assert CLAIM not in {key.rpartition("/")[2] for key in store.objects}
+
+
+def test_a_fault_that_passes_leaves_no_claim(store, monkeypatch):
+    """Neither of the request that looks at the claim, nor of the one that removes it."""
+    delete, failed, faults = store.delete_async, [], store._stored.of.faults
+
+    async def fail_once(key):
+        if not failed:
+            failed.append(key)
+            raise GenericError("Server returned status code: 503")
+        await delete(key)
+
+    monkeypatch.setattr(store, "delete_async", fail_once)
+    store.entered = lambda key: key.endswith(INDEX) and faults.append("503")
+    wm.save(at(store, "b/model.safetensors"), TENSORS, max_shard_size=8000)
+    assert (failed, faults) == ([f"b/{CLAIM}"], [])
+    assert f"b/{CLAIM}" not in store.objects
+    right(at(store, "b/"))
 
 
 @pytest.mark.parametrize("whole", [32 << 20, 0], ids=["small", "large"])

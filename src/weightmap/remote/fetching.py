@@ -126,6 +126,13 @@ def pause(failed: int, after: float) -> float:
     return max(wait, min(after, MAX_RETRY_AFTER))
 
 
+async def _pause_after(fault: StoreError, failed: int) -> None:
+    """Wait before another attempt; raise a fault that does not pass, and the last one."""
+    if fault.kind != "again" or failed == ATTEMPTS:
+        raise fault
+    await asyncio.sleep(pause(failed, fault.after))
+
+
 def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreError:
     """Return the error for a status other than success."""
     try:
@@ -541,11 +548,19 @@ class Access:
         """Whether the store has a method that writes."""
         return self._has("put")
 
-    async def remove(self, key: str) -> None:
-        """Remove an object, if the store can. Raises `StoreError`."""
-        if self._has("delete"):
-            async with self._try():
-                await self._ask("delete", key)
+    async def remove(self, key: str, tag: str | None) -> None:
+        """Remove an object, if the store can, and if the object has this tag. Raises `StoreError`."""
+        failed = 0
+        while self._has("delete"):
+            try:
+                if tag is None or (await self.look(key)).etag == tag:
+                    async with self._try():
+                        await self._ask("delete", key)
+            except StoreError as fault:
+                failed += 1
+                await _pause_after(fault, failed)
+            else:
+                return
 
     async def put(self, key: str, path: str, size: int, *, new: bool) -> str | None:
         """Write a file of this size as an object, with `new` only if the object does not exist; return its tag.
@@ -569,12 +584,9 @@ class Access:
                 if fault.kind in {"exists", "changed"} and failed and await self._holds(key, path, size):
                     return (await self.look(key)).etag  # the object is ours: the answer to an earlier attempt was lost
                 failed += 1
-                if fault.kind != "again" or failed == ATTEMPTS:
-                    raise
-                after = fault.after
+                await _pause_after(fault, failed)
             else:
                 return (result or {}).get("e_tag")
-            await asyncio.sleep(pause(failed, after))
 
     async def _exists(self, key: str) -> bool:
         try:

@@ -126,8 +126,7 @@ class Location(str):
         With its tag, an object stays that another writer has put in its place.
         """
         with contextlib.suppress(StoreError):
-            if tag is None or self.access.run(self.access.look(self.key)).etag == tag:
-                self.access.run(self.access.remove(self.key))
+            self.access.run(self.access.remove(self.key, tag))
 
     @property
     def cached(self) -> str | None:
