@@ -126,13 +126,6 @@ def pause(failed: int, after: float) -> float:
     return max(wait, min(after, MAX_RETRY_AFTER))
 
 
-async def _pause_after(fault: StoreError, failed: int) -> None:
-    """Wait before another attempt; raise a fault that does not pass, and the last one."""
-    if fault.kind != "again" or failed == ATTEMPTS:
-        raise fault
-    await asyncio.sleep(pause(failed, fault.after))
-
-
 def fault_of_status(status: int, headers: Any = MappingProxyType({})) -> StoreError:
     """Return the error for a status other than success."""
     try:
@@ -558,7 +551,9 @@ class Access:
                         await self._ask("delete", key)
             except StoreError as fault:
                 failed += 1
-                await _pause_after(fault, failed)
+                if fault.kind != "again" or failed == ATTEMPTS:
+                    raise
+                await asyncio.sleep(pause(failed, fault.after))
             else:
                 return
 
@@ -584,7 +579,9 @@ class Access:
                 if fault.kind in {"exists", "changed"} and failed and await self._holds(key, path, size):
                     return (await self.look(key)).etag  # the object is ours: the answer to an earlier attempt was lost
                 failed += 1
-                await _pause_after(fault, failed)
+                if fault.kind != "again" or failed == ATTEMPTS:
+                    raise
+                await asyncio.sleep(pause(failed, fault.after))
             else:
                 return (result or {}).get("e_tag")
 
