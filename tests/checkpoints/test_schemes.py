@@ -104,6 +104,23 @@ def test_special_scales(tmp_path):
     assert not np.isnan(w[1, 32:]).any()
 
 
+def test_blocks_hold_their_scales(tmp_path):
+    """As a tensor of GGUF has them: a view, one for each block; strict=True refuses NaN among them."""
+    example = EXAMPLES["modelopt Q8_0"]()
+    path = example.write(tmp_path / "model")
+    (blocks,) = example.tensors.values()
+    with wm.open(path) as f:
+        w = f.weights[example.name]
+        assert (w.scale_type, w.n_blocks, w.block_size) == ("float16", 12, 32)
+        assert w.scales.tobytes() == blocks[..., :2].tobytes()
+        assert np.shares_memory(w.scales, w.codes)
+        w.dequantize(strict=True)
+    blocks[5, 1, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    example.write(tmp_path / "model")
+    with wm.open(path) as f, pytest.raises(wm.QuantError, match="scale 11 is nan, expected a finite number"):
+        f.weights[example.name].dequantize(strict=True)
+
+
 def test_strict_refuses_scales_that_are_not_finite(tmp_path):
     """With strict=True, NaN among the scales is a QuantError; without, it passes through."""
     example = EXAMPLES["fp8 f32"]()

@@ -270,6 +270,8 @@ class Coding:
         Elements of a row with one scale; 0 if it is not a fixed number.
     codes, scales : str
         The pieces with the codes and with the scales.
+    scale_type : str or None
+        Dtype of the scales, if it is not that of their piece.
     stated : str or None
         The parameter's type, if the pieces state it.
     direct : bool
@@ -278,7 +280,7 @@ class Coding:
         Whether `rows` fills arrays of any strides.
     """
 
-    __slots__ = ("block_size", "codes", "scales", "scheme", "shape", "stated", "step")
+    __slots__ = ("block_size", "codes", "scale_type", "scales", "scheme", "shape", "stated", "step")
 
     scheme: str
     shape: tuple[int, ...]
@@ -286,6 +288,7 @@ class Coding:
     block_size: int
     codes: str
     scales: str
+    scale_type: str | None
     stated: str | None
     direct: ClassVar[bool] = True
     strided: ClassVar[bool] = False
@@ -294,7 +297,11 @@ class Coding:
         self, scheme: str, shape: tuple[int, ...], codes: str, scales: str, *, block_size: int = 0, step: int = 1
     ) -> None:
         self.scheme, self.shape, self.codes, self.scales = scheme, shape, codes, scales
-        self.block_size, self.step, self.stated = block_size, step, None
+        self.block_size, self.step, self.stated, self.scale_type = block_size, step, None, None
+
+    def scales_in(self, piece: NDArray[Any]) -> NDArray[Any]:
+        """Return the scales as they are stored, given the piece that holds them: a view."""
+        return piece
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -412,7 +419,7 @@ class CompositeTensor(QuantizedTensor):
         self.shape = coding.shape
         self.size: int = math.prod(coding.shape)
         self.block_size: int = coding.block_size
-        self.scale_type = self._pieces[coding.scales][1].dtype.name
+        self.scale_type = coding.scale_type or self._pieces[coding.scales][1].dtype.name
 
     def _described(self) -> str:
         return f"{list(self.shape)} {self._dtype}"
@@ -447,7 +454,7 @@ class CompositeTensor(QuantizedTensor):
     @property
     def scales(self) -> NDArray[Any]:
         """The scales as they are stored: a view."""
-        return self._pieces[self._coding.scales][1]
+        return self._coding.scales_in(self._pieces[self._coding.scales][1])
 
     @property
     def codes(self) -> NDArray[Any]:

@@ -65,7 +65,7 @@ def storage_of(row: Row) -> tuple[str, int, str, int] | None:
     if not isinstance(pieces, Components):
         return None
     coding, rows = pieces.coding, [piece for _, piece in pieces.rows.values()]
-    scale_type = pieces.rows[coding.scales][1].dtype.name
+    scale_type = coding.scale_type or pieces.rows[coding.scales][1].dtype.name
     return coding.scheme, coding.block_size, scale_type, sum(piece.nbytes for piece in rows)
 
 

@@ -10,6 +10,7 @@ from weightmap.checkpoints.methods import EXPONENTS, FLOAT8, Group, Method, Sett
 from weightmap.checkpoints.methods._codings import Experts, fp4, scaled
 from weightmap.checkpoints.pieced import BLOCKS_OF_GGML, Coding, Components, Layout, TargetTypes
 from weightmap.core.native.quantised import GGML_TYPES, decode_ggml
+from weightmap.core.quant.ggml import GgmlTensor
 from weightmap.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ class Blocks(Coding):
     def __init__(self, kind: str, rows: int, blocks: int) -> None:
         size = GGML_TYPES[kind].block_size
         super().__init__(f"modelopt {kind}", (rows, blocks * size), "weight", "weight", block_size=size)
-        self.kind = kind
+        self.kind, self.scale_type = kind, "uint16" if kind == "iq1_m" else "float16"
+
+    def scales_in(self, piece: NDArray[Any]) -> NDArray[Any]:
+        """Implement `Coding.scales_in`: as of a tensor of GGUF."""
+        return GgmlTensor(self.kind, self.shape, piece.reshape(-1)).scales
 
     def cut(self, first: int, last: int) -> dict[str, Any]:
         """Implement `Coding.cut`."""
