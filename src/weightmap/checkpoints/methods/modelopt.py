@@ -143,10 +143,11 @@ class ModelOpt(Method):
         return next((self.layers.section(name) for name in around if name in self.layers.values), None)
 
     def coding_or_none(self, group: Group) -> Coding | None:
-        """Implement `Method.coding_or_none`: blocks have no other pieces."""
-        settings = self._settings(group.module)
-        if settings is not None and self._algorithm(settings) in _BLOCKS and group.row("weight").dtype.name == "uint8":
-            return self.coding(group)
+        """Implement `Method.coding_or_none`: a lone weight may be blocks, which hold their scales."""
+        if list(group.names) == ["weight"] and group.row("weight").dtype.name == "uint8":
+            settings = self._settings(group.module)
+            if settings is not None and self._algorithm(settings) in _BLOCKS:
+                return self.coding(group)
         return super().coding_or_none(group)
 
     def coding(self, group: Group) -> Coding:
@@ -157,9 +158,9 @@ class ModelOpt(Method):
             group.refuse(where, actual="missing", expected="the algorithm of the module")
         algorithm = self._algorithm(settings)
         if algorithm in _BLOCKS:
-            group.only("weight")
             kind = _BLOCKS[algorithm]
             rows, blocks, _ = group.check("weight", ("uint8",), (None, None, GGML_TYPES[kind].block_bytes))
+            group.only("weight")
             return Blocks(kind, rows, blocks)
         if "pre_quant_scale" in group:
             expected = "none: columns that were multiplied are not divided"
