@@ -7,6 +7,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.builders import Tensor, gguf
 from tests.builders import safetensors as st
 from tests.checkpoints.checkpoints import BF16, EXAMPLES, F8, stored
 from tests.places import ROOT
@@ -69,6 +70,9 @@ UNEXPLAINED = {
     "EXL2": {"a.q_weight": codes(np.int32, 4, 8), "a.q_scale": codes(np.int32, 1, 1), "a.q_groups": codes(np.int16, 8)},
     "msmodelslim": {"a.weight": codes(np.int8, 4, 8), "a.deq_scale": np.ones(4, np.int64)},
     "vLLM": {"a.w13_qweight": codes(np.int32, 2, 4, 8), "a.w13_scales": np.ones((2, 1, 8), np.float16)},
+    "ModelOpt": {"a.weight": codes(np.int8, 4, 8), "a.weight_quantizer._scale": ONE, "a.weight_quantizer._amax": ONE},
+    "ModelOpt, NVFP4": {"a.weight": codes(np.uint8, 4, 16), "a.weight_quantizer._scale": codes(F8, 4, 2)},
+    "ModelOpt, experts": {"e.down_proj": codes(np.uint8, 2, 4, 8), "e.down_proj_weight_quantizer._scale": ONE},
     "wscales": {"a.qweight": codes(np.int8, 4, 8), "a.wscales": ONE},
     "at the top": {"weight": codes(F8, 4, 32), "weight_scale": ONE},
 }
@@ -294,6 +298,27 @@ def test_integers_without_scales(tmp_path, name, dtype):
     config["quantization_config"] |= LEFT_OUT[name]
     with wm.open(model(tmp_path / name, tensors, config)) as f:
         assert f.weights["up.weight"].tolist() == tensors["up.weight"].tolist()
+
+
+@pytest.mark.parametrize("method", ["exl3", "modelopt"])
+def test_a_gguf_file_describes_itself(tmp_path, method):
+    """The configuration beside it is about other files of the directory, unless it is given."""
+    shape, octets = (2, 64), bytes(range(36)) * 2
+    tensors = {
+        "blk.0.ffn_up.weight": Tensor("nvfp4", shape, octets),
+        "blk.0.ffn_up.input_scale": Tensor("float32", (1,), bytes(4)),
+    }
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf.build(tensors))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"quantization_config": {"quant_method": method, "quant_algo": "NVFP4"}}))
+    with wm.open(path) as f:
+        assert {name: getattr(w, "scheme", w.dtype) for name, w in f.weights.items()} == {
+            "blk.0.ffn_up.weight": "nvfp4",
+            "blk.0.ffn_up.input_scale": np.float32,
+        }
+    with wm.open(path, config=config) as f, pytest.raises(wm.FormatError):
+        dict(f.weights)
 
 
 def test_only_the_cache_is_quantised(tmp_path):

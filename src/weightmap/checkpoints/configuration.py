@@ -64,7 +64,8 @@ def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
     """Return the settings of a model's quantisation, None if it is not declared quantised; and its configuration.
 
     The first of these counts: `config.json`, at its top, else in a sub-configuration such as ``text_config``; the files
-    that older tools wrote beside the model; the header of a safetensors file.
+    that older tools wrote beside the model; the header of a safetensors file. A GGUF file describes itself: what lies
+    beside it is about other files.
 
     Raises
     ------
@@ -74,6 +75,8 @@ def quantisation_of(file: Any) -> tuple[Settings | None, dict[str, Any]]:
         For a scheme that is recognised but not decoded; it names the scheme and the place of its name.
     """
     source, _, options = parts_of(file)
+    if file.format == "gguf" and options.config is None:
+        return None, {}
     config, path = config_of(source, options.config, options.trust)
     settings = _stated(config, path)
     if settings is None and options.config is None and source.absolute is not None:

@@ -36,11 +36,12 @@ _IN_MODULE = (
     *("weight_scale_2", "weight_global_scale", "weight_absmax", "absmax", "SCB", "q_scale", "qscales", "w_scale"),
     *("wscale", "wscales", "qscale_weight", "per_channel_scale", "deq_scale"),
     *("weights_scaling_factor", "weights_block_scaling_factor", "meta.scale", "meta.scale_q"),
+    "weight_quantizer._scale",
 )
 _BEHIND = (
     *("_scale", "_scales", "_scale_inv", "_scale_2", "_weight_scale", "_weight_scale_inv", "_global_scale", "_absmax"),
     *(".scale", ".scales", "._scale", ".weight_scale", ".weight_scales", ".weight_scale_inv", ".absmax", ".SCB"),
-    *(".wscale", ":scale", "._scale_inv"),
+    *(".wscale", ":scale", "._scale_inv", "_weight_quantizer._scale"),
 )
 # Endings of names of codes, which an ending of `_BEHIND` may replace.
 _ENDINGS = r"(?:[._:]{0,2}(?:blocks|packed|quantized|codes|qdata|data|int8|qweight)|_q|_Q[248]|_Bnb4){1,2}$"
